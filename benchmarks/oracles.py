@@ -1,0 +1,167 @@
+"""Time of each set's oracle against its projection, as ratios measured in one run.
+
+    python benchmarks/oracles.py                    print the table
+    python benchmarks/oracles.py --write            and put it into docs/oracles.md
+    python benchmarks/oracles.py --crossover    where Lanczos overtakes the dense decomposition
+
+Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared. Float32 input,
+a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import fedfw
+from fedfw.linalg import singular
+from fedfw.sets.base import ConstraintSet, Shape
+
+TOL = 1e-3
+SLOW = 20.0  # seconds: a projection slower than this is timed once
+
+
+def interleaved(*sides: Callable[[], object], repeats: int = 7) -> list[float]:
+    """Median seconds of each side."""
+    times: list[list[float]] = [[] for _ in sides]
+    for _ in range(repeats + 1):
+        for side, kept in zip(sides, times, strict=True):
+            start = time.perf_counter()
+            side()
+            kept.append(time.perf_counter() - start)
+        if sum(map(sum, times)) > SLOW:
+            break
+    return [median(kept[1:] or kept) for kept in times]  # the first round warms up
+
+
+def cases() -> list[tuple[str, ConstraintSet, Shape]]:
+    found: list[tuple[str, ConstraintSet, Shape]] = []
+    for p in (10**4, 10**6):
+        k = p // 100
+        vectors: list[ConstraintSet] = [
+            fedfw.L1Ball(10.0),
+            fedfw.L2Ball(10.0),
+            fedfw.LinfBall(0.1),
+            fedfw.Box(-0.1, 0.2),
+            fedfw.KSparse(k, 0.5),
+            fedfw.KSupport(k, 10.0),
+            fedfw.GroupBall(10.0, torch.arange(p) // 10),
+            fedfw.Simplex(10.0),
+            fedfw.CappedSimplex(10.0),
+            fedfw.Hypersimplex(k),
+        ]
+        found += [(f"p = {p:,}", D, (p,)) for D in vectors]
+    found.append(
+        ("p = 10,000", fedfw.Hull(torch.randn(50, 10**4, generator=torch.Generator().manual_seed(1))), (10**4,))
+    )
+    found.append(("p = 100", fedfw.SETS["polytope"].example((100,)), (100,)))
+    for m in (100, 500, 1000):
+        matrices: list[ConstraintSet] = [
+            fedfw.NuclearBall(10.0),
+            fedfw.SpectralBall(1.0),
+            fedfw.PartialIsometry(5, 1.0),
+            fedfw.Spectrahedron(10.0),
+        ]
+        if m == 100:
+            matrices.append(fedfw.Birkhoff())
+        found += [(f"{m} x {m}", D, (m, m)) for D in matrices]
+    return found
+
+
+def name_of(D: ConstraintSet) -> str:
+    return "GroupBall, groups of 10" if isinstance(D, fedfw.GroupBall) else repr(D)
+
+
+def table() -> list[str]:
+    lines = ["| size | set | oracle ms | projection ms | projection / oracle |", "|---|---|---:|---:|---:|"]
+    for size, D, shape in cases():
+        g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        print(f"  {size}: {name_of(D)}", file=sys.stderr, flush=True)
+        oracle, projection = interleaved(lambda D=D, g=g: D.lmo(g, tol=TOL), lambda D=D, g=g: D.project(g))
+        ratio = projection / oracle
+        lines.append(f"| {size} | {name_of(D)} | {oracle * 1e3:.3g} | {projection * 1e3:.3g} | {ratio:.1f} |")
+    return lines
+
+
+def claims() -> list[str]:
+    """The figures the project promises, each from its own interleaved run."""
+    vector = torch.randn(10**6, generator=torch.Generator().manual_seed(0))
+    l1 = fedfw.L1Ball(10.0)
+    oracle, projection, bare = interleaved(
+        lambda: l1.lmo(vector), lambda: l1.project(vector), lambda: vector.abs().argmax(), repeats=15
+    )
+    nuclear = fedfw.NuclearBall(10.0)
+    steps, errors, against_projection, against_svd = [], [], [], []
+    for seed in range(5):
+        matrix = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(seed))
+        pair = singular.top_singular(matrix[None], TOL)
+        steps.append(pair.steps)
+        errors.append(1 - float(pair.value[0] / torch.linalg.matrix_norm(matrix.double(), 2)))
+        lanczos, projection_, svd = interleaved(
+            lambda g=matrix: nuclear.lmo(g, tol=TOL),
+            lambda g=matrix: nuclear.project(g),
+            lambda g=matrix: torch.linalg.svd(g, full_matrices=False),
+        )
+        against_projection.append(projection_ / lanczos)
+        against_svd.append(svd / lanczos)
+    return [
+        f"- l1, p = 1,000,000: projection / oracle = {projection / oracle:.1f}; "
+        f"oracle / bare `abs().argmax()` = {oracle / bare:.2f}.",
+        f"- nuclear, 1000 x 1000 Gaussian, tolerance {TOL:g}, median of 5 matrices: {median(steps)} Golub-Kahan steps, "
+        f"relative error {median(errors):.0e} (largest {max(errors):.0e}); projection / oracle = "
+        f"{median(against_projection):.0f}, a bare float32 SVD / oracle = {median(against_svd):.0f}.",
+    ]
+
+
+def crossover() -> None:
+    print("matrices  side   dense ms   Lanczos ms   (tolerance 1e-6)")
+    kept = singular.DENSE_UP_TO
+    for count in (1, 10, 100):
+        for side in (8, 16, 24, 32, 48, 64, 96, 128):
+            g = torch.randn(count, side, side, generator=torch.Generator().manual_seed(0))
+            singular.DENSE_UP_TO = 0
+            (lanczos,) = interleaved(lambda g=g: singular.top_singular(g, 1e-6))
+            singular.DENSE_UP_TO = 10**9
+            (dense,) = interleaved(lambda g=g: singular.top_singular(g, 1e-6))
+            print(f"{count:8d} {side:5d} {dense * 1e3:10.2f} {lanczos * 1e3:12.2f}")
+    singular.DENSE_UP_TO = kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write docs/oracles.md")
+    parser.add_argument(
+        "--crossover", action="store_true", help="compare the dense decomposition and Lanczos by size instead"
+    )
+    options = parser.parse_args()
+    if options.crossover:
+        crossover()
+        return
+    text = "\n".join(
+        [
+            "# Oracle against projection",
+            "",
+            "Made by `python benchmarks/oracles.py --write`; how it measures stands at the top of that file.",
+            f"One run on {torch.get_num_threads()} threads of a {platform.machine()} machine, "
+            f"torch {torch.__version__}, {time.strftime('%Y-%m-%d')}. Timings are noisy: read the ratios.",
+            "",
+            *claims(),
+            "",
+            *table(),
+            "",
+        ]
+    )
+    print(text)
+    if options.write:
+        (Path(__file__).parent.parent / "docs" / "oracles.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

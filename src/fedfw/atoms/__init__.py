@@ -1,0 +1,25 @@
+"""Atoms: compact points of a constraint set, and their bytes."""
+
+from fedfw.atoms.base import Atom, ReadAtom
+from fedfw.atoms.composite import Rearranged, TupleAtom
+from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
+from fedfw.atoms.low_rank import LowRank
+from fedfw.atoms.sparse import GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
+
+__all__ = [
+    "Atom",
+    "Dense",
+    "DenseAtom",
+    "GroupVector",
+    "LowRank",
+    "Permutation",
+    "ReadAtom",
+    "Rearranged",
+    "SignVector",
+    "SparseAtom",
+    "SparseSigns",
+    "SparseValues",
+    "TupleAtom",
+    "Vertex",
+    "Zero",
+]

@@ -1,0 +1,77 @@
+"""Atoms of matrix sets: a few pairs of vectors instead of a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedfw.atoms.base import Atom
+from fedfw.atoms.bits import Reader
+from fedfw.atoms.floats import floats_to_bytes, read_floats
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LowRank(Atom):
+    """``scale * u v'`` with u (rows, k) and v (columns, k).
+
+    When ``symmetric``, v is u, k is 1, only u travels, and both ends divide by ||u||^2, so that rounding cannot
+    change the trace.
+    """
+
+    tag: ClassVar[int] = 8
+    stacked: ClassVar[tuple[str, ...]] = ("u", "v")
+
+    u: Tensor  # (n, rows, k) in the atom's precision
+    v: Tensor  # (n, columns, k) in the atom's precision
+    scale: float
+    symmetric: bool = False
+
+    @classmethod
+    def read(
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        rows: int,
+        columns: int,
+        k: int,
+        scale: float,
+        symmetric: bool = False,
+    ) -> Self:
+        u = read_floats(reader, (1, rows, k), precision)
+        v = u if symmetric else read_floats(reader, (1, columns, k), precision)
+        return cls(shape=shape, precision=precision, u=u, v=v, scale=scale, symmetric=symmetric)
+
+    @property
+    def kind(self) -> str:
+        return f"rank {self.u.shape[2]}"
+
+    def _scaled_u(self, dtype: torch.dtype) -> Tensor:
+        u = self.u.double() * self.scale
+        if self.symmetric:
+            u = u / self.u.double().square().sum((1, 2), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        return u.to(dtype)
+
+    def _dense(self, dtype: torch.dtype) -> Tensor:
+        return (self._scaled_u(dtype) @ self.v.to(dtype).mT).flatten(1)
+
+    def _dot(self, g: Tensor) -> Tensor:
+        rows, columns = self.u.shape[1], self.v.shape[1]
+        products = (g.view(-1, rows, columns) @ self.v.to(g.dtype)).double() * self._scaled_u(torch.float64)
+        return products.sum((1, 2))
+
+    def _add(self, x: Tensor, weight: Tensor) -> None:
+        rows, columns = self.u.shape[1], self.v.shape[1]
+        u = self._scaled_u(x.dtype) * weight[:, :, None]
+        x.view(-1, rows, columns).baddbmm_(u, self.v.to(x.dtype).mT)
+
+    def _payload(self) -> bytes:
+        return floats_to_bytes(self.u) + (b"" if self.symmetric else floats_to_bytes(self.v))
+
+    def _payload_nbytes(self) -> int:
+        numbers = self.u.numel() + (0 if self.symmetric else self.v.numel())
+        return numbers * self.u.element_size()

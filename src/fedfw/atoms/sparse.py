@@ -1,0 +1,254 @@
+"""Atoms with few non-zeros: they cost their non-zeros, in memory, time and bytes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedfw.atoms.base import Atom
+from fedfw.atoms.bits import (
+    Bits,
+    Indices,
+    Reader,
+    byte_width,
+    index_set_nbytes,
+    permutation_nbytes,
+    read_index_set,
+    read_integer,
+    read_permutation,
+    write_index_set,
+    write_integer,
+    write_permutation,
+)
+from fedfw.atoms.floats import floats_to_bytes, read_floats
+
+_NO_BITS: Bits = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SparseAtom(Atom):
+    """An atom known by its non-zero entries."""
+
+    @abstractmethod
+    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        """Flat indices (n, k) and values (n, k)."""
+
+    def _dense(self, dtype: torch.dtype) -> Tensor:
+        indices, values = self.entries(dtype)
+        return values.new_zeros(len(indices), prod(self.shape)).scatter_add_(1, indices, values)
+
+    def _dot(self, g: Tensor) -> Tensor:
+        indices, values = self.entries()
+        return (g.gather(1, indices).double() * values).sum(1)
+
+    def _add(self, x: Tensor, weight: Tensor) -> None:
+        indices, values = self.entries(x.dtype)
+        x.scatter_add_(1, indices, weight * values)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Zero(SparseAtom):
+    """The origin: a frame and nothing else."""
+
+    tag: ClassVar[int] = 0
+    stacked: ClassVar[tuple[str, ...]] = ("nothing",)
+
+    nothing: Tensor  # (n, 0) int64
+
+    @classmethod
+    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...]) -> Self:
+        return cls(shape=shape, precision=precision, nothing=torch.empty(1, 0, dtype=torch.int64))
+
+    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        return self.nothing, self.nothing.to(dtype)
+
+    def _payload(self) -> bytes:
+        return b""
+
+    def _payload_nbytes(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SparseSigns(SparseAtom):
+    """``scale`` times k signed unit vectors; with k = 1 a signed one-hot.
+
+    A row whose signs are zero is the origin and is encoded as `Zero`.
+    """
+
+    tag: ClassVar[int] = 1
+    stacked: ClassVar[tuple[str, ...]] = ("indices", "signs")
+
+    indices: Tensor  # (n, k) int64, ascending
+    signs: Tensor  # (n, k) int8
+    scale: float
+    signed: bool = True
+
+    @classmethod
+    def read(
+        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float, signed: bool
+    ) -> Self:
+        indices, bits = read_index_set(reader, prod(shape), k, k if signed else 0)
+        signs = 2 * bits.astype(np.int8) - 1 if signed else np.ones(k, np.int8)
+        return cls(
+            shape=shape, precision=precision, indices=_row(indices), signs=_row(signs), scale=scale, signed=signed
+        )
+
+    @property
+    def kind(self) -> str:
+        k = self.indices.shape[1]
+        return "one-hot" if k == 1 else f"{k} signs" if self.signed else f"{k} ones"
+
+    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        return self.indices, self.signs.to(dtype) * self.scale
+
+    def _frame(self) -> bytes:
+        return Zero._frame(self._origin()) if self._is_zero() else super()._frame()
+
+    def _payload(self) -> bytes:
+        if self._is_zero():
+            return b""
+        bits = (self.signs[0] > 0).cpu().numpy().astype(np.uint8) if self.signed else _NO_BITS
+        return write_index_set(_array(self.indices), prod(self.shape), bits)
+
+    def _payload_nbytes(self) -> int:
+        indices = self.indices
+        if not self.signed:  # only sets without signs have the origin among their vertices
+            indices = indices[self.signs[:, 0] != 0]
+        signs = indices.shape[1] if self.signed else 0
+        return index_set_nbytes(indices.cpu().numpy(), prod(self.shape), signs)
+
+    def _is_zero(self) -> bool:
+        return not self.signed and not self.signs.any()
+
+    def _origin(self) -> Zero:
+        return Zero(shape=self.shape, precision=self.precision, nothing=self.indices[:, :0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SparseValues(SparseAtom):
+    """``scale`` times k values at k places; a value travels in the atom's precision."""
+
+    tag: ClassVar[int] = 2
+    stacked: ClassVar[tuple[str, ...]] = ("indices", "values")
+
+    indices: Tensor  # (n, k) int64, ascending
+    values: Tensor  # (n, k) in the atom's precision
+    scale: float
+
+    @classmethod
+    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float) -> Self:
+        indices, _ = read_index_set(reader, prod(shape), k, 0)
+        values = read_floats(reader, (1, k), precision)
+        return cls(shape=shape, precision=precision, indices=_row(indices), values=values, scale=scale)
+
+    @property
+    def kind(self) -> str:
+        return f"{self.indices.shape[1]} values"
+
+    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        return self.indices, self.values.to(dtype) * self.scale
+
+    def _payload(self) -> bytes:
+        return write_index_set(_array(self.indices), prod(self.shape), _NO_BITS) + floats_to_bytes(self.values)
+
+    def _payload_nbytes(self) -> int:
+        places = index_set_nbytes(self.indices.cpu().numpy(), prod(self.shape), 0)
+        return places + self.values.numel() * self.values.element_size()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupVector(SparseAtom):
+    """``scale`` times the values of one group of coordinates."""
+
+    tag: ClassVar[int] = 3
+    stacked: ClassVar[tuple[str, ...]] = ("group", "values")
+
+    group: Tensor  # (n,) int64
+    values: Tensor  # (n, largest group) in the atom's precision, zero beyond the group's size
+    members: Tensor  # (groups, largest group) int64: each group's flat indices, then padding
+    sizes: Tensor  # (groups,) int64
+    scale: float
+
+    @classmethod
+    def read(
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        members: Tensor,
+        sizes: Tensor,
+        scale: float,
+    ) -> Self:
+        group = read_integer(reader, len(sizes))
+        size = int(sizes[group])
+        values = torch.zeros(1, members.shape[1], dtype=precision)
+        values[:, :size] = read_floats(reader, (1, size), precision)
+        place = torch.tensor([group])
+        return cls(
+            shape=shape, precision=precision, group=place, values=values, members=members, sizes=sizes, scale=scale
+        )
+
+    @property
+    def kind(self) -> str:
+        return "group"
+
+    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        return self.members[self.group], self.values.to(dtype) * self.scale
+
+    def _payload(self) -> bytes:
+        group = int(self.group[0])
+        values = self.values[:, : int(self.sizes[group])]
+        return write_integer(group, len(self.sizes)) + floats_to_bytes(values)
+
+    def _payload_nbytes(self) -> int:
+        values = int(self.sizes[self.group].sum()) * self.values.element_size()
+        return len(self) * byte_width(len(self.sizes)) + values
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Permutation(SparseAtom):
+    """A permutation matrix: row i has its one in column ``columns[i]``."""
+
+    tag: ClassVar[int] = 4
+    stacked: ClassVar[tuple[str, ...]] = ("columns",)
+
+    columns: Tensor  # (n, m) int64
+
+    @classmethod
+    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...]) -> Self:
+        return cls(shape=shape, precision=precision, columns=_row(read_permutation(reader, shape[0])))
+
+    @property
+    def kind(self) -> str:
+        return "permutation"
+
+    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        size = self.columns.shape[1]
+        indices = torch.arange(size, device=self.columns.device) * size + self.columns
+        return indices, torch.ones_like(indices, dtype=dtype)
+
+    def _payload(self) -> bytes:
+        return write_permutation(_array(self.columns))
+
+    def _payload_nbytes(self) -> int:
+        return len(self) * permutation_nbytes(self.columns.shape[1])
+
+
+def _array(row: Tensor) -> Indices:
+    """The one row of a (1, k) index tensor."""
+    array: Indices = row[0].cpu().numpy()
+    return array
+
+
+def _row(array: npt.NDArray[Any]) -> Tensor:
+    """(k,) -> (1, k)."""
+    return torch.from_numpy(array)[None]

@@ -1,0 +1,86 @@
+"""The table that ``fedfw sets`` prints: one row a set, measured on a random direction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedfw.sets.base import ConstraintSet, Shape, parameters_of
+from fedfw.sets.registry import SETS
+
+
+def describe_sets(shape: Shape) -> list[dict[str, Any]]:
+    """For every set: what it is, its flags and, where an example fits ``shape``, the atom and its real bytes."""
+    return [_describe(name, shape) for name in SETS]
+
+
+def _describe(name: str, shape: Shape) -> dict[str, Any]:
+    cls = SETS[name].cls
+    row: dict[str, Any] = {
+        "name": name,
+        "class": cls.__name__,
+        "parameters": list(parameters_of(cls)),
+        "definition": cls.summary,
+        "oracle": cls.oracle_cost,
+        "projection": cls.projection_cost,
+        "polytope": cls.is_polytope,
+        "strongly_convex": cls.strongly_convex,
+        "example": None,
+        "atom": None,
+        "bytes": None,
+        "diameter": None,
+        "note": "",
+    }
+    try:
+        example = SETS[name].example(shape)
+        return row | _measure(example, shape)
+    except ValueError as error:
+        return row | {"note": str(error)}
+
+
+def _measure(example: ConstraintSet, shape: Shape) -> dict[str, Any]:
+    atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    return {
+        "example": repr(example),
+        "atom": atom.kind,
+        "bytes": len(atom.to_bytes()),
+        "diameter": example.diameter(shape),
+    }
+
+
+def format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
+    header = ("set", "definition", "oracle", "projection", "atom", "bytes", "flags")
+    table = [header]
+    notes = []
+    for row in rows:
+        flags = [flag for flag in ("polytope", "strongly_convex") if row[flag]]
+        table.append(
+            (
+                row["name"] + (":" + ",".join(row["parameters"]) if row["parameters"] else ""),
+                row["definition"],
+                row["oracle"],
+                row["projection"],
+                row["atom"] or "-",
+                "-" if row["bytes"] is None else f"{row['bytes']:,}",
+                " ".join(flags).replace("_", " "),
+            )
+        )
+        if row["note"]:
+            notes.append(f"  {row['name']}: {row['note']}")
+    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i == 5 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in table
+    ]
+    size = torch.Size(shape).numel()
+    title = (
+        f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "
+        f"dense float32: {4 * size:,} bytes). Costs are orders of operations."
+    )
+    footer = ["", "No example at this shape:", *notes] if notes else []
+    return "\n".join([title, "", *(line.rstrip() for line in lines), *footer])

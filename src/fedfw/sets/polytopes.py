@@ -1,0 +1,325 @@
+"""Polytopes given by a structure (doubly stochastic matrices), by vertices or by inequalities.
+
+SciPy answers: the Hungarian method, HiGHS and Lawson-Hanson non-negative least squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedfw.atoms import Atom, Dense, Permutation, ReadAtom, Vertex
+from fedfw.linalg.selection import first_argmax, row_norms
+from fedfw.sets.base import ConstraintSet, Request, Shape
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Birkhoff(ConstraintSet):
+    """Doubly stochastic matrices {X >= 0, rows and columns sum to 1}; atoms are permutation matrices."""
+
+    name: ClassVar[str] = "birkhoff"
+    summary: ClassVar[str] = "X >= 0, rows and columns sum to 1"
+    is_polytope: ClassVar[bool] = True
+    needs_matrix: ClassVar[bool] = True
+    oracle_cost: ClassVar[str] = "m^3"
+    projection_cost: ClassVar[str] = "m^3, 5-30 times"
+
+    def _check_shape(self, shape: Shape) -> None:
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise ValueError(f"Birkhoff needs a square matrix, got a parameter of shape {shape}")
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        from scipy.optimize import linear_sum_assignment
+
+        matrices = g.reshape(-1, *shape).double().cpu().numpy()
+        columns = np.stack([linear_sum_assignment(matrix)[1] for matrix in matrices])
+        return Permutation(
+            shape=shape, batched=True, precision=request.precision, columns=torch.from_numpy(columns).to(g.device)
+        )
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        matrices = x.reshape(-1, *shape)
+        sums = torch.cat([matrices.sum(1), matrices.sum(2)], 1)
+        return torch.maximum((sums - 1).abs().amax(1), -x.amin(1))
+
+    def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
+        if not isinstance(atom, Permutation) or atom.columns.shape != (1, shape[0]):
+            return False
+        return sorted(atom.columns[0].tolist()) == list(range(shape[0]))
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        rows = [_project_doubly_stochastic(matrix) for matrix in x.reshape(-1, *shape).cpu().numpy()]
+        return torch.from_numpy(np.stack(rows)).to(x.device).flatten(1)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        return {Permutation: partial(Permutation.read, shape=shape)}
+
+    def diameter(self, shape: Shape) -> float:
+        return math.sqrt(2 * shape[0]) if shape[0] > 1 else 0.0
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        return {"l1": float(shape[0]), "linf": 1.0, "spectral": 1.0, "l2": math.sqrt(shape[0])}
+
+
+def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 200) -> Array:
+    """Semismooth Newton on the dual (Li, Sun & Toh, 2020).
+
+    X = max(target + a 1' + 1 b', 0), where the row and column multipliers a, b maximise a concave piecewise
+    quadratic: its gradient is what the sums lack, its Hessian counts the positive entries.
+    """
+    m = len(target)
+    dual = np.zeros(2 * m)
+
+    def primal(dual: Array) -> Array:
+        return np.maximum(target + dual[:m, None] + dual[None, m:], 0)
+
+    def value(dual: Array) -> float:
+        return float(0.5 * np.square(primal(dual)).sum() - dual.sum())
+
+    for _ in range(steps):
+        x = primal(dual)
+        gradient = np.concatenate([x.sum(1), x.sum(0)]) - 1
+        if np.abs(gradient).max() <= tol:
+            break
+        positive = (x > 0).astype(float)
+        hessian = np.block([[np.diag(positive.sum(1)), positive], [positive.T, np.diag(positive.sum(0))]]) + np.eye(
+            2 * m
+        ) * min(1e-6, np.abs(gradient).max())
+        step = -np.linalg.solve(hessian, gradient)
+        length, here, slope = 1.0, value(dual), float(gradient @ step)
+        while value(dual + length * step) > here + 1e-4 * length * slope and length > 1e-10:
+            length /= 2
+        dual = dual + length * step
+    return primal(dual)
+
+
+@dataclass(frozen=True, eq=False)
+class Hull(ConstraintSet):
+    """The convex hull of given points; an atom is the number of one of them.
+
+    ``vertices`` is (count, *shape).
+    """
+
+    name: ClassVar[str] = "hull"
+    summary: ClassVar[str] = "convex hull of given points"
+    is_polytope: ClassVar[bool] = True
+    oracle_cost: ClassVar[str] = "p x vertices"
+    projection_cost: ClassVar[str] = "non-negative least squares"
+
+    vertices: Tensor
+
+    def __post_init__(self) -> None:
+        vertices = torch.as_tensor(self.vertices).detach().double()
+        if vertices.ndim < 2 or vertices.numel() == 0 or not bool(vertices.isfinite().all()):
+            raise ValueError(f"Hull: expected finite points (count, *shape), got shape {tuple(vertices.shape)}")
+        object.__setattr__(self, "vertices", vertices.flatten(1).cpu())
+
+    def __repr__(self) -> str:
+        return f"Hull({len(self.vertices)} points)"
+
+    def _check_shape(self, shape: Shape) -> None:
+        if prod(shape) != self.vertices.shape[1]:
+            raise ValueError(f"Hull of points with {self.vertices.shape[1]} entries, got a parameter of shape {shape}")
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        vertices = self.vertices.to(g.device)
+        index = first_argmax(-(g.double() @ vertices.T))
+        return Vertex(shape=shape, batched=True, precision=request.precision, index=index, vertices=vertices)
+
+    @cached_property
+    def _size(self) -> float:
+        return float(self.vertices.abs().max()) or 1.0
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        return row_norms(x - self._project(x, shape)) / self._size
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        """The point of least norm of the hull of v_i - x.
+
+        min over c >= 0 of |sum c_i (v_i - x)|^2 + (sum c_i - 1)^2 has the weights of that point, up to scale.
+        """
+        from scipy.optimize import nnls
+
+        vertices = self.vertices.numpy()
+        rows = []
+        for point in x.cpu().numpy():
+            shifted = (vertices - point).T / self._size
+            weights, _ = nnls(np.vstack([shifted, np.ones(len(vertices))]), np.append(np.zeros(len(point)), 1.0))
+            rows.append((weights / weights.sum()) @ vertices)
+        return torch.from_numpy(np.stack(rows)).to(x.device)
+
+    def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
+        if not isinstance(atom, Vertex) or not 0 <= int(atom.index[0]) < len(self.vertices):
+            return False
+        return atom.vertices is self.vertices or torch.equal(atom.vertices.cpu(), self.vertices)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        return {Vertex: partial(Vertex.read, shape=shape, vertices=self.vertices)}
+
+    def diameter(self, shape: Shape) -> float:
+        return float(torch.cdist(self.vertices, self.vertices, compute_mode="donot_use_mm_for_euclid_dist").max())
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        magnitudes = self.vertices.abs()
+        norms = {"l1": magnitudes.sum(1), "l2": self.vertices.norm(dim=1), "linf": magnitudes.amax(1)}
+        if len(shape) > 1:
+            sigma = torch.linalg.svdvals(self.vertices.reshape(len(self.vertices), shape[0], -1))
+            norms |= {"spectral": sigma[:, 0], "nuclear": sigma.sum(1)}
+        return {name: float(values.max()) for name, values in norms.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Polytope(ConstraintSet):
+    """{x: A x <= b}, bounded and not empty; atoms are vertices found by HiGHS.
+
+    Its `diameter` is that of the smallest box around it, an upper bound.
+    """
+
+    name: ClassVar[str] = "polytope"
+    summary: ClassVar[str] = "A x <= b"
+    is_polytope: ClassVar[bool] = True
+    oracle_cost: ClassVar[str] = "a linear program"
+    projection_cost: ClassVar[str] = "non-negative least squares"
+    diameter_is_exact: ClassVar[bool] = False
+
+    A: Tensor
+    b: Tensor
+
+    def __post_init__(self) -> None:
+        A, b = (torch.as_tensor(value).detach().double().cpu() for value in (self.A, self.b))
+        if A.ndim != 2 or b.shape != A.shape[:1] or A.numel() == 0:
+            raise ValueError(
+                f"Polytope: A of shape {tuple(A.shape)} and b of shape {tuple(b.shape)}, expected (m, p) and (m,)"
+            )
+        if not bool(A.isfinite().all() & b.isfinite().all()):
+            raise ValueError("Polytope: A and b must be finite")
+        object.__setattr__(self, "A", A)
+        object.__setattr__(self, "b", b)
+        _refuse_unbounded(A.numpy())
+        self._center  # noqa: B018  an empty polytope has none and is refused here
+
+    def __repr__(self) -> str:
+        return f"Polytope({self.A.shape[0]} inequalities in {self.A.shape[1]} variables)"
+
+    def _check_shape(self, shape: Shape) -> None:
+        if prod(shape) != self.A.shape[1]:
+            raise ValueError(f"Polytope in {self.A.shape[1]} variables, got a parameter of shape {shape}")
+
+    @cached_property
+    def _center(self) -> Array:
+        """The centre of the largest ball inside."""
+        A, b = self.A.numpy(), self.b.numpy()
+        lengths = np.linalg.norm(A, axis=1, keepdims=True)
+        objective = np.append(np.zeros(A.shape[1]), -1.0)
+        bounds = [(None, None)] * A.shape[1] + [(0, None)]
+        return _solve_lp(objective, np.hstack([A, lengths]), b, bounds, "Polytope: {x: Ax <= b} is empty")[:-1]
+
+    @cached_property
+    def _box(self) -> tuple[Array, Array]:
+        """Lowest and highest value of each coordinate."""
+        unit = np.eye(self.A.shape[1])
+        low = np.array([self._vertex(direction) @ direction for direction in unit])
+        high = np.array([self._vertex(-direction) @ direction for direction in unit])
+        return low, high
+
+    def _vertex(self, direction: Array) -> Array:
+        return _solve_lp(direction, self.A.numpy(), self.b.numpy(), (None, None), f"{self!r}: no answer")
+
+    def _inside_rounded(self, vertex: Array, precision: torch.dtype) -> Tensor:
+        """The vertex in ``precision``, moved towards the centre as little as keeps it inside."""
+        A, b = self.A, self.b
+        exact, center = torch.from_numpy(vertex), torch.from_numpy(self._center)
+        for move in [0.0, *(2.0**-power for power in range(50, 0, -1))]:
+            rounded = (exact + move * (center - exact)).to(precision)
+            if bool((A @ rounded.double() <= b).all()):
+                return rounded
+        return exact.to(precision)  # no interior: as near as the precision allows
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        rows, bound = [], []
+        for direction in g.double().cpu().numpy():
+            size = np.abs(direction).max() or 1.0
+            vertex = self._vertex(direction / size)  # HiGHS has absolute tolerances
+            rows.append(self._inside_rounded(vertex, request.precision))
+            bound.append(float(vertex @ direction))
+        return Dense(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=torch.tensor(bound, dtype=torch.float64, device=g.device),
+            values=torch.stack(rows).to(g.device),
+        )
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        A, b = self.A.to(x.device), self.b.to(x.device)
+        lengths = row_norms(A).clamp(min=1e-300)
+        return ((x @ A.T - b) / (lengths + b.abs())).amax(1)
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one NNLS."""
+        from scipy.optimize import nnls
+
+        A, b = self.A.numpy(), self.b.numpy()
+        rows = []
+        for point in x.cpu().numpy():
+            excess = A @ point - b
+            if (excess <= 0).all():
+                rows.append(point)
+                continue
+            scale = np.abs(excess).max()
+            system = np.vstack([-A.T, excess[None] / scale])
+            target = np.append(np.zeros(A.shape[1]), 1.0)
+            weights, _ = nnls(system, target, maxiter=50 * len(b))
+            residual = system @ weights - target
+            rows.append(point - scale * residual[:-1] / residual[-1])
+        return torch.from_numpy(np.stack(rows)).to(x.device)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        return {Dense: partial(Dense.read, shape=shape, scale=1.0)}
+
+    def diameter(self, shape: Shape) -> float:
+        low, high = self._box
+        return float(np.linalg.norm(high - low))
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        low, high = self._box
+        largest = np.maximum(np.abs(low), np.abs(high))
+        return {"l1": float(largest.sum()), "l2": float(np.linalg.norm(largest)), "linf": float(largest.max())}
+
+
+def _refuse_unbounded(A: Array) -> None:
+    """{Ax <= b} has no direction to infinity iff A has full column rank and A'c = 0 for some c >= 1 (Stiemke)."""
+    message = "Polytope: {x: Ax <= b} is unbounded"
+    if np.linalg.matrix_rank(A) < A.shape[1]:
+        raise ValueError(message)
+    _solve_lp(np.zeros(len(A)), None, None, (1, None), message, equal=(A.T, np.zeros(A.shape[1])))
+
+
+def _solve_lp(
+    objective: Array,
+    A: Array | None,
+    b: Array | None,
+    bounds: object,
+    failure: str,
+    equal: tuple[Array, Array] | tuple[None, None] = (None, None),
+) -> Array:
+    from scipy.optimize import linprog
+
+    result = linprog(
+        objective, A_ub=A, b_ub=b, A_eq=equal[0], b_eq=equal[1], bounds=bounds, method="highs-ds",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )  # fmt: skip
+    if result.status != 0:
+        raise ValueError(failure)
+    return np.asarray(result.x, dtype=np.float64)

@@ -1,0 +1,274 @@
+"""Sets whose atoms have k non-zeros, or one group of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedfw.atoms import Atom, GroupVector, ReadAtom, SparseSigns, SparseValues
+from fedfw.atoms.floats import round_inside
+from fedfw.linalg.selection import first_argmax, first_top_k, row_norms, unit_rows
+from fedfw.linalg.water import shrink_magnitudes
+from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
+
+
+@dataclass(frozen=True)
+class KSparse(ConstraintSet):
+    """{x: sum |x_j| <= k r, max |x_j| <= r}; atoms have k entries +-r.
+
+    Where the parameter has fewer than k entries this is the linf ball.
+    """
+
+    name: ClassVar[str] = "ksparse"
+    summary: ClassVar[str] = "sum |x_j| <= k r and max |x_j| <= r"
+    is_polytope: ClassVar[bool] = True
+    oracle_cost: ClassVar[str] = "p"
+    projection_cost: ClassVar[str] = "p log p"
+
+    k: int
+    r: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive_integer(self, k=self.k)
+        positive(self, r=self.r)
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
+        signs = torch.where(g.gather(1, indices) > 0, -1, 1).to(torch.int8)
+        return SparseSigns(
+            shape=shape, batched=True, precision=request.precision, indices=indices, signs=signs, scale=self.r
+        )
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        a = x.abs()
+        return torch.maximum(a.sum(1) / (self.k * self.r), a.amax(1) / self.r) - 1
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return shrink_magnitudes(x.abs(), self.k * self.r, cap=self.r).copysign(x)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        k = min(self.k, prod(shape))
+        return {SparseSigns: partial(SparseSigns.read, shape=shape, k=k, scale=self.r, signed=True)}
+
+    def diameter(self, shape: Shape) -> float:
+        return 2 * self.r * math.sqrt(min(self.k, prod(shape)))
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        return {"l1": self.r * min(self.k, prod(shape)), "linf": self.r}
+
+
+@dataclass(frozen=True)
+class KSupport(ConstraintSet):
+    """conv{x: at most k non-zeros, ||x||_2 <= r}, the ball of the k-support norm (Argyriou et al., 2012).
+
+    Where the parameter has at most k entries this is the l2 ball.
+    """
+
+    name: ClassVar[str] = "ksupport"
+    summary: ClassVar[str] = "hull of: at most k non-zeros, l2 <= r"
+    oracle_cost: ClassVar[str] = "p"
+    projection_cost: ClassVar[str] = "p log p, 60 times"
+
+    k: int
+    r: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive_integer(self, k=self.k)
+        positive(self, r=self.r)
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
+        kept = g.gather(1, indices)
+        return SparseValues(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * row_norms(kept),
+            indices=indices,
+            values=round_inside(-unit_rows(kept), request.precision),
+            scale=self.r,
+        )
+
+    def _norm(self, x: Tensor) -> Tensor:
+        """The k-support norm of each row.
+
+        Its square is the least of sum x_j^2 / theta_j over 0 < theta <= 1 with sum theta <= k: some of the largest
+        entries get theta = 1, the others share the j + 1 that are left in proportion to their size.
+        """
+        a = x.abs().sort(1, descending=True).values
+        n, p = a.shape
+        k = min(self.k, p)
+        zero = a.new_zeros(n, 1)
+        squares = torch.cat([zero, a.square().cumsum(1)], 1)
+        tails = torch.cat([a.flip(1).cumsum(1).flip(1), zero], 1)
+        whole = torch.arange(k - 1, -1, -1, device=a.device)  # how many have theta = 1
+        share = k - whole
+        tail = tails[:, whole]
+        feasible = a[:, whole] * share <= tail * (1 + 1e-12)
+        candidates = squares[:, whole] + tail.square() / share
+        return torch.where(feasible, candidates, math.inf).amin(1).sqrt()
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        return self._norm(x) / self.r - 1
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        """Minimise |w - x|^2 / 2 with the norm's square written as above (McDonald et al., 2016).
+
+        For a multiplier mu, w_j = x_j theta_j / (theta_j + mu) with theta_j = clip(alpha |x_j| - mu, 0, 1) and alpha
+        fixed by sum theta = k; the norm falls in mu, which bisection finds.
+        """
+        a = x.abs()
+        outside = self._norm(a) > self.r
+        if not outside.any():
+            return x
+        low = torch.zeros_like(a[:, :1])
+        high = row_norms(a)[:, None] / self.r  # the norm is at least l2, so this is enough
+        for _ in range(60):
+            mu = (low + high) / 2
+            too_large = self._norm(self._shrunk(a, mu))[:, None] > self.r
+            low, high = torch.where(too_large, mu, low), torch.where(too_large, high, mu)
+        return torch.where(outside[:, None], self._shrunk(a, high).copysign(x), x)
+
+    def _shrunk(self, a: Tensor, mu: Tensor) -> Tensor:
+        p = a.shape[1]
+        if self.k >= p:
+            return a / (1 + mu)
+        # sum_j clip(alpha a_j - mu, 0, 1) = k is piecewise linear and grows in alpha; its corners are known.
+        safe = a.clamp(min=1e-300)
+        corners = torch.cat([mu / safe, (1 + mu) / safe], 1)
+        slopes = torch.cat([a, -a], 1)
+        corners, order = corners.sort(1)
+        slope = slopes.gather(1, order).cumsum(1)
+        height = torch.cat([torch.zeros_like(mu), (slope[:, :-1] * corners.diff(dim=1)).cumsum(1)], 1)
+        height = torch.where(corners < 1e290, height, math.inf)
+        piece = ((height < self.k).sum(1, keepdim=True) - 1).clamp(min=0)
+        alpha = corners.gather(1, piece) + (self.k - height.gather(1, piece)) / slope.gather(1, piece).clamp(min=1e-300)
+        theta = (alpha * a - mu).clamp(0, 1)
+        return a * theta / (theta + mu)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        return {SparseValues: partial(SparseValues.read, shape=shape, k=min(self.k, prod(shape)), scale=self.r)}
+
+    def diameter(self, shape: Shape) -> float:
+        return 2 * self.r
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        return {"l1": self.r * math.sqrt(min(self.k, prod(shape))), "l2": self.r}
+
+
+@dataclass(frozen=True)
+class GroupBall(ConstraintSet):
+    """{x: sum over groups of ||x_group||_2 <= r}; an atom lives on one group.
+
+    ``groups`` is "rows" or "columns" of a matrix parameter, or a vector that says for each coordinate which group
+    (0, 1, ...) it belongs to.
+    """
+
+    name: ClassVar[str] = "group"
+    summary: ClassVar[str] = "sum over groups of their l2 norms <= r"
+    oracle_cost: ClassVar[str] = "p"
+    projection_cost: ClassVar[str] = "p"
+
+    r: float
+    groups: str | Tensor = "rows"
+
+    def __post_init__(self) -> None:
+        positive(self, r=self.r)
+        if isinstance(self.groups, str):
+            if self.groups not in ("rows", "columns"):
+                raise ValueError(f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index vector')
+            return
+        labels = torch.as_tensor(self.groups)
+        if labels.is_floating_point() or labels.ndim != 1 or labels.numel() == 0 or int(labels.min()) < 0:
+            raise ValueError(f"GroupBall: groups={self.groups}, expected a vector of group numbers from 0 up")
+        if int((labels.bincount() == 0).sum()):
+            raise ValueError(f"GroupBall: group numbers up to {int(labels.max())} with some left out")
+
+    def _check_shape(self, shape: Shape) -> None:
+        if isinstance(self.groups, str):
+            if len(shape) < 2:
+                raise ValueError(f"GroupBall of {self.groups} needs a matrix, got a parameter of shape {shape}")
+        elif len(self.groups) != prod(shape):
+            raise ValueError(f"GroupBall: {len(self.groups)} group numbers for a parameter of shape {shape}")
+
+    def _group_norms(self, x: Tensor, labels: Tensor) -> Tensor:
+        """(n, p) -> (n, groups), float64."""
+        squares = x.new_zeros(len(x), int(labels.max()) + 1, dtype=torch.float64)
+        return squares.index_add_(1, labels, x.double().square()).sqrt()
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        labels, members, sizes = (t.to(g.device) for t in _layout(self.groups, shape))
+        scale = g.abs().amax(1, keepdim=True).double()
+        norms = self._group_norms(torch.where(scale > 0, g / scale, 0.0), labels)
+        group = first_argmax(norms)
+        inside = torch.arange(members.shape[1], device=g.device) < sizes[group][:, None]
+        chosen = torch.where(inside, g.gather(1, members[group]), 0.0)
+        return GroupVector(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * norms.amax(1) * scale[:, 0],
+            group=group,
+            values=round_inside(-unit_rows(chosen), request.precision),
+            members=members,
+            sizes=sizes,
+            scale=self.r,
+        )
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        labels = _layout(self.groups, shape)[0].to(x.device)
+        return self._group_norms(x, labels).sum(1) / self.r - 1
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        labels = _layout(self.groups, shape)[0].to(x.device)
+        norms = self._group_norms(x, labels)
+        factors = torch.where(norms > 0, shrink_magnitudes(norms, self.r) / norms, 0.0)
+        return x * factors[:, labels]
+
+    def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
+        if not isinstance(atom, GroupVector) or not 0 <= int(atom.group[0]) < len(_layout(self.groups, shape)[2]):
+            return False
+        _, members, sizes = _layout(self.groups, shape)
+        if atom.members is not members and not torch.equal(atom.members.cpu(), members):
+            return False
+        values = atom.entries()[1]
+        if values[:, int(sizes[int(atom.group[0])]) :].any() or not bool(values.isfinite().all()):
+            return False
+        return float(values.norm()) <= self.r * (1 + tol)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        _, members, sizes = _layout(self.groups, shape)
+        return {GroupVector: partial(GroupVector.read, shape=shape, members=members, sizes=sizes, scale=self.r)}
+
+    def diameter(self, shape: Shape) -> float:
+        return 2 * self.r
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        largest = int(_layout(self.groups, shape)[2].max())
+        return {"l1": self.r * math.sqrt(largest), "l2": self.r}
+
+
+@lru_cache(maxsize=32)
+def _layout(groups: str | Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the groups are, worked out once for a parameter's shape.
+
+    Returns each coordinate's group (p,); each group's coordinates (groups, largest), padded with 0; the sizes.
+    """
+    place = torch.arange(prod(shape))
+    if isinstance(groups, str):
+        columns = prod(shape[1:])
+        labels = place // columns if groups == "rows" else place % columns
+    else:
+        labels = torch.as_tensor(groups).long().cpu()
+    sizes = labels.bincount()
+    inside = torch.arange(int(sizes.max())) < sizes[:, None]
+    members = torch.zeros(inside.shape, dtype=torch.int64)
+    members[inside] = labels.argsort(stable=True)
+    return labels, members, sizes

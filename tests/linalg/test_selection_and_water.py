@@ -1,0 +1,39 @@
+"""Ties go to the lowest index; the water level solves its equation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfw.linalg.selection import first_argmax, first_top_k
+from fedfw.linalg.water import water_level
+
+
+@pytest.mark.parametrize("p", [1, 5, 4096, 5000, 8192, 100_001])
+def test_first_argmax(p: int) -> None:
+    a = torch.randint(0, 3 if p < 100 else 1000, (7, p), generator=torch.Generator().manual_seed(p)).float()
+    expected = torch.stack([(row == row.max()).nonzero()[0, 0] for row in a])
+    assert torch.equal(first_argmax(a), expected)
+    assert torch.equal(first_argmax(torch.ones(2, p)), torch.zeros(2, dtype=torch.int64))
+
+
+@given(st.integers(1, 40), st.data())
+@settings(deadline=None)
+def test_first_top_k_is_the_stable_sort(p: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, p))
+    rows = data.draw(st.lists(st.lists(st.integers(0, 4), min_size=p, max_size=p), min_size=1, max_size=3))
+    a = torch.tensor(rows).float()
+    expected = a.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
+    assert torch.equal(first_top_k(a, k), expected)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0.01, 5), st.floats(0.001, 0.999))
+def test_water_level_solves_its_equation(values: list[float], cap: float, share: float) -> None:
+    v = torch.tensor([values], dtype=torch.float64)
+    total = share * cap * len(values)
+    theta = water_level(v, total, cap)
+    assert float((v - theta).clamp(0, cap).sum()) == pytest.approx(total, rel=1e-9, abs=1e-9)
+    theta = water_level(v, total)
+    assert float((v - theta).clamp(min=0).sum()) == pytest.approx(total, rel=1e-9, abs=1e-9)

@@ -1,0 +1,204 @@
+"""check_constraint on every set, each against an answer found by other means."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import Tensor
+
+import fedfw
+from fedfw.sets.base import ConstraintSet, Shape
+from fedfw.testing import check_constraint
+
+
+def lp(A: np.ndarray, b: np.ndarray, equal: tuple[np.ndarray, np.ndarray] | None = None) -> Callable[[Tensor], float]:
+    """min <g, x> over {Ax <= b, equal[0] x = equal[1]} by HiGHS' interior point method."""
+
+    def least(g: Tensor) -> float:
+        equality = {} if equal is None else {"A_eq": equal[0], "b_eq": equal[1]}
+        answer = linprog(g.flatten().numpy(), A_ub=A, b_ub=b, bounds=(None, None), method="highs-ipm", **equality)
+        assert answer.status == 0
+        return float(answer.fun)
+
+    return least
+
+
+def split_lp(upper: float, total: float) -> Callable[[Tensor], float]:
+    """min <g, x> over {sum |x| <= total, |x| <= upper} with x = u - v, u and v >= 0."""
+
+    def least(g: Tensor) -> float:
+        c = g.flatten().numpy()
+        answer = linprog(
+            np.concatenate([c, -c]), A_ub=np.ones((1, 2 * len(c))), b_ub=[total], bounds=(0, upper), method="highs"
+        )
+        return float(answer.fun)
+
+    return least
+
+
+def positive_lp(p: int, total: float, upper: float | None, equality: bool) -> Callable[[Tensor], float]:
+    rows, bounds = np.ones((1, p)), (0, upper)
+
+    def least(g: Tensor) -> float:
+        kind = {"A_eq": rows, "b_eq": [total]} if equality else {"A_ub": rows, "b_ub": [total]}
+        return float(linprog(g.flatten().numpy(), bounds=bounds, method="highs", **kind).fun)
+
+    return least
+
+
+def by_enumeration(vertices: list[Tensor]) -> Callable[[Tensor], float]:
+    return lambda g: min(float((g * v).sum()) for v in vertices)
+
+
+def best_support(k: int, r: float) -> Callable[[Tensor], float]:
+    """Try every set of k coordinates."""
+
+    def least(g: Tensor) -> float:
+        flat = g.flatten()
+        return -r * max(float(flat[list(c)].norm()) for c in itertools.combinations(range(len(flat)), k))
+
+    return least
+
+
+def by_groups(r: float, axis: int) -> Callable[[Tensor], float]:
+    return lambda g: -r * float(g.norm(dim=axis).max())
+
+
+def by_sigma(r: float, k: int) -> Callable[[Tensor], float]:
+    return lambda g: -r * float(np.linalg.svd(g.flatten(1).numpy(), compute_uv=False)[:k].sum())
+
+
+@dataclass
+class Case:
+    """A set, a small shape, an independent answer, and the set with its radius scaled."""
+
+    set: ConstraintSet
+    shape: Shape
+    reference: Callable[[Tensor], float]
+    scaled: Callable[[float], ConstraintSet] | None = None
+
+
+PERMUTATIONS = [torch.eye(4, dtype=torch.float64)[list(q)] for q in itertools.permutations(range(4))]
+POINTS = torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+GROUPS = torch.tensor([0, 1, 1, 2, 2, 2, 0, 3])
+RANDOM_A = torch.randn(14, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+CUT_A = torch.cat([RANDOM_A, torch.eye(5).double(), -torch.eye(5).double()])
+CUT_B = torch.cat([torch.ones(14), torch.full((10,), 2.0)]).double()
+BOX_LO, BOX_HI = torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([1.0, 3.0, 2.5])
+
+CASES = {
+    "l1": Case(fedfw.L1Ball(2.5), (3, 4), split_lp(np.inf, 2.5), lambda c: fedfw.L1Ball(2.5 * c)),
+    "l2": Case(fedfw.L2Ball(0.7), (9,), lambda g: -0.7 * float(np.linalg.norm(g)), lambda c: fedfw.L2Ball(0.7 * c)),
+    "linf": Case(fedfw.LinfBall(3.0), (2, 5), split_lp(3.0, 1e6), lambda c: fedfw.LinfBall(3.0 * c)),
+    "box": Case(
+        fedfw.Box(-1.0, 2.0),
+        (7,),
+        lp(np.vstack([np.eye(7), -np.eye(7)]), np.repeat([2.0, 1.0], 7)),
+        lambda c: fedfw.Box(-1.0 * c, 2.0 * c),
+    ),
+    "box-vectors": Case(
+        fedfw.Box(BOX_LO, BOX_HI),
+        (3,),
+        lp(np.vstack([np.eye(3), -np.eye(3)]), np.concatenate([BOX_HI.numpy(), -BOX_LO.numpy()])),
+    ),
+    "ksparse": Case(fedfw.KSparse(3, 2.0), (3, 4), split_lp(2.0, 6.0), lambda c: fedfw.KSparse(3, 2.0 * c)),
+    "ksupport": Case(fedfw.KSupport(3, 2.0), (9,), best_support(3, 2.0), lambda c: fedfw.KSupport(3, 2.0 * c)),
+    "ksupport-k1": Case(fedfw.KSupport(1, 2.0), (6,), split_lp(np.inf, 2.0)),
+    "ksupport-large-k": Case(fedfw.KSupport(99, 2.0), (6,), lambda g: -2.0 * float(g.norm())),
+    "group-rows": Case(
+        fedfw.GroupBall(2.0, "rows"), (4, 3), by_groups(2.0, 1), lambda c: fedfw.GroupBall(2.0 * c, "rows")
+    ),
+    "group-columns": Case(fedfw.GroupBall(2.0, "columns"), (4, 3), by_groups(2.0, 0)),
+    "group-index": Case(
+        fedfw.GroupBall(2.0, GROUPS),
+        (8,),
+        lambda g: -2.0 * max(float(g[j == GROUPS].norm()) for j in range(4)),
+    ),
+    "simplex": Case(fedfw.Simplex(2.0), (7,), positive_lp(7, 2.0, None, True), lambda c: fedfw.Simplex(2.0 * c)),
+    "capped-simplex": Case(
+        fedfw.CappedSimplex(2.0), (2, 3), positive_lp(6, 2.0, None, False), lambda c: fedfw.CappedSimplex(2.0 * c)
+    ),
+    "hypersimplex": Case(fedfw.Hypersimplex(3), (8,), positive_lp(8, 3, 1, True)),
+    "nuclear": Case(fedfw.NuclearBall(3.0), (5, 7), by_sigma(3.0, 1), lambda c: fedfw.NuclearBall(3.0 * c)),
+    "nuclear-lanczos": Case(fedfw.NuclearBall(3.0), (130, 140), by_sigma(3.0, 1)),
+    "nuclear-kernel": Case(fedfw.NuclearBall(3.0), (4, 3, 2, 2), by_sigma(3.0, 1)),
+    "spectral": Case(fedfw.SpectralBall(2.0), (5, 4), by_sigma(2.0, 4), lambda c: fedfw.SpectralBall(2.0 * c)),
+    "partial-isometry": Case(
+        fedfw.PartialIsometry(2, 1.5), (7, 9), by_sigma(1.5, 2), lambda c: fedfw.PartialIsometry(2, 1.5 * c)
+    ),
+    "partial-isometry-dense": Case(fedfw.PartialIsometry(2, 1.5), (3, 3), by_sigma(1.5, 2)),
+    "spectrahedron": Case(
+        fedfw.Spectrahedron(2.0),
+        (5, 5),
+        lambda g: 2.0 * float(np.linalg.eigvalsh((g + g.T).numpy() / 2)[0]),
+        lambda c: fedfw.Spectrahedron(2.0 * c),
+    ),
+    "spectrahedron-lanczos": Case(
+        fedfw.Spectrahedron(2.0), (130, 130), lambda g: 2.0 * float(np.linalg.eigvalsh((g + g.T).numpy() / 2)[0])
+    ),
+    "birkhoff": Case(fedfw.Birkhoff(), (4, 4), by_enumeration(PERMUTATIONS)),
+    "hull": Case(fedfw.Hull(POINTS), (2, 3), by_enumeration(list(POINTS)), lambda c: fedfw.Hull(POINTS * c)),
+    "polytope": Case(fedfw.Polytope(CUT_A, CUT_B), (5,), lp(CUT_A.numpy(), CUT_B.numpy())),
+    "product": Case(
+        fedfw.Product({"weight": fedfw.NuclearBall(3.0), "*": fedfw.L1Ball(1.0)}).bind(torch.nn.Linear(5, 4)),
+        (24,),
+        lambda g: by_sigma(3.0, 1)(g[:20].reshape(4, 5)) - float(g[20:].abs().max()),
+    ),
+    "linear-layer": Case(
+        fedfw.NuclearBall(3.0).bind(torch.nn.Linear(5, 4)),
+        (24,),
+        lambda g: by_sigma(3.0, 1)(torch.cat([g[:20].reshape(4, 5), g[20:, None]], 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_set_keeps_its_promises(name: str) -> None:
+    case = CASES[name]
+    check_constraint(case.set, case.shape, reference=case.reference, radius_scaled=case.scaled)
+
+
+def test_every_registered_set_is_checked() -> None:
+    checked = {type(case.set) for case in CASES.values()}
+    assert {entry.cls for entry in fedfw.SETS.values()} <= checked
+
+
+def single(p: int) -> Tensor:
+    return torch.randn(20, p, generator=torch.Generator().manual_seed(p), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shape"),
+    [
+        (fedfw.KSparse(1, 2.0), fedfw.L1Ball(2.0), (12,)),
+        (fedfw.KSparse(12, 2.0), fedfw.LinfBall(2.0), (12,)),
+        (fedfw.KSparse(500, 2.0), fedfw.LinfBall(2.0), (12,)),
+        (fedfw.KSupport(1, 2.0), fedfw.L1Ball(2.0), (12,)),
+        (fedfw.KSupport(12, 2.0), fedfw.L2Ball(2.0), (12,)),
+        (fedfw.PartialIsometry(1, 2.0), fedfw.NuclearBall(2.0), (3, 4)),
+        (fedfw.PartialIsometry(3, 2.0), fedfw.SpectralBall(2.0), (3, 4)),
+        (fedfw.Hull(torch.eye(12)), fedfw.Simplex(1.0), (12,)),
+        (fedfw.Hypersimplex(1), fedfw.Simplex(1.0), (12,)),
+        (fedfw.GroupBall(2.0, torch.arange(12)), fedfw.L1Ball(2.0), (12,)),
+        (fedfw.GroupBall(2.0, torch.zeros(12, dtype=torch.int64)), fedfw.L2Ball(2.0), (12,)),
+        (fedfw.Box(-2.0, 2.0), fedfw.LinfBall(2.0), (12,)),
+        (fedfw.Product({"*": fedfw.L1Ball(2.0)}).bind({"w": (12,)}), fedfw.L1Ball(2.0), (12,)),
+        (fedfw.NuclearBall(2.0), fedfw.L2Ball(2.0), (1, 12)),
+        (fedfw.Polytope(torch.cat([torch.eye(4), -torch.eye(4)]), torch.ones(8)), fedfw.LinfBall(1.0), (4,)),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, ConstraintSet) else None,
+)
+def test_equivalent_sets_agree(one: ConstraintSet, other: ConstraintSet, shape: Shape) -> None:
+    G = single(math.prod(shape)).reshape(-1, *shape)
+    ours, theirs = (D.lmo(G, batch=True).dense(torch.float64) for D in (one, other))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert torch.allclose(one.project(3 * G, batch=True), other.project(3 * G, batch=True), atol=1e-6)
+    assert one.diameter(shape) == pytest.approx(other.diameter(shape), rel=1e-6)
+    assert torch.equal(one.contains(G / 4, batch=True), other.contains(G / 4, batch=True))

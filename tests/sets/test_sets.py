@@ -1,0 +1,248 @@
+"""Rules that are particular to some sets: construction, models, enclosing sets, names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedfw
+from fedfw.atoms import Dense, ReadAtom
+from fedfw.atoms.floats import round_inside
+from fedfw.linalg.selection import row_norms, unit_rows
+from fedfw.sets.base import ConstraintSet, Request, Shape
+from fedfw.testing import check_constraint
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fedfw.L1Ball(0.0), "r=0.0, expected a positive"),
+        (lambda: fedfw.L2Ball(math.nan), "r=nan"),
+        (lambda: fedfw.LinfBall(-1), "r=-1"),
+        (lambda: fedfw.Box(1.0, -1.0), "lo=1.0, hi=-1.0"),
+        (lambda: fedfw.Box(torch.zeros(3), torch.ones(4)), "3 entries and hi 4"),
+        (lambda: fedfw.KSparse(0, 1.0), "k=0, expected a whole number"),
+        (lambda: fedfw.KSparse(2.5, 1.0), "k=2.5"),  # type: ignore[arg-type]
+        (lambda: fedfw.GroupBall(1.0, "diagonals"), "groups='diagonals'"),
+        (lambda: fedfw.GroupBall(1.0, torch.tensor([0, 2])), "some left out"),
+        (lambda: fedfw.Hull(torch.zeros(0, 3)), "expected finite points"),
+        (lambda: fedfw.Polytope(torch.eye(2), torch.ones(2)), "unbounded"),
+        (lambda: fedfw.Polytope(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.ones(2)), "unbounded"),
+        (lambda: fedfw.Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])), "empty"),
+        (lambda: fedfw.Polytope(torch.eye(2), torch.ones(3)), "expected \\(m, p\\) and \\(m,\\)"),
+        (lambda: fedfw.Product({}), "at least one"),
+        (lambda: fedfw.NuclearBall(1.0).lmo(torch.zeros(3)), "needs a matrix"),
+        (lambda: fedfw.Birkhoff().lmo(torch.zeros(3, 4)), "square"),
+        (lambda: fedfw.Hypersimplex(5).lmo(torch.zeros(4)), "empty"),
+        (lambda: fedfw.L1Ball(1.0).lmo(torch.zeros(0)), "empty tensor"),
+        (lambda: fedfw.L1Ball(1.0).lmo(torch.zeros(3), precision=torch.int8), "precision"),
+    ],
+)
+def test_bad_values_are_refused_where_they_enter(build: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()  # type: ignore[operator]
+
+
+def test_integer_tensors_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"floating-point tensor, got torch\.int64"):
+        fedfw.L1Ball(1.0).lmo(torch.arange(3))
+
+
+def test_ties_go_to_the_lowest_index_one_coordinate() -> None:
+    g = torch.tensor([1.0, -2.0, 2.0, 2.0])
+    assert fedfw.L1Ball(3.0).lmo(g).dense().tolist() == [0, 3, 0, 0]
+    assert fedfw.Simplex(3.0).lmo(torch.tensor([2.0, 1.0, 1.0])).dense().tolist() == [0, 3, 0]
+    assert fedfw.KSparse(2, 1.0).lmo(g).dense().tolist() == [0, 1, -1, 0]
+    assert fedfw.Hypersimplex(2).lmo(torch.zeros(4)).dense().tolist() == [1, 1, 0, 0]
+
+
+def test_flat_polytopes_work() -> None:
+    """Equalities as pairs of inequalities leave no interior."""
+    row = torch.ones(1, 3, dtype=torch.float64)
+    A = torch.cat([row, -row, -torch.eye(3, dtype=torch.float64)])
+    D = fedfw.Polytope(A, torch.tensor([1.0, -1.0, 0, 0, 0], dtype=torch.float64))
+    g = torch.tensor([3.0, 1.0, 2.0])
+    assert torch.allclose(D.lmo(g).dense(), torch.tensor([0.0, 1.0, 0.0]))
+    v = torch.tensor([2.0, 0.3, -1.0], dtype=torch.float64)
+    assert torch.allclose(D.project(v), fedfw.Simplex(1.0).project(v), atol=1e-9)
+
+
+def test_projection_on_the_birkhoff_polytope_agrees_with_the_inequalities() -> None:
+    m = 3
+    sums = np.vstack([np.kron(np.eye(m), np.ones(m)), np.kron(np.ones(m), np.eye(m))])
+    A = torch.from_numpy(np.vstack([sums, -sums, -np.eye(m * m)]))
+    b = torch.from_numpy(np.concatenate([np.ones(2 * m), -np.ones(2 * m), np.zeros(m * m)]))
+    D = fedfw.Polytope(A, b)
+    for seed in range(5):
+        v = 2 * torch.randn(m, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        expected = D.project(v.flatten()).reshape(m, m)
+        assert torch.allclose(fedfw.Birkhoff().project(v), expected, atol=1e-7)
+
+
+@dataclass(frozen=True)
+class Ellipsoid(ConstraintSet):
+    """The set of CONTRIBUTING.md, without a projection: {x: ||x / axes||_2 <= 1}."""
+
+    axes: torch.Tensor
+
+    def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
+        values = -self.axes * unit_rows(self.axes * g)
+        return Dense(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-row_norms(self.axes * g),
+            values=round_inside(values, request.precision),
+        )
+
+    def _violation(self, x: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return row_norms(x / self.axes) - 1
+
+    def readers(self, shape: Shape) -> Mapping[type[fedfw.Atom], ReadAtom]:
+        return {Dense: partial(Dense.read, shape=shape, scale=1.0)}
+
+    def diameter(self, shape: Shape) -> float:
+        return 2 * float(self.axes.max())
+
+
+ELLIPSOID = Ellipsoid(torch.tensor([1.0, 3.0, 0.5, 2.0]))
+
+
+def test_a_set_of_ones_own_passes_the_public_check_and_wrong_ones_do_not() -> None:
+    check_constraint(ELLIPSOID, (4,), reference=lambda g: -float((ELLIPSOID.axes * g).norm()))
+
+    class Large(Ellipsoid):
+        def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
+            return fedfw.L2Ball(3.0)._lmo(g, shape, request)
+
+    with pytest.raises(AssertionError, match="outside"):
+        check_constraint(Large(ELLIPSOID.axes), (4,))
+
+    class Timid(Ellipsoid):
+        def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
+            return fedfw.L2Ball(0.5)._lmo(g, shape, request)
+
+    with pytest.raises(AssertionError):
+        check_constraint(Timid(ELLIPSOID.axes), (4,))
+
+
+def test_a_set_without_projection_says_so() -> None:
+    with pytest.raises(fedfw.NoProjectionError, match="no projection for this set"):
+        ELLIPSOID.project(torch.ones(4))
+    assert not ELLIPSOID.has_projection
+    assert fedfw.enclosing(ELLIPSOID, "l2", (4,)).contains(3 * torch.eye(4)[1])
+
+
+class TestModels:
+    """Sets on all the parameters of a module."""
+
+    def test_vector_set_acts_on_the_flat_vector(self) -> None:
+        D = fedfw.L1Ball(2.0).bind(nn.Linear(4, 3))
+        assert int((D.lmo(torch.randn(15)).dense() != 0).sum()) == 1
+
+    def test_matrix_set_on_a_linear_layer_acts_on_weights_and_bias_together(self) -> None:
+        layer = nn.Linear(4, 3)
+        D = fedfw.NuclearBall(2.0).bind(layer)
+        W, b = torch.randn(3, 4), torch.randn(3)
+        s = D.lmo(torch.cat([W.flatten(), b])).dense()
+        joined = fedfw.NuclearBall(2.0).lmo(torch.cat([W, b[:, None]], 1)).dense()
+        assert torch.allclose(s[:12].reshape(3, 4), joined[:, :4], atol=1e-6)
+        assert torch.allclose(s[12:], joined[:, 4], atol=1e-6)
+
+    def test_matrix_set_on_other_models_must_be_given_per_parameter(self) -> None:
+        network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        with pytest.raises(ValueError, match="a set for each parameter"):
+            fedfw.NuclearBall(2.0).bind(network)
+        with pytest.raises(ValueError, match=r"'0\.bias'.*needs a matrix"):
+            fedfw.Product({"*": fedfw.NuclearBall(2.0)}).bind(network)
+
+    def test_wildcards_first_match_wins_and_kernels_are_matrices(self) -> None:
+        network = nn.Sequential(nn.Conv2d(2, 5, 3), nn.Linear(4, 3))
+        D = fedfw.Product({"0.weight": fedfw.SpectralBall(1.0), "*.bias": fedfw.LinfBall(1.0), "*": fedfw.L2Ball(2.0)})
+        bound = D.bind(network)
+        assert bound.parts == (fedfw.SpectralBall(1.0), fedfw.LinfBall(1.0), fedfw.L2Ball(2.0), fedfw.LinfBall(1.0))
+        s = bound.lmo(torch.randn(5 * 18 + 5 + 12 + 3)).dense(torch.float64)
+        kernel = s[:90].reshape(5, 18)
+        assert torch.allclose(torch.linalg.svdvals(kernel), torch.ones(5, dtype=torch.float64), atol=1e-4)
+
+    def test_names_that_fit_nothing_are_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"no parameter fits wieght; there are weight, bias"):
+            fedfw.Product({"wieght": fedfw.L1Ball(1.0), "*": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="no set for parameter 'bias'"):
+            fedfw.Product({"weight": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf", "spectral", "nuclear"])
+@pytest.mark.parametrize("name", fedfw.SETS)
+def test_enclosing_sets_enclose(name: str, norm: str) -> None:
+    shape = (6, 6)
+    D = fedfw.SETS[name].example(shape)
+    around = fedfw.enclosing(D, norm, shape)
+    G = torch.randn(60, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    G[30:] = G[30:].sign()
+    G[:10] *= (torch.rand(10, 6, 6, generator=torch.Generator().manual_seed(1)) < 0.1).double()
+    atoms = D.lmo(G, batch=True).dense(torch.float64)
+    assert bool(around.contains(atoms, batch=True).all())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "norm", "radius"),
+    [
+        (fedfw.L1Ball(3.0), "l2", 3.0),
+        (fedfw.L1Ball(3.0), "linf", 3.0),
+        (fedfw.KSparse(4, 2.0), "l2", 4.0),
+        (fedfw.KSparse(4, 2.0), "l1", 8.0),
+        (fedfw.PartialIsometry(4, 2.0), "l2", 4.0),
+        (fedfw.NuclearBall(3.0), "spectral", 3.0),
+        (fedfw.NuclearBall(3.0), "l2", 3.0),
+    ],
+)
+def test_enclosing_radius_is_the_least_one(constraint: ConstraintSet, norm: str, radius: float) -> None:
+    around = fedfw.enclosing(constraint, norm)
+    assert around.r == pytest.approx(radius)  # type: ignore[attr-defined]
+
+
+def test_enclosing_asks_for_a_shape_where_it_matters() -> None:
+    with pytest.raises(ValueError, match="depends on the shape"):
+        fedfw.enclosing(fedfw.L2Ball(1.0), "l1")
+    assert fedfw.enclosing(fedfw.L2Ball(1.0), "l1", (16,)) == fedfw.L1Ball(4.0)
+    with pytest.raises(ValueError, match="unknown norm 'l3'"):
+        fedfw.enclosing(fedfw.L2Ball(1.0), "l3")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("l1:10", fedfw.L1Ball(10)),
+        ("ksparse:k=79,r=1", fedfw.KSparse(79, 1)),
+        ("ksparse:79", fedfw.KSparse(79)),
+        ("box:-1,2.5", fedfw.Box(-1, 2.5)),
+        ("group:r=3,groups=columns", fedfw.GroupBall(3, "columns")),
+        ("birkhoff", fedfw.Birkhoff()),
+    ],
+)
+def test_sets_by_name(text: str, expected: ConstraintSet) -> None:
+    assert fedfw.parse_set(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("l3:1", "unknown constraint set 'l3', expected one of l1, l2"),
+        ("l1", "also needs r"),
+        ("l1:1,2", "cannot place '2'"),
+        ("l1:radius=3", "expected l1:r="),
+        ("hull:3", "built from arrays"),
+        ("l1:x", "r='x', expected a positive"),
+    ],
+)
+def test_bad_names_are_refused_with_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedfw.parse_set(text)
