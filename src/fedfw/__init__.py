@@ -1,8 +1,20 @@
 """Federated Frank-Wolfe: train across clients that keep their data, inside a hard constraint set."""
 
 from fedfw._version import __version__
+from fedfw.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    FedFW,
+    FedFWAnchored,
+    FedFWPlus,
+    FedFWSto,
+    FrankWolfe,
+    NaiveFW,
+)
 from fedfw.atoms import Atom
 from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
+from fedfw.problems import Problem
+from fedfw.schedules import Schedule
 from fedfw.sets import (
     SETS,
     Birkhoff,
@@ -27,16 +39,25 @@ from fedfw.sets import (
     enclosing,
     parse_set,
 )
+from fedfw.simulation import History, Record, Run, simulate
 
 __all__ = [
+    "ALGORITHMS",
     "SETS",
+    "Algorithm",
     "Atom",
     "AtomError",
     "Birkhoff",
     "Box",
     "CappedSimplex",
     "ConstraintSet",
+    "FedFW",
+    "FedFWAnchored",
+    "FedFWPlus",
+    "FedFWSto",
+    "FrankWolfe",
     "GroupBall",
+    "History",
     "Hull",
     "Hypersimplex",
     "KSparse",
@@ -44,16 +65,22 @@ __all__ = [
     "L1Ball",
     "L2Ball",
     "LinfBall",
+    "NaiveFW",
     "NoProjectionError",
     "NonFiniteError",
     "NuclearBall",
     "PartialIsometry",
     "Polytope",
+    "Problem",
     "Product",
+    "Record",
+    "Run",
+    "Schedule",
     "Simplex",
     "Spectrahedron",
     "SpectralBall",
     "__version__",
     "enclosing",
     "parse_set",
+    "simulate",
 ]

@@ -76,9 +76,14 @@ class _Checker:
         return self.tol * self.size * max(1.0, float(g.norm()))
 
     def oracle(self) -> None:
-        for g, s in zip(self.G, self.points, strict=True):
+        single = self.set.lmo(self.G.float(), batch=True).dense(torch.float64)
+        for g, s, rough in zip(self.G, self.points, single, strict=True):
+            worse = float((g * (rough - s)).sum())
+            assert worse <= self.allowed(g), f"in float32 the oracle's answer is worse by {worse}"
             assert self.set.contains(s), f"the oracle's atom lies outside {self.set!r}"
             best = float((g * s).sum())
+            bound = self.set.lmo(g).bound
+            assert bound is None or float(bound[0]) <= best + 1e-9 * self.size * float(g.norm()), "bound above <g, s>"
             randoms = [self.set.random_point(self.shape, self.generator, torch.float64) for _ in range(4)]
             for z in (*self.points, *randoms):
                 assert best <= float((g * z).sum()) + self.allowed(g), f"a point of {self.set!r} beats its oracle"
@@ -101,11 +106,12 @@ class _Checker:
             assert torch.equal(scaled, plain), f"scaling g by 2^{power} changes the atom"
         zero = self.set.lmo(torch.zeros_like(g))
         assert self.set.contains(zero.dense(torch.float64)), "g = 0 gives a point outside the set"
-        again = self.set.lmo(torch.zeros_like(g))
-        assert torch.equal(zero.dense(), again.dense()), "g = 0 gives different points"
-        tied = torch.ones_like(g)
-        assert self.set.contains(self.set.lmo(tied).dense(torch.float64)), "ties give a point outside the set"
-        assert self.set.contains(self.set.lmo(-tied).dense(torch.float64)), "ties give a point outside the set"
+        for tied in (torch.zeros_like(g), torch.ones_like(g), -torch.ones_like(g)):
+            first = self.set.lmo(tied).dense(torch.float64)
+            assert self.set.contains(first), "ties give a point outside the set"
+            for _ in range(5):
+                again = self.set.lmo(tied).dense(torch.float64)
+                assert torch.equal(first, again), "ties go another way every time"
         for bad in (math.nan, math.inf, -math.inf):
             spoilt = self.G[:3].clone()
             spoilt[1].view(-1)[-1] = bad
@@ -184,8 +190,12 @@ class _Checker:
 
     def scaling(self, radius_scaled: Callable[[float], ConstraintSet]) -> None:
         for factor in (0.5, 4.0):
-            scaled = radius_scaled(factor).lmo(self.G, batch=True).dense(torch.float64)
+            atoms = radius_scaled(factor).lmo(self.G, batch=True)
+            scaled = atoms.dense(torch.float64)
             assert torch.allclose(scaled, factor * self.points, atol=1e-6 * self.size), "radius scaling"
+            for atom, point in zip(atoms, scaled, strict=True):
+                if not self.set.contains(point, 1e-3):
+                    assert not self.set.accepts(atom, self.shape), f"an atom {factor} times too large is accepted"
 
 
 def _climb(constraint: ConstraintSet, shape: Shape, G: Tensor) -> float:

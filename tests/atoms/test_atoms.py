@@ -177,3 +177,36 @@ def test_half_precision_atoms_stay_inside() -> None:
             assert D.contains(s, tol=1e-12)
             exact = D.lmo(gradient(shape, seed), precision=torch.float64).dense(torch.float64)
             assert float((s - exact).norm()) <= 0.02 * float(exact.norm())
+
+
+@pytest.mark.parametrize(
+    ("constraint", "u", "v"),
+    [
+        (fedfw.NuclearBall(10.0), [3e38, 0.0], [3e-39, 0.0]),
+        (fedfw.NuclearBall(1.0), [1e100, 0.0], [1e-100, 0.0]),
+        (fedfw.Spectrahedron(1.0), [1e-40, 1e-40], None),
+        (fedfw.Spectrahedron(1.0), [1e100, 1e100], None),
+        (fedfw.Spectrahedron(1.0), [1e-155, 0.0], None),
+        (fedfw.Spectrahedron(1.0), [0.0, 0.0], None),
+    ],
+)
+def test_factors_that_would_overflow_are_not_accepted(
+    constraint: ConstraintSet, u: list[float], v: list[float] | None
+) -> None:
+    left = torch.tensor(u, dtype=torch.float64).reshape(1, 2, 1)
+    right = left if v is None else torch.tensor(v, dtype=torch.float64).reshape(1, 2, 1)
+    scale = constraint.r  # type: ignore[attr-defined]
+    atom = LowRank(shape=(2, 2), precision=torch.float64, u=left, v=right, scale=scale, symmetric=v is None)
+    assert not constraint.accepts(atom, (2, 2))
+
+
+def test_a_low_rank_atom_of_too_high_rank_is_not_accepted() -> None:
+    atom = fedfw.PartialIsometry(2, 1.0).lmo(gradient((9, 9)))
+    assert fedfw.PartialIsometry(2, 1.0).accepts(atom, (9, 9))
+    assert not fedfw.NuclearBall(1.0).accepts(atom, (9, 9))
+
+
+def test_dot_takes_any_memory_layout() -> None:
+    g = gradient((6, 5)).T
+    atom = fedfw.L2Ball(1.0).lmo(g)
+    assert float(atom.dot(g)) == pytest.approx(-float(g.norm()), rel=1e-5)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedfw
 from fedfw.linalg.selection import first_argmax, first_top_k
-from fedfw.linalg.water import water_level
+from fedfw.linalg.water import water_fill
 
 
 @pytest.mark.parametrize("p", [1, 5, 4096, 5000, 8192, 100_001])
@@ -30,10 +33,15 @@ def test_first_top_k_is_the_stable_sort(p: int, data: st.DataObject) -> None:
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0.01, 5), st.floats(0.001, 0.999))
-def test_water_level_solves_its_equation(values: list[float], cap: float, share: float) -> None:
+def test_water_fills_to_the_total(values: list[float], cap: float, share: float) -> None:
     v = torch.tensor([values], dtype=torch.float64)
     total = share * cap * len(values)
-    theta = water_level(v, total, cap)
-    assert float((v - theta).clamp(0, cap).sum()) == pytest.approx(total, rel=1e-9, abs=1e-9)
-    theta = water_level(v, total)
-    assert float((v - theta).clamp(min=0).sum()) == pytest.approx(total, rel=1e-9, abs=1e-9)
+    for bound in (cap, math.inf):
+        x = water_fill(v, total, bound)
+        assert float(x.sum()) == pytest.approx(total, rel=1e-9, abs=1e-9)
+        shift = (v - x)[(x > 0) & (x < bound)]  # one theta for all that are not at a bound
+        assert not len(shift) or float(shift.max() - shift.min()) <= 1e-9
+
+
+def test_far_points_are_projected_inside() -> None:
+    assert fedfw.Simplex(1.0).project(torch.tensor([1e17, 0.0])).tolist() == [1.0, 0.0]

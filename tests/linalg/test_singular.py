@@ -96,3 +96,17 @@ def test_one_matrix_does_not_change_the_answer_of_another() -> None:
     for i in range(5):
         alone = top_singular(G[i : i + 1], tol=1e-3)
         assert torch.allclose(alone.u[0], together.u[i], atol=1e-10)
+
+
+def test_a_warm_start_at_what_is_now_the_second_pair() -> None:
+    bulk = list(np.linspace(0.9, 0.01, 200))
+    old, new = (with_spectrum([*top, *bulk], 300, 300) for top in ([0.95, 1.0], [1.0, 0.95]))
+    warm = top_singular(old[None], tol=1e-8).v
+    assert float(top_singular(new[None], tol=1e-3, start=warm).value[0]) == pytest.approx(1.0, rel=2e-3)
+
+
+def test_float32_bound_holds_for_rank_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    g = torch.outer(torch.randn(1000, generator=generator), torch.randn(1000, generator=generator))
+    pair = top_singular(g[None], tol=1e-3)
+    assert float(pair.upper[0]) >= float(torch.linalg.matrix_norm(g.double(), ord=2))

@@ -86,20 +86,20 @@ def test_projection_on_the_birkhoff_polytope_agrees_with_the_inequalities() -> N
         assert torch.allclose(fedfw.Birkhoff().project(v), expected, atol=1e-7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ellipsoid(ConstraintSet):
     """The set of CONTRIBUTING.md, without a projection: {x: ||x / axes||_2 <= 1}."""
 
     axes: torch.Tensor
 
     def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
-        values = -self.axes * unit_rows(self.axes * g)
+        unit, norms = unit_rows(self.axes * g)
         return Dense(
             shape=shape,
             batched=True,
             precision=request.precision,
-            bound=-row_norms(self.axes * g),
-            values=round_inside(values, request.precision),
+            bound=-norms,
+            values=round_inside(-self.axes * unit, request.precision),
         )
 
     def _violation(self, x: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -173,7 +173,7 @@ class TestModels:
         assert torch.allclose(torch.linalg.svdvals(kernel), torch.ones(5, dtype=torch.float64), atol=1e-4)
 
     def test_names_that_fit_nothing_are_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"no parameter fits wieght; there are weight, bias"):
+        with pytest.raises(ValueError, match=r"no parameter is left for wieght .*there are weight, bias"):
             fedfw.Product({"wieght": fedfw.L1Ball(1.0), "*": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
         with pytest.raises(ValueError, match="no set for parameter 'bias'"):
             fedfw.Product({"weight": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
@@ -246,3 +246,61 @@ def test_sets_by_name(text: str, expected: ConstraintSet) -> None:
 def test_bad_names_are_refused_with_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fedfw.parse_set(text)
+
+
+class TestHardCases:
+    """Cases that once went wrong."""
+
+    def test_ksupport_projection_when_exactly_k_entries_saturate(self) -> None:
+        D = fedfw.KSupport(2, 1.0)
+        w = D.project(torch.tensor([1.0, 0.9, 0.05], dtype=torch.float64))
+        assert float(w.norm()) == pytest.approx(1.0)
+        V = torch.randn(300, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for k in (2, 3, 5):
+            for scale in (1.0, 3.0, 10.0):
+                D = fedfw.KSupport(k, 1.0)
+                W = D.project(scale * V, batch=True)
+                s = D.lmo(W - scale * V, batch=True, precision=torch.float64).dense(torch.float64)
+                assert float(((scale * V - W) * (s - W)).sum(1).max()) <= 1e-6 * scale
+                assert bool(torch.as_tensor(D.contains(W, batch=True)).all())
+
+    @pytest.mark.parametrize("size", [1e-200, 1e-300, 1e-310, 1e150, 1e300])
+    @pytest.mark.parametrize("side", [3, 140])
+    def test_spectral_oracles_at_extreme_sizes(self, size: float, side: int) -> None:
+        g = torch.randn(side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for D in (fedfw.Spectrahedron(1.0), fedfw.NuclearBall(1.0), fedfw.PartialIsometry(2, 1.0)):
+            exact, scaled = D.lmo(g).dot(g), D.lmo(g * size).dot(g)
+            assert float(scaled) == pytest.approx(float(exact), rel=1e-5)
+
+    def test_half_precision_gradients_are_upcast(self) -> None:
+        g = torch.randn(140, 140, generator=torch.Generator().manual_seed(0)).bfloat16()
+        D = fedfw.Spectrahedron(1.0)
+        assert float(D.lmo(g).dot(g)) == pytest.approx(float(D.lmo(g.double()).dot(g)), rel=1e-3)
+
+    def test_polytopes_and_hulls_do_not_depend_on_units(self) -> None:
+        A = torch.cat([torch.eye(3), -torch.eye(3)]).double()
+        for scale in (1e-10, 1e-5, 1e6):
+            D = fedfw.Polytope(A * scale, torch.full((6,), scale, dtype=torch.float64))
+            assert torch.allclose(D.project(torch.tensor([3.0, 0.2, -5.0])), torch.tensor([1.0, 0.2, -1.0]))
+        small = fedfw.Polytope(A, torch.full((6,), 1e-7, dtype=torch.float64))
+        assert not small.contains(torch.full((3,), 1e-6))
+        assert not fedfw.Hull(torch.tensor([[1e6], [1e6 + 1]])).contains(torch.tensor([1e6 + 1.9], dtype=torch.float64))
+
+    def test_equal_points_of_a_hull_tie_to_the_first(self) -> None:
+        points = torch.randn(50, 785, generator=torch.Generator().manual_seed(0))
+        D = fedfw.Hull(torch.cat([points, points]))
+        g = torch.randn(100, 785, generator=torch.Generator().manual_seed(1))
+        atoms = D.lmo(g, batch=True)
+        assert int(atoms.index.max()) < 50  # type: ignore[attr-defined]
+
+    def test_many_small_groups_beside_a_large_one(self) -> None:
+        labels = torch.cat([torch.zeros(20_000, dtype=torch.int64), torch.arange(1, 20_001)])
+        D = fedfw.GroupBall(1.0, labels)
+        g = torch.zeros(40_000)
+        g[30_000] = 500.0
+        assert int(D.lmo(g).dense().nonzero()[0, 0]) == 30_000
+
+    def test_nan_is_not_inside(self) -> None:
+        bad = torch.full((4, 4), math.nan)
+        for name in fedfw.SETS:
+            assert not fedfw.SETS[name].example((4, 4)).contains(bad)

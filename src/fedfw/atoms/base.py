@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -67,6 +67,10 @@ class Atom(ABC):
     def _add(self, x: Tensor, weight: Tensor) -> None:
         """X (n, p) += weight (n, 1) * s, in place."""
 
+    def _add_sum(self, x: Tensor, weight: float) -> None:
+        """x (p,) += weight * the sum of the stack's points, in place."""
+        x.add_(self._dense(x.dtype).sum(0), alpha=weight)
+
     @abstractmethod
     def _payload(self) -> bytes:
         """The bytes of a stack of one, without the frame."""
@@ -88,7 +92,7 @@ class Atom(ABC):
 
     def dot(self, g: Tensor) -> Tensor:
         """Inner product with ``g`` in ``shape`` of a value: a scalar, or (n,) for a stack; in float64."""
-        products = self._dot(self._rows(g))
+        products = self._dot(self._rows(g.contiguous()))
         return products if self.batched else products[0]
 
     def add_to(self, x: Tensor, weight: float | Tensor = 1.0) -> Tensor:
@@ -98,6 +102,13 @@ class Atom(ABC):
         """
         rows = self._rows(x)
         self._add(rows, torch.as_tensor(weight, dtype=x.dtype, device=x.device).reshape(-1, 1))
+        return x
+
+    def add_sum_to(self, x: Tensor, weight: float = 1.0) -> Tensor:
+        """x <- x + weight * (s_1 + ... + s_n), in place, for one x of the parameter's ``shape``."""
+        if tuple(x.shape) != self.shape:
+            raise ValueError(f"expected one tensor of shape {self.shape}, got {tuple(x.shape)}")
+        self._add_sum(x.view(-1), weight)
         return x
 
     def step(self, x: Tensor, eta: float | Tensor) -> Tensor:
@@ -138,6 +149,7 @@ class Atom(ABC):
             with ``constraint.accepts``.
         """
         reader = Reader(bytes(data))
+        constraint._check_shape(tuple(shape))
         atom = read_framed(reader, constraint.readers(tuple(shape)))
         reader.finish()
         return atom
@@ -152,7 +164,11 @@ class Atom(ABC):
             raise IndexError(f"atom {i} of a stack of {n}")
         row = slice(i % n, i % n + 1)
         bound = None if self.bound is None else self.bound[row]
-        return replace(self, batched=False, bound=bound, **{name: getattr(self, name)[row] for name in self.stacked})
+        return replace(self, batched=False, bound=bound, **self._row(i % n))
+
+    def _row(self, i: int) -> dict[str, Any]:
+        """What differs between the stack and its atom i."""
+        return {name: getattr(self, name)[i : i + 1] for name in self.stacked}
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))

@@ -7,7 +7,7 @@ ends agree without a header:
 - *enumerative*, for small sets: the rank of the set in the combinatorial number system (Cover, 1973), exactly
   ``ceil(log2 C(p, k))`` bits whatever the set;
 - *Rice*, for large ones, where big-integer arithmetic would be slow: gaps between neighbours, quotients in unary,
-  then the remainders; about 0.03 bits an index above log2 C(p, k) for sets drawn uniformly.
+  then the remainders; less than 0.1 bits an index above log2 C(p, k) for sets drawn uniformly.
 
 A set with more than half of the indices is coded as its complement.
 """
@@ -116,8 +116,8 @@ def _unrank(rank: int, p: int, k: int) -> Indices:
 
 
 def _rice_parameter(p: int, k: int) -> int:
-    """Bits of a gap's remainder: about log2(ln 2 * p / k), in whole numbers so that every machine agrees."""
-    return max(0, (p * 69 // (100 * max(k, 1))).bit_length() - 1)
+    """Bits of a gap's remainder: about log2(p / k), in whole numbers so that every machine agrees."""
+    return (p * 481 // (1000 * max(k, 1))).bit_length()
 
 
 def _rice_encode(indices: Indices, p: int) -> Bits:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -49,9 +49,8 @@ class TupleAtom(Atom):
     def __len__(self) -> int:
         return len(self.parts[0])
 
-    def __getitem__(self, i: int) -> Self:
-        bound = None if self.bound is None else self.bound[i : i + 1]
-        return replace(self, batched=False, bound=bound, parts=tuple(part[i] for part in self.parts))
+    def _row(self, i: int) -> dict[str, Any]:
+        return {"parts": tuple(part[i] for part in self.parts)}
 
     def _slices(self, x: Tensor) -> Sequence[Tensor]:
         return split_columns(x, [prod(part.shape) for part in self.parts])
@@ -71,6 +70,10 @@ class TupleAtom(Atom):
                 copy = piece.contiguous()
                 part._add(copy, weight)
                 piece.copy_(copy)
+
+    def _add_sum(self, x: Tensor, weight: float) -> None:
+        for part, piece in zip(self.parts, self._slices(x[None]), strict=True):
+            part._add_sum(piece[0], weight)
 
     def _payload(self) -> bytes:
         return b"".join(part.to_bytes() for part in self.parts)
@@ -109,8 +112,8 @@ class Rearranged(Atom):
     def __len__(self) -> int:
         return len(self.inner)
 
-    def __getitem__(self, i: int) -> Self:
-        return self.wrap(self.inner[i], self.order, self.shape)
+    def _row(self, i: int) -> dict[str, Any]:
+        return {"inner": self.inner[i]}
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         return self.inner._dense(dtype)[:, self.order.to(self._device())]

@@ -69,6 +69,12 @@ class LowRank(Atom):
         u = self._scaled_u(x.dtype) * weight[:, :, None]
         x.view(-1, rows, columns).baddbmm_(u, self.v.to(x.dtype).mT)
 
+    def _add_sum(self, x: Tensor, weight: float) -> None:
+        rows, columns = self.u.shape[1], self.v.shape[1]
+        u, v = self._scaled_u(x.dtype), self.v.to(x.dtype)
+        left, right = u.transpose(0, 1).flatten(1), v.transpose(0, 1).flatten(1)  # (side, n k)
+        x.view(rows, columns).addmm_(left, right.T, alpha=weight)
+
     def _payload(self) -> bytes:
         return floats_to_bytes(self.u) + (b"" if self.symmetric else floats_to_bytes(self.v))
 

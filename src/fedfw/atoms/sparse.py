@@ -52,6 +52,13 @@ class SparseAtom(Atom):
         indices, values = self.entries(x.dtype)
         x.scatter_add_(1, indices, weight * values)
 
+    def _add_sum(self, x: Tensor, weight: float) -> None:
+        if x.is_cuda:  # scattered additions have no fixed order there, and a run must repeat to the bit
+            super()._add_sum(x, weight)
+            return
+        indices, values = self.entries(x.dtype)
+        x.index_add_(0, indices.flatten(), values.flatten(), alpha=weight)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Zero(SparseAtom):
@@ -173,8 +180,8 @@ class GroupVector(SparseAtom):
 
     group: Tensor  # (n,) int64
     values: Tensor  # (n, largest group) in the atom's precision, zero beyond the group's size
-    members: Tensor  # (groups, largest group) int64: each group's flat indices, then padding
-    sizes: Tensor  # (groups,) int64
+    order: Tensor  # (p,) int64: the coordinates, group by group
+    starts: Tensor  # (groups + 1,) int64: where each group starts in that order
     scale: float
 
     @classmethod
@@ -184,34 +191,49 @@ class GroupVector(SparseAtom):
         precision: torch.dtype,
         *,
         shape: tuple[int, ...],
-        members: Tensor,
-        sizes: Tensor,
+        order: Tensor,
+        starts: Tensor,
         scale: float,
     ) -> Self:
+        sizes = starts.diff()
         group = read_integer(reader, len(sizes))
         size = int(sizes[group])
-        values = torch.zeros(1, members.shape[1], dtype=precision)
+        values = torch.zeros(1, int(sizes.max()), dtype=precision)
         values[:, :size] = read_floats(reader, (1, size), precision)
-        place = torch.tensor([group])
         return cls(
-            shape=shape, precision=precision, group=place, values=values, members=members, sizes=sizes, scale=scale
+            shape=shape,
+            precision=precision,
+            group=torch.tensor([group]),
+            values=values,
+            order=order,
+            starts=starts,
+            scale=scale,
         )
+
+    def inside(self) -> Tensor:
+        """(n, largest group): which of the values belong to the group."""
+        sizes = self.starts.diff()
+        return torch.arange(int(sizes.max()), device=sizes.device) < sizes[self.group][:, None]
+
+    def places(self) -> Tensor:
+        """(n, largest group): the values' coordinates; beyond the group's size some coordinate or other."""
+        inside = self.inside()
+        offsets = self.starts[self.group][:, None] + torch.arange(inside.shape[1], device=inside.device)
+        return self.order[torch.where(inside, offsets, 0)]
 
     @property
     def kind(self) -> str:
         return "group"
 
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        return self.members[self.group], self.values.to(dtype) * self.scale
+        return self.places(), self.values.to(dtype) * self.scale
 
     def _payload(self) -> bytes:
-        group = int(self.group[0])
-        values = self.values[:, : int(self.sizes[group])]
-        return write_integer(group, len(self.sizes)) + floats_to_bytes(values)
+        return write_integer(int(self.group[0]), len(self.starts) - 1) + floats_to_bytes(self.values[self.inside()])
 
     def _payload_nbytes(self) -> int:
-        values = int(self.sizes[self.group].sum()) * self.values.element_size()
-        return len(self) * byte_width(len(self.sizes)) + values
+        values = int(self.starts.diff()[self.group].sum()) * self.values.element_size()
+        return len(self) * byte_width(len(self.starts) - 1) + values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -51,8 +51,10 @@ def row_norms(x: Tensor) -> Tensor:
     return norms
 
 
-def unit_rows(g: Tensor) -> Tensor:
-    """Rows scaled to l2 norm one, in float64: (n, p) -> (n, p); a zero row becomes the first unit vector.
+def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows scaled to l2 norm one and their norms, in float64: (n, p) -> (n, p), (n,).
+
+    A zero row becomes the first unit vector.
 
     Dividing by the largest entry first keeps squares of huge or tiny numbers finite, and scaling g by a power of two
     gives the same bits.
@@ -61,4 +63,5 @@ def unit_rows(g: Tensor) -> Tensor:
     largest = unit.abs().amax(1, keepdim=True)
     unit = torch.where(largest > 0, unit / largest, 0.0)
     unit[:, 0] = torch.where(largest[:, 0] > 0, unit[:, 0], 1.0)
-    return unit / row_norms(unit)[:, None]
+    norms = row_norms(unit)
+    return unit / norms[:, None], norms * largest[:, 0]

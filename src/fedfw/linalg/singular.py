@@ -12,6 +12,7 @@ from fedfw.linalg.selection import row_norms
 # Up to this smaller side a dense decomposition beats Lanczos (measured by benchmarks/oracles.py --crossover).
 DENSE_UP_TO = 128
 _CHECK_EVERY = 4  # steps between two looks at the Ritz values
+_LEAST_STEPS = 8  # a warm start at what is now the second pair looks converged at once; let the first one show
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,7 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
         (n, columns) right vectors to begin from, such as those of the round before.
     """
     _, rows, columns = g.shape
-    scale = g.abs().amax((1, 2)).double()
-    # Exact powers of two: squares stay in range, and the answer's bits do not depend on the size of g.
-    power = torch.where(scale > 0, torch.exp2(-torch.floor(torch.log2(scale))), 1.0)
-    extreme = (power > 1e15) | (power < 1e-15)
-    power = torch.where(extreme, power, 1.0)
-    if bool(extreme.any()):
-        g = g.double() * power[:, None, None]
+    g, size = normalised(g)
     if min(rows, columns) <= DENSE_UP_TO:
         pair = _dense(g.double())
     elif rows >= columns:
@@ -63,7 +58,19 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
         left = None if start is None else torch.bmm(g, start.to(g.dtype).unsqueeze(2)).squeeze(2)
         pair = _lanczos(g.mT, tol, left, min(max_steps, rows))
         pair = replace(pair, u=pair.v, v=pair.u)
-    return replace(pair, value=pair.value / power, upper=pair.upper / power)
+    return replace(pair, value=pair.value * size, upper=pair.upper * size)
+
+
+def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
+    """Each matrix of a stack (n, rows, columns) over a power of two near its largest entry, and those powers (n,).
+
+    Squares then stay in range, and the answer's bits do not depend on the size of g.
+    """
+    largest = g.abs().amax((1, 2)).double()
+    exponent = torch.where(largest > 0, torch.floor(torch.log2(largest)), 0.0)
+    limit = 120.0 if g.dtype == torch.float32 else 1000.0  # 2^limit is finite in g's dtype
+    size = torch.exp2(exponent.clamp(-limit, limit))
+    return g * (1 / size).to(g.dtype)[:, None, None], size
 
 
 def _dense(g: Tensor) -> TopSingular:
@@ -96,7 +103,7 @@ def _lanczos(g: Tensor, tol: float, start: Tensor | None, max_steps: int) -> Top
         diagonal.append(alpha)
         above.append(beta)
         k += 1
-        if k % _CHECK_EVERY and k < max_steps:
+        if (k % _CHECK_EVERY or k < _LEAST_STEPS) and k < max_steps:
             continue
         bidiagonal = torch.stack(diagonal, 1).double().diag_embed()
         bidiagonal[:, :-1, 1:] += torch.stack(above, 1)[:, :-1].double().diag_embed()
@@ -119,7 +126,7 @@ def _start_vectors(g: Tensor, start: Tensor | None) -> Tensor:
     noise = _unit(torch.randn(1, g.shape[2], generator=generator, dtype=torch.float64).to(g.device))
     if start is None:
         return noise.to(g.dtype).repeat(g.shape[0], 1)
-    return _unit(_unit(start.double()) + 0.05 * noise).to(g.dtype)
+    return _unit(_unit(start.double()) + 0.3 * noise).to(g.dtype)
 
 
 def _orthonormal(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +162,8 @@ def _certified(g: Tensor, u: Tensor, v: Tensor, error: Tensor, steps: int) -> To
     theta = (u * forward).sum(1)
     r1 = row_norms(forward - theta[:, None] * u)
     r2 = row_norms(backward - theta[:, None] * v)
-    frobenius = torch.linalg.vector_norm(g, dim=(1, 2)).double()
+    # Rows in g's precision (fast), their sum in float64: over a whole matrix float32 would lose five digits.
+    frobenius = row_norms(torch.linalg.vector_norm(g, dim=2, dtype=None if g.shape[2] <= 4096 else torch.float64))
     rest = (frobenius.square() - theta.square() - r1.square() - r2.square()).clamp(min=0).sqrt()
     blocks = torch.stack([torch.stack([theta, r2], 1), torch.stack([r1, rest], 1)], 1)
     upper = torch.minimum(torch.linalg.matrix_norm(blocks, ord=2), frobenius)

@@ -1,4 +1,4 @@
-"""One threshold behind most projections: find theta with sum_i clip(v_i - theta, 0, cap) = total."""
+"""What is behind most projections: clip(v - theta, 0, cap) with theta such that the sum is right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-def water_level(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
-    """Solve ``sum_i clip(v_i - theta, 0, cap) = total`` exactly for each row.
+def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
+    """Project each row on ``{0 <= x <= cap, sum x = total}``: clip(v - theta, 0, cap) for the theta that fits.
 
-    The left side is piecewise linear and falls in theta; its corners are the v_i and v_i - cap. Sorting them and
+    The sum is piecewise linear and falls in theta; its corners are the v_i and v_i - cap. Sorting them and
     adding up slopes finds the piece that holds the answer.
 
     Parameters
@@ -23,8 +23,9 @@ def water_level(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
 
     Returns
     -------
-    (n, 1) theta.
+    (n, p).
     """
+    v = v - v.amax(1, keepdim=True)  # only differences count, and far from zero they would be lost to rounding
     if math.isinf(cap):
         corners = v.sort(1, descending=True).values
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
@@ -33,12 +34,13 @@ def water_level(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
         step = torch.cat([torch.ones_like(v), -torch.ones_like(v)], 1)
         corners, order = both.sort(dim=1, descending=True)
         slope = step.gather(1, order).cumsum(1)
-    # height[j]: the left side at theta = corners[j]; between corners it grows by slope * distance.
+    # height[j]: the sum at theta = corners[j]; between corners it grows by slope * distance.
     rise = slope[:, :-1] * (corners[:, :-1] - corners[:, 1:])
     height = torch.cat([torch.zeros_like(corners[:, :1]), rise.cumsum(1)], 1)
     piece = ((height < total).sum(1, keepdim=True) - 1).clamp(min=0)
     missing = total - height.gather(1, piece)
-    return corners.gather(1, piece) - missing / slope.gather(1, piece).clamp(min=1)
+    theta = corners.gather(1, piece) - missing / slope.gather(1, piece).clamp(min=1)
+    return (v - theta).clamp(0, cap)
 
 
 def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:
@@ -47,4 +49,4 @@ def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:
     outside = clipped.sum(1, keepdim=True) > total
     if not outside.any():
         return clipped
-    return torch.where(outside, (a - water_level(a, total, cap)).clamp(0, cap), clipped)
+    return torch.where(outside, water_fill(a, total, cap), clipped)

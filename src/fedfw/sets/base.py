@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, prod
 from typing import ClassVar, overload
 
@@ -156,6 +156,11 @@ class ConstraintSet(ABC):
         """Whether `project` works."""
         return type(self)._project is not ConstraintSet._project
 
+    @property
+    def fixed_size(self) -> int | None:
+        """Number of coordinates, for sets that exist in one size only."""
+        return None
+
     @overload
     def contains(self, x: Tensor, tol: float = ...) -> bool: ...
     @overload
@@ -163,7 +168,9 @@ class ConstraintSet(ABC):
     def contains(self, x: Tensor, tol: float = 1e-6, *, batch: bool = False) -> bool | Tensor:
         """Whether x lies in the set, up to ``tol`` times the set's size. With ``batch=True``: (n,) of bool."""
         rows, shape = self._stack(x, batch)
-        inside = (self._violation(rows.double(), shape) <= tol) & rows.isfinite().all(1)
+        finite = rows.isfinite().all(1)
+        rows = torch.where(finite[:, None], rows, 0.0)
+        inside = (self._violation(rows.double(), shape) <= tol) & finite
         return inside if batch else bool(inside[0])
 
     @overload
@@ -193,7 +200,7 @@ class ConstraintSet(ABC):
         atoms = self.lmo(g, batch=True)
         weights = -torch.rand(8, generator=generator, dtype=torch.float64).clamp(min=1e-12).log()
         weights /= weights.sum()
-        point = weights @ atoms.dense(torch.float64).flatten(1)
+        point = weights @ atoms.dense(torch.float64).reshape(8, -1)
         return point.reshape(shape).to(dtype)
 
     def bind(self, parameters: nn.Module | Shapes) -> ConstraintSet:
@@ -207,6 +214,15 @@ class ConstraintSet(ABC):
 
     # --- helpers ---
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is the same kind of set with the same numbers."""
+        return type(other) is type(self) and all(
+            _same(getattr(self, name), getattr(other, name)) for name in parameters_of(type(self))
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), repr(self)))
+
     def _stack(self, x: Tensor, batch: bool) -> tuple[Tensor, Shape]:
         """The tensor as (n, p) and the parameter's shape."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -218,7 +234,8 @@ class ConstraintSet(ABC):
         if x.numel() == 0:
             raise ValueError(f"an empty tensor of shape {tuple(x.shape)} has no points")
         self._check_shape(shape)
-        return x.detach().reshape(-1 if batch else 1, prod(shape)), shape
+        rows = x.detach().reshape(-1 if batch else 1, prod(shape))
+        return (rows if rows.element_size() >= 4 else rows.float()), shape
 
 
 def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
@@ -239,6 +256,12 @@ def check_finite(rows: Tensor) -> None:
         raise NonFiniteError(f"NaN or infinity in row {named} of {len(rows)}", bad)
 
 
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is not Tensor and type(other) is not Tensor and one == other
+
+
 def positive(owner: object, **values: float) -> None:
     """Refuse numbers that are not positive and finite."""
     for name, value in values.items():
@@ -255,4 +278,4 @@ def positive_integer(owner: object, **values: int) -> None:
 
 def parameters_of(constraint: type[ConstraintSet]) -> tuple[str, ...]:
     """Names of what the set is built from, in order."""
-    return tuple(f.name for f in fields(constraint) if f.init)  # type: ignore[arg-type]
+    return tuple(f.name for f in fields(constraint) if f.init) if is_dataclass(constraint) else ()

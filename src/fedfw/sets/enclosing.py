@@ -36,8 +36,10 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) 
     if shape is not None:
         constraint._check_shape(tuple(shape))
         return _BALLS[norm](largest_norm(constraint, norm, tuple(shape)))
-    probes = {_radius_at(constraint, norm, probe) for probe in ((128, 128), (256, 256))}
-    if len(probes) == 1 and (radius := probes.pop()) is not None:
+    size = constraint.fixed_size
+    probes: list[Shape] = [(128, 128), (256, 256)] if size is None else [(size,)]
+    radii = {_radius_at(constraint, norm, probe) for probe in probes}
+    if len(radii) == 1 and (radius := radii.pop()) is not None:
         return _BALLS[norm](radius)
     raise ValueError(f"enclosing: the {norm} radius of {constraint!r} depends on the shape: pass shape=")
 

@@ -19,7 +19,7 @@ from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class L1Ball(ConstraintSet):
     """{x: sum |x_j| <= r}; atoms are +-r e_j."""
 
@@ -57,7 +57,7 @@ class L1Ball(ConstraintSet):
         return {"l1": self.r}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class L2Ball(ConstraintSet):
     """{x: ||x||_2 <= r}; the atom is -r g/||g||."""
 
@@ -73,9 +73,15 @@ class L2Ball(ConstraintSet):
         positive(self, r=self.r)
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        values = round_inside(-unit_rows(g), request.precision)
-        bound = -self.r * row_norms(g)
-        return Dense(shape=shape, batched=True, precision=request.precision, bound=bound, values=values, scale=self.r)
+        unit, norms = unit_rows(g)
+        return Dense(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * norms,
+            values=round_inside(-unit, request.precision),
+            scale=self.r,
+        )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return row_norms(x) / self.r - 1
@@ -135,7 +141,7 @@ class _Corners(ConstraintSet):
         return {"l1": float(largest.sum()), "l2": float(largest.norm()), "linf": float(largest.max())}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinfBall(_Corners):
     """{x: max |x_j| <= r}; atoms are sign vectors times r."""
 
@@ -152,7 +158,7 @@ class LinfBall(_Corners):
         return -hi, hi
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Box(_Corners):
     """{x: lo <= x <= hi}, coordinate by coordinate; atoms are corners, a bit a coordinate.
 
@@ -175,6 +181,10 @@ class Box(_Corners):
     def _bounds(self) -> tuple[Tensor, Tensor]:
         lo, hi = (torch.as_tensor(bound, dtype=torch.float64).detach() for bound in (self.lo, self.hi))
         return (lo if lo.ndim == 0 else lo.flatten()), (hi if hi.ndim == 0 else hi.flatten())
+
+    @property
+    def fixed_size(self) -> int | None:
+        return max((bound.numel() for bound in self._bounds() if bound.ndim), default=None)
 
     def _check_shape(self, shape: Shape) -> None:
         for bound in self._bounds():

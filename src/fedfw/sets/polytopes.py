@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
 from typing import ClassVar
@@ -24,7 +24,7 @@ from fedfw.sets.base import ConstraintSet, Request, Shape
 Array = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Birkhoff(ConstraintSet):
     """Doubly stochastic matrices {X >= 0, rows and columns sum to 1}; atoms are permutation matrices."""
 
@@ -118,15 +118,27 @@ class Hull(ConstraintSet):
     projection_cost: ClassVar[str] = "non-negative least squares"
 
     vertices: Tensor
+    _first: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         vertices = torch.as_tensor(self.vertices).detach().double()
         if vertices.ndim < 2 or vertices.numel() == 0 or not bool(vertices.isfinite().all()):
             raise ValueError(f"Hull: expected finite points (count, *shape), got shape {tuple(vertices.shape)}")
-        object.__setattr__(self, "vertices", vertices.flatten(1).cpu())
+        vertices = vertices.flatten(1).cpu()
+        object.__setattr__(self, "vertices", vertices)
+        # Equal points: products in a stack may differ in the last bit, and a tie must go to the lowest index.
+        _, group = np.unique(vertices.numpy(), axis=0, return_inverse=True)
+        group = group.reshape(-1)
+        first = np.full(group.max() + 1, len(group))
+        np.minimum.at(first, group, np.arange(len(group)))
+        object.__setattr__(self, "_first", torch.from_numpy(first[group]))
 
     def __repr__(self) -> str:
         return f"Hull({len(self.vertices)} points)"
+
+    @property
+    def fixed_size(self) -> int | None:
+        return self.vertices.shape[1]
 
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.vertices.shape[1]:
@@ -134,12 +146,12 @@ class Hull(ConstraintSet):
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         vertices = self.vertices.to(g.device)
-        index = first_argmax(-(g.double() @ vertices.T))
+        index = self._first.to(g.device)[first_argmax(-(g.double() @ vertices.T))]
         return Vertex(shape=shape, batched=True, precision=request.precision, index=index, vertices=vertices)
 
     @cached_property
     def _size(self) -> float:
-        return float(self.vertices.abs().max()) or 1.0
+        return float((self.vertices - self.vertices.mean(0)).abs().max()) or 1.0
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return row_norms(x - self._project(x, shape)) / self._size
@@ -204,13 +216,21 @@ class Polytope(ConstraintSet):
             )
         if not bool(A.isfinite().all() & b.isfinite().all()):
             raise ValueError("Polytope: A and b must be finite")
-        object.__setattr__(self, "A", A)
-        object.__setattr__(self, "b", b)
-        _refuse_unbounded(A.numpy())
+        lengths = row_norms(A)
+        if bool((b[lengths == 0] < 0).any()):
+            raise ValueError("Polytope: {x: Ax <= b} is empty")
+        kept = lengths > 0
+        object.__setattr__(self, "A", A[kept] / lengths[kept, None])
+        object.__setattr__(self, "b", b[kept] / lengths[kept])
+        _refuse_unbounded(self.A.numpy())
         self._center  # noqa: B018  an empty polytope has none and is refused here
 
     def __repr__(self) -> str:
         return f"Polytope({self.A.shape[0]} inequalities in {self.A.shape[1]} variables)"
+
+    @property
+    def fixed_size(self) -> int | None:
+        return self.A.shape[1]
 
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.A.shape[1]:
@@ -220,10 +240,15 @@ class Polytope(ConstraintSet):
     def _center(self) -> Array:
         """The centre of the largest ball inside."""
         A, b = self.A.numpy(), self.b.numpy()
-        lengths = np.linalg.norm(A, axis=1, keepdims=True)
+        lengths = np.ones((len(A), 1))
         objective = np.append(np.zeros(A.shape[1]), -1.0)
         bounds = [(None, None)] * A.shape[1] + [(0, None)]
         return _solve_lp(objective, np.hstack([A, lengths]), b, bounds, "Polytope: {x: Ax <= b} is empty")[:-1]
+
+    @cached_property
+    def _size(self) -> float:
+        """How far the farthest inequality is from the centre."""
+        return float((self.b - self.A @ torch.from_numpy(self._center)).max())
 
     @cached_property
     def _box(self) -> tuple[Array, Array]:
@@ -263,8 +288,7 @@ class Polytope(ConstraintSet):
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         A, b = self.A.to(x.device), self.b.to(x.device)
-        lengths = row_norms(A).clamp(min=1e-300)
-        return ((x @ A.T - b) / (lengths + b.abs())).amax(1)
+        return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one NNLS."""

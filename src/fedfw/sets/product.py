@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import ClassVar
 
@@ -53,11 +53,14 @@ class Product:
             used.add(pattern)
         unused = [pattern for pattern in self.sets if pattern not in used and pattern != "*"]
         if unused:
-            raise ValueError(f"Product: no parameter fits {', '.join(unused)}; there are {', '.join(shapes)}")
+            raise ValueError(
+                f"Product: no parameter is left for {', '.join(unused)} (the first name that fits counts); "
+                f"there are {', '.join(shapes)}"
+            )
         return BoundProduct(tuple(shapes), tuple(chosen.values()), tuple(shapes.values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BoundProduct(ConstraintSet):
     """A product of sets over consecutive pieces of one flat vector; made by `Product.bind`."""
 
@@ -88,8 +91,12 @@ class BoundProduct(ConstraintSet):
     def has_projection(self) -> bool:
         return all(part.has_projection for part in self.parts)
 
+    @property
+    def fixed_size(self) -> int | None:
+        return sum(map(prod, self.shapes))
+
     def _check_shape(self, shape: Shape) -> None:
-        size = sum(map(prod, self.shapes))
+        size = self.fixed_size
         if shape != (size,):
             raise ValueError(f"expected the flat vector of all parameters, shape ({size},), got {shape}")
 
@@ -149,7 +156,7 @@ class BoundProduct(ConstraintSet):
         return {"l1": sum(norms("l1")), "l2": math.hypot(*norms("l2")), "linf": max(norms("linf"))}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearLayerSet(ConstraintSet):
     """A matrix set on [W | b] (out x (in + 1)) of a linear layer, seen on the flat vector (W row by row, then b)."""
 
@@ -179,15 +186,18 @@ class LinearLayerSet(ConstraintSet):
     def has_projection(self) -> bool:
         return self.inner.has_projection
 
+    @property
+    def fixed_size(self) -> int | None:
+        return prod(self._matrix)
+
     def _check_shape(self, shape: Shape) -> None:
-        size = prod(self._matrix)
+        size = self.fixed_size
         if shape != (size,):
             raise ValueError(f"expected the layer's flat vector, shape ({size},), got {shape}")
 
     def _order(self, device: torch.device) -> Tensor:
         """Place in [W | b] of each coordinate of the flat vector."""
-        places = torch.arange(prod(self._matrix), device=device).reshape(self._matrix)
-        return torch.cat([places[:, :-1].flatten(), places[:, -1]])
+        return _flat_order(self._matrix, device)
 
     def _into_matrix(self, x: Tensor) -> Tensor:
         return torch.empty_like(x).index_copy_(1, self._order(x.device), x)
@@ -206,8 +216,10 @@ class LinearLayerSet(ConstraintSet):
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
         if not isinstance(atom, Rearranged) or tuple(atom.shape) != tuple(shape):
             return False
-        same_order = torch.equal(atom.order, self._order(atom.order.device))
-        return same_order and self.inner.accepts(atom.inner, self._matrix, tol)
+        order = self._order(atom.order.device)
+        return (atom.order is order or torch.equal(atom.order, order)) and self.inner.accepts(
+            atom.inner, self._matrix, tol
+        )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         order = self._order(torch.device("cpu"))
@@ -224,6 +236,12 @@ class LinearLayerSet(ConstraintSet):
         from fedfw.sets.enclosing import largest_norm
 
         return {norm: largest_norm(self.inner, norm, self._matrix) for norm in ("l1", "l2", "linf")}
+
+
+@lru_cache(maxsize=32)
+def _flat_order(matrix: Shape, device: torch.device) -> Tensor:
+    places = torch.arange(prod(matrix), device=device).reshape(matrix)
+    return torch.cat([places[:, :-1].flatten(), places[:, -1]])
 
 
 def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:

@@ -88,7 +88,8 @@ def parse_set(text: str) -> ConstraintSet:
         return cls(**values)
     except TypeError:
         missing = ", ".join(parameter for parameter in known if parameter not in values)
-        raise ValueError(f"{text!r}: {name} also needs {missing}") from None
+        problem = f"{name} also needs {missing}" if missing else f"expected numbers for {', '.join(known)}"
+        raise ValueError(f"{text!r}: {problem}") from None
 
 
 def _number(text: str) -> float | str:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, ReadAtom, SparseSigns, Zero
 from fedfw.linalg.selection import first_argmax, first_top_k
-from fedfw.linalg.water import shrink_magnitudes, water_level
+from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Simplex(ConstraintSet):
     """{x >= 0, sum x_j = r}; atoms are r e_j."""
 
@@ -49,7 +49,7 @@ class Simplex(ConstraintSet):
         return torch.maximum((x.sum(1) - self.r).abs(), -x.amin(1)) / self.r
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        return (x - water_level(x, self.r)).clamp(min=0)
+        return water_fill(x, self.r)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         return {SparseSigns: partial(SparseSigns.read, shape=shape, k=1, scale=self.r, signed=False)}
@@ -61,7 +61,7 @@ class Simplex(ConstraintSet):
         return {"l1": self.r}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CappedSimplex(ConstraintSet):
     """{x >= 0, sum x_j <= r}; atoms are r e_j and the origin."""
 
@@ -107,7 +107,7 @@ class CappedSimplex(ConstraintSet):
         return {"l1": self.r}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypersimplex(ConstraintSet):
     """{0 <= x <= 1, sum x_j = k}; atoms have k ones."""
 
@@ -143,7 +143,7 @@ class Hypersimplex(ConstraintSet):
         return torch.maximum(sums, torch.maximum(x.amax(1) - 1, -x.amin(1)))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        return (x - water_level(x, self.k, cap=1.0)).clamp(0, 1)
+        return water_fill(x, self.k, cap=1.0)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         return {SparseSigns: partial(SparseSigns.read, shape=shape, k=self.k, scale=1.0, signed=False)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import ClassVar
@@ -19,7 +19,7 @@ from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KSparse(ConstraintSet):
     """{x: sum |x_j| <= k r, max |x_j| <= r}; atoms have k entries +-r.
 
@@ -64,7 +64,7 @@ class KSparse(ConstraintSet):
         return {"l1": self.r * min(self.k, prod(shape)), "linf": self.r}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KSupport(ConstraintSet):
     """conv{x: at most k non-zeros, ||x||_2 <= r}, the ball of the k-support norm (Argyriou et al., 2012).
 
@@ -74,7 +74,7 @@ class KSupport(ConstraintSet):
     name: ClassVar[str] = "ksupport"
     summary: ClassVar[str] = "hull of: at most k non-zeros, l2 <= r"
     oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p, 60 times"
+    projection_cost: ClassVar[str] = "p, 3600 times"
 
     k: int
     r: float = 1.0
@@ -85,14 +85,14 @@ class KSupport(ConstraintSet):
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
-        kept = g.gather(1, indices)
+        unit, norms = unit_rows(g.gather(1, indices))
         return SparseValues(
             shape=shape,
             batched=True,
             precision=request.precision,
-            bound=-self.r * row_norms(kept),
+            bound=-self.r * norms,
             indices=indices,
-            values=round_inside(-unit_rows(kept), request.precision),
+            values=round_inside(-unit, request.precision),
             scale=self.r,
         )
 
@@ -137,21 +137,21 @@ class KSupport(ConstraintSet):
         return torch.where(outside[:, None], self._shrunk(a, high).copysign(x), x)
 
     def _shrunk(self, a: Tensor, mu: Tensor) -> Tensor:
-        p = a.shape[1]
-        if self.k >= p:
+        """w for one mu a row: (n, p), (n, 1) -> (n, p)."""
+        if self.k >= a.shape[1]:
             return a / (1 + mu)
-        # sum_j clip(alpha a_j - mu, 0, 1) = k is piecewise linear and grows in alpha; its corners are known.
-        safe = a.clamp(min=1e-300)
-        corners = torch.cat([mu / safe, (1 + mu) / safe], 1)
-        slopes = torch.cat([a, -a], 1)
-        corners, order = corners.sort(1)
-        slope = slopes.gather(1, order).cumsum(1)
-        height = torch.cat([torch.zeros_like(mu), (slope[:, :-1] * corners.diff(dim=1)).cumsum(1)], 1)
-        height = torch.where(corners < 1e290, height, math.inf)
-        piece = ((height < self.k).sum(1, keepdim=True) - 1).clamp(min=0)
-        alpha = corners.gather(1, piece) + (self.k - height.gather(1, piece)) / slope.gather(1, piece).clamp(min=1e-300)
-        theta = (alpha * a - mu).clamp(0, 1)
-        return a * theta / (theta + mu)
+        ranked = a.topk(self.k + 1, dim=1)
+        kth, next_ = ranked.values[:, -2:-1], ranked.values[:, -1:]
+        # Some alpha may give exactly the k largest theta = 1 and the others 0; then mu alone decides.
+        clear = kth * mu >= (1 + mu) * next_
+        only_largest = torch.zeros_like(a).scatter_(1, ranked.indices[:, : self.k], 1.0)
+        low, high = torch.zeros_like(mu), (1 + mu) / kth.clamp(min=1e-300)  # here the k largest all have theta = 1
+        for _ in range(60):
+            alpha = (low + high) / 2
+            enough = (alpha * a - mu).clamp(0, 1).sum(1, keepdim=True) >= self.k
+            low, high = torch.where(enough, low, alpha), torch.where(enough, alpha, high)
+        theta = torch.where(clear, only_largest, (high * a - mu).clamp(0, 1))
+        return torch.where(theta > 0, a * theta / (theta + mu), 0.0)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         return {SparseValues: partial(SparseValues.read, shape=shape, k=min(self.k, prod(shape)), scale=self.r)}
@@ -163,7 +163,7 @@ class KSupport(ConstraintSet):
         return {"l1": self.r * math.sqrt(min(self.k, prod(shape))), "l2": self.r}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupBall(ConstraintSet):
     """{x: sum over groups of ||x_group||_2 <= r}; an atom lives on one group.
 
@@ -186,10 +186,15 @@ class GroupBall(ConstraintSet):
                 raise ValueError(f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index vector')
             return
         labels = torch.as_tensor(self.groups)
+        object.__setattr__(self, "groups", labels)
         if labels.is_floating_point() or labels.ndim != 1 or labels.numel() == 0 or int(labels.min()) < 0:
             raise ValueError(f"GroupBall: groups={self.groups}, expected a vector of group numbers from 0 up")
         if int((labels.bincount() == 0).sum()):
             raise ValueError(f"GroupBall: group numbers up to {int(labels.max())} with some left out")
+
+    @property
+    def fixed_size(self) -> int | None:
+        return None if isinstance(self.groups, str) else len(self.groups)
 
     def _check_shape(self, shape: Shape) -> None:
         if isinstance(self.groups, str):
@@ -204,23 +209,23 @@ class GroupBall(ConstraintSet):
         return squares.index_add_(1, labels, x.double().square()).sqrt()
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        labels, members, sizes = (t.to(g.device) for t in _layout(self.groups, shape))
+        labels, order, starts = (t.to(g.device) for t in _layout(self.groups, shape))
         scale = g.abs().amax(1, keepdim=True).double()
         norms = self._group_norms(torch.where(scale > 0, g / scale, 0.0), labels)
         group = first_argmax(norms)
-        inside = torch.arange(members.shape[1], device=g.device) < sizes[group][:, None]
-        chosen = torch.where(inside, g.gather(1, members[group]), 0.0)
-        return GroupVector(
+        atom = GroupVector(
             shape=shape,
             batched=True,
             precision=request.precision,
             bound=-self.r * norms.amax(1) * scale[:, 0],
             group=group,
-            values=round_inside(-unit_rows(chosen), request.precision),
-            members=members,
-            sizes=sizes,
+            values=torch.empty(0),
+            order=order,
+            starts=starts,
             scale=self.r,
         )
+        chosen = torch.where(atom.inside(), g.gather(1, atom.places()), 0.0)
+        return replace(atom, values=round_inside(-unit_rows(chosen)[0], request.precision))
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         labels = _layout(self.groups, shape)[0].to(x.device)
@@ -233,25 +238,27 @@ class GroupBall(ConstraintSet):
         return x * factors[:, labels]
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        if not isinstance(atom, GroupVector) or not 0 <= int(atom.group[0]) < len(_layout(self.groups, shape)[2]):
+        _, order, starts = _layout(self.groups, shape)
+        if not isinstance(atom, GroupVector) or not 0 <= int(atom.group[0]) < len(starts) - 1:
             return False
-        _, members, sizes = _layout(self.groups, shape)
-        if atom.members is not members and not torch.equal(atom.members.cpu(), members):
+        if atom.order is not order and not (
+            torch.equal(atom.order.cpu(), order) and torch.equal(atom.starts.cpu(), starts)
+        ):
             return False
         values = atom.entries()[1]
-        if values[:, int(sizes[int(atom.group[0])]) :].any() or not bool(values.isfinite().all()):
+        if bool(values[~atom.inside()].any()) or not bool(values.isfinite().all()):
             return False
         return float(values.norm()) <= self.r * (1 + tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        _, members, sizes = _layout(self.groups, shape)
-        return {GroupVector: partial(GroupVector.read, shape=shape, members=members, sizes=sizes, scale=self.r)}
+        _, order, starts = _layout(self.groups, shape)
+        return {GroupVector: partial(GroupVector.read, shape=shape, order=order, starts=starts, scale=self.r)}
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r
 
     def _norms(self, shape: Shape) -> dict[str, float]:
-        largest = int(_layout(self.groups, shape)[2].max())
+        largest = int(_layout(self.groups, shape)[2].diff().max())
         return {"l1": self.r * math.sqrt(largest), "l2": self.r}
 
 
@@ -259,16 +266,14 @@ class GroupBall(ConstraintSet):
 def _layout(groups: str | Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """Where the groups are, worked out once for a parameter's shape.
 
-    Returns each coordinate's group (p,); each group's coordinates (groups, largest), padded with 0; the sizes.
+    Returns each coordinate's group (p,), the coordinates ordered by group (p,), and where each group starts in that
+    order (groups + 1,).
     """
     place = torch.arange(prod(shape))
     if isinstance(groups, str):
         columns = prod(shape[1:])
         labels = place // columns if groups == "rows" else place % columns
     else:
-        labels = torch.as_tensor(groups).long().cpu()
-    sizes = labels.bincount()
-    inside = torch.arange(int(sizes.max())) < sizes[:, None]
-    members = torch.zeros(inside.shape, dtype=torch.int64)
-    members[inside] = labels.argsort(stable=True)
-    return labels, members, sizes
+        labels = groups.long().cpu()
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), labels.bincount().cumsum(0)])
+    return labels, labels.argsort(stable=True), starts

@@ -19,8 +19,8 @@ from torch import Tensor
 from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside
 from fedfw.linalg.selection import unit_rows
-from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, top_singular
-from fedfw.linalg.water import shrink_magnitudes, water_level
+from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
+from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
 
 DEFAULT_TOL = 1e-6
@@ -63,7 +63,7 @@ def _warm_start(request: Request, n: int) -> Tensor | None:
     return warm.v[:, :, 0] if isinstance(warm, LowRank) and len(warm) == n else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NuclearBall(_MatrixSet):
     """{X: sum of singular values <= r}; atoms are -r u v' with the top singular pair of g."""
 
@@ -89,7 +89,7 @@ class NuclearBall(_MatrixSet):
         return _with_singular_values(x, shape, self.r, math.inf)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        return isinstance(atom, LowRank) and abs(atom.scale) * _factor_norms(atom) <= self.r * (1 + tol)
+        return isinstance(atom, LowRank) and _isometric(atom, shape, 1, self.r, tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         rows, columns = _sides(shape)
@@ -126,9 +126,9 @@ class _Isometries(_MatrixSet):
         if k == 1 and self._as_factors(shape):
             pair = top_singular(matrices, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
             return _rank_one(pair, self.r, shape, request)
-        scale = matrices.abs().amax((1, 2), keepdim=True).double()
-        u, sigma, vh = torch.linalg.svd(torch.where(scale > 0, matrices / scale, 0.0), full_matrices=False)
-        bound = -self.r * sigma[:, :k].sum(1) * scale[:, 0, 0]
+        matrices, size = normalised(matrices)
+        u, sigma, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
+        bound = -self.r * sigma[:, :k].sum(1) * size
         if self._as_factors(shape):
             left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-u[:, :, :k], vh[:, :k].mT))
             return LowRank(
@@ -146,7 +146,7 @@ class _Isometries(_MatrixSet):
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         if isinstance(atom, LowRank):
-            return atom.u.shape[2] <= self._rank(shape) and abs(atom.scale) * _factor_norms(atom) <= self.r * (1 + tol)
+            return _isometric(atom, shape, self._rank(shape), self.r, tol)
         return super()._accepts(atom, shape, tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
@@ -163,7 +163,7 @@ class _Isometries(_MatrixSet):
         return {"spectral": self.r, "nuclear": self.r * self._rank(shape)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpectralBall(_Isometries):
     """{X: largest singular value <= r}; the atom is -r times the polar factor of g."""
 
@@ -179,7 +179,7 @@ class SpectralBall(_Isometries):
         return min(_sides(shape))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PartialIsometry(_Isometries):
     """{X: largest singular value <= r, sum of singular values <= k r}; atoms are -r times k singular pairs of g."""
 
@@ -197,7 +197,7 @@ class PartialIsometry(_Isometries):
         return min(self.k, *_sides(shape))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spectrahedron(_MatrixSet):
     """{X symmetric positive semidefinite, trace r}; atoms are r v v' with the lowest eigenvector of g's symmetric part.
 
@@ -220,7 +220,8 @@ class Spectrahedron(_MatrixSet):
             raise ValueError(f"Spectrahedron needs a square matrix, got a parameter of shape {shape}")
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        symmetric = _symmetric(g, shape)
+        matrices, size = normalised(_matrices(g, shape))
+        symmetric = (matrices + matrices.mT) / 2
         if shape[0] <= DENSE_UP_TO:
             values, vectors = torch.linalg.eigh(symmetric.double())
             v, lowest = vectors[:, :, 0], values[:, 0]
@@ -230,12 +231,12 @@ class Spectrahedron(_MatrixSet):
             shifted = shift[:, None, None] * torch.eye(shape[0], dtype=g.dtype, device=g.device) - symmetric
             pair = top_singular(shifted, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
             v, lowest = pair.v, shift.double() - pair.upper
-        v = round_inside(unit_rows(v), request.precision).unsqueeze(2)
+        v = round_inside(unit_rows(v)[0], request.precision).unsqueeze(2)
         return LowRank(
             shape=shape,
             batched=True,
             precision=request.precision,
-            bound=self.r * lowest,
+            bound=self.r * lowest * size,
             u=v,
             v=v,
             scale=self.r,
@@ -250,15 +251,17 @@ class Spectrahedron(_MatrixSet):
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         values, vectors = torch.linalg.eigh(_symmetric(x, shape))
-        kept = (values - water_level(values, self.r)).clamp(min=0)
+        kept = water_fill(values, self.r)
         projected: Tensor = (vectors * kept.unsqueeze(1)) @ vectors.mT
         return projected.flatten(1)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         if not isinstance(atom, LowRank) or not atom.symmetric or atom.u.shape[2] != 1:
             return False
-        norm = float(atom.u.double().norm())
-        return math.isfinite(norm) and norm > 0 and abs(atom.scale - self.r) <= tol * self.r
+        if atom.u.shape != (1, shape[0], 1) or (atom.v is not atom.u and not torch.equal(atom.v, atom.u)):
+            return False
+        rounding = 4 * torch.finfo(atom.precision).eps
+        return abs(float(atom.u.double().norm()) - 1) <= rounding and abs(atom.scale - self.r) <= tol * self.r
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         rows, _ = _sides(shape)
@@ -276,12 +279,16 @@ def _symmetric(x: Tensor, shape: Shape) -> Tensor:
     return (matrices + matrices.mT) / 2
 
 
-def _factor_norms(atom: LowRank) -> float:
-    """||u||_2 ||v||_2, which bounds every singular value of u v'; infinite when a value is not finite.
+def _isometric(atom: LowRank, shape: Shape, k: int, r: float, tol: float) -> bool:
+    """Whether ``atom`` is r u v' with k columns and singular values of u and of v at most 1.
 
-    From the k x k Gram matrices: k^2 (rows + columns) operations, so proportional to the atom for small k.
+    From the k x k Gram matrices: k^2 (rows + columns) operations, so proportional to the atom for small k. Entries
+    are looked at first: a huge u and a tiny v would pass as a product, and overflow when they are used.
     """
-    if atom.symmetric or not bool(atom.u.isfinite().all() & atom.v.isfinite().all()):
-        return math.inf
-    norms = [torch.linalg.matrix_norm(x[0].double().mT @ x[0].double(), ord=2).sqrt() for x in (atom.u, atom.v)]
-    return float(norms[0] * norms[1])
+    rows, columns = _sides(shape)
+    if atom.symmetric or atom.u.shape != (1, rows, k) or atom.v.shape != (1, columns, k):
+        return False
+    if abs(atom.scale - r) > tol * r or not all(bool((x.abs() <= 1 + tol).all()) for x in (atom.u, atom.v)):
+        return False
+    grams = (x[0].double().mT @ x[0].double() for x in (atom.u, atom.v))
+    return all(float(torch.linalg.matrix_norm(gram, ord=2)) <= (1 + tol) ** 2 for gram in grams)

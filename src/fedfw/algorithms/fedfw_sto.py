@@ -1,0 +1,39 @@
+"""FedFW-sto: FedFW from minibatch gradients, averaged over the rounds so that their noise dies out.
+
+    d_i <- (1 - rho_t) d_i + rho_t w_i grad f_i(x_i; minibatch)          (a client's first d_i is its first gradient)
+    g_i = d_i + lam_t (x_i - xbar)
+
+and FedFW's step. Its own schedule has rho_t = 4 / (t+7)^(2/3). With full batches and rho = 1 it is FedFW.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, running_average
+
+
+@dataclass(frozen=True)
+class FedFWSto(Algorithm):
+    """See the top of the file. Its averaging takes the place of momentum."""
+
+    name: ClassVar[str] = "fedfw-sto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum:
+            raise ValueError(f"momentum={self.momentum}: FedFW-sto averages gradients by its schedule's rho instead")
+
+    def default_schedule(self, convex: bool | None) -> str:
+        return "stochastic"
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        state = running_average(state, a, rates.rho)
+        return state, state["d"] + rates.lam * (state["x"] - message.xbar)

@@ -1,0 +1,6 @@
+"""Federated problems: models and clients' data as weighted losses with gradients."""
+
+from fedfw.problems.base import ClientLosses, Oracle
+from fedfw.problems.problem import Problem
+
+__all__ = ["ClientLosses", "Oracle", "Problem"]

@@ -1,0 +1,92 @@
+"""Federated problems: F(x) = sum_i w_i f_i(x), where f_i is client i's own mean loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedfw.errors import NonFiniteError
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Test(NamedTuple):
+    """What a problem says of a model on its test data; values it cannot give are None."""
+
+    loss: float | None
+    accuracy: float | None
+
+
+class ClientLosses(ABC):
+    """The f_i of all clients, evaluated for any stack of them at any stack of points.
+
+    The only thing algorithms and the simulator know of models and data.
+    """
+
+    n: int
+    sizes: Tensor | None = None
+    """(n,) samples of each client; None where there are no samples to draw from."""
+
+    @abstractmethod
+    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """f_i and its gradient for the clients ``who`` (m,), client who[j] at x[j].
+
+        Parameters
+        ----------
+        x
+            (m, p).
+        picks
+            (m, batch) numbers of the samples to use, or None for all.
+
+        Returns
+        -------
+        (m,) values and (m, p) gradients.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> ClientLosses:
+        """The same on another device."""
+
+
+class Oracle:
+    """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad f_i (m, p)."""
+
+    def __init__(
+        self, losses: ClientLosses, weights: Tensor, who: Tensor, pick: Callable[[], Tensor | None], round_: int
+    ) -> None:
+        self._losses, self._weights, self._who, self._pick, self._round = losses, weights[who], who, pick, round_
+
+    def __call__(self, x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]:
+        """``full`` asks for all samples even in a minibatch run."""
+        picks = None if full else self._pick()
+        values, gradients = self._losses.value_and_gradient(x, self._who, picks)
+        values = values * self._weights
+        gradients *= self._weights[:, None]
+        refuse_non_finite(values, gradients, self._who, self._round)
+        return values, gradients
+
+
+def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int) -> None:
+    """A NaN names its client and round."""
+    fine = values.isfinite() & gradients.sum(1).isfinite()
+    if bool(fine.all()):
+        return
+    bad = ~(values.isfinite() & gradients.isfinite().all(1))
+    clients = who[bad].tolist()
+    if clients:
+        named = ", ".join(map(str, clients[:10]))
+        raise NonFiniteError(f"round {round_}: NaN or infinity in the loss or gradient of client {named}", clients)
+
+
+def normalised_weights(weights: Sequence[float] | Tensor | None, n: int) -> Tensor:
+    """(n,) float64; 1/n each by default. Given weights are positive and used as they are when they sum to 1."""
+    if weights is None:
+        return torch.full((n,), 1 / n, dtype=torch.float64)
+    w = torch.as_tensor(weights, dtype=torch.float64).flatten()
+    if len(w) != n or not bool(w.isfinite().all()) or float(w.min()) <= 0:
+        raise ValueError(f"weights={weights}, expected {n} positive numbers, one a client")
+    return w / w.sum()

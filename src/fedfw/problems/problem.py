@@ -1,0 +1,192 @@
+"""The public way to state a federated problem."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+from fedfw.problems.base import ClientLosses, Oracle, Shapes, Test, normalised_weights
+from fedfw.problems.functions import FunctionLosses
+from fedfw.problems.linear import LinearLosses, LossFunction, closed_form
+from fedfw.problems.modules import ModuleLosses, flatten, unflatten
+from fedfw.problems.stacks import Samples
+from fedfw.sets.base import ConstraintSet, shapes_of
+
+_EVALUATION_CHUNK = 8192
+
+
+class Problem:
+    """A model, a loss and clients with their own data: min over x of F(x) = sum_i w_i f_i(x).
+
+    Parameters
+    ----------
+    model
+        Any module without running buffers. It is copied, never changed; its parameters are the start.
+    loss
+        ``loss(outputs, targets)``, a mean over samples.
+    clients
+        One pair of tensors (inputs, targets) or one torch dataset a client; sizes may differ.
+    test
+        A pair of tensors or a dataset to measure test loss and accuracy on.
+    weights
+        Positive, one a client; scaled to sum to 1. By default 1/n each.
+    convex
+        Whether every f_i is convex in the parameters. None: the module's own ``convex`` attribute where it has one; a
+        single linear layer with cross-entropy, logistic or squared loss is; a module with hidden layers is not.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        clients: Sequence[Any],
+        test: Any = None,
+        weights: Sequence[float] | Tensor | None = None,
+        convex: bool | None = None,
+    ) -> None:
+        _refuse_buffers(model)
+        self.model = copy.deepcopy(model)
+        self.loss = loss
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError("the model has no trainable parameters")
+        if len({p.dtype for p in parameters}) > 1:
+            raise ValueError(f"parameters of several dtypes: {sorted({str(p.dtype) for p in parameters})}")
+        if not len(clients):
+            raise ValueError("clients=[], expected the data of at least one client")
+        dtype = parameters[0].dtype
+        samples = [_samples(data, f"client {i}", dtype) for i, data in enumerate(clients)]
+        self.shapes: Shapes = shapes_of(self.model)
+        self.start = flatten(parameters)
+        self.weights = normalised_weights(weights, len(samples))
+        self.test_data = None if test is None else _samples(test, "the test data", dtype)
+        derivative = closed_form(self.model, loss)
+        self.losses: ClientLosses
+        if derivative is not None and isinstance(self.model, nn.Linear):
+            self.losses = LinearLosses.of(self.model, derivative, samples)
+        else:
+            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples)
+        self.convex = _is_convex(self.model, derivative is not None) if convex is None else convex
+        if self.convex is False and not bool(self.start.any()):
+            warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
+
+    @classmethod
+    def from_losses(
+        cls,
+        losses: Sequence[Callable[[Tensor], Tensor]],
+        start: Tensor,
+        weights: Sequence[float] | Tensor | None = None,
+        convex: bool | None = None,
+    ) -> Problem:
+        """Clients given as differentiable functions of one tensor of ``start``'s shape, each to a scalar."""
+        if not len(losses):
+            raise ValueError("losses=[], expected the function of at least one client")
+        problem = cls.__new__(cls)
+        problem.model = nn.ParameterDict({"x": nn.Parameter(start.detach().clone())})
+        problem.loss = nnf.mse_loss
+        problem.shapes = {"x": tuple(start.shape)}
+        problem.start = start.detach().clone().flatten()
+        problem.weights = normalised_weights(weights, len(losses))
+        problem.test_data = None
+        problem.losses = FunctionLosses(losses, tuple(start.shape))
+        problem.convex = convex
+        return problem
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return self.losses.n
+
+    def to(self, device: torch.device) -> Problem:
+        """The same problem with its data on ``device``."""
+        moved = copy.copy(self)
+        moved.losses = self.losses.to(device)
+        moved.start, moved.weights = self.start.to(device), self.weights.to(device)
+        moved.test_data = None if self.test_data is None else tuple(t.to(device) for t in self.test_data)  # type: ignore[assignment]
+        moved.model = copy.deepcopy(self.model).to(device)
+        return moved
+
+    def bind(self, constraint: Any) -> ConstraintSet:
+        """The constraint on the flat vector of this problem's parameters."""
+        bound: ConstraintSet = constraint.bind(self.shapes)
+        return bound
+
+    def value_and_gradient(self, x: Tensor, round_: int = 0) -> tuple[float, Tensor]:
+        """F and its gradient (p,) at one point x (p,)."""
+        who = torch.arange(self.n, device=x.device)
+        oracle = Oracle(self.losses, self.weights.to(x.dtype), who, lambda: None, round_)
+        values, gradients = oracle(x.expand(self.n, -1))
+        return float(values.double().sum()), gradients.sum(0)
+
+    def test(self, x: Tensor) -> Test:
+        """Loss and accuracy on the test data at x (p,); accuracy where targets are classes."""
+        if self.test_data is None:
+            return Test(None, None)
+        inputs, targets = self.test_data
+        loss, right = 0.0, 0
+        classes = not targets.is_floating_point()
+        with torch.no_grad():
+            for start in range(0, len(inputs), _EVALUATION_CHUNK):
+                part = slice(start, start + _EVALUATION_CHUNK)
+                outputs = torch.func.functional_call(self.model, unflatten(x, self.shapes), (inputs[part],))
+                wanted = targets[part]
+                loss += float(self.loss(outputs, wanted)) * len(wanted)
+                if classes:
+                    right += int((outputs.argmax(1) == wanted).sum())
+        return Test(loss / len(inputs), right / len(inputs) if classes else None)
+
+    def trained(self, x: Tensor) -> nn.Module:
+        """A copy of the model with parameters x (p,)."""
+        model = copy.deepcopy(self.model)
+        values = unflatten(x.detach(), self.shapes)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in values:
+                    parameter.copy_(values[name])
+        return model
+
+
+def _samples(data: Any, owner: str, dtype: torch.dtype) -> Samples:
+    """A pair of tensors, from a pair or from a dataset of pairs; floating-point inputs in the model's dtype."""
+    if isinstance(data, torch.utils.data.TensorDataset):
+        data = data.tensors
+    if isinstance(data, torch.utils.data.Dataset):
+        items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
+        data = tuple(torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1)) if items else ()
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ValueError(f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {type(data).__name__}")
+    inputs, targets = (torch.as_tensor(part) for part in data)
+    if not len(inputs) or len(inputs) != len(targets):
+        raise ValueError(
+            f"{owner}: {len(inputs)} inputs and {len(targets)} targets, expected equally many, at least one"
+        )
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
+    if targets.is_floating_point():
+        targets = targets.to(dtype)
+    return inputs, targets
+
+
+def _refuse_buffers(model: nn.Module) -> None:
+    running = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
+    if running:
+        raise ValueError(
+            f"module {running[0]!r} keeps running statistics (BatchNorm): they are no parameters, so no constraint and "
+            "no atom would carry them between clients. Use GroupNorm or LayerNorm, or track_running_stats=False"
+        )
+
+
+def _is_convex(model: nn.Module, linear_with_known_loss: bool) -> bool | None:
+    declared = getattr(model, "convex", None)
+    if isinstance(declared, bool):
+        return declared
+    if linear_with_known_loss:
+        return True
+    weighty = [m for m in model.modules() if not list(m.children()) and any(p.requires_grad for p in m.parameters())]
+    return False if len(weighty) > 1 else None

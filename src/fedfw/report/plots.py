@@ -1,0 +1,59 @@
+"""Pictures of runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedfw.simulation.files import write_atomically
+from fedfw.simulation.history import History
+
+
+def plot_runs(runs: Mapping[str, History]) -> Figure:
+    """Loss with the proven band, accuracy, gap and bytes, one line a run."""
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    (loss, accuracy), (gap, sent) = axes
+    for i, (name, history) in enumerate(runs.items()):
+        color = f"C{i % 10}"
+        rounds, values = _evaluated(history, "loss")
+        loss.plot(rounds, values, color=color, label=name)
+        bounded = [
+            (r.round, r.loss, r.lower_bound) for r in history if r.loss is not None and r.lower_bound is not None
+        ]
+        if bounded:
+            at, top, bottom = zip(*bounded, strict=True)
+            visible = min(values) - 2 * (max(values) - min(values))  # the first bounds may be far below
+            loss.fill_between(at, [max(b, visible) for b in bottom], top, color=color, alpha=0.12, lw=0)
+        accuracy.plot(*_evaluated(history, "accuracy"), color=color, label=name)
+        gap.plot(*_evaluated(history, "gap"), color=color, label=name)
+        for column, style in (("bytes_up", "-"), ("bytes_down", "--"), ("bytes_dense", ":")):
+            totals = list(accumulate(getattr(r, column) for r in history))
+            label = {"bytes_up": f"{name}: up", "bytes_down": "down", "bytes_dense": "dense exchange"}[column]
+            sent.plot([r.round for r in history], totals, style, color=color, label=label)
+    loss.set(title="loss (band: proven range of the optimum)", xlabel="round")
+    accuracy.set(title="test accuracy", xlabel="round")
+    gap.set(title="Frank-Wolfe gap", xlabel="round", yscale="log")
+    sent.set(title="bytes, in total", xlabel="round", yscale="log")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    loss.legend()
+    sent.legend(fontsize="small")
+    return figure
+
+
+def save_plot(runs: Mapping[str, History], path: Path) -> None:
+    """`plot_runs` as a PNG file."""
+    png = io.BytesIO()
+    plot_runs(runs).savefig(png, format="png", dpi=110)
+    write_atomically(path, png.getvalue())
+
+
+def _evaluated(history: History, column: str) -> tuple[list[int], list[Any]]:
+    kept = [(r.round, value) for r in history if (value := getattr(r, column)) is not None]
+    return [r for r, _ in kept], [v for _, v in kept]

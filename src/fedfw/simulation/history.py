@@ -1,0 +1,102 @@
+"""What a run remembers of each round."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, overload
+
+from fedfw.simulation.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round. Values that were not evaluated are None.
+
+    loss, test_loss, accuracy, gap, distance, consensus describe the model after the round: F at xbar, the test data,
+    the Frank-Wolfe gap at xbar, xbar's distance from D and ||X - Xbar||_F. ``surrogate`` is sum w_i f_i(x_i) +
+    lam/2 ||X - Xbar||^2 where the clients took their gradients, before the step. ``lower_bound`` is the best proven
+    lower bound on the optimum so far. ``bytes_dense`` is what dense vectors would have cost, both ways together.
+    """
+
+    round: int
+    loss: float | None = None
+    test_loss: float | None = None
+    accuracy: float | None = None
+    surrogate: float | None = None
+    gap: float | None = None
+    lower_bound: float | None = None
+    consensus: float | None = None
+    distance: float | None = None
+    participants: int = 0
+    eta: float | None = None
+    lam: float | None = None
+    rho: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_dense: int = 0
+    seconds: dict[str, float] | None = None
+
+
+class History(Sequence[Record]):
+    """The records of a run, in order."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self._records = list(records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> History: ...
+    def __getitem__(self, index: int | slice) -> Record | History:
+        return History(self._records[index]) if isinstance(index, slice) else self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def append(self, record: Record) -> None:
+        self._records.append(record)
+
+    def last(self, name: str) -> Any:
+        """The latest value of a column that was evaluated, or None."""
+        return next((value for r in reversed(self._records) if (value := getattr(r, name)) is not None), None)
+
+    def total(self, name: str) -> float:
+        """The sum of a column."""
+        return float(sum(getattr(r, name) for r in self._records))
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Columns by name."""
+        return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
+
+    def to_csv(self, path: str | Path) -> None:
+        """One row a round; the parts of ``seconds`` get columns of their own."""
+        rows = [_flat(asdict(record)) for record in self._records]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        from io import StringIO
+
+        text = StringIO()
+        writer = csv.DictWriter(text, names)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(Path(path), text.getvalue().encode())
+
+    def to_jsonl(self) -> str:
+        """One JSON object a line."""
+        return "".join(json.dumps(asdict(record)) + "\n" for record in self._records)
+
+    @classmethod
+    def from_jsonl(cls, text: str) -> History:
+        """The inverse of `to_jsonl`."""
+        return cls([Record(**json.loads(line)) for line in text.splitlines()])
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    seconds = row.pop("seconds") or {}
+    return row | {f"seconds_{name}": value for name, value in seconds.items()}

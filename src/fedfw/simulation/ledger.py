@@ -1,0 +1,152 @@
+"""The byte ledger: what each round sends, from the real encodings.
+
+Up: each participant's atom. Down: the cheapest of three descriptions of xbar, each self-contained for its receiver:
+
+- ``dense``: all p numbers;
+- ``values``: the coordinates that changed since this client last saw xbar, with their new values;
+- ``sum``: eta and the sum of the last round's atoms, for clients that saw xbar just before it. Only where atoms are
+  sparse, and only the sum: nobody is told another client's atom.
+
+Vectors such as ybar or an anchor's mean gradient go dense.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import move_mean
+from fedfw.atoms import Atom, SparseAtom
+from fedfw.atoms.bits import Reader, index_set_nbytes, read_index_set, write_index_set
+from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.atoms.mixture import Mixture
+from fedfw.errors import AtomError
+
+_DENSE, _VALUES, _SUM = 0, 1, 2
+_NO_BITS = np.empty(0, np.uint8)
+
+
+def encode_dense(x: Tensor) -> bytes:
+    """x (p,) whole."""
+    return bytes([_DENSE]) + floats_to_bytes(x)
+
+
+def encode_values(x: Tensor, indices: Tensor) -> bytes:
+    """The values of x (p,) at ascending ``indices`` (k,)."""
+    return bytes([_VALUES]) + _sparse(indices, x[indices], len(x))
+
+
+def encode_sum(keep: float, scale: float, total: Tensor) -> bytes:
+    """The step xbar <- keep * xbar + scale * total, with ``total`` (p,) sparse."""
+    indices = total.nonzero().flatten()
+    rates = np.array([keep, scale], "<f8").tobytes()
+    return bytes([_SUM]) + rates + _sparse(indices, total[indices], len(total))
+
+
+def decode_down(data: bytes, known: Tensor) -> Tensor:
+    """The new xbar of a client that knows ``known`` (p,)."""
+    reader = Reader(data)
+    kind = reader.take(1)[0]
+    p, dtype = len(known), known.dtype
+    if kind == _DENSE:
+        x = read_floats(reader, (p,), dtype)
+    elif kind == _VALUES:
+        indices, values = _read_sparse(reader, p, dtype)
+        x = known.clone()
+        x[indices] = values
+    elif kind == _SUM:
+        keep, scale = np.frombuffer(reader.take(16), "<f8").tolist()
+        indices, values = _read_sparse(reader, p, dtype)
+        total = torch.zeros_like(known)
+        total[indices] = values
+        x = move_mean(known, keep, scale, total)
+    else:
+        raise AtomError(f"message kind {kind}, expected 0 to 2")
+    reader.finish()
+    return x
+
+
+def _sparse(indices: Tensor, values: Tensor, p: int) -> bytes:
+    places = indices.cpu().numpy()
+    return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + floats_to_bytes(values)
+
+
+def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    k = int.from_bytes(reader.take(4), "big")
+    if k > p:
+        raise AtomError(f"{k} coordinates of {p}")
+    indices, _ = read_index_set(reader, p, k, 0)
+    return torch.from_numpy(indices), read_floats(reader, (k,), dtype)
+
+
+def sparse_nbytes(indices: Tensor, p: int, itemsize: int) -> int:
+    """Length of `encode_values` for k ascending indices."""
+    places = indices.cpu().numpy()
+    return 1 + 4 + index_set_nbytes(places[None], p, 0) + len(places) * itemsize
+
+
+class Ledger:
+    """Counts what the messages of a run weigh."""
+
+    def __init__(self, n: int, xbar: Tensor) -> None:
+        self.p, self.itemsize = len(xbar), xbar.element_size()
+        self.last_seen = torch.zeros(n, dtype=torch.int64)  # round in which a client last got xbar; 0: never
+        self.last_changed = torch.zeros(self.p, dtype=torch.int64)  # round whose step last changed a coordinate
+        self.sum_nbytes: int | None = None  # of the last round's step, when everyone took it
+
+    @property
+    def dense_nbytes(self) -> int:
+        """One vector of p numbers with its tag."""
+        return 1 + self.p * self.itemsize
+
+    def down(self, t: int, who: Tensor, vectors: int) -> int:
+        """Bytes to bring the clients ``who`` up to date at the start of round t, and ``vectors`` dense ones each."""
+        total = vectors * self.dense_nbytes * len(who)
+        seen = self.last_seen[who]
+        for since, clients in zip(*(part.tolist() for part in seen.unique(return_counts=True)), strict=True):  # type: ignore[no-untyped-call]
+            options = [self.dense_nbytes]
+            if since:
+                changed = (self.last_changed >= since).nonzero().flatten()
+                if len(changed) * self.itemsize < self.dense_nbytes:
+                    options.append(sparse_nbytes(changed, self.p, self.itemsize))
+                if since == t - 1 and self.sum_nbytes is not None:
+                    options.append(self.sum_nbytes)
+            total += clients * min(options)
+        self.last_seen[who] = t
+        return total
+
+    def step(self, t: int, before: Tensor, after: Tensor, atoms: list[Atom], everyone: bool) -> None:
+        """Note what round t did to xbar."""
+        self.last_changed[(before != after).cpu()] = t
+        support = _support(atoms) if everyone else None
+        # The sum's message has two rates (16 bytes) in front of the coordinates.
+        self.sum_nbytes = None if support is None else 16 + sparse_nbytes(support, self.p, self.itemsize)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold."""
+        return {
+            "last_seen": self.last_seen,
+            "last_changed": self.last_changed,
+            "sum_nbytes": torch.tensor(-1 if self.sum_nbytes is None else self.sum_nbytes),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        self.last_seen, self.last_changed = state["last_seen"].clone(), state["last_changed"].clone()
+        stored = int(state["sum_nbytes"])
+        self.sum_nbytes = None if stored < 0 else stored
+
+
+def _support(atoms: list[Atom]) -> Tensor | None:
+    """Ascending coordinates that the sum of sparse atoms may touch; None where atoms are not sparse."""
+    found = []
+    for atom in atoms:
+        parts = atom.parts if isinstance(atom, Mixture) else (atom,)
+        for part in parts:
+            if not isinstance(part, SparseAtom):
+                return None
+            indices, values = part.entries()
+            found.append(indices[values != 0])
+    unique: Tensor = torch.cat(found).cpu().unique()  # type: ignore[no-untyped-call]
+    return unique

@@ -1,0 +1,63 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedfw.simulation.random import generator
+
+Attendance = Callable[[int], Sequence[int]]
+
+
+class Participation:
+    """Draws the clients of round t; the same t always gives the same clients.
+
+    Parameters
+    ----------
+    wanted
+        A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a function t -> clients.
+    """
+
+    def __init__(self, wanted: float | Sequence[float] | Attendance, n: int, seed: int) -> None:
+        self._n, self._seed = n, seed
+        self._function: Attendance | None = None
+        self._count: int | None = None
+        self._chances: Tensor | None = None
+        self.p = 1.0
+        """The probability that schedules go by: the least one."""
+        if callable(wanted):
+            self._function = wanted
+        elif isinstance(wanted, int) and not isinstance(wanted, bool):
+            if not 1 <= wanted <= n:
+                raise ValueError(
+                    f"participation={wanted} clients a round, expected 1 to {n} (or a probability as a float)"
+                )
+            self._count, self.p = wanted, wanted / n
+        else:
+            chances = torch.as_tensor(wanted, dtype=torch.float64).flatten()
+            if len(chances) not in (1, n) or not bool(((chances > 0) & (chances <= 1)).all()):
+                raise ValueError(f"participation={wanted}, expected a probability in (0, 1], or {n} of them")
+            self._chances, self.p = chances.expand(n), float(chances.min())
+
+    @property
+    def everyone(self) -> bool:
+        """Whether nobody is ever absent."""
+        return self._function is None and self.p == 1.0
+
+    def __call__(self, t: int) -> Tensor:
+        """The clients of round t, ascending, (m,) int64; m may be 0."""
+        if self._function is not None:
+            who = torch.tensor(sorted(set(self._function(t))), dtype=torch.int64)
+            if len(who) and not (int(who[0]) >= 0 and int(who[-1]) < self._n):
+                raise ValueError(f"round {t}: participation names clients {who.tolist()}, expected 0 to {self._n - 1}")
+            return who
+        if self.everyone:
+            return torch.arange(self._n)
+        draw = generator(self._seed, "participation", t)
+        if self._count is not None:
+            return torch.randperm(self._n, generator=draw)[: self._count].sort().values
+        assert self._chances is not None
+        return (torch.rand(self._n, generator=draw, dtype=torch.float64) < self._chances).nonzero().flatten()

@@ -1,0 +1,20 @@
+"""Randomness that is a function of the seed, its purpose and the round: there is no state to lose."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
+    """A CPU generator of its own for each purpose and counters."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{'/'.join(map(str, counters))}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def minibatch(seed: int, tick: int, sizes: Tensor, batch_size: int) -> Tensor:
+    """Sample numbers for every client, drawn with replacement: sizes (n,) -> (n, batch_size)."""
+    uniform = torch.rand(len(sizes), batch_size, generator=generator(seed, "minibatch", tick), dtype=torch.float64)
+    return (uniform * sizes[:, None]).long()

@@ -1,0 +1,76 @@
+"""The run folder: history, model, plots and checkpoints, each replaced in one piece."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
+
+if TYPE_CHECKING:
+    from fedfw.simulation.engine import Run, Simulation
+
+
+class RunFolder:
+    """Where a run lives.
+
+    Parameters
+    ----------
+    path
+        Created if it is missing; refused if it holds a run already, unless ``resume``.
+    checkpoint_every
+        Rounds between checkpoints; the two newest are kept.
+    """
+
+    def __init__(self, path: Path, resume: bool = False, checkpoint_every: int = 10) -> None:
+        self.path, self.checkpoint_every, self._resume = path, checkpoint_every, resume
+        if resume and not path.is_dir():
+            raise ValueError(f"{path} is no run folder")
+        if not resume and (path / "history.jsonl").exists():
+            raise ValueError(f"{path} already holds a run: give another folder, or resume it")
+        path.mkdir(parents=True, exist_ok=True)
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted(self.path.glob("checkpoint-*.bin"))
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint that is whole."""
+        if not self._resume:
+            return None
+        for path in reversed(self._checkpoints()):
+            try:
+                return load_checkpoint(path)
+            except DamagedCheckpointError:
+                continue
+        return None
+
+    def after_round(self, simulation: Simulation, last: bool) -> None:
+        """Write a checkpoint and the history so far, when it is time."""
+        if simulation.t % self.checkpoint_every and not last:
+            return
+        history = simulation.history.to_jsonl()
+        meta = {
+            "round": simulation.t,
+            "best_bound": simulation.best_bound,
+            "dense_sums": simulation.dense_sums,
+            "history": history,
+        }
+        save_checkpoint(self.path / f"checkpoint-{simulation.t:08d}.bin", simulation.tensors(), meta)
+        write_atomically(self.path / "history.jsonl", history.encode())
+        for old in self._checkpoints()[:-2]:
+            old.unlink()
+
+    def finish(self, run: Run) -> None:
+        """Write the model and the plots."""
+        weights = io.BytesIO()
+        torch.save({name: value.cpu() for name, value in run.model.state_dict().items()}, weights)
+        write_atomically(self.path / "model.pt", weights.getvalue())
+        try:
+            from fedfw.report.plots import save_plot
+        except ImportError:  # plots are for people who have matplotlib
+            return
+        save_plot({run.algorithm.name: run.history}, self.path / "plots.png")
