@@ -1,9 +1,9 @@
-"""One thread and fixed seeds: results do not depend on the machine's load."""
+"""One thread a test process and fixed seeds."""
 
 import pytest
 import torch
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

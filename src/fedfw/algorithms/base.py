@@ -137,7 +137,8 @@ class Algorithm(ABC):
     constraint
         The set D: a constraint set, or a `Product` of them by parameter name.
     penalty
-        lam_0, or "auto": zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start.
+        lam_0, or "auto": zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start;
+        "auto:3" is three times that.
     schedule
         A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default.
     momentum
@@ -156,13 +157,22 @@ class Algorithm(ABC):
     def __post_init__(self) -> None:
         if not hasattr(self.constraint, "bind"):
             raise TypeError(f"constraint={self.constraint!r}, expected a constraint set or a Product")
-        if isinstance(self.penalty, str):
-            if self.penalty != "auto":
-                raise ValueError(f'penalty={self.penalty!r}, expected a number of at least 0 or "auto"')
-        elif not (math.isfinite(self.penalty) and self.penalty >= 0):
-            raise ValueError(f'penalty={self.penalty!r}, expected a number of at least 0 or "auto"')
+        self.resolve_penalty(1.0)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}, expected a number from 0 up to but not 1")
+
+    def resolve_penalty(self, automatic: float) -> float:
+        """lam_0, given what "auto" stands for in this run."""
+        factor = self.penalty
+        if isinstance(factor, str):
+            name, _, multiple = factor.partition(":")
+            try:
+                factor = automatic * float(multiple or 1) if name == "auto" else math.nan
+            except ValueError:
+                factor = math.nan
+        if not (math.isfinite(factor) and factor >= 0):
+            raise ValueError(f'penalty={self.penalty!r}, expected a number of at least 0, "auto" or "auto:MULTIPLE"')
+        return factor
 
     def make_schedule(self, convex: bool | None, p: float, horizon: int) -> Schedule:
         """The schedule of a run: the one asked for, else the one for the problem's kind."""

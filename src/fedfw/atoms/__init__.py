@@ -4,6 +4,7 @@ from fedfw.atoms.base import Atom, ReadAtom
 from fedfw.atoms.composite import Rearranged, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
 from fedfw.atoms.low_rank import LowRank
+from fedfw.atoms.mixture import Mixture, mix
 from fedfw.atoms.sparse import GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "DenseAtom",
     "GroupVector",
     "LowRank",
+    "Mixture",
     "Permutation",
     "ReadAtom",
     "Rearranged",
@@ -22,4 +24,5 @@ __all__ = [
     "TupleAtom",
     "Vertex",
     "Zero",
+    "mix",
 ]

@@ -132,7 +132,7 @@ class LinearLosses(ClientLosses):
             R *= 1 / A.shape[1]
         else:
             real = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
-            share = (real / sizes[:, None]).to(x.dtype)
+            share = real.to(x.dtype) / sizes[:, None]
             values.copy_((losses * share).sum(1))
             R *= share.unsqueeze(2)
         gradients[:, : c * f] = torch.bmm(R.mT, A).flatten(1)

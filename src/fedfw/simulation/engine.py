@@ -152,8 +152,9 @@ class Simulation:
         start = _feasible_start(self.constraint, problem.start)
         horizon = options.rounds * options.local_steps
         schedule = self.algorithm.make_schedule(problem.convex, self.participation.p, horizon)
-        penalty = self.algorithm.penalty
-        lam_0 = _automatic_penalty(problem, self.constraint, start) if penalty == "auto" else float(penalty)
+        automatic = isinstance(self.algorithm.penalty, str)
+        unit = _automatic_penalty(problem, self.constraint, start) if automatic else 1.0
+        lam_0 = self.algorithm.resolve_penalty(unit)
         self.plan = Plan(problem.n, self.constraint, lam_0, schedule, options.local_steps)
         self.server: Server = self.algorithm.start_server(start)
         self.clients: State = self.algorithm.start_clients(start.repeat(problem.n, 1))
@@ -320,7 +321,7 @@ class Simulation:
             self._improve(loss - slack)
         test = self.problem.test(x)
         inside = self.constraint.contains(xbar)
-        far = None if not inside and not self.constraint.has_projection else self.constraint.distance(xbar)
+        far = self.constraint.distance(xbar) if not inside and self.constraint.has_projection else None
         apart = (self.clients["x"] - xbar).double().square().sum()
         return {
             "loss": loss,

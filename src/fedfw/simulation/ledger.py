@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import move_mean
-from fedfw.atoms import Atom, SparseAtom
+from fedfw.atoms import Atom, SparseAtom, TupleAtom
 from fedfw.atoms.bits import Reader, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.atoms.mixture import Mixture
@@ -119,7 +119,7 @@ class Ledger:
     def step(self, t: int, before: Tensor, after: Tensor, atoms: list[Atom], everyone: bool) -> None:
         """Note what round t did to xbar."""
         self.last_changed[(before != after).cpu()] = t
-        support = _support(atoms) if everyone else None
+        support = _support(atoms, before) if everyone else None
         # The sum's message has two rates (16 bytes) in front of the coordinates.
         self.sum_nbytes = None if support is None else 16 + sparse_nbytes(support, self.p, self.itemsize)
 
@@ -138,15 +138,17 @@ class Ledger:
         self.sum_nbytes = None if stored < 0 else stored
 
 
-def _support(atoms: list[Atom]) -> Tensor | None:
-    """Ascending coordinates that the sum of sparse atoms may touch; None where atoms are not sparse."""
-    found = []
+def _support(atoms: list[Atom], like: Tensor) -> Tensor | None:
+    """Ascending coordinates where the sum of sparse atoms is not zero; None where atoms are not sparse."""
+    if not all(_is_sparse(atom) for atom in atoms):
+        return None
+    total = torch.zeros_like(like)
     for atom in atoms:
-        parts = atom.parts if isinstance(atom, Mixture) else (atom,)
-        for part in parts:
-            if not isinstance(part, SparseAtom):
-                return None
-            indices, values = part.entries()
-            found.append(indices[values != 0])
-    unique: Tensor = torch.cat(found).cpu().unique()  # type: ignore[no-untyped-call]
-    return unique
+        atom.add_sum_to(total)
+    return total.nonzero().flatten()
+
+
+def _is_sparse(atom: Atom) -> bool:
+    if isinstance(atom, Mixture | TupleAtom):
+        return all(_is_sparse(part) for part in atom.parts)
+    return isinstance(atom, SparseAtom)

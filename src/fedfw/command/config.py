@@ -1,0 +1,99 @@
+"""A run's configuration: every field is a flag of ``fedfw run`` and a key of its TOML file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+
+def _option(default: Any, help_: str) -> Any:
+    return field(default=default, metadata={"help": help_})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """See the help of each field; None means the default said there."""
+
+    dataset: str = _option("digits", "data set: digits, mnist")
+    data_dir: str | None = _option(None, "folder that holds the data sets that are files")
+    model: str = _option("mclr", "mclr (softmax regression) or mlp (two hidden layers)")
+    clients: int = _option(10, "number of clients")
+    partition: str = _option("labels:3", "who holds what: iid, labels:K")
+    algorithm: str = _option("fedfw+", "see 'fedfw algorithms'")
+    constraint: str = _option("l1:30", "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets'")
+    per_parameter: bool = _option(False, "one set for each parameter tensor instead of one for all")
+    schedule: str | None = _option(
+        None,
+        "convex, nonconvex, stochastic, constant:ETA, linear-decay:ETA (by the problem; networks linear-decay:0.05)",
+    )
+    penalty: float | str | None = _option(
+        None, "lam_0, auto, or a multiple such as auto:3 (auto; with momentum auto:0.3; on polytopes auto:0.01)"
+    )
+    momentum: float | None = _option(None, "weight of past gradients (0.9 for networks and the default run, else 0)")
+    anchor_every: int | None = _option(None, "rounds between anchors of fedfw-anchored (20)")
+    rounds: int = _option(100, "number of rounds")
+    participation: float | int = _option(1.0, "probability that a client takes part (0.5), or how many do (5)")
+    local_steps: int = _option(1, "Frank-Wolfe steps of a client a round")
+    batch_size: int | None = _option(None, "samples of a gradient (all)")
+    tol: float | None = _option(None, "stop when the loss is proven to be this close to the optimum")
+    eval_every: int = _option(1, "rounds between evaluations")
+    seed: int = _option(0, "fixes data split, start, attendance and minibatches")
+    device: str = _option("cpu", "cpu or cuda")
+    out: str | None = _option(None, "run folder (a new one under runs/)")
+
+    def to_toml(self) -> str:
+        """The configuration as TOML; fields that are None are left out."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return "".join(f"{_key(name)} = {json.dumps(value)}\n" for name, value in values if value is not None)
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def read_config(path: Path) -> RunConfig:
+    """A configuration from a TOML file; unknown keys and wrong types are refused."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"no configuration file {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return merge(RunConfig(), table, str(path))
+
+
+def merge(config: RunConfig, table: dict[str, Any], source: str) -> RunConfig:
+    """The configuration with the given keys changed."""
+    known = {_key(f.name): f for f in fields(RunConfig)}
+    changes = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ValueError(f"{source}: unknown key {key!r}, expected one of {', '.join(known)}")
+        changes[known[key].name] = _typed(key, value, str(known[key].type), source)
+    return replace(config, **changes)
+
+
+def _typed(key: str, value: Any, annotation: str, source: str) -> Any:
+    allowed = annotation.split(" | ")
+    if (isinstance(value, str) and "str" not in allowed) or (
+        key in ("penalty", "participation") and isinstance(value, str)
+    ):
+        value = _parse(value)
+    kind = {bool: "bool", int: "int", float: "float", str: "str", type(None): "None"}.get(type(value))
+    if kind == "int" and "int" not in allowed and "float" in allowed:
+        return float(value)
+    if kind not in allowed:
+        raise ValueError(f"{source}: {key} = {value!r}, expected {annotation.replace(' | None', '')}")
+    return value
+
+
+def _parse(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,46 @@
+"""Quadratics with known constants, to put theory to the test: f_i(x) = (x - c_i)' A_i (x - c_i) / 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedfw.problems.base import ClientLosses
+from fedfw.problems.problem import Problem
+
+
+class QuadraticLosses(ClientLosses):
+    """A (n, p, p) symmetric, c (n, p)."""
+
+    def __init__(self, A: Tensor, c: Tensor) -> None:
+        self.A, self.c, self.n = A, c, len(A)
+
+    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+        away = x - self.c[who]
+        gradients = torch.bmm(self.A[who], away.unsqueeze(2)).squeeze(2)
+        return (away * gradients).sum(1) / 2, gradients
+
+    def to(self, device: torch.device) -> QuadraticLosses:
+        return QuadraticLosses(self.A.to(device), self.c.to(device))
+
+
+def quadratic_problem(
+    A: Tensor, c: Tensor, start: Tensor, weights: Sequence[float] | None = None, convex: bool | None = True
+) -> Problem:
+    """A problem of n quadratic clients that begins at ``start`` (p,)."""
+    problem = Problem.from_losses([lambda x: x.sum()] * len(A), start, weights, convex)
+    problem.losses = QuadraticLosses(A, c)
+    return problem
+
+
+def random_quadratics(n: int, p: int, condition: float, spread: float, seed: int) -> tuple[Tensor, Tensor]:
+    """A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions; c_i (n, p) Gaussian."""
+    generator = torch.Generator().manual_seed(seed)
+    A = []
+    for _ in range(n):
+        q, _ = torch.linalg.qr(torch.randn(p, p, generator=generator, dtype=torch.float64))
+        eigenvalues = torch.logspace(0, torch.log10(torch.tensor(condition)).item(), p, dtype=torch.float64)
+        A.append(q @ torch.diag(eigenvalues) @ q.T)
+    return torch.stack(A), spread * torch.randn(n, p, generator=generator, dtype=torch.float64)

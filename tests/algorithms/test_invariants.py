@@ -1,0 +1,292 @@
+"""What must hold in every round, for every algorithm, set, schedule and attendance."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import fedfw
+import fedfw.schedules
+from fedfw.algorithms import FedFWSto
+from fedfw.problems.quadratics import quadratic_problem
+from fedfw.schedules import Schedule, constant, convex
+from fedfw.simulation import Simulation
+from tests.quadratics import SETS, Quadratics
+
+LAM = 0.05
+ATTENDANCE = {
+    "everyone": 1.0,
+    "a third": 0.3,
+    "each its own": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8],
+    "three": 3,
+    "given": lambda t: [] if t % 5 == 0 else [t % 8, (3 * t) % 8],
+}
+
+
+def algorithms(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
+    return [
+        fedfw.FedFW(D, penalty=LAM),
+        fedfw.FedFW(D, penalty=LAM, momentum=0.9),
+        fedfw.FedFWPlus(D, penalty=LAM),
+        fedfw.FedFWPlus(D, penalty=LAM, momentum=0.5, schedule="nonconvex"),
+        fedfw.FedFWSto(D, penalty=LAM),
+        fedfw.FedFWAnchored(D, anchor_every=4),
+        fedfw.FedFWAnchored(D, anchor_every=4, momentum=0.9, penalty=LAM, schedule="linear-decay:0.3"),
+    ]
+
+
+@pytest.mark.parametrize("attendance", ATTENDANCE)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_mean_membership_and_duals_in_every_round(name: str, attendance: str, local_steps: int) -> None:
+    q = Quadratics.on(name)
+
+    def watch(simulation: Simulation) -> None:
+        x, xbar = simulation.clients["x"], simulation.server.xbar
+        assert torch.allclose(x.mean(0), xbar, atol=1e-12)
+        assert bool(torch.as_tensor(q.constraint.contains(x, 1e-7, batch=True)).all())
+        assert q.constraint.contains(xbar, 1e-7)
+        if "y" in simulation.clients:
+            ybar = simulation.server.vectors["ybar"]
+            assert torch.allclose(simulation.clients["y"].mean(0), ybar, atol=1e-12)
+
+    for algorithm in algorithms(q.constraint):
+        run = fedfw.simulate(
+            q.problem,
+            algorithm,
+            rounds=40,
+            participation=ATTENDANCE[attendance],  # type: ignore[arg-type]
+            local_steps=local_steps,
+            eval_every=40,
+            callbacks=[watch],
+        )
+        assert run.history[-1].distance == 0.0
+
+
+def frank_wolfe_path(q: Quadratics, rounds: int) -> torch.Tensor:
+    """Plain Frank-Wolfe on F in ten lines."""
+    x = q.start.clone()
+    for t in range(1, rounds + 1):
+        s = q.constraint.lmo(q.gradients(x).sum(0)).dense(torch.float64)
+        x = (1 - 2 / (t + 1)) * x + 2 / (t + 1) * s
+    return x
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_one_client_is_frank_wolfe(name: str) -> None:
+    q = Quadratics.on(name, n=1)
+    expected = frank_wolfe_path(q, 30)
+    for algorithm in (fedfw.FedFW(q.constraint, penalty=1.0), fedfw.FedFWPlus(q.constraint, penalty=1.0)):
+        assert torch.allclose(fedfw.simulate(q.problem, algorithm, rounds=30).x, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_identical_clients_stay_together_on_the_path_of_frank_wolfe(name: str) -> None:
+    one = Quadratics.on(name, n=1)
+    same = Quadratics(one.constraint, one.A.repeat(5, 1, 1), one.c.repeat(5, 1))
+
+    def watch(simulation: Simulation) -> None:
+        assert torch.allclose(simulation.clients["x"], simulation.server.xbar.expand(5, -1), atol=1e-12)
+
+    for algorithm in (fedfw.FedFW(same.constraint, penalty=1.0), fedfw.FedFWPlus(same.constraint, penalty=1.0)):
+        run = fedfw.simulate(same.problem, algorithm, rounds=30, callbacks=[watch])
+        assert torch.allclose(run.x, frank_wolfe_path(same, 30), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_central_frank_wolfe(name: str) -> None:
+    q = Quadratics.on(name)
+    run = fedfw.simulate(q.problem, fedfw.FrankWolfe(q.constraint), rounds=30)
+    assert torch.allclose(run.x, frank_wolfe_path(q, 30), atol=1e-9)
+
+
+def test_sto_with_full_batches_and_rho_one_is_fedfw() -> None:
+    q = Quadratics.on("l2")
+    rates = convex(0.6)
+    sto = FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth))
+    plain = fedfw.FedFW(q.constraint, penalty=LAM)
+    one, other = (fedfw.simulate(q.problem, a, rounds=50, participation=0.6).x for a in (sto, plain))
+    assert torch.equal(one, other)
+
+
+def test_momentum_is_the_sto_estimator_with_constant_rho() -> None:
+    q = Quadratics.on("l2")
+    rates = convex(0.6)
+    sto = FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth, lambda t: 0.1))
+    momentum = fedfw.FedFW(q.constraint, penalty=LAM, momentum=0.9)
+    one, other = (fedfw.simulate(q.problem, a, rounds=50, participation=0.6).x for a in (sto, momentum))
+    assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_a_late_clients_first_average_is_its_first_gradient() -> None:
+    q = Quadratics.on("l2")
+    held = {}
+
+    def watch(simulation: Simulation) -> None:
+        held[simulation.t] = simulation.clients["d"].clone()
+
+    late = fedfw.FedFWSto(q.constraint, penalty=LAM)
+    fedfw.simulate(q.problem, late, rounds=30, participation=lambda t: [0] if t < 30 else [0, 1], callbacks=[watch])
+    assert torch.allclose(held[30][1], q.gradients(q.start)[1])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_renaming_clients_changes_nothing(name: str) -> None:
+    q = Quadratics.on(name)
+    order = torch.tensor([3, 1, 7, 0, 5, 2, 6, 4])
+    renamed = quadratic_problem(q.A[order], q.c[order], q.start)
+    for algorithm in algorithms(q.constraint):
+        one, other = (fedfw.simulate(problem, algorithm, rounds=25).x for problem in (q.problem, renamed))
+        assert torch.allclose(one, other, atol=1e-9)
+
+
+def test_a_seed_fixes_the_run_to_the_bit() -> None:
+    q = Quadratics.on("l2")
+    for algorithm in algorithms(q.constraint):
+        runs = [fedfw.simulate(q.problem, algorithm, rounds=20, participation=0.5, seed=seed) for seed in (7, 7, 8)]
+        assert torch.equal(runs[0].x, runs[1].x)
+        assert not torch.equal(runs[0].x, runs[2].x)
+        columns = [run.history.to_dict() for run in runs[:2]]
+        for column in columns:
+            column.pop("seconds")
+        assert columns[0] == columns[1]
+
+
+def test_weights_scale_the_losses_and_leave_the_mean_alone() -> None:
+    weights = (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)
+    plain = Quadratics.on("l2")
+    q = dataclasses.replace(plain, weights=weights)
+    scaled = quadratic_problem(8 * q.w[:, None, None] * q.A, q.c, q.start)
+    algorithm = fedfw.FedFWPlus(q.constraint, penalty=LAM)
+    one, other = (fedfw.simulate(problem, algorithm, rounds=200) for problem in (q.problem, scaled))
+    assert torch.allclose(one.x, other.x, atol=1e-10)
+    assert one.history[-1].loss - q.least < 0.05 * (q.value(q.start) - q.least)
+
+
+def test_nan_names_client_and_round() -> None:
+    count = iter(range(1000))
+
+    def spoilt(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() * (float("nan") if next(count) >= 6 else 1.0)
+
+    problem = fedfw.Problem.from_losses([lambda x: x.square().sum(), spoilt], torch.zeros(3))
+    with pytest.raises(fedfw.NonFiniteError, match=r"round 7: NaN or infinity .* of client 1") as caught:
+        fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=LAM), rounds=20, eval_every=20)
+    assert caught.value.rows == (1,)
+
+
+class TestCounterexample:
+    """f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1]: F is least at 1."""
+
+    problem = fedfw.Problem.from_losses(
+        [lambda x: (x - 3).square().sum(), lambda x: (x + 1).square().sum()],
+        torch.zeros(1, dtype=torch.float64),
+        convex=True,
+    )
+    D = fedfw.Box(-1.0, 1.0)
+
+    @pytest.mark.parametrize("local_steps", [1, 5])
+    def test_local_steps_and_averaging_stay_at_zero(self, local_steps: int) -> None:
+        naive = fedfw.NaiveFW(self.D, schedule="constant:0.3")
+        run = fedfw.simulate(self.problem, naive, rounds=100, local_steps=local_steps)
+        assert abs(float(run.x)) < 1e-12
+        assert run.history[-1].gap > 1
+
+    @pytest.mark.parametrize("lam", [0.1, 0.3, 1.0])
+    def test_fedfw_follows_its_law(self, lam: float) -> None:
+        path = []
+        fedfw.simulate(
+            self.problem,
+            fedfw.FedFW(self.D, penalty=lam),
+            rounds=1000,
+            eval_every=1000,
+            callbacks=[lambda s: path.append(1 - float(s.server.xbar))],
+        )
+        for t in range(300, 1000):  # path[t - 1] is 1 - xbar^{t+1}
+            assert abs(path[t - 1] - 2 / (2 + lam * (t + 2) ** 0.5)) < 0.01
+
+    def test_fedfw_plus_reaches_the_optimum(self) -> None:
+        run = fedfw.simulate(self.problem, fedfw.FedFWPlus(self.D, penalty=1.0), rounds=1000, eval_every=1000)
+        assert abs(1 - float(run.x)) < 0.001
+
+    def test_anchors_reach_it_at_once(self) -> None:
+        run = fedfw.simulate(self.problem, fedfw.FedFWAnchored(self.D, anchor_every=5), rounds=20)
+        assert float(run.x) == pytest.approx(1.0)
+
+
+class TestSchedules:
+    """Every row of the table."""
+
+    @pytest.mark.parametrize(
+        ("name", "p", "horizon", "t", "eta", "growth", "rho"),
+        [
+            ("convex", 1.0, 100, 1, 1.0, 2**0.5, 1.0),
+            ("convex", 1.0, 100, 9, 2 / 10, 10**0.5, 1.0),
+            ("convex", 0.5, 100, 9, 2 / 6, 6**0.5, 1.0),
+            ("nonconvex", 1.0, 1000, 5, 0.01, 10.0, 1.0),
+            ("nonconvex", 0.5, 1998, 5, 0.01, 10.0, 1.0),
+            ("stochastic", 1.0, 100, 1, 1.0, 3.0, 1.0),
+            ("stochastic", 1.0, 100, 20, 9 / 28, 28**0.5, 4 / 9),
+            ("constant:0.25", 1.0, 100, 40, 0.25, 1.0, 1.0),
+            ("linear-decay:0.2", 1.0, 1000, 501, 0.1, 10.0, 1.0),
+        ],
+    )
+    def test_by_name(self, name: str, p: float, horizon: int, t: int, eta: float, growth: float, rho: float) -> None:
+        schedule = fedfw.schedules.make_schedule(name, p, horizon)
+        assert schedule.eta(t) == pytest.approx(eta)
+        assert schedule.growth(t) == pytest.approx(growth)
+        assert schedule.rho(t) == pytest.approx(rho)
+        assert schedule.rho(1) <= 1.0
+
+    def test_callables_and_defaults(self) -> None:
+        q = Quadratics.on("l2")
+        given = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=LAM, schedule=lambda t: 0.5 / t), rounds=3)
+        assert [r.eta for r in given.history] == [0.5, 0.25, 0.5 / 3]
+        absent = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=LAM), rounds=3, participation=0.5)
+        assert absent.history[2].eta == pytest.approx(2 / 3)
+        bumpy = dataclasses.replace(q, convex=False)
+        flat = fedfw.simulate(bumpy.problem, fedfw.FedFW(q.constraint, penalty=LAM), rounds=8)
+        assert flat.history[0].eta == pytest.approx(0.25)
+
+    @pytest.mark.parametrize("name", ["cosine", "constant", "constant:2", "linear-decay:x", "convex:3"])
+    def test_unknown_ones_are_refused_with_the_known(self, name: str) -> None:
+        with pytest.raises(ValueError, match="expected one of convex, nonconvex"):
+            fedfw.schedules.make_schedule(name, 1.0, 10)
+
+    def test_a_step_outside_0_1_is_refused_when_it_comes(self) -> None:
+        q = Quadratics.on("l2")
+        with pytest.raises(ValueError, match=r"eta=1\.5 at t=3"):
+            fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, schedule=lambda t: t / 2), rounds=5)
+
+    def test_a_constant_penalty_leaves_a_bias(self) -> None:
+        q = Quadratics.on("l2")
+        schedule = dataclasses.replace(convex(), growth=constant(1.0).growth)
+        run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=LAM, schedule=schedule), rounds=3000)
+        assert run.history[-1].loss - q.least <= q.H**2 / (2 * LAM)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda D: fedfw.FedFW(D, penalty=-1.0), "penalty=-1.0"),
+        (lambda D: fedfw.FedFW(D, penalty="some"), "penalty='some'"),
+        (lambda D: fedfw.FedFW(D, penalty="auto:x"), "auto:MULTIPLE"),
+        (lambda D: fedfw.FedFW(D, momentum=1.0), "momentum=1.0"),
+        (lambda D: fedfw.FedFWSto(D, momentum=0.5), "averages gradients by its schedule"),
+        (lambda D: fedfw.FedFWAnchored(D, anchor_every=0), "anchor_every=0"),
+        (lambda D: fedfw.NaiveFW(D, penalty=1.0), "neither penalty nor momentum"),
+    ],
+)
+def test_bad_options_are_refused(build: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(fedfw.L1Ball(1.0))  # type: ignore[operator]
+
+
+def test_automatic_penalty_is_the_stated_one() -> None:
+    q = Quadratics.on("l2")
+    g = q.gradients(q.start) * q.n
+    zeta = float((g - g.mean(0)).square().sum(1).mean().sqrt())
+    run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty="auto:3"), rounds=1)
+    assert run.plan.lam_0 == pytest.approx(3 * zeta / (2 * q.n * q.D))

@@ -1,0 +1,243 @@
+"""The bounds of the theory with their constants, and the slopes that correct code meets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+import fedfw
+import fedfw.certificates
+import fedfw.problems.quadratics
+from tests.quadratics import SETS, P, Quadratics, slope
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_reference_optimum_agrees_with_scipy(name: str) -> None:
+    q = Quadratics.on(name)
+    # u - v with u, v >= 0 makes the l1 ball smooth; the other sets use u alone.
+    split = name == "l1"
+
+    def point(z: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(z[:P] - z[P:] if split else z)
+
+    def value(z: np.ndarray) -> tuple[float, np.ndarray]:
+        g = q.gradients(point(z)).sum(0).numpy()
+        return q.value(point(z)), np.concatenate([g, -g]) if split else g
+
+    size = 2 * P if split else P
+    limits = {
+        "l2": ((None, None), [{"type": "ineq", "fun": lambda z: 1 - z @ z}]),
+        "l1": ((0, None), [{"type": "ineq", "fun": lambda z: 1 - z.sum()}]),
+        "box": ((-0.5, 0.5), []),
+        "simplex": ((0, None), [{"type": "eq", "fun": lambda z: 1 - z.sum()}]),
+    }
+    bounds, constraints = limits[name]
+    options = {"maxiter": 2000, "ftol": 1e-14}
+    found = minimize(
+        value, np.full(size, 1 / size), jac=True, method="SLSQP", bounds=[bounds] * size, constraints=constraints,
+        options=options,
+    )  # fmt: skip
+    assert q.least == pytest.approx(found.fun, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_convex_bound_holds_every_round_for_any_penalty(name: str) -> None:
+    """T1."""
+    q = Quadratics.on(name)
+    for multiple in (0.1, 1.0, 10.0):
+        lam = multiple * q.best_penalty
+        run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=lam), rounds=2000)
+        t = torch.arange(2, 2002, dtype=torch.float64)
+        bound = 2 * q.n * q.D**2 * (q.Lh / t + lam / t.sqrt()) + q.H**2 / (2 * lam * t.sqrt())
+        assert bool((q.residuals(run) <= bound).all())
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_convex_slopes(name: str) -> None:
+    q = Quadratics.on(name)
+    lam = 3 * q.best_penalty
+    t = torch.arange(200, 5000)
+    for algorithm, steepest in ((fedfw.FedFW, -0.45), (fedfw.FedFWPlus, -0.7)):
+        run = fedfw.simulate(q.problem, algorithm(q.constraint, penalty=lam), rounds=5000)
+        assert slope(t, q.residuals(run)[t]) <= steepest
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_participation_bound_and_slope(name: str, p: float) -> None:
+    """T1p, over ten seeds."""
+    q = Quadratics.on(name)
+    lam = 3 * q.best_penalty
+    algorithm = fedfw.FedFW(q.constraint, penalty=lam)
+    runs = []
+    for seed in range(10):
+        run = fedfw.simulate(q.problem, algorithm, rounds=1000, participation=p, seed=seed, eval_every=20)
+        runs.append(torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - q.least)
+    residuals = torch.stack(runs)
+    t = torch.arange(20, 1001, 20, dtype=torch.float64) + 1
+    a1, a2 = (p * (t - back - 1) + 2 for back in (1, 2))
+    initial = (q.value(q.start) - q.least) * (2 - 2 * p) * (2 - p) / (a2 * a1)
+    bound = initial + 2 * q.n * q.D**2 * (q.Lh / a1 + lam / a1.sqrt()) + q.H**2 / (2 * lam * a1.sqrt())
+    mean, error = residuals.mean(0), residuals.std(0) / math.sqrt(len(runs))
+    assert bool((mean <= bound + 3 * error).all())
+    long = fedfw.simulate(q.problem, algorithm, rounds=5000, participation=p, eval_every=20)
+    t = torch.arange(200, 5001, 20)
+    losses = {r.round: r.loss for r in long.history}
+    assert slope(t, torch.tensor([losses[int(round_)] for round_ in t], dtype=torch.float64) - q.least) <= -0.5
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_nonconvex_bound_and_slope(name: str) -> None:
+    """T2 on indefinite quadratics: the mean gap, and how the least gap falls with the horizon."""
+    q = _indefinite(name)
+    lam = q.best_penalty
+    least = []
+    horizons = (30, 100, 300, 1000, 3000)
+    for T in horizons:
+        run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=lam), rounds=T)
+        first = fedfw.certificates.frank_wolfe_gap(q.constraint, q.start, q.gradients(q.start).sum(0))
+        gaps = [first, *(r.gap for r in run.history)][:T]  # at xbar^1, ..., xbar^T
+        apart = math.sqrt(q.n) * q.Lh * q.D
+        E = q.value(q.start) - sum(_least_alone(q, i) for i in range(q.n))
+        bound = (E + q.n * q.D**2 * lam / 2) * T ** (-1 / 3)
+        bound += q.n * q.Lh * q.D**2 / 2 * T ** (-2 / 3) + (q.H + apart) ** 2 / (4 * lam) * T ** (-1 / 3)
+        assert sum(gaps) / T <= bound
+        least.append(min(gaps))
+    assert slope(torch.tensor(horizons), torch.tensor(least, dtype=torch.float64)) <= -0.25
+
+
+def test_nonconvex_bound_with_absentees() -> None:
+    """T2p, over ten seeds."""
+    q, p, T = _indefinite("l1"), 0.5, 300
+    lam, K = q.best_penalty, 0.5 * 300 + 1
+    E = q.value(q.start) - sum(_least_alone(q, i) for i in range(q.n))
+    apart = math.sqrt(q.n) * q.Lh * q.D
+    bound = E * K ** (2 / 3) / (p * T) + q.n * q.D**2 * lam / 2 * K ** (-1 / 3)
+    bound += q.n * q.Lh * q.D**2 / 2 * K ** (-2 / 3) + (q.H + apart) ** 2 / (4 * lam) * K ** (-1 / 3)
+    means = []
+    for seed in range(10):
+        algorithm = fedfw.FedFW(q.constraint, penalty=lam)
+        run = fedfw.simulate(q.problem, algorithm, rounds=T, participation=p, seed=seed)
+        means.append(sum(r.gap for r in run.history) / T)
+    assert sum(means) / len(means) <= bound
+
+
+def _indefinite(name: str) -> Quadratics:
+    q = Quadratics.on(name)
+    A = q.A.clone()
+    A[: q.n // 2] -= 6 * torch.eye(P, dtype=torch.float64)
+    return Quadratics(q.constraint, A, q.c, convex=False)
+
+
+def _least_alone(q: Quadratics, i: int) -> float:
+    """w_i min over the set of f_i: from below, by the concave part's worst case at the set's farthest point."""
+    eigenvalues = torch.linalg.eigvalsh(q.A[i])
+    if float(eigenvalues[0]) >= 0:
+        alone = Quadratics(q.constraint, q.A[i : i + 1], q.c[i : i + 1])
+        return float(q.w[i]) * alone.least
+    farthest = float(q.c[i].norm()) + q.D + float(q.start.norm())
+    return float(q.w[i]) * float(eigenvalues[0]) * farthest**2 / 2
+
+
+class NoisyQuadratics(fedfw.problems.ClientLosses):
+    """Gradients with Gaussian noise of a known variance, a fresh draw a call, from a seed."""
+
+    def __init__(self, q: Quadratics, sigma: float, seed: int) -> None:
+        self._exact, self.n = q.problem.losses, q.n
+        self._sigma, self._generator = sigma, torch.Generator().manual_seed(seed)
+        self.sizes = torch.ones(q.n, dtype=torch.int64)
+
+    def value_and_gradient(
+        self, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values, gradients = self._exact.value_and_gradient(x, who, None)
+        if picks is None:  # evaluations are exact
+            return values, gradients
+        noise = torch.randn(x.shape, generator=self._generator, dtype=x.dtype)
+        return values, gradients + self._sigma / math.sqrt(x.shape[1]) * noise
+
+    def to(self, device: torch.device) -> NoisyQuadratics:
+        return self
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_stochastic_bound_and_slope(name: str) -> None:
+    """T3, over five seeds."""
+    q, sigma = Quadratics.on(name), 1.0
+    lam = 3 * q.best_penalty
+    runs = []
+    for seed in range(5):
+        problem = fedfw.problems.quadratics.quadratic_problem(q.A, q.c, q.start)
+        problem.losses = NoisyQuadratics(q, sigma, seed)
+        algorithm = fedfw.FedFWSto(q.constraint, penalty=lam)
+        run = fedfw.simulate(problem, algorithm, rounds=3000, batch_size=1, eval_every=10)
+        runs.append(torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - q.least)
+    mean = torch.stack(runs).mean(0)
+    t = torch.arange(10, 3001, 10, dtype=torch.float64) + 1
+    Q = 16 * float((q.w**2).sum()) * sigma**2 + 40.5 * q.n * q.Lh**2 * q.D**2
+    bound = 9 / 8 * math.sqrt(q.n * Q) * q.D * (t + 7) ** (-1 / 3)
+    bound += 81 / 16 * q.n * q.D**2 * (q.Lh / (t + 7) + lam / (t + 7).sqrt()) + q.H**2 / (2 * lam * (t + 7).sqrt())
+    assert bool((mean <= bound).all())
+    late = t >= 200
+    assert slope(t[late], mean[late]) <= -0.30
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_dual_variables_with_absentees_go_on_improving(name: str) -> None:
+    q = Quadratics.on(name)
+    algorithm = fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty)
+    run = fedfw.simulate(q.problem, algorithm, rounds=4000, participation=0.3, eval_every=50)
+    loss = {r.round: r.loss for r in run.history}
+    assert loss[4000] - q.least < 0.5 * (loss[1000] - q.least)
+
+
+@pytest.mark.parametrize("name", ["l1", "l2", "box"])
+@pytest.mark.parametrize("every", [1, 5, 20])
+def test_anchored_bound_and_slope(name: str, every: int) -> None:
+    q = Quadratics.on(name)
+    run = fedfw.simulate(q.problem, fedfw.FedFWAnchored(q.constraint, anchor_every=every), rounds=3000)
+    t = torch.arange(2, 3002, dtype=torch.float64)
+    bound = (2 + 24 * (every - 1)) * q.n * q.Lh * q.D**2 / t
+    residuals = q.residuals(run)
+    assert bool((residuals <= bound).all())
+    late = torch.arange(200, 3000)
+    assert slope(late, residuals[late]) <= -0.9
+
+
+def test_anchors_prove_the_exact_gap() -> None:
+    q = Quadratics.on("l1")
+    algorithm = fedfw.FedFWAnchored(q.constraint, anchor_every=5)
+    run = fedfw.simulate(q.problem, algorithm, rounds=23, eval_every=1000)
+    told = {r.round: r.gap for r in run.history if r.gap is not None}
+    assert list(told) == [1, 6, 11, 16, 21, 23]
+    every = fedfw.simulate(q.problem, algorithm, rounds=23).history
+    for t in (6, 11, 16, 21):  # an anchor looks at the model the round before it left
+        assert told[t] == pytest.approx(every[t - 2].gap, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lower_bound_never_exceeds_the_optimum(name: str, participation: float, dtype: torch.dtype) -> None:
+    q = Quadratics.on(name)
+    allowed = (1e-9 if dtype == torch.float64 else 1e-5) * (1 + abs(q.least))
+    problem = fedfw.problems.quadratics.quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
+    for algorithm in (
+        fedfw.FedFW(q.constraint, penalty=q.best_penalty),
+        fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty),
+        fedfw.FedFWAnchored(q.constraint, anchor_every=7),
+        fedfw.FedFW(q.constraint, penalty=q.best_penalty, momentum=0.9),
+    ):
+        run = fedfw.simulate(problem, algorithm, rounds=400, participation=participation, eval_every=10, local_steps=2)
+        bounds = [r.lower_bound for r in run.history if r.lower_bound is not None]
+        assert bounds
+        assert max(bounds) <= q.least + allowed
+        assert bounds == sorted(bounds)
+        exact = fedfw.simulate(problem, algorithm, rounds=400, participation=participation, eval_every=400)
+        if algorithm.momentum == 0 and participation == 1.0:  # a bound every round, without an evaluation
+            assert exact.history[0].lower_bound is not None
+            assert exact.history[398].lower_bound <= q.least + allowed
