@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# Set up and run the main job: the table of sets, then a small Frank-Wolfe demo.
+# Set up and run the main job: a federated run on the embedded digits; arguments go to "fedfw run".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh
-.venv/bin/fedfw sets
-echo
-.venv/bin/fedfw demo
+.venv/bin/fedfw run "$@"

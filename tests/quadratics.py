@@ -107,8 +107,8 @@ class Quadratics:
         return self.H / (2 * math.sqrt(self.n) * self.D)
 
     def residuals(self, run: fedfw.Run) -> Tensor:
-        """F(xbar^t) - F* for t = 2, 3, ... (the record of round t describes xbar^{t+1})."""
-        return torch.tensor([r.loss for r in run.history], dtype=torch.float64) - self.least
+        """F(xbar) - F* at every evaluation (the record of round t describes xbar^{t+1})."""
+        return torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - self.least
 
 
 def slope(t: Tensor, values: Tensor) -> float:

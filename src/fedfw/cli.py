@@ -32,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fedfw {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="simulate a federated run; without arguments, on a small embedded data set")
+    run = commands.add_parser(
+        "run", help="simulate a federated run; without arguments, on the digits that ship with scikit-learn"
+    )
     run.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
     for option in fields(RunConfig):
         flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]

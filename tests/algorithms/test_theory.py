@@ -60,10 +60,10 @@ def test_convex_bound_holds_every_round_for_any_penalty(name: str) -> None:
 def test_convex_slopes(name: str) -> None:
     q = Quadratics.on(name)
     lam = 3 * q.best_penalty
-    t = torch.arange(200, 5000)
+    t = torch.arange(200, 5001, 10)
     for algorithm, steepest in ((fedfw.FedFW, -0.45), (fedfw.FedFWPlus, -0.7)):
-        run = fedfw.simulate(q.problem, algorithm(q.constraint, penalty=lam), rounds=5000)
-        assert slope(t, q.residuals(run)[t]) <= steepest
+        run = fedfw.simulate(q.problem, algorithm(q.constraint, penalty=lam), rounds=5000, eval_every=10)
+        assert slope(t, q.residuals(run)[-len(t) :]) <= steepest
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -75,10 +75,10 @@ def test_participation_bound_and_slope(name: str, p: float) -> None:
     algorithm = fedfw.FedFW(q.constraint, penalty=lam)
     runs = []
     for seed in range(10):
-        run = fedfw.simulate(q.problem, algorithm, rounds=1000, participation=p, seed=seed, eval_every=20)
-        runs.append(torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - q.least)
+        run = fedfw.simulate(q.problem, algorithm, rounds=400, participation=p, seed=seed, eval_every=20)
+        runs.append(q.residuals(run))
     residuals = torch.stack(runs)
-    t = torch.arange(20, 1001, 20, dtype=torch.float64) + 1
+    t = torch.arange(20, 401, 20, dtype=torch.float64) + 1
     a1, a2 = (p * (t - back - 1) + 2 for back in (1, 2))
     initial = (q.value(q.start) - q.least) * (2 - 2 * p) * (2 - p) / (a2 * a1)
     bound = initial + 2 * q.n * q.D**2 * (q.Lh / a1 + lam / a1.sqrt()) + q.H**2 / (2 * lam * a1.sqrt())
@@ -86,8 +86,7 @@ def test_participation_bound_and_slope(name: str, p: float) -> None:
     assert bool((mean <= bound + 3 * error).all())
     long = fedfw.simulate(q.problem, algorithm, rounds=5000, participation=p, eval_every=20)
     t = torch.arange(200, 5001, 20)
-    losses = {r.round: r.loss for r in long.history}
-    assert slope(t, torch.tensor([losses[int(round_)] for round_ in t], dtype=torch.float64) - q.least) <= -0.5
+    assert slope(t, q.residuals(long)[-len(t) :]) <= -0.5
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -98,14 +97,15 @@ def test_nonconvex_bound_and_slope(name: str) -> None:
     least = []
     horizons = (30, 100, 300, 1000, 3000)
     for T in horizons:
-        run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=lam), rounds=T)
+        every = 1 if T <= 1000 else 10
+        run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=lam), rounds=T, eval_every=every)
         first = fedfw.certificates.frank_wolfe_gap(q.constraint, q.start, q.gradients(q.start).sum(0))
-        gaps = [first, *(r.gap for r in run.history)][:T]  # at xbar^1, ..., xbar^T
+        gaps = [first, *(r.gap for r in run.history if r.gap is not None)][: T // every]  # at xbar^1, ..., xbar^T
         apart = math.sqrt(q.n) * q.Lh * q.D
         E = q.value(q.start) - sum(_least_alone(q, i) for i in range(q.n))
         bound = (E + q.n * q.D**2 * lam / 2) * T ** (-1 / 3)
         bound += q.n * q.Lh * q.D**2 / 2 * T ** (-2 / 3) + (q.H + apart) ** 2 / (4 * lam) * T ** (-1 / 3)
-        assert sum(gaps) / T <= bound
+        assert sum(gaps) / len(gaps) <= bound
         least.append(min(gaps))
     assert slope(torch.tensor(horizons), torch.tensor(least, dtype=torch.float64)) <= -0.25
 
@@ -174,10 +174,10 @@ def test_stochastic_bound_and_slope(name: str) -> None:
         problem = fedfw.problems.quadratics.quadratic_problem(q.A, q.c, q.start)
         problem.losses = NoisyQuadratics(q, sigma, seed)
         algorithm = fedfw.FedFWSto(q.constraint, penalty=lam)
-        run = fedfw.simulate(problem, algorithm, rounds=3000, batch_size=1, eval_every=10)
-        runs.append(torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - q.least)
+        run = fedfw.simulate(problem, algorithm, rounds=2000, batch_size=1, eval_every=20)
+        runs.append(q.residuals(run))
     mean = torch.stack(runs).mean(0)
-    t = torch.arange(10, 3001, 10, dtype=torch.float64) + 1
+    t = torch.arange(20, 2001, 20, dtype=torch.float64) + 1
     Q = 16 * float((q.w**2).sum()) * sigma**2 + 40.5 * q.n * q.Lh**2 * q.D**2
     bound = 9 / 8 * math.sqrt(q.n * Q) * q.D * (t + 7) ** (-1 / 3)
     bound += 81 / 16 * q.n * q.D**2 * (q.Lh / (t + 7) + lam / (t + 7).sqrt()) + q.H**2 / (2 * lam * (t + 7).sqrt())
@@ -208,6 +208,16 @@ def test_anchored_bound_and_slope(name: str, every: int) -> None:
     assert slope(late, residuals[late]) <= -0.9
 
 
+def test_an_anchor_ends_the_run_when_it_proves_the_tolerance() -> None:
+    q = Quadratics.on("simplex")
+    algorithm = fedfw.FedFWAnchored(q.constraint, anchor_every=5)
+    run = fedfw.simulate(q.problem, algorithm, rounds=5000, eval_every=5000, tol=0.01)
+    assert len(run.history) % 5 == 1  # it stopped at an anchor, between evaluations
+    assert len(run.history) < 5000
+    assert run.history[-1].loss == pytest.approx(q.value(run.x))
+    assert q.value(run.x) - q.least <= 0.01
+
+
 def test_anchors_prove_the_exact_gap() -> None:
     q = Quadratics.on("l1")
     algorithm = fedfw.FedFWAnchored(q.constraint, anchor_every=5)
@@ -232,12 +242,8 @@ def test_lower_bound_never_exceeds_the_optimum(name: str, participation: float, 
         fedfw.FedFWAnchored(q.constraint, anchor_every=7),
         fedfw.FedFW(q.constraint, penalty=q.best_penalty, momentum=0.9),
     ):
-        run = fedfw.simulate(problem, algorithm, rounds=400, participation=participation, eval_every=10, local_steps=2)
+        run = fedfw.simulate(problem, algorithm, rounds=150, participation=participation, eval_every=5, local_steps=2)
         bounds = [r.lower_bound for r in run.history if r.lower_bound is not None]
         assert bounds
         assert max(bounds) <= q.least + allowed
         assert bounds == sorted(bounds)
-        exact = fedfw.simulate(problem, algorithm, rounds=400, participation=participation, eval_every=400)
-        if algorithm.momentum == 0 and participation == 1.0:  # a bound every round, without an evaluation
-            assert exact.history[0].lower_bound is not None
-            assert exact.history[398].lower_bound <= q.least + allowed

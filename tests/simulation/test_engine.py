@@ -199,7 +199,7 @@ class TestCheckpoints:
     def test_killed_at_any_moment(self, tmp_path: Path) -> None:
         """A process that is killed -9 in the middle; resuming gives the bits of an undisturbed run."""
         base = [sys.executable, "-m", "fedfw.cli"]
-        flags = ["--rounds", "1500", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "20"]
+        flags = ["--rounds", "600", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "20"]
         whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
         subprocess.run([*base, "run", *flags, "--out", whole], check=True, capture_output=True)
         process = subprocess.Popen(

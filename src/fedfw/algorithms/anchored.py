@@ -40,6 +40,14 @@ from fedfw.algorithms.base import (
 
 
 @dataclass(frozen=True)
+class Anchor:
+    """What the server learns at an anchor: F (with everyone present) and its gradient (p,) at xbar."""
+
+    loss: float
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
 class FedFWAnchored(Algorithm):
     """See the top of the file."""
 
@@ -66,15 +74,14 @@ class FedFWAnchored(Algorithm):
 
     def anchor(
         self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient]
-    ) -> tuple[Server, list[State], Tensor]:
-        """The anchor of a round: new states for the groups of present clients, and grad F / n as the server sees it."""
+    ) -> tuple[Server, list[State], Anchor]:
+        """The anchor of a round: new states for the groups of present clients, and what the server learnt."""
         xbar = server.xbar
         present = sum(len(state["x"]) for state in states)
-        a = [
-            gradient(xbar.expand_as(state["x"]), full=True)[1]
-            for state, gradient in zip(states, gradients, strict=True)
-        ]
+        told = [g(xbar.expand_as(state["x"]), full=True) for state, g in zip(states, gradients, strict=True)]
+        a = [gradient for _, gradient in told]
         mean = torch.stack([piece.sum(0) for piece in a]).sum(0) / present
+        learnt = Anchor(sum(float(loss.double().sum()) for loss, _ in told), plan.n * mean)
         # The new y_i of those present add up to zero; what they held before leaves the sum.
         leaving = torch.stack([state["y"].sum(0) for state in states]).sum(0)
         moved = torch.stack([state["x"].sum(0) for state in states]).sum(0) - present * xbar
@@ -83,9 +90,9 @@ class FedFWAnchored(Algorithm):
             for state, piece in zip(states, a, strict=True)
         ]
         if present == plan.n:
-            return replace(server, vectors={"ybar": torch.zeros_like(xbar)}), fresh, mean
+            return replace(server, vectors={"ybar": torch.zeros_like(xbar)}), fresh, learnt
         ybar = server.vectors["ybar"] - leaving / plan.n
-        return replace(server, xbar=xbar - moved / plan.n, vectors={"ybar": ybar}), fresh, mean
+        return replace(server, xbar=xbar - moved / plan.n, vectors={"ybar": ybar}), fresh, learnt
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         ybar = server.vectors["ybar"]

@@ -91,6 +91,8 @@ class Message:
     xbar: Tensor
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """Further vectors (p,) that go down dense: ybar, the anchor's mean gradient ..."""
+    wants_evidence: bool = False
+    """Whether clients are asked for their part of the certificate."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class Algorithm(ABC):
             loss, a = gradient(x)
             state, g = self.direction(plan, state, message, a, rates)
             atom = lmo(g)
-            if k == 0 and self.exact and self.has_certificate:
+            if k == 0 and message.wants_evidence and self.exact and self.has_certificate:
                 evidence = _evidence(x, loss, a, g, atom)
             atoms.append(atom)
             if plan.local_steps > 1:

@@ -47,7 +47,7 @@ class FrankWolfe(Algorithm):
     ) -> tuple[State, Atom, Evidence | None]:
         if plan.local_steps > 1:
             raise ValueError(f"local_steps={plan.local_steps}: FrankWolfe takes one step a round, on the server")
-        x = message.xbar.expand_as(state["x"])
+        x = message.xbar.expand_as(state["x"]).clone()
         _, a = gradient(x)
         return {"x": x}, Dense(shape=(a.shape[1],), batched=True, precision=a.dtype, values=a), None
 

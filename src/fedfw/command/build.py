@@ -49,7 +49,7 @@ def resolved(config: RunConfig, algorithm_was_given: bool) -> RunConfig:
         config = replace(config, momentum=0.9 if wanted else 0.0)
     if config.penalty is None and config.algorithm in ("fedfw", "fedfw+", "fedfw-sto"):
         # With sparse atoms a penalty at the theory's scale makes clients chase agreement one coordinate at a time.
-        smooth = "auto:0.3" if config.momentum else "auto"
+        smooth = "auto:0.1" if config.momentum and not network else "auto"
         config = replace(config, penalty="auto:0.01" if parse_set(config.constraint).is_polytope else smooth)
     if config.schedule is None and network and averages:
         config = replace(config, schedule="linear-decay:0.05")

@@ -30,7 +30,7 @@ class RunConfig:
         "convex, nonconvex, stochastic, constant:ETA, linear-decay:ETA (by the problem; networks linear-decay:0.05)",
     )
     penalty: float | str | None = _option(
-        None, "lam_0, auto, or a multiple such as auto:3 (auto; with momentum auto:0.3; on polytopes auto:0.01)"
+        None, "lam_0, auto, or a multiple such as auto:3 (auto; with momentum auto:0.1; on polytopes auto:0.01)"
     )
     momentum: float | None = _option(None, "weight of past gradients (0.9 for networks and the default run, else 0)")
     anchor_every: int | None = _option(None, "rounds between anchors of fedfw-anchored (20)")

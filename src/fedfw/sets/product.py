@@ -129,7 +129,11 @@ class BoundProduct(ConstraintSet):
         return torch.stack(self._each(x, lambda part, piece, s: part._violation(piece, s))).amax(0)
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        return torch.cat(self._each(x, lambda part, piece, s: part._project(piece, s)), 1)
+        def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
+            inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
+            return piece if inside else part._project(piece, s)
+
+        return torch.cat(self._each(x, nearest), 1)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         return (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from fedfw.simulation.history import History, Record
 from fedfw.simulation.ledger import Ledger
 from fedfw.simulation.participation import Attendance, Participation
 from fedfw.simulation.random import minibatch
+from fedfw.simulation.setup import automatic_penalty, certificate_kind, constraint_groups, feasible_start
+from fedfw.simulation.stopwatch import Stopwatch
 from fedfw.simulation.storage import RunFolder
 
 Callback = Callable[["Simulation"], None]
@@ -115,7 +115,7 @@ def simulate(
     tol
         Stop when F of the returned model is proven to be within tol of the optimum.
     eval_every
-        Rounds between evaluations (loss, test, gap); the last round is always evaluated.
+        Rounds between evaluations (loss, test, gap, surrogate, certificate); the last round is always evaluated.
     device
         Where to compute; by default where the model is.
     callbacks
@@ -148,12 +148,12 @@ class Simulation:
         self.problem = problem = self.problem.to(device)
         self.constraint = problem.bind(self.algorithm.constraint)
         self.participation = Participation(options.participation, problem.n, options.seed)
-        self._groups = _constraint_groups(self.constraint, options.relax, problem)
-        start = _feasible_start(self.constraint, problem.start)
+        self._groups = constraint_groups(self.constraint, options.relax, problem)
+        start = feasible_start(self.constraint, problem.start)
         horizon = options.rounds * options.local_steps
         schedule = self.algorithm.make_schedule(problem.convex, self.participation.p, horizon)
         automatic = isinstance(self.algorithm.penalty, str)
-        unit = _automatic_penalty(problem, self.constraint, start) if automatic else 1.0
+        unit = automatic_penalty(problem, self.constraint, start) if automatic else 1.0
         lam_0 = self.algorithm.resolve_penalty(unit)
         self.plan = Plan(problem.n, self.constraint, lam_0, schedule, options.local_steps)
         self.server: Server = self.algorithm.start_server(start)
@@ -161,7 +161,7 @@ class Simulation:
         self.ledger = Ledger(problem.n, start)
         self.bound = LowerBound(self.constraint, problem.n)
         self._weights = problem.weights.to(start.dtype)
-        self.certificate = _certificate(problem, self.algorithm, options)
+        self.certificate = certificate_kind(problem, self.algorithm, options.batch_size)
         self.clock = Stopwatch(device)
         self.dense_sums = 0
         if options.batch_size is not None and problem.losses.sizes is None:
@@ -173,7 +173,7 @@ class Simulation:
 
     def run(self, callbacks: Sequence[Callback] = ()) -> Run:
         """All rounds that are left."""
-        stopped = f"{self.options.rounds} rounds"
+        stopped = "all that were asked for"
         while self.t < self.options.rounds:
             self.t += 1
             with self.clock.round():
@@ -212,18 +212,22 @@ class Simulation:
         up = down = sums = 0
         surrogate = anchor_gap = None
         if len(who):
-            groups = [group[torch.isin(group, who)] for group, _ in self._groups]
+            groups = [who] if len(self._groups) == 1 else [group[torch.isin(group, who)] for group, _ in self._groups]
             active = [(rows, D) for rows, (_, D) in zip(groups, self._groups, strict=True) if len(rows)]
             gradients = [self._gradient(rows) for rows, _ in active]
             states = [self._gather(rows) for rows, _ in active]
             if isinstance(algorithm, FedFWAnchored) and algorithm.is_anchor(t):
-                anchored_at = self.server.xbar
-                self.server, states, mean = algorithm.anchor(plan, self.server, states, gradients)
+                xbar = self.server.xbar
+                self.server, states, learnt = algorithm.anchor(plan, self.server, states, gradients)
                 sums = 1 if len(who) == plan.n else 2
+                self.dense_sums += sums
                 if len(who) == plan.n:
-                    anchor_gap = frank_wolfe_gap(self.constraint, anchored_at, plan.n * mean)
-            known = torch.cat([state["x"] for state in states])
+                    anchor_gap = frank_wolfe_gap(self.constraint, xbar, learnt.gradient)
+                    if self._proven_at_anchor(learnt.loss, anchor_gap):
+                        return self._closing_record(learnt.loss, anchor_gap, len(who))
+            known = states[0]["x"] if len(states) == 1 else torch.cat([state["x"] for state in states])
             self.server, message = algorithm.broadcast(plan, self.server, who, known, t)
+            message = replace(message, wants_evidence=evaluated)
             down = self.ledger.down(t, who.cpu(), len(message.vectors) + (1 if sums else 0))
             uploads = []
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
@@ -237,7 +241,6 @@ class Simulation:
             self.server = algorithm.server_step(plan, self.server, uploads, t)
             everyone = len(who) == plan.n
             self.ledger.step(t, xbar, self.server.xbar, [upload.atoms for upload in uploads], everyone)
-            self.dense_sums += sums
         judged = self._evaluate(anchor_gap) if evaluated else {"gap": anchor_gap}
         return Record(
             round=t,
@@ -252,6 +255,34 @@ class Simulation:
             bytes_dense=2 * len(who) * self.ledger.dense_nbytes,
             seconds=self.clock.split(),
             **judged,
+        )
+
+    def _proven_at_anchor(self, loss: float, gap: float) -> bool:
+        """An anchor knows F and the gap at xbar; whether they prove that xbar is within the tolerance."""
+        if not self.problem.convex:
+            return False
+        self._improve(loss - gap)
+        tol, bound = self.options.tol, self.best_bound
+        return tol is not None and bound is not None and len(self._groups) == 1 and loss - bound <= tol
+
+    def _closing_record(self, loss: float, gap: float, participants: int) -> Record:
+        """The record of a round that ended with its anchor: xbar is good enough, nobody takes another step."""
+        test = self.problem.test(self.server.xbar)
+        dense = participants * self.ledger.dense_nbytes
+        return Record(
+            round=self.t,
+            loss=loss,
+            test_loss=test.loss,
+            accuracy=test.accuracy,
+            gap=gap,
+            lower_bound=self.best_bound,
+            consensus=float((self.clients["x"] - self.server.xbar).double().square().sum().sqrt()),
+            distance=0.0,
+            participants=participants,
+            bytes_up=dense,
+            bytes_down=dense,
+            bytes_dense=2 * dense,
+            seconds=self.clock.split(),
         )
 
     def _gradient(self, who: Tensor) -> Gradient:
@@ -290,8 +321,7 @@ class Simulation:
         if self.certificate.startswith("valid"):
             for upload, told in zip(uploads, evidence, strict=True):
                 self.bound.report(upload.who, told.number, told.q)
-            if self.participation.everyone or self.t % self.options.eval_every == 0 or self.t == self.options.rounds:
-                self._improve(self.bound.value())
+            self._improve(self.bound.value())
         if sum(len(upload.who) for upload in uploads) < self.problem.n:
             return None
         apart = sum(float((upload.x - xbar).square().sum()) for upload in uploads)
@@ -372,97 +402,3 @@ class Simulation:
         self.bound.numbers, self.bound.q = bound.get("numbers"), bound.get("q")
         self.t, self.best_bound, self.dense_sums = meta["round"], meta["best_bound"], meta["dense_sums"]
         self.history = History.from_jsonl(meta["history"])
-
-
-class Stopwatch:
-    """Splits a round's seconds into gradient, oracle and the rest."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._parts, self._begin = device, {"gradient": 0.0, "oracle": 0.0}, 0.0
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    @contextmanager
-    def round(self) -> Any:
-        self._parts, self._begin = {"gradient": 0.0, "oracle": 0.0}, self._now()
-        yield
-
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            begin = self._now()
-            result = function(*arguments, **options)
-            self._parts[part] += self._now() - begin
-            return result
-
-        return wrapped
-
-    def split(self) -> dict[str, float]:
-        rest = self._now() - self._begin - sum(self._parts.values())
-        return {**self._parts, "rest": rest}
-
-
-def _constraint_groups(
-    constraint: ConstraintSet, relax: Mapping[int, Any] | None, problem: Problem
-) -> list[tuple[Tensor, ConstraintSet]]:
-    """Clients by the set they use: first those that keep the constraint itself."""
-    device = problem.start.device
-    relax = dict(relax or {})
-    strange = [i for i in relax if not (isinstance(i, int) and 0 <= i < problem.n)]
-    if strange:
-        raise ValueError(f"relax names clients {strange}, expected numbers from 0 to {problem.n - 1}")
-    keepers = [i for i in range(problem.n) if i not in relax]
-    if not keepers:
-        raise ValueError("relax names every client: somebody must keep the constraint, or it is dropped altogether")
-    groups = [(torch.tensor(keepers, device=device), constraint)]
-    by_set: dict[int, tuple[list[int], Any]] = {}
-    for i, looser in sorted(relax.items()):
-        by_set.setdefault(id(looser), ([], looser))[0].append(i)
-    for clients, looser in by_set.values():
-        bound = problem.bind(looser)
-        _refuse_smaller(constraint, bound, problem, clients[0])
-        groups.append((torch.tensor(clients, device=device), bound))
-    return groups
-
-
-def _refuse_smaller(constraint: ConstraintSet, looser: ConstraintSet, problem: Problem, client: int) -> None:
-    shape = tuple(problem.start.shape)
-    g = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0)).to(problem.start)
-    atoms = constraint.lmo(g, batch=True).dense(torch.float64)
-    if not bool(torch.as_tensor(looser.contains(atoms, 1e-5, batch=True)).all()):
-        raise ValueError(
-            f"relax: the set of client {client}, {looser!r}, does not contain the constraint {constraint!r}"
-        )
-
-
-def _feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
-    if constraint.contains(start):
-        return start
-    if not constraint.has_projection:
-        raise ValueError(f"the start lies outside {constraint!r}, which has no projection: give a start inside")
-    return constraint.project(start)
-
-
-def _automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor) -> float:
-    """lam_0 = zeta / (2 n diameter), zeta^2 = (1/n) sum ||grad f_i - grad F||^2 at the start (f_i scaled by n w_i)."""
-    n = problem.n
-    who = torch.arange(n, device=start.device)
-    _, gradients = Oracle(problem.losses, problem.weights.to(start.dtype) * n, who, lambda: None, 0)(
-        start.expand(n, -1)
-    )
-    zeta = float((gradients - gradients.mean(0)).double().square().sum(1).mean().sqrt())
-    return zeta / (2 * n * max(constraint.diameter(tuple(start.shape)), 1e-300))
-
-
-def _certificate(problem: Problem, algorithm: Algorithm, options: Options) -> str:
-    if problem.convex is not True:
-        return "not valid: the losses are not known to be convex"
-    if options.batch_size is not None:
-        return "from F - gap at evaluations only: minibatch gradients prove nothing"
-    if not algorithm.has_certificate:
-        return "from F - gap at evaluations only"
-    if not algorithm.exact:
-        return "from F - gap at evaluations only: averaged gradients prove nothing"
-    return "valid: from every round's oracle answers and from F - gap at evaluations"

@@ -1,0 +1,33 @@
+"""A first run: ten clients with three digits each learn to tell all ten, inside an l2 ball.
+
+python examples/first_run.py
+"""
+
+import torch
+
+import fedfw
+from fedfw.data import load_data, partition
+
+data = load_data("digits")
+inputs, labels = data.train
+parts = partition("labels:3", labels, clients=10, classes=10, seed=0)
+
+model = torch.nn.Linear(64, 10)
+problem = fedfw.Problem(
+    model=model,
+    loss=torch.nn.functional.cross_entropy,
+    clients=[(inputs[part], labels[part]) for part in parts],
+    test=data.test,
+)
+run = fedfw.simulate(
+    problem, fedfw.FedFWPlus(fedfw.L2Ball(20.0), penalty="auto:0.1", momentum=0.9), rounds=100, eval_every=10
+)
+
+print("round    loss  accuracy     gap   optimum >=")
+for record in run.history:
+    if record.loss is not None:
+        print(
+            f"{record.round:5d} {record.loss:7.3f} {record.accuracy:9.3f} {record.gap:7.3f} {record.lower_bound:12.3f}"
+        )
+norm = torch.cat([p.detach().flatten() for p in run.model.parameters()]).norm()
+print(f"norm of the trained model: {norm:.3f}, at most 20")

@@ -1,0 +1,82 @@
+"""What a run works out before its first round: who uses which set, where to start, the penalty, the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm
+from fedfw.errors import NoProjectionError
+from fedfw.problems.base import Oracle
+from fedfw.problems.problem import Problem
+from fedfw.sets.base import ConstraintSet
+
+
+def constraint_groups(
+    constraint: ConstraintSet, relax: Mapping[int, Any] | None, problem: Problem
+) -> list[tuple[Tensor, ConstraintSet]]:
+    """Clients by the set they use: first those that keep the constraint itself."""
+    device = problem.start.device
+    relax = dict(relax or {})
+    strange = [i for i in relax if not (isinstance(i, int) and 0 <= i < problem.n)]
+    if strange:
+        raise ValueError(f"relax names clients {strange}, expected numbers from 0 to {problem.n - 1}")
+    keepers = [i for i in range(problem.n) if i not in relax]
+    if not keepers:
+        raise ValueError("relax names every client: somebody must keep the constraint, or it is dropped altogether")
+    groups = [(torch.tensor(keepers, device=device), constraint)]
+    by_set: dict[int, tuple[list[int], Any]] = {}
+    for i, looser in sorted(relax.items()):
+        by_set.setdefault(id(looser), ([], looser))[0].append(i)
+    for clients, looser in by_set.values():
+        bound = problem.bind(looser)
+        _refuse_smaller(constraint, bound, problem, clients[0])
+        groups.append((torch.tensor(clients, device=device), bound))
+    return groups
+
+
+def _refuse_smaller(constraint: ConstraintSet, looser: ConstraintSet, problem: Problem, client: int) -> None:
+    shape = tuple(problem.start.shape)
+    g = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0)).to(problem.start)
+    atoms = constraint.lmo(g, batch=True).dense(torch.float64)
+    if not bool(torch.as_tensor(looser.contains(atoms, 1e-5, batch=True)).all()):
+        raise ValueError(
+            f"relax: the set of client {client}, {looser!r}, does not contain the constraint {constraint!r}"
+        )
+
+
+def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
+    """The given parameters (p,) when they lie in the set, else their projection."""
+    if constraint.contains(start):
+        return start
+    try:
+        return constraint.project(start)
+    except NoProjectionError as error:
+        raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
+
+
+def automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor) -> float:
+    """lam_0 = zeta / (2 n diameter), zeta^2 = (1/n) sum ||grad f_i - grad F||^2 at the start (f_i scaled by n w_i)."""
+    n = problem.n
+    who = torch.arange(n, device=start.device)
+    _, gradients = Oracle(problem.losses, problem.weights.to(start.dtype) * n, who, lambda: None, 0)(
+        start.expand(n, -1)
+    )
+    zeta = float((gradients - gradients.mean(0)).double().square().sum(1).mean().sqrt())
+    return zeta / (2 * n * max(constraint.diameter(tuple(start.shape)), 1e-300))
+
+
+def certificate_kind(problem: Problem, algorithm: Algorithm, batch_size: int | None) -> str:
+    """What the lower bound will rest on, in words; it begins with "valid" where every round proves one."""
+    if problem.convex is not True:
+        return "not valid: the losses are not known to be convex"
+    if batch_size is not None:
+        return "from F - gap at evaluations only: minibatch gradients prove nothing"
+    if not algorithm.has_certificate:
+        return "from F - gap at evaluations only"
+    if not algorithm.exact:
+        return "from F - gap at evaluations only: averaged gradients prove nothing"
+    return "valid: from every round's oracle answers and from F - gap at evaluations"

@@ -1,0 +1,48 @@
+"""The same answers on an NVIDIA device; skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+
+import fedfw
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("name", fedfw.SETS)
+def test_oracles_and_projections(name: str) -> None:
+    shape = (8, 8)
+    D = fedfw.SETS[name].example(shape)
+    for dtype in (torch.float32, torch.float64):
+        G = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+        here, there = D.lmo(G, batch=True), D.lmo(G.cuda(), batch=True)
+        assert there.dense().is_cuda
+        assert torch.allclose(here.dense(), there.dense().cpu(), atol=1e-4)
+        assert torch.allclose(here.dot(G), there.dot(G.cuda()).cpu(), rtol=1e-4)
+        assert there[1].to_bytes()[:1] == here[1].to_bytes()[:1]
+        back = fedfw.Atom.from_bytes(there[1].to_bytes(), D, shape)
+        assert torch.allclose(back.dense(), there[1].dense().cpu(), atol=1e-6)
+        assert D.accepts(there[1], shape)
+        x = torch.zeros(5, *shape, dtype=dtype)
+        assert torch.allclose(here.step(x.clone(), 0.3), there.step(x.cuda(), 0.3).cpu(), atol=1e-4)
+        assert torch.allclose(D.project(G, batch=True), D.project(G.cuda(), batch=True).cpu(), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "naive", "frank-wolfe"])
+@pytest.mark.parametrize("constraint", ["l1:5", "l2:5", "nuclear:5"])
+def test_runs_repeat_to_the_bit_and_agree_with_the_cpu(name: str, constraint: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(size, 20, generator=generator).double(), torch.randint(0, 4, (size,), generator=generator))
+        for size in (30, 30, 25, 60)
+    ]
+    model = torch.nn.Linear(20, 4).double()
+    problem = fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
+    algorithm = fedfw.ALGORITHMS[name](fedfw.parse_set(constraint))
+    options = {"rounds": 15, "participation": 0.7, "batch_size": 8 if name == "fedfw-sto" else None}
+    runs = [fedfw.simulate(problem, algorithm, device=device, **options) for device in ("cuda", "cuda", "cpu")]
+    assert torch.equal(runs[0].x, runs[1].x)
+    assert torch.allclose(runs[0].x.cpu(), runs[2].x, atol=1e-5)
+    assert runs[0].history.to_dict()["bytes_up"] == runs[2].history.to_dict()["bytes_up"]
