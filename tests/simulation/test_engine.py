@@ -76,7 +76,7 @@ class TestParticipation:
         assert {len(set(s)) for s in seen} == {3}
         assert len(set(seen)) > 20
 
-    @pytest.mark.parametrize("wanted", [0.0, 1.5, 11, 0, [0.5, 0.5], [0.5] * 9 + [0.0]])
+    @pytest.mark.parametrize("wanted", [0.0, 1.5, 11, 0, 1, [0.5, 0.5], [0.5] * 9 + [0.0]])
     def test_refusals(self, wanted: object) -> None:
         with pytest.raises(ValueError, match="participation="):
             Participation(wanted, 10, seed=0)  # type: ignore[arg-type]

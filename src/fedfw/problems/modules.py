@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -51,7 +52,7 @@ class ModuleLosses(ClientLosses):
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]
         assert self.sizes is not None
-        return ModuleLosses(self._model.to(device), self._loss, self._shapes, stacks, self.sizes)
+        return ModuleLosses(copy.deepcopy(self._model).to(device), self._loss, self._shapes, stacks, self.sizes)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)

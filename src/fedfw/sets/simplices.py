@@ -18,6 +18,19 @@ from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
 
 
+def _ones(indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale: float) -> SparseSigns:
+    """``scale`` at ``indices`` (n, k) where ``signs`` (n, k) is one."""
+    return SparseSigns(
+        shape=shape,
+        batched=True,
+        precision=request.precision,
+        indices=indices,
+        signs=signs.to(torch.int8),
+        scale=scale,
+        signed=False,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Simplex(ConstraintSet):
     """{x >= 0, sum x_j = r}; atoms are r e_j."""
@@ -35,15 +48,7 @@ class Simplex(ConstraintSet):
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         index = first_argmax(-g)[:, None]
-        return SparseSigns(
-            shape=shape,
-            batched=True,
-            precision=request.precision,
-            indices=index,
-            signs=torch.ones_like(index, dtype=torch.int8),
-            scale=self.r,
-            signed=False,
-        )
+        return _ones(index, torch.ones_like(index), shape, request, self.r)
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return torch.maximum((x.sum(1) - self.r).abs(), -x.amin(1)) / self.r
@@ -62,31 +67,15 @@ class Simplex(ConstraintSet):
 
 
 @dataclass(frozen=True, eq=False)
-class CappedSimplex(ConstraintSet):
+class CappedSimplex(Simplex):
     """{x >= 0, sum x_j <= r}; atoms are r e_j and the origin."""
 
     name: ClassVar[str] = "capped-simplex"
     summary: ClassVar[str] = "x >= 0, sum x_j <= r"
-    is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p"
-
-    r: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         index = first_argmax(-g)[:, None]
-        return SparseSigns(
-            shape=shape,
-            batched=True,
-            precision=request.precision,
-            indices=index,
-            signs=(g.gather(1, index) < 0).to(torch.int8),
-            scale=self.r,
-            signed=False,
-        )
+        return _ones(index, g.gather(1, index) < 0, shape, request, self.r)
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return torch.maximum(x.sum(1) - self.r, -x.amin(1)) / self.r
@@ -95,16 +84,10 @@ class CappedSimplex(ConstraintSet):
         return shrink_magnitudes(x, self.r)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        return {
-            SparseSigns: partial(SparseSigns.read, shape=shape, k=1, scale=self.r, signed=False),
-            Zero: partial(Zero.read, shape=shape),
-        }
+        return {**super().readers(shape), Zero: partial(Zero.read, shape=shape)}
 
     def diameter(self, shape: Shape) -> float:
         return self.r * (math.sqrt(2) if prod(shape) > 1 else 1.0)
-
-    def _norms(self, shape: Shape) -> dict[str, float]:
-        return {"l1": self.r}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,15 +111,7 @@ class Hypersimplex(ConstraintSet):
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         indices = first_top_k(-g, self.k)
-        return SparseSigns(
-            shape=shape,
-            batched=True,
-            precision=request.precision,
-            indices=indices,
-            signs=torch.ones_like(indices, dtype=torch.int8),
-            scale=1.0,
-            signed=False,
-        )
+        return _ones(indices, torch.ones_like(indices), shape, request, 1.0)
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         sums = (x.sum(1) - self.k).abs() / self.k

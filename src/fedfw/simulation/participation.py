@@ -31,6 +31,10 @@ class Participation:
         if callable(wanted):
             self._function = wanted
         elif isinstance(wanted, int) and not isinstance(wanted, bool):
+            if wanted == 1 < n:
+                raise ValueError(
+                    "participation=1 is ambiguous: 1.0 for everyone, or lambda t: [...] for one client a round"
+                )
             if not 1 <= wanted <= n:
                 raise ValueError(
                     f"participation={wanted} clients a round, expected 1 to {n} (or a probability as a float)"
