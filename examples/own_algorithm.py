@@ -42,7 +42,7 @@ for algorithm in (
     fedfw.NaiveFW(box),
     fedfw.FedFW(box, penalty=1.0),
     SlowFW(box, penalty=1.0),
-    fedfw.FedFWPlus(box, 1.0),
+    fedfw.FedFWPlus(box, penalty=1.0),
 ):
     run = fedfw.simulate(problem, algorithm, rounds=1000, eval_every=1000)
     print(f"{algorithm.name:10s} ends at {float(run.x):6.3f}, proven within {run.history[-1].gap:.3f} of the optimum")

@@ -1,5 +1,6 @@
 """Federated Frank-Wolfe: train across clients that keep their data, inside a hard constraint set."""
 
+from fedfw import testing
 from fedfw._version import __version__
 from fedfw.algorithms import (
     ALGORITHMS,
@@ -83,4 +84,5 @@ __all__ = [
     "enclosing",
     "parse_set",
     "simulate",
+    "testing",
 ]

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.execute(options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"fedfw {options.command}: {error}", file=sys.stderr)
         return 2
     return status
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
     for option in fields(RunConfig):
         flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
-        if option.default not in (None, False):
+        if option.default is not None and option.default is not False:
             help_ += f" [{option.default}]"
         if option.type == "bool":
             run.add_argument(flag, action="store_true", default=None, help=help_)

@@ -126,6 +126,29 @@ def test_datasets_are_taken_as_they_are() -> None:
     assert values[0] == values[1] == values[2]
 
 
+@pytest.mark.parametrize("kind", ["flat targets", "integers", "soft classes", "ignored class"])
+def test_unusual_targets_mean_what_the_loss_says(kind: str) -> None:
+    """The closed form is for plain targets; others go through the loss itself, in training as in testing."""
+    inputs, labels = samples(12, 9, 4, 0)
+    cases = {
+        "flat targets": (nn.Linear(9, 1), nnf.mse_loss, labels.double()),
+        "integers": (nn.Linear(9, 4), nnf.mse_loss, nnf.one_hot(labels, 4)),
+        "soft classes": (nn.Linear(9, 4), nnf.cross_entropy, torch.full((12, 4), 0.25, dtype=torch.float64)),
+        "ignored class": (nn.Linear(9, 4), nnf.cross_entropy, labels.clone().masked_fill_(labels == 3, -100)),
+    }
+    model, loss, targets = cases[kind]
+    problem = fedfw.Problem(model.double(), loss, [(inputs, targets)], test=(inputs, targets))
+    value, _ = problem.value_and_gradient(problem.start)
+    assert value == pytest.approx(problem.test(problem.start).loss)
+
+
+def test_loss_modules_count_as_their_functions() -> None:
+    problem = fedfw.Problem(nn.Linear(9, 4).double(), nn.CrossEntropyLoss(), [samples(10, 9, 4, 0)])
+    assert isinstance(problem.losses, LinearLosses)
+    smoothed = nn.CrossEntropyLoss(label_smoothing=0.1)
+    assert isinstance(fedfw.Problem(nn.Linear(9, 4).double(), smoothed, [samples(10, 9, 4, 0)]).losses, ModuleLosses)
+
+
 def test_refusals() -> None:
     data = [samples(10, 9, 4, 0)]
     with pytest.raises(ValueError, match=r"BatchNorm.*GroupNorm"):
@@ -136,7 +159,13 @@ def test_refusals() -> None:
         fedfw.Problem(nn.Linear(9, 4), nnf.cross_entropy, [(data[0][0], data[0][1][:9])])
     with pytest.raises(ValueError, match="expected 1 positive numbers"):
         fedfw.Problem(nn.Linear(9, 4), nnf.cross_entropy, data, weights=[-1.0])
-    network = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"do not fit client 0's data, inputs \(10, 9\)"):
+        fedfw.Problem(nn.Linear(8, 4).double(), nnf.cross_entropy, data)
+    with pytest.raises(ValueError, match="drops values at random"):
+        fedfw.Problem(nn.Sequential(nn.Linear(9, 4), nn.Dropout(0.5)), nnf.cross_entropy, data)
+    with pytest.raises(ValueError, match=r"torch\.bfloat16, expected all in float32"):
+        fedfw.Problem(nn.Linear(9, 4).bfloat16(), nnf.cross_entropy, data)
+    network = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 4)).double()
     for parameter in network.parameters():
         nn.init.zeros_(parameter)
     with pytest.warns(UserWarning, match="all parameters of this network are zero"):

@@ -55,6 +55,9 @@ class TestStragglers:
             fedfw.simulate(q.problem, algorithm, relax={9: loose})
         with pytest.raises(ValueError, match="does not contain the constraint"):
             fedfw.simulate(q.problem, algorithm, relax={1: fedfw.L2Ball(0.1)})
+        for moves_clients in (fedfw.FedFWAnchored(q.constraint), fedfw.FrankWolfe(q.constraint)):
+            with pytest.raises(ValueError, match="relax does not go with"):
+                fedfw.simulate(q.problem, moves_clients, relax={1: loose})
 
 
 class TestParticipation:
@@ -81,6 +84,10 @@ class TestParticipation:
         with pytest.raises(ValueError, match="participation="):
             Participation(wanted, 10, seed=0)  # type: ignore[arg-type]
 
+    def test_a_client_named_twice_takes_part_once(self) -> None:
+        attends = Participation(lambda t: torch.tensor([1, 1, 2]), 4, seed=0)  # type: ignore[arg-type, return-value]
+        assert attends(1).tolist() == [1, 2]
+
     def test_a_round_nobody_joins_changes_nothing(self) -> None:
         q = Quadratics.on("l1")
         points = []
@@ -97,12 +104,43 @@ class TestParticipation:
         assert run.history[2].bytes_up == run.history[2].bytes_down == 0
 
 
-def test_tolerance_stops_with_a_proof() -> None:
+def test_tolerance_stops_with_a_proof(tmp_path: Path) -> None:
     q = Quadratics.on("simplex")
-    run = fedfw.simulate(q.problem, fedfw.FedFWAnchored(q.constraint, anchor_every=5), rounds=5000, tol=0.01)
+    algorithm = fedfw.FedFWAnchored(q.constraint, anchor_every=5)
+    run = fedfw.simulate(q.problem, algorithm, rounds=5000, tol=0.01, out=tmp_path)
     assert len(run.history) < 5000
     assert "within tol" in run.stopped
     assert run.history[-1].loss - q.least <= 0.01
+    again = fedfw.simulate(q.problem, algorithm, rounds=5000, tol=0.01, out=tmp_path, resume=True)
+    assert len(again.history) == len(run.history)
+    assert torch.equal(again.x, run.x)
+
+
+def test_the_surrogate_is_what_it_says() -> None:
+    q = Quadratics.on("l2")
+    algorithm = fedfw.FedFW(q.constraint, penalty=0.1, momentum=0.9)
+    points = {}
+
+    def watch(simulation: Simulation) -> None:
+        points[simulation.t] = simulation.clients["x"].clone()
+
+    run = fedfw.simulate(q.problem, algorithm, rounds=4, participation=0.5, callbacks=[watch])
+    for record in run.history:
+        x = points[record.round]
+        values = torch.einsum("ni,nij,nj->n", x - q.c, q.A, x - q.c) / 2
+        expected = float((q.w * values).sum()) + record.lam / 2 * float((x - x.mean(0)).square().sum())
+        assert record.surrogate == pytest.approx(expected)
+
+
+def test_a_huge_penalty_names_client_and_round() -> None:
+    q = Quadratics.on("l2")
+    with pytest.raises(fedfw.NonFiniteError, match=r"round \d: NaN or infinity in the direction of client"):
+        fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=1e308), rounds=3, eval_every=3)
+
+
+def test_a_class_is_no_algorithm() -> None:
+    with pytest.raises(TypeError, match="expected an algorithm with its set"):
+        fedfw.simulate(Quadratics.on("l2").problem, fedfw.FedFWPlus)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +152,7 @@ def test_tolerance_stops_with_a_proof() -> None:
         ({"tol": 0.0}, "tol=0.0"),
         ({"eval_every": -1}, "eval_every=-1"),
         ({"batch_size": 3}, "plain functions"),
+        ({"device": "tpu"}, "device='tpu'"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
@@ -128,6 +167,8 @@ def test_certificate_says_when_it_is_not_valid() -> None:
     run = fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3)
     assert run.lower_bound is None
     assert run.certificate.startswith("not valid")
+    with pytest.raises(ValueError, match="tol needs a certificate"):
+        fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3, tol=0.1)
     averaged = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, momentum=0.9), rounds=20, eval_every=10)
     assert averaged.history[5].lower_bound is None
     assert averaged.history[9].lower_bound is not None
@@ -189,12 +230,56 @@ class TestCheckpoints:
         newest = sorted((tmp_path / "run").glob("checkpoint-*.bin"))
         assert [path.name for path in newest] == ["checkpoint-00000030.bin", "checkpoint-00000040.bin"]
         data = bytearray(newest[1].read_bytes())
-        for spoilt in (data[:-5], data[:200] + b"x" + data[201:], b"", b"fedfw-checkpoint\n{"):
+        other_version = data.replace(b"fedfw-checkpoint 1 ", b"fedfw-checkpoint 7 ", 1)
+        for spoilt in (data[:-5], data[:200] + b"x" + data[201:], b"", b"fedfw-checkpoint 1\n{", other_version):
             newest[1].write_bytes(bytes(spoilt))
             with pytest.raises(DamagedCheckpointError):
                 load_checkpoint(newest[1])
-            resumed = fedfw.simulate(q.problem, algorithm, rounds=40, out=tmp_path / "run", resume=True)
+            with pytest.warns(UserWarning, match="going back to the one before it"):
+                resumed = fedfw.simulate(q.problem, algorithm, rounds=40, out=tmp_path / "run", resume=True)
             assert torch.equal(whole.x, resumed.x)
+
+    def test_another_run_is_not_continued(self, tmp_path: Path) -> None:
+        q = Quadratics.on("l1")
+        fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.1), rounds=10, out=tmp_path)
+        for other in (
+            fedfw.FedFW(q.constraint, penalty=0.2),
+            fedfw.FedFW(fedfw.L1Ball(2.0), penalty=0.1),
+            fedfw.FedFWPlus(q.constraint, penalty=0.1),
+        ):
+            with pytest.raises(ValueError, match="holds another run"):
+                fedfw.simulate(q.problem, other, rounds=20, out=tmp_path, resume=True)
+        with pytest.raises(ValueError, match="holds another run"):
+            fedfw.simulate(
+                q.problem, fedfw.FedFW(q.constraint, penalty=0.1), rounds=20, seed=1, out=tmp_path, resume=True
+            )
+
+    def test_relaxed_minibatch_local_steps_resume_to_the_same_bits(self, tmp_path: Path) -> None:
+        generator = torch.Generator().manual_seed(0)
+        clients = [
+            (torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+            for size in (9, 20, 14, 14)
+        ]
+        network = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+        problem = fedfw.Problem(network, torch.nn.functional.cross_entropy, clients)
+        algorithm = fedfw.FedFWPlus(fedfw.L1Ball(3.0), penalty=0.01, momentum=0.5)
+        options = {
+            "rounds": 25,
+            "participation": 3,
+            "relax": {0: fedfw.L2Ball(3.0)},
+            "local_steps": 2,
+            "batch_size": 4,
+        }
+        whole = fedfw.simulate(problem, algorithm, **options)
+
+        def stop(simulation: Simulation) -> None:
+            if simulation.t == 17:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fedfw.simulate(problem, algorithm, out=tmp_path, callbacks=[stop], **options)
+        resumed = fedfw.simulate(problem, algorithm, out=tmp_path, resume=True, **options)
+        assert torch.equal(whole.x, resumed.x)
 
     def test_killed_at_any_moment(self, tmp_path: Path) -> None:
         """A process that is killed -9 in the middle; resuming gives the bits of an undisturbed run."""

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import (
     Algorithm,
+    Anchor,
     Gradient,
     Message,
     Plan,
@@ -40,14 +41,6 @@ from fedfw.algorithms.base import (
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """What the server learns at an anchor: F (with everyone present) and its gradient (p,) at xbar."""
-
-    loss: float
-    gradient: Tensor
-
-
-@dataclass(frozen=True)
 class FedFWAnchored(Algorithm):
     """See the top of the file."""
 
@@ -56,6 +49,7 @@ class FedFWAnchored(Algorithm):
 
     name: ClassVar[str] = "fedfw-anchored"
     shares_gradients: ClassVar[bool] = True
+    may_relax: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,9 +67,10 @@ class FedFWAnchored(Algorithm):
         return Server(x.clone(), {"ybar": torch.zeros_like(x)})
 
     def anchor(
-        self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient]
-    ) -> tuple[Server, list[State], Anchor]:
-        """The anchor of a round: new states for the groups of present clients, and what the server learnt."""
+        self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient], t: int
+    ) -> tuple[Server, list[State], Anchor] | None:
+        if not self.is_anchor(t):
+            return None
         xbar = server.xbar
         present = sum(len(state["x"]) for state in states)
         told = [g(xbar.expand_as(state["x"]), full=True) for state, g in zip(states, gradients, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -100,12 +100,18 @@ class Evidence:
     """What the first local step tells of the optimum (see certificates): from exact gradients only.
 
     ``number`` (m,) is w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i and ``q`` (m, p) the rest of the direction.
-    ``loss`` (m,) is w_i f_i(x_i).
     """
 
     number: Tensor
     q: Tensor
-    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What the server learns at an anchor: F (with everyone present) and its gradient (p,) at xbar."""
+
+    loss: float
+    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,7 @@ class Algorithm(ABC):
     """
 
     constraint: Any
+    _: KW_ONLY
     penalty: float | str = "auto"
     schedule: str | Schedule | Rate | None = None
     momentum: float = 0.0
@@ -155,6 +162,10 @@ class Algorithm(ABC):
     name: ClassVar[str] = ""
     shares_gradients: ClassVar[bool] = False
     has_certificate: ClassVar[bool] = True
+    keeps_points: ClassVar[bool] = True
+    """Whether clients have points of their own between rounds."""
+    may_relax: ClassVar[bool] = True
+    may_step_locally: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not hasattr(self.constraint, "bind"):
@@ -201,6 +212,12 @@ class Algorithm(ABC):
     def start_server(self, x: Tensor) -> Server:
         """The server's memory when every client begins at x (p,)."""
         return Server(x.clone())
+
+    def anchor(
+        self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient], t: int
+    ) -> tuple[Server, list[State], Anchor] | None:
+        """An exchange of dense sums before round t, for algorithms that have one: new memories, what was learnt."""
+        return None
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         """What goes down to the clients ``who`` (m,), whose points the server knows to be x (m, p)."""
@@ -263,4 +280,4 @@ def running_average(state: State, a: Tensor, rho: float) -> State:
 def _evidence(x: Tensor, loss: Tensor, a: Tensor, g: Tensor, atom: Atom) -> Evidence:
     least = atom.dot(g) if atom.bound is None else atom.bound
     number = loss.double() - (a.double() * x.double()).sum(1) + least
-    return Evidence(number, g - a, loss)
+    return Evidence(number, g - a)

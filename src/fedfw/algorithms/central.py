@@ -27,6 +27,9 @@ class FrankWolfe(Algorithm):
     name: ClassVar[str] = "frank-wolfe"
     shares_gradients: ClassVar[bool] = True
     has_certificate: ClassVar[bool] = False
+    keeps_points: ClassVar[bool] = False
+    may_relax: ClassVar[bool] = False
+    may_step_locally: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,7 +40,7 @@ class FrankWolfe(Algorithm):
         return {"x": x}
 
     def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"d": torch.zeros_like(x)} if self.momentum else {})
+        return Server(x.clone())
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a
@@ -45,8 +48,6 @@ class FrankWolfe(Algorithm):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        if plan.local_steps > 1:
-            raise ValueError(f"local_steps={plan.local_steps}: FrankWolfe takes one step a round, on the server")
         x = message.xbar.expand_as(state["x"]).clone()
         _, a = gradient(x)
         return {"x": x}, Dense(shape=(a.shape[1],), batched=True, precision=a.dtype, values=a), None
@@ -58,7 +59,7 @@ class FrankWolfe(Algorithm):
             upload.atoms.add_sum_to(g, plan.n / present)
         vectors = server.vectors
         if self.momentum:
-            g = g if t == 1 else torch.lerp(vectors["d"], g, 1 - self.momentum)
+            g = torch.lerp(vectors["d"], g, 1 - self.momentum) if "d" in vectors else g
             vectors = {"d": g}
         atom = plan.constraint.lmo(g)
         return replace(server, xbar=atom.step(server.xbar.clone(), plan.rates(t).eta), vectors=vectors)

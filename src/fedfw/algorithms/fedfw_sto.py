@@ -8,12 +8,13 @@ and FedFW's step. Its own schedule has rho_t = 4 / (t+7)^(2/3). With full batche
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, running_average
+from fedfw.schedules import Schedule, nonconvex, stochastic
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class FedFWSto(Algorithm):
         super().__post_init__()
         if self.momentum:
             raise ValueError(f"momentum={self.momentum}: FedFW-sto averages gradients by its schedule's rho instead")
+
+    def make_schedule(self, convex: bool | None, p: float, horizon: int) -> Schedule:
+        if self.schedule is None and convex is False:  # steps that keep a network's start, the same averaging
+            return replace(nonconvex(p, horizon), rho=stochastic().rho)
+        return super().make_schedule(convex, p, horizon)
 
     def default_schedule(self, convex: bool | None) -> str:
         return "stochastic"

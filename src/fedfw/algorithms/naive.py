@@ -26,6 +26,8 @@ class NaiveFW(Algorithm):
 
     name: ClassVar[str] = "naive"
     has_certificate: ClassVar[bool] = False
+    keeps_points: ClassVar[bool] = False
+    may_relax: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ def build_problem(config: RunConfig) -> Problem:
 
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm with its set; the configuration must be `resolved`."""
-    constraint: Any = parse_set(config.constraint)
+    constraint: Any = parse_set(config.constraint or "")
     if config.per_parameter:
         constraint = Product({"*": constraint})
     options: dict[str, Any] = {"schedule": config.schedule, "momentum": config.momentum}
@@ -43,6 +43,8 @@ def resolved(config: RunConfig, algorithm_was_given: bool) -> RunConfig:
     if config.algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {config.algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
     network = config.model != "mclr"
+    if config.constraint is None:
+        config = replace(config, constraint="l2:10" if network else "l1:30", per_parameter=network)
     averages = config.algorithm in ("fedfw", "fedfw+", "fedfw-anchored")
     if config.momentum is None:
         wanted = averages and (network or not algorithm_was_given)
@@ -50,11 +52,11 @@ def resolved(config: RunConfig, algorithm_was_given: bool) -> RunConfig:
     if config.penalty is None and config.algorithm in ("fedfw", "fedfw+", "fedfw-sto"):
         # With sparse atoms a penalty at the theory's scale makes clients chase agreement one coordinate at a time.
         smooth = "auto:0.1" if config.momentum and not network else "auto"
-        config = replace(config, penalty="auto:0.01" if parse_set(config.constraint).is_polytope else smooth)
+        config = replace(config, penalty="auto:0.01" if parse_set(config.constraint or "").is_polytope else smooth)
     if config.schedule is None and network and averages:
         config = replace(config, schedule="linear-decay:0.05")
     if config.algorithm == FedFWAnchored.name:
-        config = replace(config, anchor_every=config.anchor_every or 20)
+        config = replace(config, anchor_every=20 if config.anchor_every is None else config.anchor_every)
     elif config.anchor_every is not None:
         raise ValueError(f"anchor-every goes with fedfw-anchored, not with {config.algorithm}")
     if config.batch_size is None and config.algorithm == FedFWSto.name:

@@ -23,7 +23,10 @@ class RunConfig:
     clients: int = _option(10, "number of clients")
     partition: str = _option("labels:3", "who holds what: iid, labels:K")
     algorithm: str = _option("fedfw+", "see 'fedfw algorithms'")
-    constraint: str = _option("l1:30", "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets'")
+    constraint: str | None = _option(
+        None,
+        "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets' (l1:30; networks l2:10 each)",
+    )
     per_parameter: bool = _option(False, "one set for each parameter tensor instead of one for all")
     schedule: str | None = _option(
         None,
@@ -32,7 +35,9 @@ class RunConfig:
     penalty: float | str | None = _option(
         None, "lam_0, auto, or a multiple such as auto:3 (auto; with momentum auto:0.1; on polytopes auto:0.01)"
     )
-    momentum: float | None = _option(None, "weight of past gradients (0.9 for networks and the default run, else 0)")
+    momentum: float | None = _option(
+        None, "weight of past gradients (0.9 for networks or with no algorithm named, else 0)"
+    )
     anchor_every: int | None = _option(None, "rounds between anchors of fedfw-anchored (20)")
     rounds: int = _option(100, "number of rounds")
     participation: float | int = _option(1.0, "probability that a client takes part (0.5), or how many do (5)")
@@ -56,13 +61,17 @@ def _key(name: str) -> str:
 
 def read_config(path: Path) -> RunConfig:
     """A configuration from a TOML file; unknown keys and wrong types are refused."""
+    return merge(RunConfig(), read_table(path), str(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The keys and values of a TOML file."""
+    if not path.is_file():
+        raise ValueError(f"no configuration file {path}")
     try:
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"no configuration file {path}") from None
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return merge(RunConfig(), table, str(path))
 
 
 def merge(config: RunConfig, table: dict[str, Any], source: str) -> RunConfig:

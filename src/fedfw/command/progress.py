@@ -16,11 +16,8 @@ class ProgressLine:
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
         self._shown = time.monotonic()
-        self._up = 0
 
     def __call__(self, simulation: Simulation) -> None:
-        record = simulation.history[-1]
-        self._up += record.bytes_up
         last = simulation.t == simulation.options.rounds
         if not last and time.monotonic() - self._shown < (0.1 if self._live else 2.0):
             return
@@ -35,7 +32,7 @@ class ProgressLine:
         ):
             if value is not None:
                 parts.append(f"{label} {value:{form}}")
-        parts.append(f"{human_bytes(self._up)} up")
+        parts.append(f"{human_bytes(simulation.history.total('bytes_up'))} up")
         line = "  ".join(parts)
         self._stream.write(f"\r{line:<110}" if self._live else line + "\n")
         if last and self._live:

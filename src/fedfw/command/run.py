@@ -10,34 +10,46 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedfw.algorithms import FedFWAnchored
+from fedfw.algorithms import Algorithm, FedFWAnchored
 from fedfw.command.build import build_algorithm, build_problem, resolved
-from fedfw.command.config import RunConfig, merge, read_config
+from fedfw.command.config import RunConfig, merge, read_config, read_table
 from fedfw.command.progress import ProgressLine, human_bytes
-from fedfw.simulation.engine import Run, simulate
+from fedfw.problems import Problem
+from fedfw.simulation.engine import Run, Simulation
 from fedfw.simulation.files import write_atomically
+from fedfw.simulation.options import Options
+from fedfw.simulation.storage import RunFolder
 
 
 def start_run(file: str | None, flags: dict[str, Any], as_json: bool) -> int:
     """A new run from a TOML file and flags (by their names), flags winning."""
-    config = RunConfig() if file is None else read_config(Path(file))
-    config = merge(config, flags, "command line")
-    given = "algorithm" in flags or (file is not None and "algorithm" in Path(file).read_text())
-    config = resolved(config, given)
+    table = {} if file is None else read_table(Path(file))
+    config = merge(merge(RunConfig(), table, file or ""), flags, "command line")
+    config = resolved(config, algorithm_was_given="algorithm" in table or "algorithm" in flags)
     folder = Path(config.out) if config.out else _new_folder(config)
     if (folder / "config.toml").exists():
         raise ValueError(f"{folder} already holds a run: give another --out, or 'fedfw resume {folder}'")
     config = replace(config, out=None)  # a run folder may be moved
-    build_algorithm(config)  # refuse bad values before anything is written
+    problem, algorithm = build_problem(config), build_algorithm(config)
+    Simulation(problem, algorithm, _options(config))  # refuses what makes no sense before anything is written
     write_atomically(folder / "config.toml", config.to_toml().encode())
-    return _simulate(config, folder, as_json, resume=False)
+    return _simulate(problem, algorithm, config, folder, as_json, resume=False)
 
 
 def resume_run(folder: Path, as_json: bool) -> int:
     """Go on with an interrupted run."""
     if not (folder / "config.toml").exists():
-        raise ValueError(f"{folder} is no run folder: it has no config.toml")
-    return _simulate(read_config(folder / "config.toml"), folder, as_json, resume=True)
+        raise ValueError(
+            f"{folder} is no run folder of 'fedfw run': it has no config.toml "
+            "(a run from Python goes on with simulate(..., resume=True))"
+        )
+    config = read_config(folder / "config.toml")
+    return _simulate(build_problem(config), build_algorithm(config), config, folder, as_json, resume=True)
+
+
+def _options(config: RunConfig) -> Options:
+    names = ("rounds", "participation", "local_steps", "batch_size", "tol", "eval_every", "seed", "device")
+    return Options(**{name: getattr(config, name) for name in names})
 
 
 def _new_folder(config: RunConfig) -> Path:
@@ -49,25 +61,15 @@ def _new_folder(config: RunConfig) -> Path:
     )
 
 
-def _simulate(config: RunConfig, folder: Path, as_json: bool, resume: bool) -> int:
-    problem, algorithm = build_problem(config), build_algorithm(config)
+def _simulate(
+    problem: Problem, algorithm: Algorithm, config: RunConfig, folder: Path, as_json: bool, resume: bool
+) -> int:
     begin = time.monotonic()
     try:
-        run = simulate(
-            problem,
-            algorithm,
-            rounds=config.rounds,
-            participation=config.participation,
-            local_steps=config.local_steps,
-            batch_size=config.batch_size,
-            tol=config.tol,
-            eval_every=config.eval_every,
-            seed=config.seed,
-            device=config.device,
-            callbacks=[ProgressLine()],
-            out=folder,
-            resume=resume,
-        )
+        simulation = Simulation(problem, algorithm, _options(config), RunFolder(folder, resume))
+        if simulation.t:
+            print(f"going on after round {simulation.t} of {config.rounds}", file=sys.stderr)
+        run = simulation.run([ProgressLine()])
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: fedfw resume {folder}", file=sys.stderr)
         return 130
@@ -95,9 +97,9 @@ def _closing_table(run: Run, config: RunConfig, seconds: float) -> str:
         ("loss", _number(loss)),
         ("test accuracy", _number(history.last("accuracy"))),
         ("Frank-Wolfe gap", _number(gap)),
-        ("optimum at least", _number(bound) + (f" (so the loss is within {loss - bound:.3g} of it)" if bound else "")),
+        ("optimum at least", _number(bound) + _within(loss, bound)),
         ("certificate", run.certificate),
-        ("penalty lam_0", f"{run.plan.lam_0:.3g}"),
+        ("penalty, momentum", f"lam_0 = {run.plan.lam_0:.3g}, {run.algorithm.momentum:g}"),
         ("clients apart", _number(_relative_consensus(run)) + " of the model's norm"),
         ("sent up", f"{human_bytes(history.total('bytes_up'))}"),
         ("sent down", f"{human_bytes(history.total('bytes_down'))}"),
@@ -109,10 +111,15 @@ def _closing_table(run: Run, config: RunConfig, seconds: float) -> str:
     return "\n".join(["", *(f"{name.ljust(width)}  {value}" for name, value in rows)])
 
 
+def _within(loss: float | None, bound: float | None) -> str:
+    return "" if loss is None or bound is None else f" (so the loss is within {loss - bound:.3g} of it)"
+
+
 def _what_the_server_learnt(run: Run) -> str:
     if isinstance(run.algorithm, FedFWAnchored):
-        anchors = sum(run.algorithm.is_anchor(r.round) and r.participants > 0 for r in run.history)
-        return f"{anchors} dense sums of the clients' gradients: the server learnt grad F at {anchors} models"
+        everyone = all(r.participants == run.plan.n for r in run.history)
+        learnt = "grad F" if everyone else "the sum over those present of the gradients (and of their duals)"
+        return f"{run.dense_sums} dense sums: at each anchor the server learnt {learnt} at the model of that round"
     return f"every client's whole gradient in each of {len(run.history)} rounds"
 
 
@@ -127,7 +134,8 @@ def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
     if run.plan.constraint.is_polytope and not run.algorithm.shares_gradients and apart is not None and apart > 0.1:
         lines.append(
             "The clients ended far apart, as they do on polytopes when their data differ. If the server may see\n"
-            "sums of gradients now and then:  fedfw run --algorithm fedfw-anchored --momentum 0.9"
+            "sums of gradients now and then:\n"
+            f"  fedfw run {folder / 'config.toml'} --algorithm fedfw-anchored --momentum 0.9 --penalty 0"
         )
     lines.append(f"Look at {folder / 'plots.png'}; compare runs with:  fedfw compare {folder} OTHER_RUN")
     return "\n".join(lines)

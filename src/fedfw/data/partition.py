@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -43,4 +45,7 @@ def _by_labels(labels: Tensor, clients: int, classes: int, k: int, generator: to
         holders = [i for i in range(clients) if (label - i) % classes < k]
         for holder, share in zip(holders, samples.tensor_split(max(1, len(holders))), strict=False):
             pieces[holder].append(share)
+    unheld = classes - len({(i + j) % classes for i in range(clients) for j in range(k)})
+    if unheld:
+        warnings.warn(f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by nobody")
     return [torch.cat(parts) for parts in pieces]

@@ -47,6 +47,10 @@ class ClientLosses(ABC):
         (m,) values and (m, p) gradients.
         """
 
+    def value(self, x: Tensor, who: Tensor) -> Tensor:
+        """f_i (m,) alone, on all samples."""
+        return self.value_and_gradient(x, who, None)[0]
+
     @abstractmethod
     def to(self, device: torch.device) -> ClientLosses:
         """The same on another device."""

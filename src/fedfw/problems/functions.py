@@ -20,7 +20,8 @@ class FunctionLosses(ClientLosses):
         values, gradients = [], []
         for point, i in zip(x, who.tolist(), strict=True):
             leaf = point.detach().reshape(self.shape).requires_grad_()
-            value = self.functions[i](leaf)
+            with torch.enable_grad():
+                value = self.functions[i](leaf)
             (gradient,) = torch.autograd.grad(value, leaf)
             values.append(value.detach().reshape(()))
             gradients.append(gradient.flatten())

@@ -9,6 +9,7 @@ sigmoid(Z) - y for the logistic loss, 2 (Z - y) for the squared loss (over the o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as nnf
@@ -54,10 +55,36 @@ _CLOSED_FORMS: dict[LossFunction, Derivative] = {
 }
 
 
-def closed_form(model: nn.Module, loss: LossFunction) -> Derivative | None:
-    """The loss's derivative when the model is one linear layer and the loss is known, else None."""
-    single = type(model) is nn.Linear and all(p.requires_grad for p in model.parameters())
-    return _CLOSED_FORMS.get(loss) if single else None
+_LOSS_MODULES: dict[Any, LossFunction] = {
+    nn.CrossEntropyLoss: nnf.cross_entropy,
+    nn.BCEWithLogitsLoss: nnf.binary_cross_entropy_with_logits,
+    nn.MSELoss: nnf.mse_loss,
+}
+
+
+def _plain(loss: Any) -> dict[str, Any]:
+    """What a loss module was built with."""
+    return {name: value for name, value in vars(loss).items() if not name.startswith("_")} | dict(loss._buffers)
+
+
+def closed_form(model: nn.Module, loss: LossFunction, targets: list[Tensor]) -> Derivative | None:
+    """The loss's derivative when the model is one linear layer, the loss a known one and the targets of its plain form.
+
+    That is class numbers for cross-entropy, and numbers of the outputs' shape for the others.
+    """
+    if type(model) is not nn.Linear or not all(p.requires_grad for p in model.parameters()):
+        return None
+    kind: Any = type(loss)
+    if kind in _LOSS_MODULES and _plain(loss) == _plain(kind()):  # no weights, smoothing or other reduction
+        loss = _LOSS_MODULES[kind]
+    derivative = next((form for known, form in _CLOSED_FORMS.items() if known is loss), None)
+    outputs = model.out_features
+    if derivative is _cross_entropy:
+        classes = all(y.ndim == 1 and not y.is_floating_point() and int(y.min()) >= 0 for y in targets)
+        plain = classes and all(int(y.max()) < outputs for y in targets)
+    else:
+        plain = all(y.is_floating_point() and y.shape[1:] == (outputs,) for y in targets)
+    return derivative if plain else None
 
 
 class LinearLosses(ClientLosses):
@@ -81,8 +108,16 @@ class LinearLosses(ClientLosses):
         assert self.sizes is not None
         return LinearLosses(self._model, self._derivative, stacks, self.sizes)
 
+    def value(self, x: Tensor, who: Tensor) -> Tensor:
+        return self._all(x, who, None, x.new_empty(0))
+
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
-        values, gradients = x.new_empty(len(x)), torch.empty_like(x)
+        gradients = torch.empty_like(x)
+        return self._all(x, who, picks, gradients), gradients
+
+    def _all(self, x: Tensor, who: Tensor, picks: Tensor | None, gradients: Tensor) -> Tensor:
+        """The values (m,); ``gradients`` (m, p) is filled, unless it is empty."""
+        values, wanted = x.new_empty(len(x)), bool(gradients.numel())
         for stack, rows, at in self._select(who):
             everyone = rows is None
             inputs = stack.inputs if everyone else stack.inputs[rows]
@@ -98,10 +133,12 @@ class LinearLosses(ClientLosses):
             if at is None:
                 self._evaluate(points, inputs, targets, sizes, values, gradients)
             else:
-                part_values, part_gradients = values[at], torch.empty_like(points)
+                part_values, part_gradients = values[at], torch.empty_like(points) if wanted else gradients
                 self._evaluate(points, inputs, targets, sizes, part_values, part_gradients)
-                values[at], gradients[at] = part_values, part_gradients
-        return values, gradients
+                values[at] = part_values
+                if wanted:
+                    gradients[at] = part_gradients
+        return values
 
     def _select(self, who: Tensor) -> list[tuple[Stack, Tensor | None, Tensor | None]]:
         """(stack, rows of it or None for all, places in ``who`` or None for all) for the stacks that are needed."""
@@ -123,7 +160,7 @@ class LinearLosses(ClientLosses):
     def _evaluate(
         self, x: Tensor, inputs: Tensor, targets: Tensor, sizes: Tensor | None, values: Tensor, gradients: Tensor
     ) -> None:
-        """Fill ``values`` (b,) and ``gradients`` (b, p)."""
+        """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p)."""
         c, f = self.outputs, self.inputs
         A = inputs.flatten(2)
         W = x[:, : c * f].view(-1, c, f)
@@ -139,6 +176,8 @@ class LinearLosses(ClientLosses):
             share = real.to(x.dtype) / sizes[:, None]
             values.copy_((losses * share).sum(1))
             R *= share.unsqueeze(2)
+        if not gradients.numel():
+            return
         gradients[:, : c * f] = torch.bmm(R.mT, A).flatten(1)
         if self.bias:
             gradients[:, c * f :] = R.sum(1)

@@ -19,6 +19,7 @@ from fedfw.problems.stacks import Samples
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _EVALUATION_CHUNK = 8192
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class Problem:
@@ -56,8 +57,9 @@ class Problem:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model has no trainable parameters")
-        if len({p.dtype for p in parameters}) > 1:
-            raise ValueError(f"parameters of several dtypes: {sorted({str(p.dtype) for p in parameters})}")
+        dtypes = {p.dtype for p in parameters}
+        if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+            raise ValueError(f"parameters in {', '.join(map(str, dtypes))}, expected all in float32 or all in float64")
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
         dtype = parameters[0].dtype
@@ -66,7 +68,8 @@ class Problem:
         self.start = flatten(parameters)
         self.weights = normalised_weights(weights, len(samples))
         self.test_data = None if test is None else _samples(test, "the test data", dtype)
-        derivative = closed_form(self.model, loss)
+        _refuse_misfit(self.model, loss, samples[0])
+        derivative = closed_form(self.model, loss, [targets for _, targets in samples])
         self.losses: ClientLosses
         if derivative is not None and isinstance(self.model, nn.Linear):
             self.losses = LinearLosses.of(self.model, derivative, samples)
@@ -129,17 +132,18 @@ class Problem:
         if self.test_data is None:
             return Test(None, None)
         inputs, targets = self.test_data
-        loss, right = 0.0, 0
-        classes = not targets.is_floating_point()
+        loss, right, classes = 0.0, 0, False
         with torch.no_grad():
             for start in range(0, len(inputs), _EVALUATION_CHUNK):
                 part = slice(start, start + _EVALUATION_CHUNK)
                 outputs = torch.func.functional_call(self.model, unflatten(x, self.shapes), (inputs[part],))
                 wanted = targets[part]
                 loss += float(self.loss(outputs, wanted)) * len(wanted)
+                predicted = outputs.argmax(1)
+                classes = not wanted.is_floating_point() and predicted.shape == wanted.shape
                 if classes:
-                    right += int((outputs.argmax(1) == wanted).sum())
-        return Test(loss / len(inputs), right / len(inputs) if classes else None)
+                    right += int((predicted == wanted).sum())
+        return Test(loss / len(inputs), right / targets.numel() if classes else None)
 
     def trained(self, x: Tensor) -> nn.Module:
         """A copy of the model with parameters x (p,)."""
@@ -174,6 +178,12 @@ def _samples(data: Any, owner: str, dtype: torch.dtype) -> Samples:
 
 
 def _refuse_buffers(model: nn.Module) -> None:
+    random = [name for name, m in model.named_modules() if isinstance(m, _DROPOUT) and m.training and m.p > 0]
+    if random:
+        raise ValueError(
+            f"module {random[0]!r} drops values at random, so the losses are no functions and runs would not repeat: "
+            "call model.eval() or set its p to 0"
+        )
     running = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
     if running:
         raise ValueError(
@@ -182,11 +192,24 @@ def _refuse_buffers(model: nn.Module) -> None:
         )
 
 
+def _refuse_misfit(model: nn.Module, loss: LossFunction, samples: Samples) -> None:
+    """Try one sample, so that a wrong shape is told in the user's terms."""
+    inputs, targets = samples
+    try:
+        with torch.no_grad():
+            loss(model(inputs[:1]), targets[:1])
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"the model and the loss do not fit client 0's data, inputs {tuple(inputs.shape)} and targets "
+            f"{tuple(targets.shape)}: {error}"
+        ) from None
+
+
 def _is_convex(model: nn.Module, linear_with_known_loss: bool) -> bool | None:
     declared = getattr(model, "convex", None)
     if isinstance(declared, bool):
         return declared
     if linear_with_known_loss:
         return True
-    weighty = [m for m in model.modules() if not list(m.children()) and any(p.requires_grad for p in m.parameters())]
-    return False if len(weighty) > 1 else None
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    return False if len(matrices) > 1 else None

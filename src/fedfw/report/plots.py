@@ -34,7 +34,7 @@ def plot_runs(runs: Mapping[str, History]) -> Figure:
         gap.plot(*_evaluated(history, "gap"), color=color, label=name)
         for column, style in (("bytes_up", "-"), ("bytes_down", "--"), ("bytes_dense", ":")):
             totals = list(accumulate(getattr(r, column) for r in history))
-            label = {"bytes_up": f"{name}: up", "bytes_down": "down", "bytes_dense": "dense exchange"}[column]
+            label = f"{name}: " + {"bytes_up": "up", "bytes_down": "down", "bytes_dense": "dense exchange"}[column]
             sent.plot([r.round for r in history], totals, style, color=color, label=label)
     loss.set(title="loss (band: proven range of the optimum)", xlabel="round")
     accuracy.set(title="test accuracy", xlabel="round")

@@ -1,6 +1,7 @@
 """Running an algorithm with all clients on one machine."""
 
-from fedfw.simulation.engine import Options, Run, Simulation, simulate
+from fedfw.simulation.engine import Run, Simulation, simulate
 from fedfw.simulation.history import History, Record
+from fedfw.simulation.options import Options
 
 __all__ = ["History", "Options", "Record", "Run", "Simulation", "simulate"]

@@ -10,50 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.anchored import FedFWAnchored
-from fedfw.algorithms.base import Algorithm, Evidence, Gradient, Plan, Server, State, Upload
+from fedfw.algorithms.base import Algorithm, Gradient, Plan, Server, State, Upload
 from fedfw.atoms import Atom
-from fedfw.certificates import LowerBound, frank_wolfe_gap, least_product
+from fedfw.certificates import LowerBound, frank_wolfe_gap
+from fedfw.errors import NonFiniteError
 from fedfw.problems.base import Oracle
 from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.history import History, Record
 from fedfw.simulation.ledger import Ledger
+from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Attendance, Participation
 from fedfw.simulation.random import minibatch
-from fedfw.simulation.setup import automatic_penalty, certificate_kind, constraint_groups, feasible_start
+from fedfw.simulation.setup import (
+    automatic_penalty,
+    certificate_kind,
+    constraint_groups,
+    feasible_start,
+    fingerprint,
+    refuse_contradictions,
+    usable_device,
+)
 from fedfw.simulation.stopwatch import Stopwatch
 from fedfw.simulation.storage import RunFolder
 
 Callback = Callable[["Simulation"], None]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a run goes, beside the problem and the algorithm. See `simulate`."""
-
-    rounds: int = 100
-    participation: float | Sequence[float] | Attendance = 1.0
-    relax: Mapping[int, Any] | None = None
-    local_steps: int = 1
-    batch_size: int | None = None
-    tol: float | None = None
-    eval_every: int = 1
-    seed: int = 0
-    device: str | torch.device | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "local_steps", "eval_every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}, expected a whole number of at least 1")
-        if self.batch_size is not None and (not isinstance(self.batch_size, int) or self.batch_size < 1):
-            raise ValueError(f"batch_size={self.batch_size!r}, expected a whole number of at least 1, or None for all")
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"tol={self.tol!r}, expected a positive number or None")
-
-
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What a simulation gives back."""
 
@@ -70,7 +54,12 @@ class Run:
     """What the lower bound rests on, or why there is none."""
     stopped: str
     """Why the run ended."""
+    dense_sums: int = 0
+    """How many dense sums of gradients (or of duals) the server was given."""
     out: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({self.algorithm.name}, {len(self.history)} rounds, last: {self.history[-1]})"
 
     @property
     def model(self) -> nn.Module:
@@ -121,10 +110,12 @@ def simulate(
     callbacks
         Called after every round with the `Simulation`.
     out
-        A folder for history, model, plots and checkpoints; must be new or empty unless ``resume``.
+        A folder for history, model, plots and checkpoints; must not hold a run yet, unless ``resume``.
     resume
         Continue from the last good checkpoint in ``out``.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))")
     options = Options(rounds, participation, relax, local_steps, batch_size, tol, eval_every, seed, device)
     folder = None if out is None else RunFolder(Path(out), resume)
     return Simulation(problem, algorithm, options, folder).run(callbacks)
@@ -144,7 +135,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         options = self.options
-        device = torch.device(options.device) if options.device is not None else self.problem.start.device
+        device = usable_device(options.device) if options.device is not None else self.problem.start.device
         self.problem = problem = self.problem.to(device)
         self.constraint = problem.bind(self.algorithm.constraint)
         self.participation = Participation(options.participation, problem.n, options.seed)
@@ -164,8 +155,8 @@ class Simulation:
         self.certificate = certificate_kind(problem, self.algorithm, options.batch_size)
         self.clock = Stopwatch(device)
         self.dense_sums = 0
-        if options.batch_size is not None and problem.losses.sizes is None:
-            raise ValueError("batch_size needs clients with samples; these are plain functions")
+        self.fingerprint = fingerprint(self.plan, self.algorithm, options, start)
+        refuse_contradictions(problem, self.algorithm, options)
         if self.folder is not None:
             self._restore()
 
@@ -174,7 +165,8 @@ class Simulation:
     def run(self, callbacks: Sequence[Callback] = ()) -> Run:
         """All rounds that are left."""
         stopped = "all that were asked for"
-        while self.t < self.options.rounds:
+        done = bool(self.history) and self._within_tolerance(self.history[-1])  # a resumed run may have ended
+        while self.t < self.options.rounds and not done:
             self.t += 1
             with self.clock.round():
                 record = self._round()
@@ -184,9 +176,8 @@ class Simulation:
             done = self._within_tolerance(record)
             if self.folder is not None:
                 self.folder.after_round(self, last=done or self.t == self.options.rounds)
-            if done:
-                stopped = f"within tol={self.options.tol:g} of the optimum"
-                break
+        if done:
+            stopped = f"within tol={self.options.tol:g} of the optimum"
         run = Run(
             self.problem,
             self.algorithm,
@@ -197,6 +188,7 @@ class Simulation:
             self.best_bound,
             self.certificate,
             stopped,
+            self.dense_sums,
             None if self.folder is None else self.folder.path,
         )
         if self.folder is not None:
@@ -210,41 +202,43 @@ class Simulation:
         rates = plan.rates(t)
         evaluated = t % self.options.eval_every == 0 or t == self.options.rounds
         up = down = sums = 0
-        surrogate = anchor_gap = None
+        anchor_gap = None
         if len(who):
             groups = [who] if len(self._groups) == 1 else [group[torch.isin(group, who)] for group, _ in self._groups]
             active = [(rows, D) for rows, (_, D) in zip(groups, self._groups, strict=True) if len(rows)]
             gradients = [self._gradient(rows) for rows, _ in active]
             states = [self._gather(rows) for rows, _ in active]
-            if isinstance(algorithm, FedFWAnchored) and algorithm.is_anchor(t):
+            if (anchored := algorithm.anchor(plan, self.server, states, gradients, t)) is not None:
                 xbar = self.server.xbar
-                self.server, states, learnt = algorithm.anchor(plan, self.server, states, gradients)
+                self.server, states, learnt = anchored
                 sums = 1 if len(who) == plan.n else 2
                 self.dense_sums += sums
                 if len(who) == plan.n:
                     anchor_gap = frank_wolfe_gap(self.constraint, xbar, learnt.gradient)
                     if self._proven_at_anchor(learnt.loss, anchor_gap):
-                        return self._closing_record(learnt.loss, anchor_gap, len(who))
+                        return self._closing_record(learnt.loss, anchor_gap, who)
             known = states[0]["x"] if len(states) == 1 else torch.cat([state["x"] for state in states])
-            self.server, message = algorithm.broadcast(plan, self.server, who, known, t)
+            present = torch.cat([rows for rows, _ in active])
+            self.server, message = algorithm.broadcast(plan, self.server, present, known, t)
             message = replace(message, wants_evidence=evaluated)
-            down = self.ledger.down(t, who.cpu(), len(message.vectors) + (1 if sums else 0))
+            # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
+            down = self.ledger.down(t, who.cpu(), len(message.vectors) + sums)
             uploads = []
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
                 before = state["x"]
-                state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, self._lmo(D))
+                state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, self._lmo(D, rows))
                 self._scatter(rows, state)
                 uploads.append(Upload(rows, atoms, before, evidence))
             up = sum(upload.atoms.nbytes for upload in uploads) + sums * self.ledger.dense_nbytes * len(who)
-            surrogate = self._learn(uploads, message.xbar, rates.lam)
+            self._learn(uploads)
             xbar = self.server.xbar
             self.server = algorithm.server_step(plan, self.server, uploads, t)
             everyone = len(who) == plan.n
             self.ledger.step(t, xbar, self.server.xbar, [upload.atoms for upload in uploads], everyone)
-        judged = self._evaluate(anchor_gap) if evaluated else {"gap": anchor_gap}
+        judged = self._evaluate(rates.lam) if evaluated else {}
         return Record(
             round=t,
-            surrogate=surrogate,
+            anchor_gap=anchor_gap,
             lower_bound=self.best_bound,
             participants=len(who),
             eta=rates.eta,
@@ -265,22 +259,22 @@ class Simulation:
         tol, bound = self.options.tol, self.best_bound
         return tol is not None and bound is not None and len(self._groups) == 1 and loss - bound <= tol
 
-    def _closing_record(self, loss: float, gap: float, participants: int) -> Record:
+    def _closing_record(self, loss: float, gap: float, who: Tensor) -> Record:
         """The record of a round that ended with its anchor: xbar is good enough, nobody takes another step."""
         test = self.problem.test(self.server.xbar)
-        dense = participants * self.ledger.dense_nbytes
+        dense = len(who) * self.ledger.dense_nbytes
         return Record(
             round=self.t,
             loss=loss,
             test_loss=test.loss,
             accuracy=test.accuracy,
             gap=gap,
+            anchor_gap=gap,
             lower_bound=self.best_bound,
-            consensus=float((self.clients["x"] - self.server.xbar).double().square().sum().sqrt()),
             distance=0.0,
-            participants=participants,
+            participants=len(who),
             bytes_up=dense,
-            bytes_down=dense,
+            bytes_down=self.ledger.down(self.t, who.cpu(), 0),
             bytes_dense=2 * dense,
             seconds=self.clock.split(),
         )
@@ -298,8 +292,17 @@ class Simulation:
         oracle = Oracle(self.problem.losses, self._weights, who, pick, self.t)
         return self.clock.timed("gradient", oracle)
 
-    def _lmo(self, constraint: ConstraintSet) -> Callable[[Tensor], Atom]:
-        return self.clock.timed("oracle", lambda g: constraint.lmo(g, batch=True))
+    def _lmo(self, constraint: ConstraintSet, who: Tensor) -> Callable[[Tensor], Atom]:
+        def oracle(g: Tensor) -> Atom:
+            try:
+                return constraint.lmo(g, batch=True)
+            except NonFiniteError as error:
+                clients = who[list(error.rows)].tolist()
+                raise NonFiniteError(
+                    f"round {self.t}: NaN or infinity in the direction of client {clients}", clients
+                ) from None
+
+        return self.clock.timed("oracle", oracle)
 
     def _gather(self, rows: Tensor) -> State:
         if len(rows) == self.problem.n:
@@ -313,19 +316,14 @@ class Simulation:
         for name, values in state.items():
             self.clients[name][rows] = values
 
-    def _learn(self, uploads: Sequence[Upload], xbar: Tensor, lam: float) -> float | None:
-        """Update the certificate; the surrogate when everyone told its exact loss."""
-        evidence: list[Evidence] = [upload.evidence for upload in uploads if upload.evidence is not None]
-        if not evidence or self.options.batch_size is not None:
-            return None
-        if self.certificate.startswith("valid"):
-            for upload, told in zip(uploads, evidence, strict=True):
-                self.bound.report(upload.who, told.number, told.q)
-            self._improve(self.bound.value())
-        if sum(len(upload.who) for upload in uploads) < self.problem.n:
-            return None
-        apart = sum(float((upload.x - xbar).square().sum()) for upload in uploads)
-        return sum(float(told.loss.sum()) for told in evidence) + lam / 2 * apart
+    def _learn(self, uploads: Sequence[Upload]) -> None:
+        """Update the certificate from what the clients told."""
+        if not self.certificate.startswith("valid"):
+            return
+        for upload in uploads:
+            if upload.evidence is not None:
+                self.bound.report(upload.who, upload.evidence.number, upload.evidence.q)
+                self._improve(self.bound.value())
 
     def _improve(self, bound: float | None) -> None:
         if bound is not None and (self.best_bound is None or bound > self.best_bound):
@@ -343,24 +341,29 @@ class Simulation:
         keepers = next(rows for rows, D in self._groups if D is self.constraint)
         return self.clients["x"][keepers].mean(0)
 
-    def _evaluate(self, anchor_gap: float | None) -> dict[str, Any]:
+    def _evaluate(self, lam: float) -> dict[str, Any]:
         xbar, x = self.server.xbar, self.feasible()
         loss, gradient = self.problem.value_and_gradient(xbar, self.t)
-        slack = float((gradient.double() * xbar.double()).sum()) - least_product(self.constraint, gradient)
+        gap = frank_wolfe_gap(self.constraint, xbar, gradient)
         if self.problem.convex:
-            self._improve(loss - slack)
+            self._improve(loss - gap)
         test = self.problem.test(x)
         inside = self.constraint.contains(xbar)
         far = self.constraint.distance(xbar) if not inside and self.constraint.has_projection else None
-        apart = (self.clients["x"] - xbar).double().square().sum()
-        return {
+        judged = {
             "loss": loss,
             "test_loss": test.loss,
             "accuracy": test.accuracy,
-            "gap": slack,
-            "consensus": float(apart.sqrt()),
+            "gap": gap,
             "distance": 0.0 if inside else far,
         }
+        if self.algorithm.keeps_points:
+            points = self.clients["x"]
+            apart = float((points - xbar).double().square().sum())
+            values = self.problem.losses.value(points, torch.arange(self.problem.n, device=points.device))
+            judged["consensus"] = apart**0.5
+            judged["surrogate"] = float((values.double() * self.problem.weights).sum()) + lam / 2 * apart
+        return judged
 
     def _within_tolerance(self, record: Record) -> bool:
         if self.options.tol is None or self.best_bound is None or record.loss is None:
@@ -389,6 +392,8 @@ class Simulation:
         if found is None:
             return
         tensors, meta = found
+        if meta["fingerprint"] != self.fingerprint:
+            raise ValueError(f"{self.folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
         device = self.server.xbar.device
 
         def part(prefix: str) -> dict[str, Tensor]:

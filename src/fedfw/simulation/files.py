@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 FORMAT = 1
-_MAGIC = b"fedfw-checkpoint\n"
+_MAGIC = b"fedfw-checkpoint"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -38,24 +38,24 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]
     body = io.BytesIO()
     np.savez(body, **{"meta.json": np.frombuffer(json.dumps(meta).encode(), np.uint8)}, **arrays)  # type: ignore[arg-type]
     content = body.getvalue()
-    head = {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
-    write_atomically(path, _MAGIC + json.dumps(head).encode() + b"\n" + content)
+    write_atomically(path, _MAGIC + f" {FORMAT} {_checksum(FORMAT, content)}\n".encode() + content)
+
+
+def _checksum(version: int, content: bytes) -> str:
+    return hashlib.sha256(f"{version}\n".encode() + content).hexdigest()
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The inverse of `save_checkpoint`; raises `DamagedCheckpointError`."""
-    data = path.read_bytes()
-    try:
-        if not data.startswith(_MAGIC):
-            raise DamagedCheckpointError(f"{path} does not start like a checkpoint")
-        line, _, content = data[len(_MAGIC) :].partition(b"\n")
-        head = json.loads(line)
-        if head["format"] != FORMAT:
-            raise ValueError(f"{path} has checkpoint format {head['format']}, this version reads {FORMAT}")
-        if hashlib.sha256(content).hexdigest() != head["sha256"]:
-            raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
-    except (KeyError, json.JSONDecodeError, UnicodeDecodeError):
-        raise DamagedCheckpointError(f"{path} is damaged: its first lines cannot be read") from None
+    head, _, content = path.read_bytes().partition(b"\n")
+    words = head.split()
+    if len(words) != 3 or words[0] != _MAGIC or not words[1].isdigit():
+        raise DamagedCheckpointError(f"{path} does not start like a checkpoint")
+    version = int(words[1])
+    if words[2] != _checksum(version, content).encode():
+        raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
+    if version != FORMAT:
+        raise ValueError(f"{path} has checkpoint format {version}, this version reads {FORMAT}")
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         meta = json.loads(arrays["meta.json"].tobytes())
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != "meta.json"}

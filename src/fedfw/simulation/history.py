@@ -16,10 +16,11 @@ from fedfw.simulation.files import write_atomically
 class Record:
     """One round. Values that were not evaluated are None.
 
-    loss, test_loss, accuracy, gap, distance, consensus describe the model after the round: F at xbar, the test data,
-    the Frank-Wolfe gap at xbar, xbar's distance from D and ||X - Xbar||_F. ``surrogate`` is sum w_i f_i(x_i) +
-    lam/2 ||X - Xbar||^2 where the clients took their gradients, before the step. ``lower_bound`` is the best proven
-    lower bound on the optimum so far. ``bytes_dense`` is what dense vectors would have cost, both ways together.
+    loss, test_loss, accuracy, surrogate, gap, consensus and distance describe the state after the round: F at xbar,
+    the test data, sum w_i f_i(x_i) + lam/2 ||X - Xbar||^2, the Frank-Wolfe gap at xbar, ||X - Xbar||_F and xbar's
+    distance from D. ``anchor_gap`` is the gap that an anchor found at xbar before the round's step. ``lower_bound``
+    is the best proven lower bound on the optimum so far. ``bytes_dense`` is what dense vectors would have cost, both
+    ways together.
     """
 
     round: int
@@ -28,6 +29,7 @@ class Record:
     accuracy: float | None = None
     surrogate: float | None = None
     gap: float | None = None
+    anchor_gap: float | None = None
     lower_bound: float | None = None
     consensus: float | None = None
     distance: float | None = None
@@ -59,6 +61,9 @@ class History(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} rounds)"
 
     def append(self, record: Record) -> None:
         self._records.append(record)

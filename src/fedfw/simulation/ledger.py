@@ -93,7 +93,8 @@ class Ledger:
         self.p, self.itemsize = len(xbar), xbar.element_size()
         self.last_seen = torch.zeros(n, dtype=torch.int64)  # round in which a client last got xbar; 0: never
         self.last_changed = torch.zeros(self.p, dtype=torch.int64)  # round whose step last changed a coordinate
-        self.sum_nbytes: int | None = None  # of the last round's step, when everyone took it
+        self.sum_nbytes: int | None = None  # of the last step, when everyone took it
+        self.sum_round = 0  # the round of that step
 
     @property
     def dense_nbytes(self) -> int:
@@ -110,7 +111,7 @@ class Ledger:
                 changed = (self.last_changed >= since).nonzero().flatten()
                 if len(changed) * self.itemsize < self.dense_nbytes:
                     options.append(sparse_nbytes(changed, self.p, self.itemsize))
-                if since == t - 1 and self.sum_nbytes is not None:
+                if since == self.sum_round and self.sum_nbytes is not None:
                     options.append(self.sum_nbytes)
             total += clients * min(options)
         self.last_seen[who] = t
@@ -121,6 +122,7 @@ class Ledger:
         self.last_changed[(before != after).cpu()] = t
         support = _support(atoms, before) if everyone else None
         # The sum's message has two rates (16 bytes) in front of the coordinates.
+        self.sum_round = t
         self.sum_nbytes = None if support is None else 16 + sparse_nbytes(support, self.p, self.itemsize)
 
     def state(self) -> dict[str, Tensor]:
@@ -128,13 +130,13 @@ class Ledger:
         return {
             "last_seen": self.last_seen,
             "last_changed": self.last_changed,
-            "sum_nbytes": torch.tensor(-1 if self.sum_nbytes is None else self.sum_nbytes),
+            "sum": torch.tensor([self.sum_round, -1 if self.sum_nbytes is None else self.sum_nbytes]),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`."""
         self.last_seen, self.last_changed = state["last_seen"].clone(), state["last_changed"].clone()
-        stored = int(state["sum_nbytes"])
+        self.sum_round, stored = state["sum"].tolist()
         self.sum_nbytes = None if stored < 0 else stored
 
 

@@ -54,7 +54,7 @@ class Participation:
     def __call__(self, t: int) -> Tensor:
         """The clients of round t, ascending, (m,) int64; m may be 0."""
         if self._function is not None:
-            who = torch.tensor(sorted(set(self._function(t))), dtype=torch.int64)
+            who = torch.tensor(sorted({int(i) for i in self._function(t)}), dtype=torch.int64)
             if len(who) and not (int(who[0]) >= 0 and int(who[-1]) < self._n):
                 raise ValueError(f"round {t}: participation names clients {who.tolist()}, expected 0 to {self._n - 1}")
             return who

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.base import Algorithm, Plan
 from fedfw.errors import NoProjectionError
 from fedfw.problems.base import Oracle
 from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
+from fedfw.simulation.options import Options
 
 
 def constraint_groups(
@@ -67,6 +69,40 @@ def automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor
     )
     zeta = float((gradients - gradients.mean(0)).double().square().sum(1).mean().sqrt())
     return zeta / (2 * n * max(constraint.diameter(tuple(start.shape)), 1e-300))
+
+
+def usable_device(wanted: str | torch.device) -> torch.device:
+    """The device, if it exists here."""
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"device={wanted!r}, expected cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={wanted!r}: there is no CUDA device here")
+    return device
+
+
+def refuse_contradictions(problem: Problem, algorithm: Algorithm, options: Options) -> None:
+    """Raise ValueError for options that make no sense together."""
+    if options.batch_size is not None and problem.losses.sizes is None:
+        raise ValueError("batch_size needs clients with samples; these are plain functions")
+    if options.tol is not None and problem.convex is not True:
+        raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
+    if options.relax and not algorithm.may_relax:
+        raise ValueError(f"relax does not go with {algorithm.name}: its clients are set to xbar, which may be outside")
+    if options.local_steps > 1 and not algorithm.may_step_locally:
+        raise ValueError(f"local_steps={options.local_steps}: {algorithm.name} takes one step a round")
+
+
+def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor) -> str:
+    """What must agree for a checkpoint to be continued."""
+    digest = hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()[:12]
+    rates = [plan.rates(t) for t in (1, 2, 3)]
+    return (
+        f"{algorithm.name} on {plan.constraint!r}, momentum {algorithm.momentum}, lam_0 {plan.lam_0!r}, "
+        f"rates {[(r.eta, r.lam, r.rho) for r in rates]}, {plan.n} clients, {tuple(start.shape)} {start.dtype} "
+        f"from {digest}, {options.local_steps} local steps, batch {options.batch_size}, seed {options.seed}"
+    )
 
 
 def certificate_kind(problem: Problem, algorithm: Algorithm, batch_size: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ class RunFolder:
         self.path, self.checkpoint_every, self._resume = path, checkpoint_every, resume
         if resume and not path.is_dir():
             raise ValueError(f"{path} is no run folder")
-        if not resume and (path / "history.jsonl").exists():
+        used = [*path.glob("checkpoint-*.bin"), *(path / name for name in ("history.jsonl", "model.pt"))]
+        if not resume and any(file.exists() for file in used):
             raise ValueError(f"{path} already holds a run: give another folder, or resume it")
         path.mkdir(parents=True, exist_ok=True)
 
@@ -44,8 +46,8 @@ class RunFolder:
         for path in reversed(self._checkpoints()):
             try:
                 return load_checkpoint(path)
-            except DamagedCheckpointError:
-                continue
+            except DamagedCheckpointError as error:
+                warnings.warn(f"{error}; going back to the one before it", stacklevel=2)
         return None
 
     def after_round(self, simulation: Simulation, last: bool) -> None:
@@ -57,6 +59,7 @@ class RunFolder:
             "round": simulation.t,
             "best_bound": simulation.best_bound,
             "dense_sums": simulation.dense_sums,
+            "fingerprint": simulation.fingerprint,
             "history": history,
         }
         save_checkpoint(self.path / f"checkpoint-{simulation.t:08d}.bin", simulation.tensors(), meta)
