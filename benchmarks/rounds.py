@@ -4,7 +4,7 @@
     python benchmarks/rounds.py --write    and put it into docs/rounds.md
 
 Softmax regression, one full-gradient step of FedFW on an l1 ball a round, float32. "Hand-batched" is what one would
-write for exactly this task: two batched products, softmax, the oracle's argmax, the steps, no records, no bytes, no
+write for exactly this task: two batched products, torch's softmax, the oracle's argmax, the steps; no records, bytes or
 certificate. Both compute the same rounds, and their final losses are compared before any time is printed. The products
 alone are the floor. Evaluations are left out (eval_every is beyond the last round). Repeats are interleaved.
 """

@@ -359,7 +359,7 @@ class Simulation:
         }
         if self.algorithm.keeps_points:
             points = self.clients["x"]
-            apart = float((points - xbar).double().square().sum())
+            apart = float((points - xbar).square_().sum(dtype=torch.float64))
             values = self.problem.losses.value(points, torch.arange(self.problem.n, device=points.device))
             judged["consensus"] = apart**0.5
             judged["surrogate"] = float((values.double() * self.problem.weights).sum()) + lam / 2 * apart
