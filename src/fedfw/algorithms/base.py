@@ -242,9 +242,14 @@ class Algorithm(ABC):
             x = state["x"]
             loss, a = gradient(x)
             state, g = self.direction(plan, state, message, a, rates)
+            proves = k == 0 and message.wants_evidence and self.exact and self.has_certificate
+            base = loss.double() - (a * x).sum(1, dtype=torch.float64) if proves else None
+            q = g - a if proves else None
+            del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
             atom = lmo(g)
-            if k == 0 and message.wants_evidence and self.exact and self.has_certificate:
-                evidence = _evidence(x, loss, a, g, atom)
+            if base is not None and q is not None:
+                evidence = Evidence(base + (atom.dot(g) if atom.bound is None else atom.bound), q)
+            del g
             atoms.append(atom)
             if plan.local_steps > 1:
                 state = state | {"x": atom.step(x.clone(), rates.eta)}
@@ -271,13 +276,12 @@ def move_mean(xbar: Tensor, keep: float, scale: float, total: Tensor) -> Tensor:
     return (xbar * keep).add_(total, alpha=scale)
 
 
+def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float) -> Tensor:
+    """a + lam (x - xbar), (m, p), with one new tensor."""
+    return (x - xbar).mul_(lam).add_(a)
+
+
 def running_average(state: State, a: Tensor, rho: float) -> State:
     """d <- (1 - rho) d + rho a; a client's first d is its first a."""
     weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
     return state | {"d": torch.lerp(state["d"], a, weight), "seen": torch.ones_like(state["seen"])}
-
-
-def _evidence(x: Tensor, loss: Tensor, a: Tensor, g: Tensor, atom: Atom) -> Evidence:
-    least = atom.dot(g) if atom.bound is None else atom.bound
-    number = loss.double() - (a.double() * x.double()).sum(1) + least
-    return Evidence(number, g - a)

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, running_average
+from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, pulled, running_average
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,4 @@ class FedFW(Algorithm):
         if self.momentum:
             state = running_average(state, a, 1 - self.momentum)
             a = state["d"]
-        return state, a + rates.lam * (state["x"] - message.xbar)
+        return state, pulled(a, state["x"], message.xbar, rates.lam)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Message, Plan, Rates, Server, State, running_average
+from fedfw.algorithms.base import Algorithm, Gradient, Message, Plan, Rates, Server, State, pulled, running_average
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FedFWPlus(Algorithm):
         if self.momentum:
             state = running_average(state, a, 1 - self.momentum)
             a = state["d"]
-        g = a + rates.lam * (state["x"] - message.xbar) + state["y"]
+        g = pulled(a, state["x"], message.xbar, rates.lam).add_(state["y"])
         if "ybar" in message.vectors:
             g -= message.vectors["ybar"]
         return state, g

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, running_average
+from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, pulled, running_average
 from fedfw.schedules import Schedule, nonconvex, stochastic
 
 
@@ -42,4 +42,4 @@ class FedFWSto(Algorithm):
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         state = running_average(state, a, rates.rho)
-        return state, state["d"] + rates.lam * (state["x"] - message.xbar)
+        return state, pulled(state["d"], state["x"], message.xbar, rates.lam)
