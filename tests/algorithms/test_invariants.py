@@ -177,6 +177,17 @@ def test_nan_names_client_and_round() -> None:
     assert caught.value.rows == (1,)
 
 
+def test_a_gradient_that_is_not_finite_names_client_and_round() -> None:
+    """The loss is finite, its derivative is not."""
+    problem = fedfw.Problem.from_losses(
+        [lambda x: x.square().sum(), lambda x: x.abs().sqrt().sum()], torch.zeros(3, dtype=torch.float64)
+    )
+    for every in (1, 20):
+        with pytest.raises(fedfw.NonFiniteError, match=r"round 1: NaN or infinity in .* client \[1\]") as caught:
+            fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=LAM), rounds=20, eval_every=every)
+        assert caught.value.rows == (1,)
+
+
 class TestCounterexample:
     """f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1]: F is least at 1."""
 

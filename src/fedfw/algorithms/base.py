@@ -77,6 +77,8 @@ class Plan:
 
         x after K steps is (1 - sum a_k) x + sum a_k s_k with a_k = eta_k prod_{j > k} (1 - eta_j).
         """
+        if self.local_steps == 1:
+            return self.rates(t).eta, [1.0]
         etas = [self.rates(t, k).eta for k in range(self.local_steps)]
         amounts = [eta * math.prod(1 - later for later in etas[k + 1 :]) for k, eta in enumerate(etas)]
         total = math.fsum(amounts)

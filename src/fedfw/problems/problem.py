@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from fedfw.errors import NonFiniteError
 from fedfw.problems.base import ClientLosses, Oracle, Shapes, Test, normalised_weights
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.linear import LinearLosses, LossFunction, closed_form
@@ -125,7 +126,11 @@ class Problem:
         who = torch.arange(self.n, device=x.device)
         oracle = Oracle(self.losses, self.weights.to(x.dtype), who, lambda: None, round_)
         values, gradients = oracle(x.expand(self.n, -1))
-        return float(values.double().sum()), gradients.sum(0)
+        gradient = gradients.sum(0)
+        if not bool(gradient.isfinite().all()):
+            clients = (~gradients.isfinite().all(1)).nonzero().flatten().tolist()
+            raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
+        return float(values.double().sum()), gradient
 
     def test(self, x: Tensor) -> Test:
         """Loss and accuracy on the test data at x (p,); accuracy where targets are classes."""

@@ -12,6 +12,8 @@ Vectors such as ybar or an anchor's mean gradient go dense.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -104,8 +106,7 @@ class Ledger:
     def down(self, t: int, who: Tensor, vectors: int) -> int:
         """Bytes to bring the clients ``who`` up to date at the start of round t, and ``vectors`` dense ones each."""
         total = vectors * self.dense_nbytes * len(who)
-        seen = self.last_seen[who]
-        for since, clients in zip(*(part.tolist() for part in seen.unique(return_counts=True)), strict=True):  # type: ignore[no-untyped-call]
+        for since, clients in Counter(self.last_seen[who].tolist()).items():
             options = [self.dense_nbytes]
             if since:
                 changed = (self.last_changed >= since).nonzero().flatten()
@@ -119,7 +120,7 @@ class Ledger:
 
     def step(self, t: int, before: Tensor, after: Tensor, atoms: list[Atom], everyone: bool) -> None:
         """Note what round t did to xbar."""
-        self.last_changed[(before != after).cpu()] = t
+        self.last_changed.masked_fill_((before != after).cpu(), t)
         support = _support(atoms, before) if everyone else None
         # The sum's message has two rates (16 bytes) in front of the coordinates.
         self.sum_round = t
