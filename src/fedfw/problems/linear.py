@@ -20,7 +20,10 @@ from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps scores (b, m, c) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b, m, c)."""
+"""Maps scores (b, m, c) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b, m, c).
+
+It may overwrite the scores.
+"""
 
 
 def _cross_entropy(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +31,7 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     places = targets.unsqueeze(2)
     highest = scores.amax(2, keepdim=True)
     wanted = scores.gather(2, places)
-    weights = (scores - highest).exp_()
+    weights = scores.sub_(highest).exp_()
     total = weights.sum(2, keepdim=True)
     losses = total.log() + highest - wanted
     weights /= total
