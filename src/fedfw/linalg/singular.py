@@ -145,8 +145,8 @@ def _orthonormal(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
     """Estimated relative error of the largest Ritz value: the residual, or its square over the gap when smaller.
 
-    Extrapolating the value's growth would stop a third earlier, but misses the tolerance on plateaus (in 5 to 20 %
-    of Gaussian matrices), so it is not used.
+    An estimate, not a bound: a near-tie on top can hide the first pair for a while. Extrapolating the value's growth
+    would stop earlier still, but mistakes such plateaus for the end far more often, so it is not used.
     """
     top = theta[:, 0]
     second = theta[:, 1] if theta.shape[1] > 1 else torch.zeros_like(top)
