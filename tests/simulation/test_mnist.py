@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedfw
 from fedfw.command.build import build_problem
@@ -68,4 +67,3 @@ def test_l1_ball() -> None:
     anchored = last(fedfw.FedFWAnchored(D, anchor_every=20, momentum=0.9))
     assert (plain.loss - lowest) / (start - lowest) > 0.2
     assert (anchored.loss - lowest) / (start - lowest) < 0.02
-    assert torch.isfinite(torch.tensor(anchored.gap))

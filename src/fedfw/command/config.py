@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedfw.sets.registry import parse_number
+
 
 def _option(default: Any, help_: str) -> Any:
     return field(default=default, metadata={"help": help_})
@@ -90,19 +92,10 @@ def _typed(key: str, value: Any, annotation: str, source: str) -> Any:
     if (isinstance(value, str) and "str" not in allowed) or (
         key in ("penalty", "participation") and isinstance(value, str)
     ):
-        value = _parse(value)
+        value = parse_number(value)
     kind = {bool: "bool", int: "int", float: "float", str: "str", type(None): "None"}.get(type(value))
     if kind == "int" and "int" not in allowed and "float" in allowed:
         return float(value)
     if kind not in allowed:
         raise ValueError(f"{source}: {key} = {value!r}, expected {annotation.replace(' | None', '')}")
     return value
-
-
-def _parse(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -15,9 +15,10 @@ from fedfw.command.build import build_algorithm, build_problem, resolved
 from fedfw.command.config import RunConfig, merge, read_config, read_table
 from fedfw.command.progress import ProgressLine, human_bytes
 from fedfw.problems import Problem
-from fedfw.simulation.engine import Run, Simulation
+from fedfw.simulation.engine import Simulation
 from fedfw.simulation.files import write_atomically
 from fedfw.simulation.options import Options
+from fedfw.simulation.result import Run
 from fedfw.simulation.storage import RunFolder
 
 

@@ -83,7 +83,7 @@ def parse_set(text: str) -> ConstraintSet:
         if key not in known or key in values:
             form = f"{name}:" + ",".join(f"{parameter}=..." for parameter in known)
             raise ValueError(f"{text!r}: cannot place {piece!r}, expected {form if known else name}")
-        values[key] = _number(value)
+        values[key] = parse_number(value)
     try:
         return cls(**values)
     except TypeError:
@@ -92,7 +92,8 @@ def parse_set(text: str) -> ConstraintSet:
         raise ValueError(f"{text!r}: {problem}") from None
 
 
-def _number(text: str) -> float | str:
+def parse_number(text: str) -> int | float | str:
+    """A whole number, else a number, else the text itself."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
 
 if TYPE_CHECKING:
-    from fedfw.simulation.engine import Run, Simulation
+    from fedfw.simulation.engine import Simulation
+    from fedfw.simulation.result import Run
 
 
 class RunFolder:
