@@ -1,8 +1,8 @@
 """Time of each set's oracle against its projection, as ratios measured in one run.
 
-    python benchmarks/oracles.py                    print the table
-    python benchmarks/oracles.py --write            and put it into docs/oracles.md
-    python benchmarks/oracles.py --crossover    where Lanczos overtakes the dense decomposition
+    python -m benchmarks.oracles                    print the table
+    python -m benchmarks.oracles --write            and put it into docs/oracles.md
+    python -m benchmarks.oracles --crossover    where Lanczos overtakes the dense decomposition
 
 Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared. Float32 input,
 a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy.
@@ -11,7 +11,6 @@ a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accur
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from statistics import median
 import torch
 
 import fedfw
+from benchmarks.common import machine
 from fedfw.linalg import singular
 from fedfw.sets.base import ConstraintSet, Shape
 
@@ -148,9 +148,8 @@ def main() -> None:
         [
             "# Oracle against projection",
             "",
-            "Made by `python benchmarks/oracles.py --write`; how it measures stands at the top of that file.",
-            f"One run on {torch.get_num_threads()} threads of a {platform.machine()} machine, "
-            f"torch {torch.__version__}, {time.strftime('%Y-%m-%d')}. Timings are noisy: read the ratios.",
+            "Made by `python -m benchmarks.oracles --write`; how it measures stands at the top of that file.",
+            machine(),
             "",
             *claims(),
             "",

@@ -1,7 +1,7 @@
 """Time of one simulated round against hand-batched PyTorch and against the gradient's bare matrix products.
 
-    python benchmarks/rounds.py            print the table
-    python benchmarks/rounds.py --write    and put it into docs/rounds.md
+    python -m benchmarks.rounds            print the table
+    python -m benchmarks.rounds --write    and put it into docs/rounds.md
 
 Softmax regression, one full-gradient step of FedFW on an l1 ball a round, float32. "Hand-batched" is what one would
 write for exactly this task: two batched products, torch's softmax, the oracle's argmax, the steps; no records, bytes or
@@ -12,7 +12,6 @@ alone are the floor. Evaluations are left out (eval_every is beyond the last rou
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import torch
 import torch.nn.functional as nnf
 
 import fedfw
+from benchmarks.common import machine
 
 TASKS = {"10 x 6,000 x 784": (10, 6000, 784), "100 x 600 x 784": (100, 600, 784), "100 x 50 x 60": (100, 50, 60)}
 CLASSES, RADIUS, PENALTY = 10, 10.0, 1e-3
@@ -127,9 +127,8 @@ def main() -> None:
         [
             "# One round, timed",
             "",
-            "Made by `python benchmarks/rounds.py --write`; what is compared stands at the top of that file.",
-            f"One run on {torch.get_num_threads()} threads of a {platform.machine()} machine, "
-            f"torch {torch.__version__}, {time.strftime('%Y-%m-%d')}. Timings are noisy: read the ratios.",
+            "Made by `python -m benchmarks.rounds --write`; what is compared stands at the top of that file.",
+            machine(),
             "",
             "| clients x samples x features | ours ms | by hand ms | products ms | ours / hand | ours / products "
             "| not gradients |",

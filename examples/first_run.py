@@ -6,19 +6,8 @@ python examples/first_run.py
 import torch
 
 import fedfw
-from fedfw.data import load_data, partition
 
-data = load_data("digits")
-inputs, labels = data.train
-parts = partition("labels:3", labels, clients=10, classes=10, seed=0)
-
-model = torch.nn.Linear(64, 10)
-problem = fedfw.Problem(
-    model=model,
-    loss=torch.nn.functional.cross_entropy,
-    clients=[(inputs[part], labels[part]) for part in parts],
-    test=data.test,
-)
+problem = fedfw.load_problem("digits", model="mclr", clients=10, rule="labels:3")
 run = fedfw.simulate(
     problem, fedfw.FedFWPlus(fedfw.L2Ball(20.0), penalty="auto:0.1", momentum=0.9), rounds=100, eval_every=10
 )

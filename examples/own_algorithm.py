@@ -17,7 +17,7 @@ from fedfw.algorithms.base import Gradient, Message, Plan, Rates, State
 
 
 @dataclass(frozen=True)
-class SlowFW(fedfw.Algorithm):
+class SlowFW(fedfw.OracleAlgorithm):
     """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- z_i / 2 + xbar / 2 once a round."""
 
     name: ClassVar[str] = "slow"

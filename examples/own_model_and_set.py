@@ -53,18 +53,19 @@ check_constraint(Ellipsoid(axes), (10,), reference=lambda g: -float((axes * g).n
 print("the ellipsoid keeps its promises")
 
 data = load_data("digits")
-inputs, labels = data.train
-parts = partition("labels:3", labels, clients=10, classes=10, seed=0)
+parts = partition("labels:3", data.train, clients=10, classes=10, seed=0)
 
 torch.manual_seed(0)
-network = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
 with torch.no_grad():
-    network[2].bias.zero_()  # a set without a projection needs a start inside
-problem = fedfw.Problem(network, nn.functional.cross_entropy, [(inputs[p], labels[p]) for p in parts], test=data.test)
+    network[3].bias.zero_()  # a set without a projection needs a start inside
+problem = fedfw.Problem(
+    network, nn.functional.cross_entropy, [data.train.take(part) for part in parts], test=data.test.take()
+)
 sets = fedfw.Product(
     {
-        "0.weight": fedfw.NuclearBall(10.0),  # low rank
-        "2.bias": Ellipsoid(axes),
+        "1.weight": fedfw.NuclearBall(10.0),  # low rank
+        "3.bias": Ellipsoid(axes),
         "*": fedfw.L2Ball(10.0),
     }
 )

@@ -5,12 +5,18 @@ from fedfw._version import __version__
 from fedfw.algorithms import (
     ALGORITHMS,
     Algorithm,
+    FedADMM,
+    FedAvg,
+    FedDA,
+    FedDR,
     FedFW,
     FedFWAnchored,
     FedFWPlus,
     FedFWSto,
     FrankWolfe,
     NaiveFW,
+    OracleAlgorithm,
+    ProjectedAlgorithm,
 )
 from fedfw.atoms import Atom
 from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
@@ -41,6 +47,8 @@ from fedfw.sets import (
     parse_set,
 )
 from fedfw.simulation import History, Record, Run, simulate
+from fedfw.solve import Optimum, solve
+from fedfw.tasks import load_problem
 
 __all__ = [
     "ALGORITHMS",
@@ -52,6 +60,10 @@ __all__ = [
     "Box",
     "CappedSimplex",
     "ConstraintSet",
+    "FedADMM",
+    "FedAvg",
+    "FedDA",
+    "FedDR",
     "FedFW",
     "FedFWAnchored",
     "FedFWPlus",
@@ -70,10 +82,13 @@ __all__ = [
     "NoProjectionError",
     "NonFiniteError",
     "NuclearBall",
+    "Optimum",
+    "OracleAlgorithm",
     "PartialIsometry",
     "Polytope",
     "Problem",
     "Product",
+    "ProjectedAlgorithm",
     "Record",
     "Run",
     "Schedule",
@@ -82,7 +97,9 @@ __all__ = [
     "SpectralBall",
     "__version__",
     "enclosing",
+    "load_problem",
     "parse_set",
     "simulate",
+    "solve",
     "testing",
 ]

@@ -35,15 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run", help="simulate a federated run; without arguments, on the digits that ship with scikit-learn"
     )
-    run.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
-    for option in fields(RunConfig):
-        flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
-        if option.default is not None and option.default is not False:
-            help_ += f" [{option.default}]"
-        if option.type == "bool":
-            run.add_argument(flag, action="store_true", default=None, help=help_)
-        else:
-            run.add_argument(flag, metavar="VALUE", help=help_)
+    _add_choices(run)
     run.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     run.set_defaults(execute=_run)
 
@@ -57,7 +49,45 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]")
     compare.set_defaults(execute=_compare)
 
+    tune = commands.add_parser(
+        "tune", help="search a small grid of choices on held-out training data; writes a file that run reads"
+    )
+    _add_choices(tune, without=("out", "tol", "eval_every"))
+    tune.add_argument("--grid", help='what to try, such as "lr=auto:4,auto:8 eta=10,100" (a grid for each algorithm)')
+    tune.add_argument(
+        "--budget",
+        type=float,
+        help="gradients of all its samples a client may compute in a trial (rounds x local steps)",
+    )
+    tune.add_argument("--by", choices=("loss", "accuracy"), default="loss", help="on the held-out data [%(default)s]")
+    tune.add_argument("--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv")
+    tune.set_defaults(execute=_tune)
+
+    solve = commands.add_parser("solve", help="the central optimum F* that residuals are measured against, with proof")
+    _add_choices(
+        solve,
+        only=(
+            "dataset",
+            "data_dir",
+            "model",
+            "l2",
+            "clients",
+            "partition",
+            "weights",
+            "constraint",
+            "per_parameter",
+            "seed",
+            "device",
+        ),
+    )
+    solve.add_argument("--tol", type=float, default=1e-3, help="how well F* must be known, relatively [%(default)s]")
+    solve.add_argument("--max-steps", type=int, default=5000, help="give up after so many steps [%(default)s]")
+    solve.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    solve.set_defaults(execute=_solve)
+
+    _add_data_commands(commands)
     commands.add_parser("algorithms", help="list the algorithms").set_defaults(execute=_algorithms)
+    commands.add_parser("models", help="list the models").set_defaults(execute=_models)
 
     sets = commands.add_parser("sets", help="list the constraint sets, what their oracles cost and their atoms weigh")
     sets.add_argument("--shape", type=_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
@@ -66,14 +96,88 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_choices(
+    parser: argparse.ArgumentParser, only: Sequence[str] | None = None, without: Sequence[str] = ()
+) -> None:
+    """A TOML file and a flag for each field of the configuration."""
+    parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
+    for option in fields(RunConfig):
+        if option.name in without or (only is not None and option.name not in only):
+            continue
+        flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
+        if option.default is not None and option.default is not False:
+            help_ += f" [{option.default}]"
+        if option.type == "bool":
+            parser.add_argument(flag, action="store_true", default=None, help=help_)
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=help_)
+
+
+def _add_data_commands(commands: Any) -> None:
+    data = commands.add_parser("data", help="list, get and look at the data sets")
+    verbs = data.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="every data set, and whether it is at hand")
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    get = verbs.add_parser("get", help="download a data set from its publisher, with its checksum verified")
+    get.add_argument("name", help="such as mnist; see 'fedfw data list'")
+    show = verbs.add_parser("show", help="who holds what: a table and a picture")
+    show.add_argument("name", help="such as mnist; see 'fedfw data list'")
+    show.add_argument("--partition", help="who holds what (labels:3, or iid where there are no labels)")
+    show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
+    show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
+    show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
+    for verb in (listing, get, show):
+        verb.add_argument(
+            "--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)"
+        )
+        verb.set_defaults(execute=_data)
+
+
+def _flags(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    values = ((name.replace("_", "-"), getattr(options, name, None)) for name in names)
+    return {key: value for key, value in values if value is not None}
+
+
+_CHOICES = [option.name for option in fields(RunConfig)]
+
+
 def _run(options: argparse.Namespace) -> int:
     from fedfw.command.run import start_run
 
-    names = [option.name for option in fields(RunConfig)]
-    flags: dict[str, Any] = {
-        name.replace("_", "-"): value for name in names if (value := getattr(options, name)) is not None
-    }
-    return start_run(options.config, flags, options.json)
+    return start_run(options.config, _flags(options, _CHOICES), options.json)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from fedfw.command.tune import tune
+
+    flags = _flags(options, [name for name in _CHOICES if name != "out"])
+    return tune(options.config, flags, options.grid, options.budget, options.by, options.out)
+
+
+def _solve(options: argparse.Namespace) -> int:
+    from fedfw.command.solve import solve_centrally
+
+    flags = _flags(options, [name for name in _CHOICES if name != "tol"])
+    return solve_centrally(options.config, flags, options.tol, options.max_steps, options.json)
+
+
+def _data(options: argparse.Namespace) -> int:
+    from fedfw.command.data import get_data, list_data, show_data
+
+    if options.verb == "list":
+        return list_data(options.data_dir, options.json)
+    if options.verb == "get":
+        return get_data(options.name, options.data_dir)
+    return show_data(options.name, options.data_dir, options.partition, options.clients, options.seed, options.out)
+
+
+def _models(options: argparse.Namespace) -> int:
+    from fedfw.models import MODELS
+    from fedfw.report.tables import aligned
+
+    rows = [(name, "convex" if kind.convex else "not convex", kind.summary) for name, kind in MODELS.items()]
+    print(aligned(rows))
+    return 0
 
 
 def _resume(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from fedfw.command.config import RunConfig, read_config
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDFW_DATA", str(tmp_path / "no data here"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -38,7 +39,7 @@ def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
     weights = torch.load(folder / "model.pt", weights_only=True)
     assert float(sum(w.abs().sum() for w in weights.values())) <= 30 * (1 + 1e-6)
     stored = read_config(folder / "config.toml")
-    assert (stored.momentum, stored.penalty, stored.algorithm) == (0.9, "auto:0.01", "fedfw+")
+    assert (stored.momentum, stored.penalty, stored.algorithm) == (0.9, "auto:0.001", "fedfw+")
 
 
 def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -65,6 +66,12 @@ def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         ["--algorithm", "naive", "--local-steps", "3"],
         ["--algorithm", "frank-wolfe", "--schedule", "constant:0.1"],
         ["--model", "mlp"],
+        ["--algorithm", "fedavg", "--mu", "0.1", "--local-steps", "3", "--lr", "auto:2"],
+        ["--algorithm", "feddr", "--eta", "10", "--alpha", "1.5", "--participation", "0.5"],
+        ["--algorithm", "fedadmm", "--lr", "0.5", "--weights", "samples", "--partition", "dirichlet:0.5"],
+        ["--algorithm", "fedda", "--server-lr", "0.5", "--model", "mlp", "--batch-size", "16"],
+        ["--dataset", "diabetes", "--constraint", "l1:3"],
+        ["--dataset", "synthetic:1,1", "--partition", "client", "--l2", "0.01"],
         ["--constraint", "spectral:2", "--per-parameter", "--model", "mlp"],
         ["--partition", "iid", "--tol", "0.5", "--eval-every", "2", "--algorithm", "fedfw+"],
     ],
@@ -90,9 +97,9 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--schedule", "cosine"], "unknown schedule 'cosine'"),
         (["--rounds", "many"], "rounds = 'many', expected int"),
         (["--participation", "1.5"], "participation=1.5"),
-        (["--anchor-every", "3"], "anchor-every goes with fedfw-anchored"),
+        (["--anchor-every", "3"], "anchor-every goes with fedfw-anchored, not with fedfw+"),
         (["--algorithm", "fedfw-sto", "--momentum", "0.5"], "averages gradients by its schedule"),
-        (["--dataset", "mnist"], "say where with --data-dir"),
+        (["--dataset", "fashion-mnist"], "fedfw data get fashion-mnist"),
         (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte.gz"),
         (["nothing.toml"], "no configuration file nothing.toml"),
         (["."], "no configuration file ."),
@@ -101,6 +108,15 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--participation", "1"], "ambiguous"),
         (["--model", "mlp", "--tol", "0.1"], "tol needs a certificate"),
         (["--algorithm", "frank-wolfe", "--local-steps", "2"], "takes one step a round"),
+        (["--algorithm", "feddr", "--momentum", "0.9"], "momentum goes with fedfw, fedfw+"),
+        (["--algorithm", "feddr", "--alpha", "2"], "alpha=2.0, expected a number above 0 and below 2"),
+        (["--lr", "0.1"], "lr goes with fedavg, feddr, fedadmm, fedda, not with fedfw+"),
+        (["--model", "logistic"], "logistic regression is for two classes, and digits has 10"),
+        (["--model", "completion"], "matrix completion is for ratings"),
+        (["--model", "cnn"], "expected images of at least 16x16"),
+        (["--weights", "age"], "weights='age', expected equal or samples"),
+        (["--l2", "-1"], "l2=-1.0, expected a number of at least 0"),
+        (["--dataset", "diabetes", "--model", "mclr"], "diabetes has numbers for targets"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_is_allowed(

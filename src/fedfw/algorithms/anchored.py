@@ -27,28 +27,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import (
-    Algorithm,
-    Anchor,
-    Gradient,
-    Message,
-    Plan,
-    Rates,
-    Server,
-    State,
-    running_average,
-)
+from fedfw.algorithms.base import Anchor, Gradient, Message, Plan, Rates, Server, State
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, running_average
 
 
 @dataclass(frozen=True)
-class FedFWAnchored(Algorithm):
+class FedFWAnchored(OracleAlgorithm):
     """See the top of the file."""
 
     penalty: float | str = 0.0
     anchor_every: int = 20
 
     name: ClassVar[str] = "fedfw-anchored"
-    shares_gradients: ClassVar[bool] = True
+    shares: ClassVar[str] = "at each anchor the sum of the gradients of those present"
     may_relax: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

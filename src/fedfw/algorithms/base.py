@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom
-from fedfw.atoms.mixture import mix
-from fedfw.schedules import Rate, Schedule, make_schedule
+from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet
 
 State = dict[str, Tensor]
@@ -43,6 +41,38 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What is known of a run before it begins, from which an algorithm makes its plan.
+
+    Parameters
+    ----------
+    n
+        Number of clients.
+    constraint
+        The set on the flat vector of parameters.
+    convex
+        Whether the losses are; None if nobody knows.
+    p
+        The least probability that a client takes part.
+    rounds, local_steps
+        How many there will be.
+    automatic_penalty
+        zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start.
+    smoothness
+        L' = n max w_i L_i, or None where it is not known.
+    """
+
+    n: int
+    constraint: ConstraintSet
+    convex: bool | None
+    p: float
+    rounds: int
+    local_steps: int
+    automatic_penalty: Callable[[], float]
+    smoothness: Callable[[], float | None]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What an algorithm needs to know of a run: filled in once, before the first round.
 
@@ -52,20 +82,45 @@ class Plan:
         Number of clients.
     constraint
         The set on the flat vector of parameters.
-    lam_0
-        The penalty.
-    schedule
-        Its clock advances ``local_steps`` times a round.
+    local_steps
+        Steps of a client a round.
+    lam_0, schedule
+        The penalty and the rates of algorithms that take Frank-Wolfe steps; the schedule's clock advances
+        ``local_steps`` times a round.
+    lr
+        The step size of algorithms that take gradient steps.
+    watch
+        Lets the simulator time a part of a step: (name of the part, function) -> function.
     """
 
     n: int
     constraint: ConstraintSet
-    lam_0: float
-    schedule: Schedule
     local_steps: int = 1
+    lam_0: float = 0.0
+    schedule: Schedule | None = None
+    lr: float = 0.0
+    watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
+
+    def oracle_tol(self, t: int) -> float:
+        """Relative accuracy asked in round t of oracles that iterate.
+
+        Frank-Wolfe keeps its rate when the oracle's error falls like the step size.
+        """
+        return max(1e-6, min(1e-2, 0.1 * self.rates(t).eta))
+
+    def lmo(self, g: Tensor, t: int) -> Atom:
+        """The oracle of the constraint at one direction g (p,) of round t."""
+        atom: Atom = self.watch("oracle", self.constraint.lmo)(g, tol=self.oracle_tol(t))
+        return atom
+
+    def project(self, x: Tensor) -> Tensor:
+        """The projection of one point (p,) or of a stack (m, p) on the constraint."""
+        nearest: Tensor = self.watch("projection", self.constraint.project)(x, batch=x.ndim == 2)
+        return nearest
 
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""
+        assert self.schedule is not None
         tick = (t - 1) * self.local_steps + k + 1
         eta = self.schedule.eta(tick)
         if not 0 < eta <= 1:
@@ -140,76 +195,48 @@ class Server:
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """Options that all algorithms share, and their common shape.
+    """What the simulator and a deployment call.
+
+    `OracleAlgorithm` is the base of those that take Frank-Wolfe steps, `ProjectedAlgorithm` of those that take gradient
+    steps and project.
 
     Parameters
     ----------
     constraint
         The set D: a constraint set, or a `Product` of them by parameter name.
-    penalty
-        lam_0, or "auto": zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start;
-        "auto:3" is three times that.
-    schedule
-        A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default.
-    momentum
-        beta in [0, 1): the weight of the past in the running average of gradients.
     """
 
     constraint: Any
-    _: KW_ONLY
-    penalty: float | str = "auto"
-    schedule: str | Schedule | Rate | None = None
-    momentum: float = 0.0
 
     name: ClassVar[str] = ""
-    shares_gradients: ClassVar[bool] = False
-    has_certificate: ClassVar[bool] = True
-    keeps_points: ClassVar[bool] = True
-    """Whether clients have points of their own between rounds."""
-    may_relax: ClassVar[bool] = True
+    shares: ClassVar[str] = ""
+    """What the server learns beside atoms, in words; empty where atoms are all that is sent."""
+    has_certificate: ClassVar[bool] = False
+    """Whether rounds prove lower bounds on the optimum (evaluations always do, for convex losses)."""
+    keeps_points: ClassVar[bool] = False
+    """Whether clients have points of their own between rounds, whose mean is xbar."""
+    sends_model: ClassVar[bool] = True
+    """Whether xbar itself goes down to the clients."""
+    needs_projection: ClassVar[bool] = False
+    may_relax: ClassVar[bool] = False
     may_step_locally: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not hasattr(self.constraint, "bind"):
             raise TypeError(f"constraint={self.constraint!r}, expected a constraint set or a Product")
-        self.resolve_penalty(1.0)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}, expected a number from 0 up to but not 1")
-
-    def resolve_penalty(self, automatic: float) -> float:
-        """lam_0, given what "auto" stands for in this run."""
-        factor = self.penalty
-        if isinstance(factor, str):
-            name, _, multiple = factor.partition(":")
-            try:
-                factor = automatic * float(multiple or 1) if name == "auto" else math.nan
-            except ValueError:
-                factor = math.nan
-        if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(f'penalty={self.penalty!r}, expected a number of at least 0, "auto" or "auto:MULTIPLE"')
-        return factor
-
-    def make_schedule(self, convex: bool | None, p: float, horizon: int) -> Schedule:
-        """The schedule of a run: the one asked for, else the one for the problem's kind."""
-        wanted = self.schedule if self.schedule is not None else self.default_schedule(convex)
-        return make_schedule(wanted, p, horizon)
-
-    def default_schedule(self, convex: bool | None) -> str:
-        return "nonconvex" if convex is False else "convex"
 
     @property
     def exact(self) -> bool:
-        """Whether directions use the gradient itself, not an average of past ones."""
-        return self.momentum == 0
+        """Whether steps use the gradient itself, not an average of past ones."""
+        return True
 
-    # --- the algorithm ---
+    @abstractmethod
+    def plan(self, setting: Setting) -> Plan:
+        """Everything that is fixed before the first round."""
 
     def start_clients(self, x: Tensor) -> State:
         """Memory of m clients that begin at x (m, p)."""
-        state = {"x": x}
-        if not self.exact:
-            state |= {"d": torch.zeros_like(x), "seen": torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)}
-        return state
+        return {"x": x}
 
     def start_server(self, x: Tensor) -> Server:
         """The server's memory when every client begins at x (p,)."""
@@ -225,65 +252,29 @@ class Algorithm(ABC):
         """What goes down to the clients ``who`` (m,), whose points the server knows to be x (m, p)."""
         return server, Message(t, server.xbar)
 
-    def begin_round(self, plan: Plan, state: State, message: Message, gradient: Gradient) -> State:
-        """What a client does once a round, before its first local step."""
-        return state
-
     @abstractmethod
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        """The direction g (m, p) for the oracle, from a = w_i grad f_i(x_i) (m, p)."""
-
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        """One round of a stack of clients: K local Frank-Wolfe steps, xbar held fixed, one (net) atom up."""
-        state = self.begin_round(plan, state, message, gradient)
-        begin, atoms, evidence = state["x"], [], None
-        for k in range(plan.local_steps):
-            rates = plan.rates(message.t, k)
-            x = state["x"]
-            loss, a = gradient(x)
-            state, g = self.direction(plan, state, message, a, rates)
-            proves = k == 0 and message.wants_evidence and self.exact and self.has_certificate
-            base = loss.double() - (a * x).sum(1, dtype=torch.float64) if proves else None
-            q = g - a if proves else None
-            del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
-            atom = lmo(g)
-            if base is not None and q is not None:
-                evidence = Evidence(base + (atom.dot(g) if atom.bound is None else atom.bound), q)
-            del g
-            atoms.append(atom)
-            if plan.local_steps > 1:
-                state = state | {"x": atom.step(x.clone(), rates.eta)}
-        eta, shares = plan.mixing(message.t)
-        net = mix(atoms, shares)
-        # From the net atom, as the server will: both ends then hold the same bits.
-        return state | {"x": net.step(begin.clone(), eta)}, net, evidence
+        """One round of a stack of clients: their new memory and what they send."""
 
+    @abstractmethod
     def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        """Keep xbar the mean of all x_i, present or not: xbar += (eta / n) sum over the present of (s_i - x_i)."""
-        eta, _ = plan.mixing(t)
-        everyone = sum(len(upload.who) for upload in uploads) == plan.n
-        total = torch.zeros_like(server.xbar)
-        for upload in uploads:
-            upload.atoms.add_sum_to(total)
-            if not everyone:
-                total -= upload.x.sum(0)
-        keep = 1 - eta if everyone else 1.0  # with everyone present sum x_i = n xbar
-        return replace(server, xbar=move_mean(server.xbar, keep, eta / plan.n, total))
+        """What the server makes of the uploads."""
 
 
-def move_mean(xbar: Tensor, keep: float, scale: float, total: Tensor) -> Tensor:
-    """keep * xbar + scale * total: the server's step, and what a client does that is sent ``total`` (p,)."""
-    return (xbar * keep).add_(total, alpha=scale)
-
-
-def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float) -> Tensor:
-    """a + lam (x - xbar), (m, p), with one new tensor."""
-    return (x - xbar).mul_(lam).add_(a)
-
-
-def running_average(state: State, a: Tensor, rho: float) -> State:
-    """d <- (1 - rho) d + rho a; a client's first d is its first a."""
-    weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
-    return state | {"d": torch.lerp(state["d"], a, weight), "seen": torch.ones_like(state["seen"])}
+def scaled(name: str, value: float | str, automatic: float | None) -> float:
+    """A number as it is; "auto" and "auto:MULTIPLE" in units of what "auto" stands for in this run."""
+    factor: float = math.nan
+    if not isinstance(value, str):
+        factor = value
+    elif value.partition(":")[0] == "auto":
+        if automatic is None:
+            raise ValueError(f"{name}={value!r}: nothing is known here that it could be worked out from; give a number")
+        try:
+            factor = automatic * float(value.partition(":")[2] or 1)
+        except ValueError:
+            factor = math.nan
+    if not (math.isfinite(factor) and factor >= 0):
+        raise ValueError(f'{name}={value!r}, expected a number of at least 0, "auto" or "auto:MULTIPLE"')
+    return factor

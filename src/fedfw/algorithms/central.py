@@ -14,18 +14,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Evidence, Gradient, Lmo, Message, Plan, Rates, Server, State, Upload
+from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Rates, Server, State, Upload
+from fedfw.algorithms.oracle_steps import OracleAlgorithm
 from fedfw.atoms import Atom, Dense
 
 
 @dataclass(frozen=True)
-class FrankWolfe(Algorithm):
+class FrankWolfe(OracleAlgorithm):
     """See the top of the file. It has no penalty; momentum averages the gradient of F."""
 
     penalty: float | str = 0.0
 
     name: ClassVar[str] = "frank-wolfe"
-    shares_gradients: ClassVar[bool] = True
+    shares: ClassVar[str] = "every client's whole gradient in each round"
     has_certificate: ClassVar[bool] = False
     keeps_points: ClassVar[bool] = False
     may_relax: ClassVar[bool] = False
@@ -38,9 +39,6 @@ class FrankWolfe(Algorithm):
 
     def start_clients(self, x: Tensor) -> State:
         return {"x": x}
-
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone())
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a
@@ -61,5 +59,5 @@ class FrankWolfe(Algorithm):
         if self.momentum:
             g = torch.lerp(vectors["d"], g, 1 - self.momentum) if "d" in vectors else g
             vectors = {"d": g}
-        atom = plan.constraint.lmo(g)
+        atom = plan.lmo(g, t)
         return replace(server, xbar=atom.step(server.xbar.clone(), plan.rates(t).eta), vectors=vectors)

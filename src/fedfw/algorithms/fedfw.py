@@ -18,11 +18,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, pulled, running_average
+from fedfw.algorithms.base import Message, Plan, Rates, State
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, running_average
 
 
 @dataclass(frozen=True)
-class FedFW(Algorithm):
+class FedFW(OracleAlgorithm):
     """See the top of the file."""
 
     name: ClassVar[str] = "fedfw"

@@ -16,11 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Message, Plan, Rates, Server, State, pulled, running_average
+from fedfw.algorithms.base import Gradient, Message, Plan, Rates, Server, State
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, running_average
 
 
 @dataclass(frozen=True)
-class FedFWPlus(Algorithm):
+class FedFWPlus(OracleAlgorithm):
     """See the top of the file."""
 
     name: ClassVar[str] = "fedfw+"

@@ -13,12 +13,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Message, Plan, Rates, State, pulled, running_average
+from fedfw.algorithms.base import Message, Plan, Rates, State
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, running_average
 from fedfw.schedules import Schedule, nonconvex, stochastic
 
 
 @dataclass(frozen=True)
-class FedFWSto(Algorithm):
+class FedFWSto(OracleAlgorithm):
     """See the top of the file. Its averaging takes the place of momentum."""
 
     name: ClassVar[str] = "fedfw-sto"

@@ -15,11 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Message, Plan, Rates, Server, State, Upload, move_mean
+from fedfw.algorithms.base import Gradient, Message, Plan, Rates, Server, State, Upload
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, move_mean
 
 
 @dataclass(frozen=True)
-class NaiveFW(Algorithm):
+class NaiveFW(OracleAlgorithm):
     """See the top of the file. It has neither penalty nor momentum."""
 
     penalty: float | str = 0.0

@@ -2,63 +2,107 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch.nn.functional as nnf
-
-from fedfw.algorithms import ALGORITHMS, Algorithm, FedFWAnchored, FedFWSto
+from fedfw.algorithms import ALGORITHMS, Algorithm, FedFWAnchored, FedFWSto, ProjectedAlgorithm
 from fedfw.command.config import RunConfig
-from fedfw.data import load_data, partition
-from fedfw.models import make_model
+from fedfw.data import Data, load_data
+from fedfw.models import MODELS
 from fedfw.problems import Problem
-from fedfw.sets import Product, parse_set
+from fedfw.sets import ConstraintSet, Product, parse_set
+from fedfw.tasks import make_problem, usual_model, usual_rule
+
+ALGORITHM_OPTIONS = tuple(
+    dict.fromkeys(f.name for cls in ALGORITHMS.values() for f in fields(cls) if f.name != "constraint")
+)
+"""The options of any algorithm, each a key of the configuration."""
 
 
-def build_problem(config: RunConfig) -> Problem:
-    """The data set divided among the clients, with the model and cross-entropy."""
-    data = load_data(config.dataset, None if config.data_dir is None else Path(config.data_dir))
-    inputs, labels = data.train
-    parts = partition(config.partition, labels, config.clients, data.classes, config.seed)
-    model = make_model(config.model, data.features, data.classes, config.seed)
-    return Problem(model, nnf.cross_entropy, [(inputs[part], labels[part]) for part in parts], test=data.test)
+def load(config: RunConfig) -> Data:
+    """The data set of a configuration."""
+    data_dir = None if config.data_dir is None else Path(config.data_dir)
+    return load_data(config.dataset, data_dir, config.clients, config.seed)
+
+
+def build_problem(config: RunConfig, data: Data, held_out: float = 0.0) -> Problem:
+    """The data divided among the clients, with the model; the configuration must be `resolved`."""
+    assert config.model is not None
+    assert config.partition is not None
+    return make_problem(
+        data, config.model, config.clients, config.partition, config.weights, config.l2, config.seed, held_out
+    )
+
+
+def constraint_of(config: RunConfig) -> ConstraintSet | Product:
+    """The set, or one like it for each parameter; the configuration must be `resolved`."""
+    constraint = parse_set(config.constraint or "")
+    return Product({"*": constraint}) if config.per_parameter else constraint
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm with its set; the configuration must be `resolved`."""
-    constraint: Any = parse_set(config.constraint or "")
-    if config.per_parameter:
-        constraint = Product({"*": constraint})
-    options: dict[str, Any] = {"schedule": config.schedule, "momentum": config.momentum}
-    if config.algorithm == FedFWAnchored.name:
-        options["anchor_every"] = config.anchor_every
-    if config.penalty is not None:
-        options["penalty"] = config.penalty
-    return ALGORITHMS[config.algorithm](constraint, **options)
+    options: dict[str, Any] = {
+        name: value for name in ALGORITHM_OPTIONS if (value := getattr(config, name)) is not None
+    }
+    return ALGORITHMS[config.algorithm](constraint_of(config), **options)
 
 
-def resolved(config: RunConfig, algorithm_was_given: bool) -> RunConfig:
+def resolved(config: RunConfig, data: Data, algorithm_was_given: bool) -> RunConfig:
     """The configuration with its open defaults filled in, as it is stored in the run folder."""
     if config.algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {config.algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
-    network = config.model != "mclr"
+    _refuse_foreign_options(config)
+    model, rule = config.model or usual_model(data), config.partition or usual_rule(data)
+    config = replace(config, model=model, partition=rule)
+    if model not in MODELS:
+        raise ValueError(f"unknown model {model!r}, expected one of {', '.join(MODELS)}")
+    network = not MODELS[model].convex
     if config.constraint is None:
-        config = replace(config, constraint="l2:10" if network else "l1:30", per_parameter=network)
+        usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
+        config = replace(config, constraint=usual, per_parameter=network)
+    if issubclass(ALGORITHMS[config.algorithm], ProjectedAlgorithm):
+        usual = NETWORK_LR if network else TUNED_LR[config.algorithm] if model == "mclr" else "auto"
+        return replace(config, lr=usual) if config.lr is None else config
+    return _resolved_oracle_steps(config, network, algorithm_was_given)
+
+
+def _resolved_oracle_steps(config: RunConfig, network: bool, algorithm_was_given: bool) -> RunConfig:
     averages = config.algorithm in ("fedfw", "fedfw+", "fedfw-anchored")
     if config.momentum is None:
         wanted = averages and (network or not algorithm_was_given)
         config = replace(config, momentum=0.9 if wanted else 0.0)
     if config.penalty is None and config.algorithm in ("fedfw", "fedfw+", "fedfw-sto"):
-        # With sparse atoms a penalty at the theory's scale makes clients chase agreement one coordinate at a time.
-        smooth = "auto:0.1" if config.momentum and not network else "auto"
-        config = replace(config, penalty="auto:0.01" if parse_set(config.constraint or "").is_polytope else smooth)
+        config = replace(config, penalty=_usual_penalty(config, network))
     if config.schedule is None and network and averages:
         config = replace(config, schedule="linear-decay:0.05")
-    if config.algorithm == FedFWAnchored.name:
-        config = replace(config, anchor_every=20 if config.anchor_every is None else config.anchor_every)
-    elif config.anchor_every is not None:
-        raise ValueError(f"anchor-every goes with fedfw-anchored, not with {config.algorithm}")
+    if config.anchor_every is None and config.algorithm == FedFWAnchored.name:
+        config = replace(config, anchor_every=20)
     if config.batch_size is None and config.algorithm == FedFWSto.name:
         config = replace(config, batch_size=64)
     return config
+
+
+def _usual_penalty(config: RunConfig, network: bool) -> str:
+    """What `fedfw tune` chose for softmax regression, see docs/baselines.md; the theory's scale for networks."""
+    if parse_set(config.constraint or "").is_polytope:
+        # With sparse atoms a strong pull makes clients chase agreement one coordinate at a time.
+        return "auto:0.001"
+    if network:
+        return "auto"
+    return "auto:0.1" if config.momentum else {"fedfw": "auto:3"}.get(config.algorithm, "auto")
+
+
+TUNED_LR = {"fedavg": "auto:32", "feddr": "auto:16", "fedadmm": "auto:16", "fedda": "auto:32"}
+"""Step sizes for softmax regression, whose curvature is far below its bound on the way; from `fedfw tune`, see docs."""
+NETWORK_LR = 0.1
+"""Step size of gradient steps where no smoothness constant is known."""
+
+
+def _refuse_foreign_options(config: RunConfig) -> None:
+    own = {f.name for f in fields(ALGORITHMS[config.algorithm])}
+    for name in ALGORITHM_OPTIONS:
+        if name not in own and getattr(config, name) is not None:
+            owners = [key for key, cls in ALGORITHMS.items() if name in {f.name for f in fields(cls)}]
+            raise ValueError(f"{name.replace('_', '-')} goes with {', '.join(owners)}, not with {config.algorithm}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedfw.command.progress import human_bytes
-from fedfw.report.plots import save_plot
+from fedfw.report.plots import plot_runs, save_figure
+from fedfw.report.tables import aligned
 from fedfw.simulation.history import History
 
 
@@ -32,9 +33,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
                 f"{seconds:.1f}",
             )
         )
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    save_plot(runs, out)
+    print(aligned(table))
+    save_figure(plot_runs(runs), out)
     print(f"\nplots: {out}")
     return 0

@@ -19,11 +19,21 @@ def _option(default: Any, help_: str) -> Any:
 class RunConfig:
     """See the help of each field; None means the default said there."""
 
-    dataset: str = _option("digits", "data set: digits, mnist")
-    data_dir: str | None = _option(None, "folder that holds the data sets that are files")
-    model: str = _option("mclr", "mclr (softmax regression) or mlp (two hidden layers)")
+    dataset: str = _option("digits", "see 'fedfw data list'")
+    data_dir: str | None = _option(
+        None, "folder of the data sets that are files ($FEDFW_DATA, or a cache in your home)"
+    )
+    model: str | None = _option(
+        None,
+        "mclr, logistic, linear, completion, mlp, cnn, cnn-cifar; see 'fedfw models' (by the data)",
+    )
+    l2: float = _option(0.0, "adds l2/2 ||x||^2 to every client's loss")
     clients: int = _option(10, "number of clients")
-    partition: str = _option("labels:3", "who holds what: iid, labels:K")
+    partition: str | None = _option(
+        None,
+        "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client (labels:3, or iid)",
+    )
+    weights: str = _option("equal", "how clients count: equal, or by their samples")
     algorithm: str = _option("fedfw+", "see 'fedfw algorithms'")
     constraint: str | None = _option(
         None,
@@ -35,15 +45,22 @@ class RunConfig:
         "convex, nonconvex, stochastic, constant:ETA, linear-decay:ETA (by the problem; networks linear-decay:0.05)",
     )
     penalty: float | str | None = _option(
-        None, "lam_0, auto, or a multiple such as auto:3 (auto; with momentum auto:0.1; on polytopes auto:0.01)"
+        None, "lam_0, auto, or a multiple such as auto:3 (on polytopes auto:0.001; else auto:0.1 with momentum, auto)"
     )
     momentum: float | None = _option(
         None, "weight of past gradients (0.9 for networks or with no algorithm named, else 0)"
     )
     anchor_every: int | None = _option(None, "rounds between anchors of fedfw-anchored (20)")
+    lr: float | str | None = _option(
+        None, "step size of the projected baselines: a number, auto (1/smoothness) or a multiple such as auto:4"
+    )
+    eta: float | None = _option(None, "parameter of the proximal step of feddr and fedadmm")
+    alpha: float | None = _option(None, "relaxation of feddr, below 2")
+    mu: float | None = _option(None, "pull to the server's model: fedavg with it is FedProx (0)")
+    server_lr: float | None = _option(None, "server's step size of fedda (1)")
     rounds: int = _option(100, "number of rounds")
     participation: float | int = _option(1.0, "probability that a client takes part (0.5), or how many do (5)")
-    local_steps: int = _option(1, "Frank-Wolfe steps of a client a round")
+    local_steps: int = _option(1, "steps of a client a round")
     batch_size: int | None = _option(None, "samples of a gradient (all)")
     tol: float | None = _option(None, "stop when the loss is proven to be this close to the optimum")
     eval_every: int = _option(1, "rounds between evaluations")
@@ -90,7 +107,7 @@ def merge(config: RunConfig, table: dict[str, Any], source: str) -> RunConfig:
 def _typed(key: str, value: Any, annotation: str, source: str) -> Any:
     allowed = annotation.split(" | ")
     if (isinstance(value, str) and "str" not in allowed) or (
-        key in ("penalty", "participation") and isinstance(value, str)
+        key in ("penalty", "participation", "lr") and isinstance(value, str)
     ):
         value = parse_number(value)
     kind = {bool: "bool", int: "int", float: "float", str: "str", type(None): "None"}.get(type(value))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedfw.algorithms import Algorithm, FedFWAnchored
-from fedfw.command.build import build_algorithm, build_problem, resolved
+import torch.nn.functional as nnf
+
+from fedfw.algorithms import ALGORITHMS, Algorithm
+from fedfw.command.build import ALGORITHM_OPTIONS, build_algorithm, build_problem, load, resolved
 from fedfw.command.config import RunConfig, merge, read_config, read_table
 from fedfw.command.progress import ProgressLine, human_bytes
 from fedfw.problems import Problem
@@ -24,17 +27,30 @@ from fedfw.simulation.storage import RunFolder
 
 def start_run(file: str | None, flags: dict[str, Any], as_json: bool) -> int:
     """A new run from a TOML file and flags (by their names), flags winning."""
-    table = {} if file is None else read_table(Path(file))
-    config = merge(merge(RunConfig(), table, file or ""), flags, "command line")
-    config = resolved(config, algorithm_was_given="algorithm" in table or "algorithm" in flags)
+    config, table = configure(file, flags)
+    data = load(config)
+    config = resolved(config, data, algorithm_was_given="algorithm" in table or "algorithm" in flags)
     folder = Path(config.out) if config.out else _new_folder(config)
     if (folder / "config.toml").exists():
         raise ValueError(f"{folder} already holds a run: give another --out, or 'fedfw resume {folder}'")
     config = replace(config, out=None)  # a run folder may be moved
-    problem, algorithm = build_problem(config), build_algorithm(config)
+    problem, algorithm = build_problem(config, data), build_algorithm(config)
+    del data  # the problem has what it needs of it
     Simulation(problem, algorithm, _options(config))  # refuses what makes no sense before anything is written
     write_atomically(folder / "config.toml", config.to_toml().encode())
     return _simulate(problem, algorithm, config, folder, as_json, resume=False)
+
+
+def configure(file: str | None, flags: dict[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration of a TOML file and flags, flags winning; and what the file says that still counts."""
+    table = {} if file is None else read_table(Path(file))
+    wanted = flags.get("algorithm")
+    if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
+        # What the file says for its own algorithm means nothing to another one that has no such option.
+        own = {f.name for f in fields(ALGORITHMS[wanted])}
+        foreign = {name.replace("_", "-") for name in ALGORITHM_OPTIONS if name not in own}
+        table = {key: value for key, value in table.items() if key not in foreign}
+    return merge(merge(RunConfig(), table, file or ""), flags, "command line"), table
 
 
 def resume_run(folder: Path, as_json: bool) -> int:
@@ -45,7 +61,8 @@ def resume_run(folder: Path, as_json: bool) -> int:
             "(a run from Python goes on with simulate(..., resume=True))"
         )
     config = read_config(folder / "config.toml")
-    return _simulate(build_problem(config), build_algorithm(config), config, folder, as_json, resume=True)
+    problem = build_problem(config, load(config))
+    return _simulate(problem, build_algorithm(config), config, folder, as_json, resume=True)
 
 
 def _options(config: RunConfig) -> Options:
@@ -96,18 +113,17 @@ def _closing_table(run: Run, config: RunConfig, seconds: float) -> str:
         ("algorithm", f"{run.algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}"),
         ("ended after", f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s"),
         ("loss", _number(loss)),
-        ("test accuracy", _number(history.last("accuracy"))),
+        *_on_test_data(run),
         ("Frank-Wolfe gap", _number(gap)),
         ("optimum at least", _number(bound) + _within(loss, bound)),
         ("certificate", run.certificate),
-        ("penalty, momentum", f"lam_0 = {run.plan.lam_0:.3g}, {run.algorithm.momentum:g}"),
-        ("clients apart", _number(_relative_consensus(run)) + " of the model's norm"),
+        *_what_was_chosen(run),
         ("sent up", f"{human_bytes(history.total('bytes_up'))}"),
         ("sent down", f"{human_bytes(history.total('bytes_down'))}"),
         ("dense exchange", f"{human_bytes(history.total('bytes_dense'))} for the same rounds"),
     ]
-    if run.algorithm.shares_gradients:
-        rows.append(("gradients shared", _what_the_server_learnt(run)))
+    if run.algorithm.shares:
+        rows.append(("server learnt", run.algorithm.shares + _how_often(run)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(["", *(f"{name.ljust(width)}  {value}" for name, value in rows)])
 
@@ -116,12 +132,26 @@ def _within(loss: float | None, bound: float | None) -> str:
     return "" if loss is None or bound is None else f" (so the loss is within {loss - bound:.3g} of it)"
 
 
-def _what_the_server_learnt(run: Run) -> str:
-    if isinstance(run.algorithm, FedFWAnchored):
-        everyone = all(r.participants == run.plan.n for r in run.history)
-        learnt = "grad F" if everyone else "the sum over those present of the gradients (and of their duals)"
-        return f"{run.dense_sums} dense sums: at each anchor the server learnt {learnt} at the model of that round"
-    return f"every client's whole gradient in each of {len(run.history)} rounds"
+def _on_test_data(run: Run) -> list[tuple[str, str]]:
+    accuracy, loss = run.history.last("accuracy"), run.history.last("test_loss")
+    if accuracy is not None or loss is None:
+        return [("test accuracy", _number(accuracy))]
+    squared = run.problem.loss is nnf.mse_loss
+    return [("test RMSE", _number(math.sqrt(loss)))] if squared else [("test loss", _number(loss))]
+
+
+def _what_was_chosen(run: Run) -> list[tuple[str, str]]:
+    algorithm, plan = run.algorithm, run.plan
+    own = [f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr")]
+    rest = [f"{name.replace('_', '-')} {getattr(algorithm, name):g}" for name in own]
+    if plan.schedule is None:
+        return [("chosen", ", ".join([f"lr {plan.lr:.3g}", *rest]))]
+    chosen = ("chosen", ", ".join([f"penalty {plan.lam_0:.3g}", *rest]))
+    return [chosen, ("clients apart", _number(_relative_consensus(run)) + " of the model's norm")]
+
+
+def _how_often(run: Run) -> str:
+    return f" ({run.dense_sums} dense sums)" if run.dense_sums else ""
 
 
 def _relative_consensus(run: Run) -> float | None:
@@ -132,7 +162,7 @@ def _relative_consensus(run: Run) -> float | None:
 def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
     apart = _relative_consensus(run)
     lines = []
-    if run.plan.constraint.is_polytope and not run.algorithm.shares_gradients and apart is not None and apart > 0.1:
+    if run.plan.constraint.is_polytope and not run.algorithm.shares and apart is not None and apart > 0.1:
         lines.append(
             "The clients ended far apart, as they do on polytopes when their data differ. If the server may see\n"
             "sums of gradients now and then:\n"

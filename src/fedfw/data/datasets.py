@@ -1,63 +1,193 @@
-"""Data sets by name: inputs in [0, 1], one row a sample, and classes."""
+"""The table of data sets: the loaders, the command line and its help go through it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from fedfw.data.idx import read_idx
+from fedfw.data.base import Data, Request
+from fedfw.data.builtin import load_diabetes, load_digits
+from fedfw.data.cifar import load_cifar10
+from fedfw.data.emnist import emnist_layouts, load_emnist
+from fedfw.data.folder import find_files
+from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
+from fedfw.data.mnist import load_idx_images, load_mnist
+from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
+from fedfw.data.sources import CIFAR10_FILES, IDX_FILES
+from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
 
 
 @dataclass(frozen=True)
-class Data:
-    """Training and test samples; inputs (samples, features) in float32, labels (samples,) int64."""
+class Dataset:
+    """One entry of the table.
 
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    classes: int
+    Parameters
+    ----------
+    name, summary, load
+        What it is called, what it is, and what reads or makes it.
+    shape, classes
+        Of one input, and how many classes there are; (), None where that depends or where targets are numbers.
+    samples
+        For training and for testing; None where that depends.
+    owners
+        The natural partitions it has.
+    folder, layouts
+        In the data folder, and the files in it; any of the layouts will do, the first one that is complete is used.
+        Built-in data sets have no folder and need no files.
+    argument
+        What may follow the name and a colon.
+    """
 
-    @property
-    def features(self) -> int:
-        return self.train[0].shape[1]
+    name: str
+    summary: str
+    load: Callable[[Request], Data]
+    shape: tuple[int, ...] = ()
+    classes: int | None = None
+    samples: tuple[int, int] | None = None
+    owners: tuple[str, ...] = ()
+    folder: str = ""
+    layouts: tuple[tuple[str, ...], ...] = ((),)
+    argument: str = ""
 
-
-def digits(data_dir: Path | None) -> Data:
-    """The 1,797 handwritten digits (8 x 8) that ship with scikit-learn; every fifth one is for testing."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    inputs, targets = torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long()
-    held_out = torch.arange(len(inputs)) % 5 == 0
-    return Data((inputs[~held_out], targets[~held_out]), (inputs[held_out], targets[held_out]), 10)
-
-
-def mnist(data_dir: Path | None) -> Data:
-    """MNIST from its four idx files in ``<data-dir>/mnist``."""
-    if data_dir is None:
-        raise ValueError("mnist is read from files: say where with --data-dir DIR (the files lie in DIR/mnist)")
-    folder = data_dir / "mnist"
-
-    def load(part: str) -> tuple[Tensor, Tensor]:
-        arrays = []
-        for kind in ("images-idx3", "labels-idx1"):
-            path = folder / f"{part}-{kind}-ubyte.gz"
-            if not path.exists():
-                raise ValueError(f"no file {path}: mnist needs {path.name} there")
-            arrays.append(torch.from_numpy(read_idx(path).copy()))
-        return arrays[0].flatten(1).float() / 255, arrays[1].long()
-
-    return Data(load("train"), load("t10k"), 10)
+    def find(self, data_dir: Path | None) -> tuple[Path, ...]:
+        """Its files; a `MissingDataError` where they are not at hand."""
+        return find_files(self.name, self.folder, self.layouts, data_dir)
 
 
-DATASETS: dict[str, Callable[[Path | None], Data]] = {"digits": digits, "mnist": mnist}
+def _emnist(split: str, summary: str, classes: int, samples: tuple[int, int]) -> Dataset:
+    return Dataset(
+        f"emnist-{split}",
+        summary,
+        partial(load_emnist, classes=classes),
+        (1, 28, 28),
+        classes,
+        samples,
+        ("writer",),
+        "emnist",
+        emnist_layouts(split),
+    )
 
 
-def load_data(name: str, data_dir: Path | None = None) -> Data:
-    """A data set by its name."""
-    if name not in DATASETS:
-        raise ValueError(f"unknown dataset {name!r}, expected one of {', '.join(DATASETS)}")
-    return DATASETS[name](data_dir)
+def _in_folders(files: tuple[str, ...], *folders: str) -> tuple[tuple[str, ...], ...]:
+    return files, *(tuple(f"{folder}/{file}" for file in files) for folder in folders)
+
+
+_ENTRIES = (
+    Dataset("digits", "handwritten digits of scikit-learn", load_digits, (1, 8, 8), 10, (1437, 360)),
+    Dataset("diabetes", "disease scores of scikit-learn (numbers)", load_diabetes, (10,), None, (353, 89)),
+    Dataset(
+        "synthetic",
+        "synthetic clients of FedProx and pFedMe",
+        load_synthetic,
+        (FEATURES,),
+        owners=("client",),
+        argument=" | ".join(FORMS),
+    ),
+    Dataset(
+        "mnist",
+        "handwritten digits",
+        load_mnist,
+        (1, 28, 28),
+        10,
+        (60_000, 10_000),
+        ("writer",),
+        "mnist",
+        (IDX_FILES,),
+    ),
+    Dataset(
+        "fashion-mnist",
+        "pieces of clothing",
+        load_idx_images,
+        (1, 28, 28),
+        10,
+        (60_000, 10_000),
+        folder="fashion-mnist",
+        layouts=(IDX_FILES,),
+    ),
+    _emnist("digits", "more handwritten digits", 10, (240_000, 40_000)),
+    _emnist("balanced", "handwritten digits and letters, equally many", 47, (112_800, 18_800)),
+    _emnist("byclass", "handwritten digits and letters, all of them", 62, (697_932, 116_323)),
+    Dataset(
+        "emnist-small",
+        "the first rows of emnist-balanced",
+        partial(load_emnist, classes=47),
+        (1, 28, 28),
+        47,
+        (2_000, 2_000),
+        ("writer",),
+        "emnist-small",
+        (("emnist-balanced-small.mat",),),
+    ),
+    Dataset(
+        "cifar10",
+        "small colour photographs",
+        load_cifar10,
+        (3, 32, 32),
+        10,
+        (50_000, 10_000),
+        folder="cifar10",
+        layouts=_in_folders(CIFAR10_FILES, "cifar-10-batches-bin"),
+    ),
+    Dataset(
+        "ml-100k",
+        f"MovieLens ratings, {USERS} users x {ITEMS} films (numbers)",
+        load_ml_100k,
+        (2,),
+        None,
+        (80_000, 20_000),
+        ("user",),
+        "ml-100k",
+        _in_folders(("u.data",), "ml-100k"),
+    ),
+    Dataset(
+        "a9a",
+        "census: who earns much",
+        load_a9a,
+        (123,),
+        2,
+        (32_561, 16_281),
+        folder="libsvm",
+        layouts=tuple((f"a9a{one}", f"a9a.t{two}") for one in ENDINGS for two in ENDINGS),
+    ),
+    Dataset(
+        "mushrooms",
+        "edible or poisonous",
+        load_mushrooms,
+        (112,),
+        2,
+        (6_499, 1_625),
+        folder="libsvm",
+        layouts=tuple((f"mushrooms{ending}",) for ending in ENDINGS),
+    ),
+    Dataset("libsvm", "your own LIBSVM file", load_own, argument="PATH"),
+)
+
+DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
+"""Every data set by its name (the part before the colon)."""
+
+
+def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: int = 0) -> Data:
+    """A data set by its name.
+
+    Parameters
+    ----------
+    name
+        A key of `DATASETS`; ``synthetic`` and ``libsvm`` take an argument after a colon, as in ``synthetic:1,1``.
+    data_dir
+        The folder of all data sets, see `data_folder`.
+    clients
+        How many clients the synthetic data are drawn for; others do not look at it.
+    seed
+        Fixes the synthetic data and which ratings are for testing; others do not look at it.
+    """
+    base, _, argument = name.partition(":")
+    if base not in DATASETS:
+        raise ValueError(f"unknown dataset {base!r}, expected one of {', '.join(DATASETS)}")
+    entry = DATASETS[base]
+    if argument and not entry.argument:
+        raise ValueError(f"{name!r}: {base} takes no argument")
+    if clients < 1:
+        raise ValueError(f"clients={clients}, expected at least 1")
+    return entry.load(Request(base, argument, entry.find(data_dir), data_dir, clients, seed))

@@ -2,50 +2,165 @@
 
 from __future__ import annotations
 
+import heapq
+import re
 import warnings
+from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NAMES = ("iid", "labels:K")
+from fedfw.data.base import Part
+from fedfw.data.folder import MissingDataError
+
+OWNERS = ("writer", "user", "client")
+RULES = ("iid", "labels:K", "labels:K,unequal", "dirichlet:ALPHA", *OWNERS)
 
 
-def partition(rule: str, labels: Tensor, clients: int, classes: int, seed: int) -> list[Tensor]:
-    """Sample numbers of each client.
+def partition(rule: str, data: Part, clients: int, classes: int | None, seed: int) -> list[Tensor]:
+    """Sample numbers of each client; no sample is given twice, and none is left out but those of unheld labels.
 
     Parameters
     ----------
     rule
-        ``iid``: shuffled and dealt out evenly. ``labels:k``: client i holds labels i, ..., i+k-1 modulo the classes;
-        each label's samples are shuffled and split evenly among its holders.
-    labels
-        (samples,) in 0 .. classes - 1.
+        ``iid``: shuffled and dealt out evenly.
+
+        ``labels:k``: client i holds labels i, ..., i+k-1 modulo the classes; each label's samples are shuffled and
+        split evenly among its holders.
+
+        ``labels:k,unequal``: the same holders, but a label's samples are divided in proportion to lognormal(0, 2)
+        draws; every holder gets one at least where there are enough.
+
+        ``dirichlet:alpha``: each label's samples are divided among all clients by a Dirichlet(alpha) draw; a client
+        left with nothing is given one sample of the largest client.
+
+        ``writer``, ``user``, ``client``: whole natural owners. As many clients as owners: client i is the owner with
+        the i-th smallest id. Fewer: owners go, largest first (equal ones in random order), to the client that has
+        the fewest samples.
+    classes
+        Targets are in 0 .. classes - 1, or None where they are numbers.
     """
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
-    generator = torch.Generator().manual_seed(seed)
-    name, _, value = rule.partition(":")
     if rule == "iid":
-        parts = torch.randperm(len(labels), generator=generator).tensor_split(clients)
-    elif name == "labels" and value.isdigit() and 1 <= int(value) <= classes:
-        parts = tuple(_by_labels(labels, clients, classes, int(value), generator))
+        parts = list(torch.randperm(len(data), generator=_generator(seed)).tensor_split(clients))
+    elif rule in OWNERS:
+        parts = _by_owners(_owners(rule, data), rule, clients, seed)
     else:
-        raise ValueError(f"unknown partition {rule!r}, expected one of {', '.join(NAMES)} (K from 1 to {classes})")
+        parts = _by_class(rule, data.targets, clients, classes, seed)
     empty = [i for i, part in enumerate(parts) if not len(part)]
     if empty:
         raise ValueError(f"partition {rule!r} leaves client {empty[0]} of {clients} without samples")
-    return list(parts)
+    return parts
 
 
-def _by_labels(labels: Tensor, clients: int, classes: int, k: int, generator: torch.Generator) -> list[Tensor]:
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- by class ---------------------------------------------------------------------------------------------------
+
+
+def _by_class(rule: str, labels: Tensor, clients: int, classes: int | None, seed: int) -> list[Tensor]:
+    name, _, value = rule.partition(":")
+    choice = re.fullmatch("([0-9]+)(,unequal)?", value)
+    alpha = _alpha(value)
+    if name in ("labels", "dirichlet"):
+        if classes is None:
+            raise ValueError(f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or owners")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ValueError(f"classes {int(labels.min())} .. {int(labels.max())}, expected 0 .. {classes - 1}")
+        if name == "labels" and choice and 1 <= int(choice[1]) <= classes:
+            return _by_labels(labels, clients, classes, int(choice[1]), bool(choice[2]), seed)
+        if name == "dirichlet" and alpha:
+            return _by_dirichlet(labels, clients, classes, alpha, seed)
+    limits = f"K from 1 to {classes or 'the number of classes'}, ALPHA above 0 and at most 1e6"
+    raise ValueError(f"unknown partition {rule!r}, expected one of {', '.join(RULES)} ({limits})")
+
+
+def _alpha(text: str) -> float | None:
+    """A number in (0, 1e6], else None: draws with huge ones are not shares any more, and 1e6 is even enough."""
+    try:
+        return value if 0 < (value := float(text)) <= 1e6 else None
+    except ValueError:
+        return None
+
+
+def _by_labels(labels: Tensor, clients: int, classes: int, k: int, unequal: bool, seed: int) -> list[Tensor]:
+    generator = _generator(seed)
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
         samples = (labels == label).nonzero().flatten()
         samples = samples[torch.randperm(len(samples), generator=generator)]
         holders = [i for i in range(clients) if (label - i) % classes < k]
-        for holder, share in zip(holders, samples.tensor_split(max(1, len(holders))), strict=False):
+        if not holders:
+            continue
+        if unequal:
+            draws = (2 * torch.randn(len(holders), generator=generator, dtype=torch.float64)).exp()
+            shares = _divide(samples, draws.numpy(), least=1 if len(samples) >= len(holders) else 0)
+        else:
+            shares = list(samples.tensor_split(len(holders)))
+        for holder, share in zip(holders, shares, strict=True):
             pieces[holder].append(share)
     unheld = classes - len({(i + j) % classes for i in range(clients) for j in range(k)})
     if unheld:
         warnings.warn(f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by nobody")
     return [torch.cat(parts) for parts in pieces]
+
+
+def _by_dirichlet(labels: Tensor, clients: int, classes: int, alpha: float, seed: int) -> list[Tensor]:
+    generator, random = _generator(seed), np.random.Generator(np.random.PCG64(seed))  # torch has no seeded Dirichlet
+    pieces: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label in range(classes):
+        samples = (labels == label).nonzero().flatten()
+        samples = samples[torch.randperm(len(samples), generator=generator)]
+        for piece, share in zip(pieces, _divide(samples, random.dirichlet([alpha] * clients)), strict=True):
+            piece.append(share)
+    parts = [torch.cat(piece) for piece in pieces]
+    for i in range(clients):
+        if not len(parts[i]):
+            largest = max(range(clients), key=lambda j: len(parts[j]))
+            parts[largest], parts[i] = parts[largest][:-1], parts[largest][-1:]
+    return parts
+
+
+def _divide(samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0) -> list[Tensor]:
+    """Consecutive pieces of ``least`` samples and of the others in proportion to the weights."""
+    free = len(samples) - least * len(weights)
+    until = np.cumsum(weights)
+    ends = np.rint(free * until / until[-1]) + least * np.arange(1, len(weights) + 1)
+    cuts = [0, *ends.astype(int).tolist()]
+    return [samples[start:end] for start, end in pairwise(cuts)]
+
+
+# --- by owner ---------------------------------------------------------------------------------------------------
+
+
+def _owners(kind: str, data: Part) -> Tensor:
+    if kind in data.owners:
+        return data.owners[kind]
+    if data.owners_hint:
+        raise MissingDataError(f"partition {kind!r}: {data.owners_hint}")
+    known = ", ".join(data.owners) or "none"
+    raise ValueError(f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {known}")
+
+
+def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tensor]:
+    ids, sizes = np.unique(owners.numpy(), return_counts=True)
+    if clients > len(ids):
+        raise ValueError(f"partition {kind!r}: {clients} clients, but there are {len(ids)} owners to be dealt out")
+    holdings = owners.argsort(stable=True).tensor_split(
+        sizes.cumsum()[:-1].tolist()
+    )  # one piece an owner, ids ascending
+    if clients == len(ids):
+        return list(holdings)
+    shuffled = torch.randperm(len(ids), generator=_generator(seed)).tolist()
+    emptiest = [(0, i) for i in range(clients)]  # a heap of (samples, client)
+    pieces: list[list[Tensor]] = [[] for _ in range(clients)]
+    for owner in sorted(shuffled, key=lambda owner: -sizes[owner]):
+        held, client = emptiest[0]
+        pieces[client].append(holdings[owner])
+        heapq.heapreplace(emptiest, (held + len(holdings[owner]), client))
+    return [torch.cat(piece) for piece in pieces]

@@ -48,7 +48,11 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
     start
         (n, columns) right vectors to begin from, such as those of the round before.
     """
-    _, rows, columns = g.shape
+    n, rows, columns = g.shape
+    if n > 1 and min(rows, columns) > DENSE_UP_TO and g.device.type == "cpu":
+        # One after another: a matrix is read dozens of times, and one of them may stay in the processor's cache.
+        each = [slice(i, i + 1) for i in range(n)]
+        return _stacked([top_singular(g[i], tol, None if start is None else start[i], max_steps) for i in each])
     g, size = normalised(g)
     if min(rows, columns) <= DENSE_UP_TO:
         pair = _dense(g.double())
@@ -59,6 +63,13 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
         pair = _lanczos(g.mT, tol, left, min(max_steps, rows))
         pair = replace(pair, u=pair.v, v=pair.u)
     return replace(pair, value=pair.value * size, upper=pair.upper * size)
+
+
+def _stacked(pairs: list[TopSingular]) -> TopSingular:
+    u, v, value, upper, error = (
+        torch.cat([getattr(pair, name) for pair in pairs]) for name in ("u", "v", "value", "upper", "error")
+    )
+    return TopSingular(u, v, value, upper, error, max(pair.steps for pair in pairs))
 
 
 def normalised(g: Tensor) -> tuple[Tensor, Tensor]:

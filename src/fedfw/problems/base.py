@@ -51,6 +51,10 @@ class ClientLosses(ABC):
         """f_i (m,) alone, on all samples."""
         return self.value_and_gradient(x, who, None)[0]
 
+    def smoothness(self) -> Tensor | None:
+        """L_i (n,) in float64, where it is known: how fast the gradient of f_i can change."""
+        return None
+
     @abstractmethod
     def to(self, device: torch.device) -> ClientLosses:
         """The same on another device."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
@@ -55,6 +56,14 @@ _CLOSED_FORMS: dict[LossFunction, Derivative] = {
     nnf.cross_entropy: _cross_entropy,
     nnf.binary_cross_entropy_with_logits: _logistic,
     nnf.mse_loss: _squared,
+}
+
+
+_CURVATURE: dict[Derivative, Callable[[int], float]] = {
+    # The largest eigenvalue that the loss's second derivative by the scores can have, from the number of outputs.
+    _cross_entropy: lambda outputs: 1 / 2,
+    _logistic: lambda outputs: 1 / (4 * outputs),
+    _squared: lambda outputs: 2 / outputs,
 }
 
 
@@ -142,6 +151,17 @@ class LinearLosses(ClientLosses):
                 if wanted:
                     gradients[at] = part_gradients
         return values
+
+    def smoothness(self) -> Tensor:
+        """The loss's largest curvature times the largest eigenvalue of A'A/m (to a thousandth), A with its ones."""
+        largest = torch.empty(self.n, dtype=torch.float64)
+        for stack in self._stacks:
+            for i, inputs, size in zip(stack.who.tolist(), stack.inputs, stack.sizes.tolist(), strict=True):
+                A = inputs[:size].flatten(1)
+                if self.bias:
+                    A = torch.cat([A, A.new_ones(size, 1)], 1)
+                largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
+        return _CURVATURE[self._derivative](self.outputs) * largest
 
     def _select(self, who: Tensor) -> list[tuple[Stack, Tensor | None, Tensor | None]]:
         """(stack, rows of it or None for all, places in ``who`` or None for all) for the stacks that are needed."""

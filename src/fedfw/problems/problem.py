@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from fedfw.errors import NonFiniteError
 from fedfw.problems.base import ClientLosses, Oracle, Shapes, Test, normalised_weights
+from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.linear import LinearLosses, LossFunction, closed_form
 from fedfw.problems.modules import ModuleLosses, flatten, unflatten
+from fedfw.problems.regularised import RegularisedLosses
 from fedfw.problems.stacks import Samples
 from fedfw.sets.base import ConstraintSet, shapes_of
 
@@ -41,6 +44,8 @@ class Problem:
     convex
         Whether every f_i is convex in the parameters. None: the module's own ``convex`` attribute where it has one; a
         single linear layer with cross-entropy, logistic or squared loss is; a module with hidden layers is not.
+    l2
+        Adds l2/2 ||x||^2 to every client's loss; the test loss is without it.
     """
 
     def __init__(
@@ -51,8 +56,11 @@ class Problem:
         test: Any = None,
         weights: Sequence[float] | Tensor | None = None,
         convex: bool | None = None,
+        l2: float = 0.0,
     ) -> None:
         _refuse_buffers(model)
+        if not (math.isfinite(l2) and l2 >= 0):
+            raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
         self.loss = loss
         parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -74,9 +82,14 @@ class Problem:
         self.losses: ClientLosses
         if derivative is not None and isinstance(self.model, nn.Linear):
             self.losses = LinearLosses.of(self.model, derivative, samples)
+        elif isinstance(self.model, MatrixCompletion) and loss is nnf.mse_loss:
+            self.losses = CompletionLosses.of(self.model, samples)
         else:
             self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples)
+        if l2:
+            self.losses = RegularisedLosses(self.losses, l2)
         self.convex = _is_convex(self.model, derivative is not None) if convex is None else convex
+        self._smoothness: list[float | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
 
@@ -100,6 +113,7 @@ class Problem:
         problem.test_data = None
         problem.losses = FunctionLosses(losses, tuple(start.shape))
         problem.convex = convex
+        problem._smoothness = []
         return problem
 
     @property
@@ -132,8 +146,21 @@ class Problem:
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
         return float(values.double().sum()), gradient
 
+    def value(self, x: Tensor) -> float:
+        """F at one point x (p,)."""
+        who = torch.arange(self.n, device=x.device)
+        return float((self.losses.value(x.expand(self.n, -1), who).double() * self.weights).sum())
+
+    def smoothness(self) -> float | None:
+        """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
+        if not self._smoothness:
+            each = self.losses.smoothness()
+            worst = None if each is None else self.n * float((self.weights.cpu() * each.cpu()).max())
+            self._smoothness.append(worst)
+        return self._smoothness[0]
+
     def test(self, x: Tensor) -> Test:
-        """Loss and accuracy on the test data at x (p,); accuracy where targets are classes."""
+        """Loss and accuracy on the test data at x (p,); accuracy where targets are classes or answers yes or no."""
         if self.test_data is None:
             return Test(None, None)
         inputs, targets = self.test_data
@@ -144,10 +171,10 @@ class Problem:
                 outputs = torch.func.functional_call(self.model, unflatten(x, self.shapes), (inputs[part],))
                 wanted = targets[part]
                 loss += float(self.loss(outputs, wanted)) * len(wanted)
-                predicted = outputs.argmax(1)
-                classes = not wanted.is_floating_point() and predicted.shape == wanted.shape
-                if classes:
-                    right += int((predicted == wanted).sum())
+                guess = _decided(self.loss, outputs, wanted)
+                classes = guess is not None
+                if guess is not None:
+                    right += int((guess == wanted).sum())
         return Test(loss / len(inputs), right / targets.numel() if classes else None)
 
     def trained(self, x: Tensor) -> nn.Module:
@@ -159,6 +186,15 @@ class Problem:
                 if name in values:
                     parameter.copy_(values[name])
         return model
+
+
+def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """The classes that outputs stand for, in the form of the targets; None where there are no classes."""
+    if loss is nnf.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss):
+        return (outputs > 0).to(targets.dtype)
+    if targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
+        return None
+    return outputs.argmax(1)
 
 
 def _samples(data: Any, owner: str, dtype: torch.dtype) -> Samples:

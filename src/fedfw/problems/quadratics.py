@@ -22,6 +22,10 @@ class QuadraticLosses(ClientLosses):
         gradients = torch.bmm(self.A[who], away.unsqueeze(2)).squeeze(2)
         return (away * gradients).sum(1) / 2, gradients
 
+    def smoothness(self) -> Tensor:
+        largest: Tensor = torch.linalg.eigvalsh(self.A.double())[:, -1]
+        return largest
+
     def to(self, device: torch.device) -> QuadraticLosses:
         return QuadraticLosses(self.A.to(device), self.c.to(device))
 

@@ -47,10 +47,10 @@ def plot_runs(runs: Mapping[str, History]) -> Figure:
     return figure
 
 
-def save_plot(runs: Mapping[str, History], path: Path) -> None:
-    """`plot_runs` as a PNG file."""
+def save_figure(figure: Figure, path: Path) -> None:
+    """A figure as a PNG file."""
     png = io.BytesIO()
-    plot_runs(runs).savefig(png, format="png", dpi=110)
+    figure.savefig(png, format="png", dpi=110)
     write_atomically(path, png.getvalue())
 
 

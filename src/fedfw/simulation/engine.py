@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Plan, Server, State, Upload
+from fedfw.algorithms.base import Algorithm, Gradient, Server, State, Upload
 from fedfw.atoms import Atom
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import NonFiniteError
@@ -24,9 +24,9 @@ from fedfw.simulation.participation import Attendance, Participation
 from fedfw.simulation.random import minibatch
 from fedfw.simulation.result import Run
 from fedfw.simulation.setup import (
-    automatic_penalty,
     certificate_kind,
     constraint_groups,
+    describe_setting,
     feasible_start,
     fingerprint,
     refuse_contradictions,
@@ -105,23 +105,19 @@ class Simulation:
         self.constraint = problem.bind(self.algorithm.constraint)
         self.participation = Participation(options.participation, problem.n, options.seed)
         self._groups = constraint_groups(self.constraint, options.relax, problem)
+        refuse_contradictions(problem, self.algorithm, self.constraint, options)
         start = feasible_start(self.constraint, problem.start)
-        horizon = options.rounds * options.local_steps
-        schedule = self.algorithm.make_schedule(problem.convex, self.participation.p, horizon)
-        automatic = isinstance(self.algorithm.penalty, str)
-        unit = automatic_penalty(problem, self.constraint, start) if automatic else 1.0
-        lam_0 = self.algorithm.resolve_penalty(unit)
-        self.plan = Plan(problem.n, self.constraint, lam_0, schedule, options.local_steps)
+        self.clock = Stopwatch(device)
+        setting = describe_setting(problem, self.constraint, start, self.participation.p, options)
+        self.plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
         self.server: Server = self.algorithm.start_server(start)
         self.clients: State = self.algorithm.start_clients(start.repeat(problem.n, 1))
         self.ledger = Ledger(problem.n, start)
         self.bound = LowerBound(self.constraint, problem.n)
         self._weights = problem.weights.to(start.dtype)
         self.certificate = certificate_kind(problem, self.algorithm, options.batch_size)
-        self.clock = Stopwatch(device)
         self.dense_sums = 0
         self.fingerprint = fingerprint(self.plan, self.algorithm, options, start)
-        refuse_contradictions(problem, self.algorithm, options)
         if self.folder is not None:
             self._restore()
 
@@ -164,7 +160,7 @@ class Simulation:
         t, plan, algorithm = self.t, self.plan, self.algorithm
         device = self.server.xbar.device
         who = self.participation(t).to(device)
-        rates = plan.rates(t)
+        rates = None if plan.schedule is None else plan.rates(t)
         evaluated = t % self.options.eval_every == 0 or t == self.options.rounds
         up = down = sums = 0
         anchor_gap = None
@@ -187,7 +183,7 @@ class Simulation:
             self.server, message = algorithm.broadcast(plan, self.server, present, known, t)
             message = replace(message, wants_evidence=evaluated)
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
-            down = self.ledger.down(t, who.cpu(), len(message.vectors) + sums)
+            down = self.ledger.down(t, who.cpu(), len(message.vectors) + sums, algorithm.sends_model)
             uploads = []
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
                 before = state["x"]
@@ -200,15 +196,14 @@ class Simulation:
             self.server = algorithm.server_step(plan, self.server, uploads, t)
             everyone = len(who) == plan.n
             self.ledger.step(t, xbar, self.server.xbar, [upload.atoms for upload in uploads], everyone)
-        judged = self._evaluate(rates.lam) if evaluated else {}
+        evaluate = self.clock.timed("evaluation", self._evaluate)
+        judged = evaluate(0.0 if rates is None else rates.lam) if evaluated else {}
         return Record(
             round=t,
             anchor_gap=anchor_gap,
             lower_bound=self.best_bound,
             participants=len(who),
-            eta=rates.eta,
-            lam=rates.lam,
-            rho=rates.rho,
+            **({} if rates is None else asdict(rates)),
             bytes_up=up,
             bytes_down=down,
             bytes_dense=2 * len(who) * self.ledger.dense_nbytes,
@@ -258,9 +253,11 @@ class Simulation:
         return self.clock.timed("gradient", oracle)
 
     def _lmo(self, constraint: ConstraintSet, who: Tensor) -> Callable[[Tensor], Atom]:
+        tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
+
         def oracle(g: Tensor) -> Atom:
             try:
-                return constraint.lmo(g, batch=True)
+                return constraint.lmo(g, batch=True, tol=tol)
             except NonFiniteError as error:
                 clients = who[list(error.rows)].tolist()
                 raise NonFiniteError(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import move_mean
+from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms import Atom, SparseAtom, TupleAtom
 from fedfw.atoms.bits import Reader, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
@@ -103,9 +103,11 @@ class Ledger:
         """One vector of p numbers with its tag."""
         return 1 + self.p * self.itemsize
 
-    def down(self, t: int, who: Tensor, vectors: int) -> int:
-        """Bytes to bring the clients ``who`` up to date at the start of round t, and ``vectors`` dense ones each."""
+    def down(self, t: int, who: Tensor, vectors: int, model: bool = True) -> int:
+        """Bytes to tell the clients ``who`` xbar (unless not ``model``) at the start of round t, and dense vectors."""
         total = vectors * self.dense_nbytes * len(who)
+        if not model:
+            return total
         for since, clients in Counter(self.last_seen[who].tolist()).items():
             options = [self.dense_nbytes]
             if since:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Plan
+from fedfw.algorithms.base import Algorithm, Plan, Setting
 from fedfw.errors import NoProjectionError
 from fedfw.problems.base import Oracle
 from fedfw.problems.problem import Problem
@@ -71,6 +72,20 @@ def automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor
     return zeta / (2 * n * max(constraint.diameter(tuple(start.shape)), 1e-300))
 
 
+def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options) -> Setting:
+    """What the algorithm makes its plan from."""
+    return Setting(
+        problem.n,
+        constraint,
+        problem.convex,
+        p,
+        options.rounds,
+        options.local_steps,
+        lambda: automatic_penalty(problem, constraint, start),
+        problem.smoothness,
+    )
+
+
 def usable_device(wanted: str | torch.device) -> torch.device:
     """The device, if it exists here."""
     try:
@@ -82,14 +97,16 @@ def usable_device(wanted: str | torch.device) -> torch.device:
     return device
 
 
-def refuse_contradictions(problem: Problem, algorithm: Algorithm, options: Options) -> None:
+def refuse_contradictions(problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, options: Options) -> None:
     """Raise ValueError for options that make no sense together."""
+    if algorithm.needs_projection and not constraint.has_projection:
+        raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
     if options.tol is not None and problem.convex is not True:
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.may_relax:
-        raise ValueError(f"relax does not go with {algorithm.name}: its clients are set to xbar, which may be outside")
+        raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
     if options.local_steps > 1 and not algorithm.may_step_locally:
         raise ValueError(f"local_steps={options.local_steps}: {algorithm.name} takes one step a round")
 
@@ -97,9 +114,12 @@ def refuse_contradictions(problem: Problem, algorithm: Algorithm, options: Optio
 def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor) -> str:
     """What must agree for a checkpoint to be continued."""
     digest = hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()[:12]
-    rates = [plan.rates(t) for t in (1, 2, 3)]
+    rates = [] if plan.schedule is None else [plan.rates(t) for t in (1, 2, 3)]
+    # A penalty or a step size is compared as the number it stands for, a schedule by its first rates.
+    compared = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr"))
+    chosen = ", ".join(f"{name} {getattr(algorithm, name)!r}" for name in compared)
     return (
-        f"{algorithm.name} on {plan.constraint!r}, momentum {algorithm.momentum}, lam_0 {plan.lam_0!r}, "
+        f"{algorithm.name} on {plan.constraint!r}, {chosen}, lam_0 {plan.lam_0!r}, lr {plan.lr!r}, "
         f"rates {[(r.eta, r.lam, r.rho) for r in rates]}, {plan.n} clients, {tuple(start.shape)} {start.dtype} "
         f"from {digest}, {options.local_steps} local steps, batch {options.batch_size}, seed {options.seed}"
     )

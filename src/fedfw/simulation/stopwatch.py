@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+_PARTS = {"gradient": 0.0, "oracle": 0.0, "projection": 0.0, "evaluation": 0.0}
+
 
 class Stopwatch:
-    """Splits a round's seconds into gradient, oracle and the rest."""
+    """Splits a round's seconds into gradient, oracle, projection, evaluation and the rest."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._parts, self._begin = device, {"gradient": 0.0, "oracle": 0.0}, 0.0
+        self._device, self._parts, self._begin = device, _PARTS.copy(), 0.0
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -23,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        self._parts, self._begin = {"gradient": 0.0, "oracle": 0.0}, self._now()
+        self._parts, self._begin = _PARTS.copy(), self._now()
         yield
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ class RunFolder:
         torch.save({name: value.cpu() for name, value in run.model.state_dict().items()}, weights)
         write_atomically(self.path / "model.pt", weights.getvalue())
         try:
-            from fedfw.report.plots import save_plot
+            from fedfw.report.plots import plot_runs, save_figure
         except ImportError:  # plots are for people who have matplotlib
             return
-        save_plot({run.algorithm.name: run.history}, self.path / "plots.png")
+        save_figure(plot_runs({run.algorithm.name: run.history}), self.path / "plots.png")

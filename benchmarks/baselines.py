@@ -1,0 +1,114 @@
+"""Every algorithm at its defaults on MNIST softmax regression: 10 clients, 3 labels each, 100 rounds of one full step.
+
+    python -m benchmarks.baselines             print the tables
+    python -m benchmarks.baselines --tune      and first run the grid of each (a quarter of an hour)
+    python -m benchmarks.baselines --write     and put them into docs/baselines.md
+
+The residual is (F - F*) / (F(x^1) - F*) with F* from `fedfw.solve`. The grids are those of `fedfw tune`: at most twelve
+points, the same number of gradients for each, chosen by the loss on a fifth of the training data that the clients lend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from itertools import product
+
+import fedfw
+from benchmarks.common import machine, markdown, publish
+from fedfw.command.build import build_algorithm, build_problem, load, resolved
+from fedfw.command.config import RunConfig, merge
+from fedfw.command.progress import human_bytes
+from fedfw.command.tune import GRIDS, HELD_OUT, run_trial
+from fedfw.data import Data
+
+SETS = ("l2:10", "l1:10")
+NAMES = tuple(name for name in fedfw.ALGORITHMS if name not in ("fedfw-sto", "naive"))
+
+
+def configuration(name: str, constraint: str, data_dir: str | None) -> RunConfig:
+    return RunConfig(
+        dataset="mnist", data_dir=data_dir, partition="labels:3", algorithm=name, constraint=constraint, rounds=100
+    )
+
+
+def tuned(config: RunConfig, data: Data, problem: fedfw.Problem) -> RunConfig:
+    """The best of the algorithm's grid on the lent samples."""
+    axes = GRIDS[config.algorithm]
+    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    configs = [resolved(merge(config, point, "grid"), data, algorithm_was_given=True) for point in points]
+    trials = [run_trial(problem, one, point, 100.0) for one, point in zip(configs, points, strict=True)]
+    best = min(range(len(trials)), key=lambda i: trials[i].rank("loss"))
+    print(f"... {config.algorithm} on {config.constraint}: {points[best]}", file=sys.stderr, flush=True)
+    return configs[best]
+
+
+def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tuple[str, ...]:
+    print(f"... {config.algorithm} on {config.constraint}", file=sys.stderr, flush=True)
+    run = fedfw.simulate(problem, build_algorithm(config), rounds=100, eval_every=100)
+    last = run.history[-1]
+    assert last.loss is not None
+    assert last.accuracy is not None
+    options = ("penalty", "momentum", "anchor_every", "lr", "eta", "alpha")
+    chosen = (f"{name.replace('_', '-')} {getattr(run.algorithm, name, None)}" for name in options)
+    total = sum(sum((r.seconds or {}).values()) for r in run.history)
+    return (
+        f"`{config.algorithm}`",
+        ", ".join(text for text in chosen if not text.endswith((" None", " 0.0"))) or "-",
+        f"{100 * last.accuracy:.1f}",
+        f"{optimum.residual(last.loss):.4f}",
+        human_bytes(run.history.total("bytes_up")),
+        human_bytes(run.history.total("bytes_down")),
+        f"{total:.1f}",
+    )
+
+
+def section(constraint: str, data: Data, data_dir: str | None, tune: bool) -> list[str]:
+    configs = [resolved(configuration(n, constraint, data_dir), data, algorithm_was_given=True) for n in NAMES]
+    momentum = replace(configuration("fedfw+", constraint, data_dir), momentum=0.9)
+    configs.insert(2, resolved(momentum, data, algorithm_was_given=True))
+    problem = build_problem(configs[0], data)
+    print(f"... the optimum on {constraint}", file=sys.stderr, flush=True)
+    optimum = fedfw.solve(problem, fedfw.parse_set(constraint), tol=2e-3, max_steps=2000)
+    header = ("", "chosen", "accuracy %", "residual", "sent up", "sent down", "seconds")
+    test = problem.test(optimum.x)
+    assert test.accuracy is not None
+    lines = [
+        f"## {constraint}",
+        "",
+        f"F* is between {optimum.lower_bound:.5f} and {optimum.value:.5f} (`fedfw solve`); the optimum itself scores "
+        f"{100 * test.accuracy:.1f} %. At the defaults:",
+        "",
+        *markdown(header, [row(config, problem, optimum) for config in configs]),
+        "",
+    ]
+    if tune:
+        lent = build_problem(configs[0], data, HELD_OUT)
+        best = [tuned(configuration(n, constraint, data_dir), data, lent) for n in NAMES]
+        lines += ["Each one's best on its grid:", ""]
+        lines += [*markdown(header, [row(config, problem, optimum) for config in best]), ""]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", help="folder with mnist ($FEDFW_DATA)")
+    parser.add_argument("--tune", action="store_true", help="also run every grid")
+    parser.add_argument("--write", action="store_true", help="write docs/baselines.md")
+    options = parser.parse_args()
+    data = load(configuration("fedfw", "l2:10", options.data_dir))
+    lines = [
+        "# Every algorithm on the same task",
+        "",
+        "Made by `python -m benchmarks.baselines --tune --write`; the task stands at the top of that file.",
+        machine(),
+        "",
+    ]
+    for constraint in SETS:
+        lines += section(constraint, data, options.data_dir, options.tune)
+    publish(lines[:-1], "baselines.md" if options.write else None)
+
+
+if __name__ == "__main__":
+    main()

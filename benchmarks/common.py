@@ -1,0 +1,34 @@
+"""What the benchmark pages share."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def machine() -> str:
+    """Where and when the numbers were taken."""
+    return (
+        f"One run on {torch.get_num_threads()} threads of a {platform.machine()} machine, torch {torch.__version__}, "
+        f"{time.strftime('%Y-%m-%d')}. Timings are noisy: read the ratios."
+    )
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose first column is words and whose others are numbers."""
+    line = "|" + "|".join(["---", *["---:"] * (len(header) - 1)]) + "|"
+    return [f"| {' | '.join(header)} |", line, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def publish(lines: Sequence[str], page: str | None) -> None:
+    """Print a page and, unless ``page`` is None, write it into docs."""
+    text = "\n".join([*lines, ""])
+    print(text)
+    if page is not None:
+        (DOCS / page).write_text(text)

@@ -1,0 +1,87 @@
+"""What a data set is: samples for training, samples for testing, and who they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The training or the test samples.
+
+    Parameters
+    ----------
+    inputs
+        (samples, ...): uint8 images (channels, height, width), kept as bytes until they are used; float32 images or
+        features; or int64 (row, column) pairs for ratings.
+    targets
+        (samples,): int64 classes from 0, or float32 numbers.
+    owners
+        Natural owners by kind, such as ``{"writer": ids}`` with ids (samples,) int64.
+    owners_hint
+        How to come by the owners, when the data set has some that are not here.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    owners: Mapping[str, Tensor] = field(default_factory=dict)
+    owners_hint: str = ""
+
+    def __post_init__(self) -> None:
+        for name, values in {"targets": self.targets, **self.owners}.items():
+            if values.shape != (len(self.inputs),):
+                raise ValueError(f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} inputs")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the chosen (or all) samples, ready for a model: bytes become float32 in [0, 1]."""
+        inputs, targets = (self.inputs, self.targets) if rows is None else (self.inputs[rows], self.targets[rows])
+        return (inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs), targets
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set; ``classes`` is None where targets are numbers, ``sides`` are those of the matrix of ratings."""
+
+    name: str
+    train: Part
+    test: Part
+    classes: int | None
+    sides: tuple[int, int] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input, such as (1, 28, 28)."""
+        return tuple(self.train.inputs.shape[1:])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a loader is told: ``name`` and ``argument`` are the two sides of the colon, ``files`` those it needs."""
+
+    name: str
+    argument: str
+    files: tuple[Path, ...]
+    data_dir: Path | None
+    clients: int
+    seed: int
+
+
+def every_fifth(samples: int) -> Tensor:
+    """(samples,) bool: which ones are for testing, in data sets that come in one piece."""
+    return torch.arange(samples) % 5 == 0
+
+
+def class_numbers(labels: Tensor, classes: int, source: Path) -> Tensor:
+    """The labels as int64; one outside 0 .. classes - 1 is a ValueError that names the file."""
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        found = f"{int(labels.min())} .. {int(labels.max())}"
+        raise ValueError(f"{source} is damaged: labels {found}, expected 0 .. {classes - 1}")
+    return labels.long()

@@ -1,0 +1,41 @@
+"""Where the files lie."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from fedfw.data.sources import SOURCES
+
+
+class MissingDataError(ValueError):
+    """A file of a data set that is not at hand; the message says where it was looked for and how to get it."""
+
+
+def data_folder(data_dir: Path | None = None) -> Path:
+    """The folder of all data sets: the argument, else $FEDFW_DATA, else fedfw in the user's cache folder."""
+    if data_dir is not None:
+        return data_dir
+    if chosen := os.environ.get("FEDFW_DATA"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedfw"
+
+
+def how_to_get(name: str, data_dir: Path | None) -> str:
+    """The command that downloads a data set."""
+    if name not in SOURCES:
+        return "it has no download, put it there"
+    place = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    return f"get it with: fedfw data get {name}{place}"
+
+
+def find_files(name: str, folder: str, layouts: tuple[tuple[str, ...], ...], data_dir: Path | None) -> tuple[Path, ...]:
+    """The files of the first layout (names in ``folder``) that is complete, else a `MissingDataError`."""
+    choices = [tuple(data_folder(data_dir) / folder / file for file in layout) for layout in layouts]
+    for paths in choices:
+        if all(path.is_file() for path in paths):
+            return paths
+    closest = max(choices, key=lambda paths: sum(path.is_file() for path in paths))
+    missing = next(path for path in closest if not path.is_file())
+    raise MissingDataError(f"{name}: no file {missing.name} in {missing.parent}; {how_to_get(name, data_dir)}")

@@ -1,0 +1,78 @@
+"""MovieLens-100k: ratings 1 .. 5 of 1,682 films by 943 users, less what users and films explain on average."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedfw.data.base import Data, Part, Request
+
+USERS, ITEMS, RATINGS = 943, 1682, 100_000
+
+Numbers = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+
+def load_ml_100k(request: Request) -> Data:
+    """A fifth of the ratings, drawn by the seed, is for testing.
+
+    Targets are rating - mean of the user - mean of the film, so that predicting 0 is to predict by the means alone.
+    """
+    table = read_ratings(request.files[0], USERS, ITEMS, RATINGS)
+    shuffled = np.random.Generator(np.random.PCG64(request.seed)).permutation(len(table))
+    held_out = np.zeros(len(table), bool)
+    held_out[shuffled[: len(table) // 5]] = True
+    residuals = without_means(table, ~held_out, USERS, ITEMS)
+    train, test = (
+        Part(
+            torch.from_numpy(table[rows, :2]),
+            torch.from_numpy(residuals[rows]).float(),
+            {"user": torch.from_numpy(table[rows, 0])},
+        )
+        for rows in (~held_out, held_out)
+    )
+    return Data(request.name, train, test, None, (USERS, ITEMS))
+
+
+def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
+    """(ratings, 3): user and item from 0, and the rating.
+
+    A line is user, item, rating and time, with tabs between them. The number of lines is checked because nothing else
+    in the file would tell that it was cut off.
+    """
+    try:
+        table: Indices = np.loadtxt(path, np.int64, comments=None, delimiter="\t", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if table.shape != (ratings, 4):
+        raise ValueError(
+            f"{path} is damaged: {table.shape[0]} lines of {table.shape[1]}, expected {ratings} of 4 numbers"
+        )
+    for column, (name, highest) in enumerate((("user", users), ("item", items), ("rating", 5))):
+        bad = (table[:, column] < 1) | (table[:, column] > highest)
+        if bad.any():
+            line = int(bad.argmax())
+            found = f"{name} {table[line, column]} in line {line + 1}"
+            raise ValueError(f"{path} is damaged: {found}, expected 1 .. {highest}")
+    table = table[:, :3] - np.array([1, 1, 0])
+    if len(np.unique(table[:, 0] * items + table[:, 1])) < ratings:
+        raise ValueError(f"{path} is damaged: a user rates an item twice")
+    return table
+
+
+def without_means(table: Indices, train: npt.NDArray[np.bool_], users: int, items: int) -> Numbers:
+    """(ratings,): what remains of each rating; the means are those of the training rows alone.
+
+    First each user's mean goes (the overall mean for users without ratings), then each item's mean of what remains
+    (0 for items without ratings).
+    """
+    rest = table[:, 2].astype(np.float64)
+    for column, count, otherwise in ((0, users, rest[train].mean()), (1, items, 0.0)):
+        owner = table[:, column]
+        seen = np.bincount(owner[train], minlength=count)
+        total = np.bincount(owner[train], rest[train], minlength=count)
+        rest = rest - np.where(seen > 0, total / np.maximum(seen, 1), otherwise)[owner]
+    return rest

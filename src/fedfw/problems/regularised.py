@@ -1,0 +1,33 @@
+"""A term l2/2 ||x||^2 on top of every client's loss, which makes a convex loss strongly convex."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedfw.problems.base import ClientLosses
+
+
+class RegularisedLosses(ClientLosses):
+    """f_i(x) + l2/2 ||x||^2."""
+
+    def __init__(self, inner: ClientLosses, l2: float) -> None:
+        self.inner, self.l2 = inner, l2
+        self.n, self.sizes = inner.n, inner.sizes
+
+    def value(self, x: Tensor, who: Tensor) -> Tensor:
+        return self.inner.value(x, who) + self._term(x)
+
+    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+        values, gradients = self.inner.value_and_gradient(x, who, picks)
+        return values + self._term(x), gradients.add_(x, alpha=self.l2)
+
+    def _term(self, x: Tensor) -> Tensor:
+        return self.l2 / 2 * x.square().sum(1)
+
+    def smoothness(self) -> Tensor | None:
+        inner = self.inner.smoothness()
+        return None if inner is None else inner + self.l2
+
+    def to(self, device: torch.device) -> RegularisedLosses:
+        return RegularisedLosses(self.inner.to(device), self.l2)

@@ -1,0 +1,165 @@
+"""Every rule divides the samples exactly: none twice, none lost."""
+
+from __future__ import annotations
+
+import warnings
+from hashlib import sha256
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedfw.data import Part, load_data, partition
+
+CLASSES = 6
+
+
+def samples_of(labels: list[int], owners: list[int] | None = None) -> Part:
+    targets = torch.tensor(labels, dtype=torch.int64)
+    kinds = {} if owners is None else {"writer": torch.tensor(owners, dtype=torch.int64)}
+    return Part(torch.zeros(len(labels), 1), targets, kinds)
+
+
+labels_drawn = st.lists(st.integers(0, CLASSES - 1), min_size=30, max_size=200)
+clients_drawn = st.integers(1, 12)
+seeds = st.integers(0, 2**31)
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels_drawn, clients_drawn, seeds, st.sampled_from(["iid", "dirichlet:0.05", "dirichlet:1", "dirichlet:1e5"]))
+def test_every_sample_has_one_client(labels: list[int], clients: int, seed: int, rule: str) -> None:
+    parts = partition(rule, samples_of(labels), clients, CLASSES, seed)
+    assert len(parts) == clients
+    assert min(map(len, parts)) >= 1
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(labels)))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(parts, partition(rule, samples_of(labels), clients, CLASSES, seed), strict=True)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels_drawn, clients_drawn, seeds, st.integers(1, CLASSES), st.booleans())
+def test_labels_are_held_by_their_holders(labels: list[int], clients: int, seed: int, k: int, unequal: bool) -> None:
+    rule = f"labels:{k}" + ",unequal" * unequal
+    labels = labels + list(range(CLASSES)) * 12  # enough for every holder
+    data = samples_of(labels)
+    held = {i: {(i + j) % CLASSES for j in range(k)} for i in range(clients)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = partition(rule, data, clients, CLASSES, seed)
+    for i, part in enumerate(parts):
+        assert set(data.targets[part].tolist()) <= held[i]
+    given_out = [row for row, label in enumerate(labels) if any(label in wanted for wanted in held.values())]
+    assert torch.cat(parts).sort().values.tolist() == given_out
+    for label in range(CLASSES):
+        counts = [int((data.targets[part] == label).sum()) for i, part in enumerate(parts) if label in held[i]]
+        if not counts:
+            continue
+        assert min(counts) >= 1
+        assert unequal or max(counts) - min(counts) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-5, 20), min_size=1, max_size=150), seeds, st.data())
+def test_owners_stay_whole(owners: list[int], seed: int, draw: st.DataObject) -> None:
+    data = samples_of([0] * len(owners), owners)
+    ids = sorted(set(owners))
+    clients = draw.draw(st.integers(1, len(ids)))
+    parts = partition("writer", data, clients, 1, seed)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(owners)))
+    theirs = [set(data.owners["writer"][part].tolist()) for part in parts]
+    assert sum(map(len, theirs)) == len(ids)
+    largest = max(owners.count(i) for i in ids)
+    sizes = [len(part) for part in parts]
+    if clients == len(ids):
+        assert [{i} for i in ids] == theirs
+    else:
+        assert max(sizes) - min(sizes) <= largest  # the last owner dealt went to the emptiest client
+    with pytest.raises(ValueError, match=f"{len(ids) + 1} clients, but there are {len(ids)} owners"):
+        partition("writer", data, len(ids) + 1, 1, seed)
+
+
+def fingerprint(parts: list[Tensor]) -> str:
+    return sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("rule", "seed", "clients", "expected"),
+    [
+        ("iid", 0, 10, "0b93338a8a360fbd"),
+        ("iid", 3, 7, "57b210eaf27033ab"),
+        ("labels:3", 0, 10, "b1a117d0ae8a05b7"),
+        ("labels:3", 5, 23, "2d58e9e39a4ee294"),
+        ("labels:1", 1, 10, "a318ee8eada24cba"),
+    ],
+)
+def test_splits_of_stored_runs_never_change(rule: str, seed: int, clients: int, expected: str) -> None:
+    assert fingerprint(partition(rule, load_data("digits").train, clients, 10, seed)) == expected
+
+
+def test_known_shares() -> None:
+    data = samples_of([i % CLASSES for i in range(600)])
+    even = partition("labels:2", data, CLASSES, CLASSES, seed=0)
+    assert [part.shape[0] for part in even] == [100] * CLASSES
+    uneven = partition("labels:2,unequal", data, CLASSES, CLASSES, seed=0)
+    assert max(map(len, uneven)) > 3 * min(map(len, uneven))
+
+
+def test_alpha_goes_from_one_client_a_label_to_even_shares() -> None:
+    data = samples_of([i % CLASSES for i in range(6000)])
+
+    def largest_share(alpha: str) -> float:
+        parts = partition(f"dirichlet:{alpha}", data, 5, CLASSES, seed=1)
+        counts = torch.stack([data.targets[part].bincount(minlength=CLASSES) for part in parts])
+        return float((counts.amax(0) / counts.sum(0)).mean())
+
+    assert largest_share("0.001") > 0.97
+    assert largest_share("1e6") < 0.21
+    assert largest_share("0.001") > largest_share("0.5") > largest_share("10") > largest_share("1e6")
+
+
+def test_owners_dealt_largest_first() -> None:
+    owners = [1] * 8 + [2] * 5 + [3] * 4 + [4] * 3 + [5] * 2
+    parts = partition("writer", samples_of([0] * 22, owners), 2, 1, seed=0)
+    assert [sorted(set(torch.tensor(owners)[part].tolist())) for part in parts] == [[1, 4], [2, 3, 5]]
+
+
+def test_unheld_labels_are_said() -> None:
+    with pytest.warns(UserWarning, match="with 2 clients and labels:1, 4 of 6 labels are held by nobody"):
+        partition("labels:1", samples_of(list(range(CLASSES)) * 5), 2, CLASSES, seed=0)
+
+
+UNKNOWN = {
+    "": ["x", "iid:1", "labels", "dirichlet"],
+    "labels:": ["", "0", "7", "-1", "2,", "2,even", "2,unequal,"],
+    "dirichlet:": ["", "0", "-1", "nan", "inf", "1e7", "much"],
+}
+
+
+@pytest.mark.parametrize("rule", [name + value for name, values in UNKNOWN.items() for value in values])
+def test_unknown_rules_are_refused_with_the_known_ones(rule: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown partition '{rule}', expected one of iid, labels:K") as caught:
+        partition(rule, samples_of(list(range(CLASSES))), 2, CLASSES, seed=0)
+    assert "K from 1 to 6" in str(caught.value)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    data = samples_of(list(range(CLASSES)), [0, 0, 1, 1, 2, 2])
+    numbers = Part(torch.zeros(4, 2), torch.zeros(4))
+    with pytest.raises(ValueError, match="clients=0"):
+        partition("iid", data, 0, CLASSES, seed=0)
+    for rule in ("labels:2", "dirichlet:1", "labels:2,unequal"):
+        with pytest.raises(ValueError, match=f"partition '{rule}' goes by classes, but the targets are numbers"):
+            partition(rule, numbers, 2, None, seed=0)
+    with pytest.raises(ValueError, match="unknown partition 'x'"):
+        partition("x", numbers, 2, None, seed=0)
+    with pytest.raises(ValueError, match="natural owners of these data: writer"):
+        partition("user", data, 2, CLASSES, seed=0)
+    with pytest.raises(ValueError, match=r"classes 0 \.\. 5, expected 0 \.\. 4"):
+        partition("labels:2", data, 2, 5, seed=0)
+    for rule in ("iid", "dirichlet:1"):
+        with pytest.raises(ValueError, match=r"leaves client \d of 7 without samples"):
+            partition(rule, data, 7, CLASSES, seed=0)
