@@ -27,7 +27,7 @@ def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[st
     captured = capsys.readouterr()
     assert "best: lr=auto:8" in captured.out
     assert "4/4" in captured.err
-    rows = list(csv.DictReader(Path("tuned-feddr.csv").open()))
+    rows = list(csv.DictReader(Path("tuned-feddr.csv").read_text().splitlines()))
     assert len(rows) == 4
     best = min(rows, key=lambda row: float(row["held_out_loss"]))
     stored = read_config(Path("tuned-feddr.toml"))
@@ -41,7 +41,7 @@ def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[st
 def test_every_point_has_the_same_budget_of_gradients(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--grid", "local-steps=1,4 batch-size=23,46", "--budget", "10"]
     assert main(["tune", "--algorithm", "fedavg", "--out", "t.toml", *grid]) == 0
-    rows = list(csv.DictReader(Path("t.csv").open()))
+    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
     spent = [int(r["rounds"]) * int(r["local-steps"]) * int(r["batch-size"]) for r in rows]
     assert len(rows) == 4
     assert max(spent) - min(spent) <= 4 * 46  # a round is not divided
