@@ -30,7 +30,7 @@ def test_oracles_and_projections(name: str) -> None:
         assert torch.allclose(D.project(G, batch=True), D.project(G.cuda(), batch=True).cpu(), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "naive", "frank-wolfe"])
+@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
 @pytest.mark.parametrize("constraint", ["l1:5", "l2:5", "nuclear:5"])
 def test_runs_repeat_to_the_bit_and_agree_with_the_cpu(name: str, constraint: str) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -46,3 +46,35 @@ def test_runs_repeat_to_the_bit_and_agree_with_the_cpu(name: str, constraint: st
     assert torch.equal(runs[0].x, runs[1].x)
     assert torch.allclose(runs[0].x.cpu(), runs[2].x, atol=1e-5)
     assert runs[0].history.to_dict()["bytes_up"] == runs[2].history.to_dict()["bytes_up"]
+
+
+@pytest.mark.parametrize("kind", ["completion", "cnn", "least squares"])
+def test_models_and_the_central_optimum(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    if kind == "completion":
+        pairs = torch.randint(0, 12, (3, 40, 2), generator=generator)
+        clients = [(p, torch.randn(40, generator=generator)) for p in pairs]
+        model: torch.nn.Module = fedfw.problems.MatrixCompletion(12, 12)
+        loss, D = nnf.mse_loss, fedfw.NuclearBall(5.0)
+    elif kind == "cnn":
+        inputs = torch.rand(3, 20, 1, 8, 8, generator=generator)
+        clients = [(x, torch.arange(20) % 3) for x in inputs]
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
+        )
+        loss, D = nnf.cross_entropy, fedfw.L2Ball(5.0)
+    else:
+        inputs = torch.randn(3, 20, 5, generator=generator)
+        clients = [(x, x.sum(1, keepdim=True)) for x in inputs]
+        model, loss, D = torch.nn.Linear(5, 1), nnf.mse_loss, fedfw.L2Ball(1.0)
+    problem = fedfw.Problem(model, loss, clients, test=clients[0], l2=0.01)
+    algorithm = fedfw.FedFWPlus(D, penalty=0.01)
+    here, there = (fedfw.simulate(problem, algorithm, rounds=10, device=device) for device in ("cpu", "cuda"))
+    assert torch.allclose(here.x, there.x.cpu(), atol=1e-3)
+    if kind != "cnn":
+        moved = problem.to(torch.device("cuda"))
+        assert moved.smoothness() == pytest.approx(problem.smoothness(), rel=1e-4)
+        assert fedfw.solve(moved, D).value == pytest.approx(fedfw.solve(problem, D).value, rel=1e-3)
+        run = fedfw.simulate(problem, fedfw.FedDR(D), rounds=10, device="cuda")
+        assert torch.allclose(run.x.cpu(), fedfw.simulate(problem, fedfw.FedDR(D), rounds=10).x, atol=1e-3)

@@ -63,7 +63,8 @@ def resolved(config: RunConfig, data: Data, algorithm_was_given: bool) -> RunCon
         usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
         config = replace(config, constraint=usual, per_parameter=network)
     if issubclass(ALGORITHMS[config.algorithm], ProjectedAlgorithm):
-        usual = NETWORK_LR if network else TUNED_LR[config.algorithm] if model == "mclr" else "auto"
+        convex = TUNED_LR[config.algorithm] if model == "mclr" else "auto"
+        usual: float | str = NETWORK_LR if network else convex
         return replace(config, lr=usual) if config.lr is None else config
     return _resolved_oracle_steps(config, network, algorithm_was_given)
 
