@@ -63,9 +63,9 @@ def resolved(config: RunConfig, data: Data, algorithm_was_given: bool) -> RunCon
         usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
         config = replace(config, constraint=usual, per_parameter=network)
     if issubclass(ALGORITHMS[config.algorithm], ProjectedAlgorithm):
-        convex = TUNED_LR[config.algorithm] if model == "mclr" else "auto"
-        usual: float | str = NETWORK_LR if network else convex
-        return replace(config, lr=usual) if config.lr is None else config
+        tuned = TUNED_LR.get(config.algorithm, "auto") if model == "mclr" else "auto"
+        lr = config.lr if config.lr is not None else NETWORK_LR if network else tuned
+        return replace(config, lr=lr)
     return _resolved_oracle_steps(config, network, algorithm_was_given)
 
 
