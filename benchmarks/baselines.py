@@ -15,6 +15,8 @@ import sys
 from dataclasses import replace
 from itertools import product
 
+import torch
+
 import fedfw
 from benchmarks.common import machine, markdown, publish
 from fedfw.command.build import build_algorithm, build_problem, load, resolved
@@ -27,9 +29,15 @@ SETS = ("l2:10", "l1:10")
 NAMES = tuple(name for name in fedfw.ALGORITHMS if name not in ("fedfw-sto", "naive"))
 
 
-def configuration(name: str, constraint: str, data_dir: str | None) -> RunConfig:
+def configuration(name: str, constraint: str, options: argparse.Namespace) -> RunConfig:
     return RunConfig(
-        dataset="mnist", data_dir=data_dir, partition="labels:3", algorithm=name, constraint=constraint, rounds=100
+        dataset="mnist",
+        data_dir=options.data_dir,
+        partition="labels:3",
+        algorithm=name,
+        constraint=constraint,
+        rounds=100,
+        device=options.device,
     )
 
 
@@ -46,7 +54,7 @@ def tuned(config: RunConfig, data: Data, problem: fedfw.Problem) -> RunConfig:
 
 def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tuple[str, ...]:
     print(f"... {config.algorithm} on {config.constraint}", file=sys.stderr, flush=True)
-    run = fedfw.simulate(problem, build_algorithm(config), rounds=100, eval_every=100)
+    run = fedfw.simulate(problem, build_algorithm(config), rounds=100, eval_every=100, device=config.device)
     last = run.history[-1]
     assert last.loss is not None
     assert last.accuracy is not None
@@ -64,12 +72,13 @@ def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tu
     )
 
 
-def section(constraint: str, data: Data, data_dir: str | None, tune: bool) -> list[str]:
-    configs = [resolved(configuration(n, constraint, data_dir), data, algorithm_was_given=True) for n in NAMES]
-    momentum = replace(configuration("fedfw+", constraint, data_dir), momentum=0.9)
+def section(constraint: str, data: Data, options: argparse.Namespace) -> list[str]:
+    configs = [resolved(configuration(n, constraint, options), data, algorithm_was_given=True) for n in NAMES]
+    momentum = replace(configuration("fedfw+", constraint, options), momentum=0.9)
     configs.insert(2, resolved(momentum, data, algorithm_was_given=True))
     problem = build_problem(configs[0], data)
     print(f"... the optimum on {constraint}", file=sys.stderr, flush=True)
+    problem = problem.to(torch.device(options.device))
     optimum = fedfw.solve(problem, fedfw.parse_set(constraint), tol=2e-3, max_steps=2000)
     header = ("", "chosen", "accuracy %", "residual", "sent up", "sent down", "seconds")
     test = problem.test(optimum.x)
@@ -83,9 +92,9 @@ def section(constraint: str, data: Data, data_dir: str | None, tune: bool) -> li
         *markdown(header, [row(config, problem, optimum) for config in configs]),
         "",
     ]
-    if tune:
-        lent = build_problem(configs[0], data, HELD_OUT)
-        best = [tuned(configuration(n, constraint, data_dir), data, lent) for n in NAMES]
+    if options.tune:
+        lent = build_problem(configs[0], data, HELD_OUT).to(torch.device(options.device))
+        best = [tuned(configuration(n, constraint, options), data, lent) for n in NAMES]
         lines += ["Each one's best on its grid:", ""]
         lines += [*markdown(header, [row(config, problem, optimum) for config in best]), ""]
     return lines
@@ -95,18 +104,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", help="folder with mnist ($FEDFW_DATA)")
     parser.add_argument("--tune", action="store_true", help="also run every grid")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
     parser.add_argument("--write", action="store_true", help="write docs/baselines.md")
     options = parser.parse_args()
-    data = load(configuration("fedfw", "l2:10", options.data_dir))
+    data = load(configuration("fedfw", "l2:10", options))
     lines = [
         "# Every algorithm on the same task",
         "",
         "Made by `python -m benchmarks.baselines --tune --write`; the task stands at the top of that file.",
-        machine(),
+        machine(options.device),
         "",
     ]
     for constraint in SETS:
-        lines += section(constraint, data, options.data_dir, options.tune)
+        lines += section(constraint, data, options)
     publish(lines[:-1], "baselines.md" if options.write else None)
 
 

@@ -12,12 +12,12 @@ import torch
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def machine() -> str:
+def machine(device: str = "cpu") -> str:
     """Where and when the numbers were taken."""
-    return (
-        f"One run on {torch.get_num_threads()} threads of a {platform.machine()} machine, torch {torch.__version__}, "
-        f"{time.strftime('%Y-%m-%d')}. Timings are noisy: read the ratios."
-    )
+    on_cpu = f"{torch.get_num_threads()} threads of a {platform.machine()} machine"
+    where = on_cpu if device == "cpu" else f"an {torch.cuda.get_device_name()}"
+    date = time.strftime("%Y-%m-%d")
+    return f"One run on {where}, torch {torch.__version__}, {date}. Timings are noisy: read the ratios."
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -20,8 +20,15 @@ from fedfw.command.config import RunConfig
 from fedfw.command.progress import human_bytes
 
 
+CHOSEN = {
+    # fedfw tune --dataset mnist --partition writer --clients 539 --participation 0.1 --constraint l1:30 --rounds 300
+    # --algorithm NAME, with the grids of `fedfw tune`
+    "fedfw+": {"penalty": "auto:0.01", "momentum": 0.9},
+    "fedavg": {"lr": "auto:32"},
+}
+
+
 def configuration(name: str, data_dir: str | None, rounds: int) -> RunConfig:
-    momentum = 0.9 if name == "fedfw+" else None
     return RunConfig(
         dataset="mnist",
         data_dir=data_dir,
@@ -29,9 +36,9 @@ def configuration(name: str, data_dir: str | None, rounds: int) -> RunConfig:
         clients=539,
         constraint="l1:30",
         algorithm=name,
-        momentum=momentum,
         participation=0.1,
         rounds=rounds,
+        **CHOSEN[name],
     )
 
 

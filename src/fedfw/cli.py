@@ -122,7 +122,7 @@ def _add_data_commands(commands: Any) -> None:
     get.add_argument("name", help="such as mnist; see 'fedfw data list'")
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     show.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument("--partition", help="who holds what (labels:3, or iid where there are no labels)")
+    show.add_argument("--partition", help="who holds what (labels:3, iid, user or client, by the data)")
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
     show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
@@ -175,8 +175,8 @@ def _models(options: argparse.Namespace) -> int:
     from fedfw.models import MODELS
     from fedfw.report.tables import aligned
 
-    rows = [(name, "convex" if kind.convex else "not convex", kind.summary) for name, kind in MODELS.items()]
-    print(aligned(rows))
+    kinds = {True: "convex, smoothness known", False: "not convex"}
+    print(aligned([(name, kinds[kind.convex], kind.summary) for name, kind in MODELS.items()]))
     return 0
 
 

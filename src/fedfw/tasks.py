@@ -31,7 +31,7 @@ def load_problem(
     model
         A key of `fedfw.models.MODELS`; None for the simplest that fits the data.
     rule
-        Who holds what, see `fedfw.data.partition`; None for three labels a client, or iid where there are no labels.
+        Who holds what, see `fedfw.data.partition`; None for what is usual with the data (`usual_rule`).
     weights
         ``equal``, or ``samples`` for clients that count by how much they hold.
     l2
@@ -81,8 +81,9 @@ def usual_model(data: Data) -> str:
 
 
 def usual_rule(data: Data) -> str:
-    """Three labels a client where there are more than three, else iid."""
-    return "labels:3" if data.classes is not None and data.classes > 3 else "iid"
+    """Whole users of ratings, clients as they were drawn; else three labels a client where there are more, or iid."""
+    natural = [kind for kind in ("user", "client") if kind in data.train.owners]
+    return natural[0] if natural else "labels:3" if data.classes is not None and data.classes > 3 else "iid"
 
 
 def _lend(parts: list[Tensor], fraction: float, seed: int) -> tuple[list[Tensor], Tensor]:

@@ -5,7 +5,10 @@ Runs where the MNIST files are at hand (../shared/data beside the checkout, or $
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import fedfw
 from fedfw.command.build import build_algorithm, resolved
@@ -56,3 +59,13 @@ def test_projected_baselines_at_their_defaults() -> None:
     for name, least in {"fedavg": 0.89, "feddr": 0.89, "fedadmm": 0.88, "fedda": 0.89}.items():
         config = resolved(RunConfig(dataset="mnist", constraint="l2:10", algorithm=name), data, True)
         assert last(build_algorithm(config)).accuracy >= least, name
+
+
+def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
+    arguments = ["run", "--dataset", "mnist", "--data-dir", str(DATA), "--constraint", "l2:10", "--rounds", "3"]
+    script = (
+        f"import resource, fedfw.cli; assert fedfw.cli.main({[*arguments, '--out', str(tmp_path / 'run')]!r}) == 0; "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) * 1024 < 1e9  # Linux counts in kB

@@ -31,7 +31,7 @@ class RunConfig:
     clients: int = _option(10, "number of clients")
     partition: str | None = _option(
         None,
-        "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client (labels:3, or iid)",
+        "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client (by the data)",
     )
     weights: str = _option("equal", "how clients count: equal, or by their samples")
     algorithm: str = _option("fedfw+", "see 'fedfw algorithms'")
