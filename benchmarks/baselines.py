@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from itertools import product
 
 import torch
 
 import fedfw
 from benchmarks.common import machine, markdown, publish
 from fedfw.command.build import build_algorithm, build_problem, load, resolved
-from fedfw.command.config import RunConfig, merge
+from fedfw.command.config import RunConfig
 from fedfw.command.progress import human_bytes
-from fedfw.command.tune import GRIDS, HELD_OUT, run_trial
+from fedfw.command.tune import HELD_OUT, search, usual_grid
 from fedfw.data import Data
 
 SETS = ("l2:10", "l1:10")
@@ -43,18 +42,16 @@ def configuration(name: str, constraint: str, options: argparse.Namespace) -> Ru
 
 def tuned(config: RunConfig, data: Data, problem: fedfw.Problem) -> RunConfig:
     """The best of the algorithm's grid on the lent samples."""
-    axes = GRIDS[config.algorithm]
-    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    configs = [resolved(merge(config, point, "grid"), data, algorithm_was_given=True) for point in points]
-    trials = [run_trial(problem, one, point, 100.0) for one, point in zip(configs, points, strict=True)]
-    best = min(range(len(trials)), key=lambda i: trials[i].rank("loss"))
-    print(f"... {config.algorithm} on {config.constraint}: {points[best]}", file=sys.stderr, flush=True)
-    return configs[best]
+    trials = search(config, data, problem, usual_grid(config, data, problem))
+    best = min(trials, key=lambda trial: trial.rank("loss"))
+    print(f"... {config.algorithm} on {config.constraint}: {best.choice}", file=sys.stderr, flush=True)
+    return best.config
 
 
 def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tuple[str, ...]:
     print(f"... {config.algorithm} on {config.constraint}", file=sys.stderr, flush=True)
-    run = fedfw.simulate(problem, build_algorithm(config), rounds=100, eval_every=100, device=config.device)
+    rounds = config.rounds  # a grid's best may have had fewer: an anchor costs a gradient too
+    run = fedfw.simulate(problem, build_algorithm(config), rounds=rounds, eval_every=rounds, device=config.device)
     last = run.history[-1]
     assert last.loss is not None
     assert last.accuracy is not None

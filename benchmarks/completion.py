@@ -17,13 +17,10 @@ import sys
 from itertools import accumulate
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 import fedfw
 from benchmarks.common import DOCS, machine, markdown, publish
 from fedfw.command.progress import human_bytes
 from fedfw.data import load_data
-from fedfw.report.plots import save_figure
 from fedfw.tasks import make_problem
 
 LOCAL_STEPS = 5
@@ -31,21 +28,23 @@ GRIDS: dict[str, list[fedfw.Algorithm]] = {
     "fedfw+": [
         fedfw.FedFWPlus(fedfw.NuclearBall(r), penalty=penalty, momentum=0.9)
         for r in (500.0, 1000.0)
-        for penalty in ("auto:1", "auto:3", "auto:10")
+        for penalty in ("auto:0.3", "auto:1", "auto:3", "auto:10")
     ],
     "fedavg": [
-        fedfw.FedAvg(fedfw.NuclearBall(r), lr=lr) for r in (500.0, 1000.0) for lr in ("auto:0.3", "auto:1", "auto:3")
+        fedfw.FedAvg(fedfw.NuclearBall(r), lr=lr)
+        for r in (500.0, 1000.0)
+        for lr in ("auto:0.1", "auto:0.3", "auto:1", "auto:1.9")
     ],
     "feddr": [
         fedfw.FedDR(fedfw.NuclearBall(r), lr="auto", eta=eta, alpha=1.9)
         for r in (500.0, 1000.0)
-        for eta in (3e3, 1e4, 3e4)
+        for eta in (1e3, 3e3, 1e4, 3e4)
     ],
 }
 CHOSEN: list[fedfw.Algorithm] = [
-    fedfw.FedFWPlus(fedfw.NuclearBall(500.0), penalty="auto:3", momentum=0.9),
-    fedfw.FedAvg(fedfw.NuclearBall(500.0), lr="auto:1"),
-    fedfw.FedDR(fedfw.NuclearBall(500.0), lr="auto", eta=1e4, alpha=1.9),
+    fedfw.FedFWPlus(fedfw.NuclearBall(500.0), penalty="auto:1", momentum=0.9),
+    fedfw.FedAvg(fedfw.NuclearBall(500.0), lr="auto:1.9"),
+    fedfw.FedDR(fedfw.NuclearBall(500.0), lr="auto", eta=3e4, alpha=1.9),
 ]
 
 
@@ -54,17 +53,18 @@ def rmse(record: fedfw.Record) -> float:
     return math.sqrt(record.test_loss)
 
 
-def simulate(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, looks: int) -> fedfw.Run:
+def simulate(
+    problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, looks: int, device: str = "cpu"
+) -> fedfw.Run:
     print(f"... {algorithm}", file=sys.stderr, flush=True)
-    return fedfw.simulate(
-        problem, algorithm, rounds=rounds, local_steps=LOCAL_STEPS, eval_every=max(1, rounds // looks)
-    )
+    every = max(1, rounds // looks)
+    return fedfw.simulate(problem, algorithm, rounds=rounds, local_steps=LOCAL_STEPS, eval_every=every, device=device)
 
 
-def tune(problem: fedfw.Problem, rounds: int) -> None:
+def tune(problem: fedfw.Problem, rounds: int, device: str) -> None:
     for algorithms in GRIDS.values():
         for algorithm in algorithms:
-            run = simulate(problem, algorithm, rounds, 1)
+            run = simulate(problem, algorithm, rounds, 1, device)
             print(f"{algorithm}: held-out RMSE {rmse(run.history[-1]):.4f}", flush=True)
 
 
@@ -96,7 +96,11 @@ def row(run: fedfw.Run) -> tuple[str, ...]:
     )
 
 
-def picture(runs: list[fedfw.Run], means: float) -> Figure:
+def save_picture(runs: list[fedfw.Run], means: float) -> None:
+    from matplotlib.figure import Figure
+
+    from fedfw.report.plots import save_figure
+
     figure = Figure(figsize=(10, 4), layout="constrained")
     by_time, by_bytes = figure.subplots(1, 2)
     for run in runs:
@@ -112,7 +116,7 @@ def picture(runs: list[fedfw.Run], means: float) -> Figure:
         axis.axhline(means, color="grey", ls=":", label="means alone")
         axis.grid(alpha=0.3)
         axis.legend()
-    return figure
+    save_figure(figure, DOCS / "completion.png")
 
 
 def main() -> None:
@@ -120,11 +124,12 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder with ml-100k ($FEDFW_DATA)")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--tune", action="store_true", help="print the held-out RMSE of the grids after 50 rounds")
+    parser.add_argument("--device", default="cpu", help="where to tune: cpu or cuda [%(default)s]")
     parser.add_argument("--write", action="store_true", help="write docs/completion.md and its picture")
     options = parser.parse_args()
     data = load_data("ml-100k", options.data_dir)
     if options.tune:
-        tune(make_problem(data, "completion", 10, "user", held_out=0.2), 50)
+        tune(make_problem(data, "completion", 10, "user", held_out=0.2), 50, options.device)
         return
     problem = make_problem(data, "completion", 10, "user")
     means = problem.test(problem.start).loss
@@ -149,7 +154,7 @@ def main() -> None:
     ]
     publish(lines, "completion.md" if options.write else None)
     if options.write:
-        save_figure(picture(runs, math.sqrt(means)), DOCS / "completion.png")
+        save_picture(runs, math.sqrt(means))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ from fedfw.command.build import build_algorithm, build_problem, load, resolved
 from fedfw.command.config import RunConfig
 from fedfw.command.progress import human_bytes
 
-
 CHOSEN = {
     # fedfw tune --dataset mnist --partition writer --clients 539 --participation 0.1 --constraint l1:30 --rounds 300
     # --algorithm NAME, with the grids of `fedfw tune`
-    "fedfw+": {"penalty": "auto:0.01", "momentum": 0.9},
-    "fedavg": {"lr": "auto:32"},
+    "fedfw+": {"penalty": "auto:0.1", "momentum": 0.9},
+    "fedavg": {"lr": "auto:48"},
 }
 
 

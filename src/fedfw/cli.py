@@ -49,6 +49,36 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]")
     compare.set_defaults(execute=_compare)
 
+    _add_tune_and_solve(commands)
+    _add_data_commands(commands)
+    commands.add_parser("algorithms", help="list the algorithms").set_defaults(execute=_algorithms)
+    commands.add_parser("models", help="list the models").set_defaults(execute=_models)
+
+    sets = commands.add_parser("sets", help="list the constraint sets, what their oracles cost and their atoms weigh")
+    sets.add_argument("--shape", type=_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
+    sets.add_argument("--json", action="store_true", help="print one JSON object")
+    sets.set_defaults(execute=_sets)
+    return parser
+
+
+def _add_choices(
+    parser: argparse.ArgumentParser, only: Sequence[str] | None = None, without: Sequence[str] = ()
+) -> None:
+    """A TOML file and a flag for each field of the configuration."""
+    parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
+    for option in fields(RunConfig):
+        if option.name in without or (only is not None and option.name not in only):
+            continue
+        flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
+        if option.default is not None and option.default is not False:
+            help_ += f" [{option.default}]"
+        if option.type == "bool":
+            parser.add_argument(flag, action="store_true", default=None, help=help_)
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=help_)
+
+
+def _add_tune_and_solve(commands: Any) -> None:
     tune = commands.add_parser(
         "tune", help="search a small grid of choices on held-out training data; writes a file that run reads"
     )
@@ -84,33 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     solve.add_argument("--max-steps", type=int, default=5000, help="give up after so many steps [%(default)s]")
     solve.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     solve.set_defaults(execute=_solve)
-
-    _add_data_commands(commands)
-    commands.add_parser("algorithms", help="list the algorithms").set_defaults(execute=_algorithms)
-    commands.add_parser("models", help="list the models").set_defaults(execute=_models)
-
-    sets = commands.add_parser("sets", help="list the constraint sets, what their oracles cost and their atoms weigh")
-    sets.add_argument("--shape", type=_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
-    sets.add_argument("--json", action="store_true", help="print one JSON object")
-    sets.set_defaults(execute=_sets)
-    return parser
-
-
-def _add_choices(
-    parser: argparse.ArgumentParser, only: Sequence[str] | None = None, without: Sequence[str] = ()
-) -> None:
-    """A TOML file and a flag for each field of the configuration."""
-    parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
-    for option in fields(RunConfig):
-        if option.name in without or (only is not None and option.name not in only):
-            continue
-        flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
-        if option.default is not None and option.default is not False:
-            help_ += f" [{option.default}]"
-        if option.type == "bool":
-            parser.add_argument(flag, action="store_true", default=None, help=help_)
-        else:
-            parser.add_argument(flag, metavar="VALUE", help=help_)
 
 
 def _add_data_commands(commands: Any) -> None:

@@ -58,7 +58,8 @@ def _features(data: Data) -> int:
 
 def _classes(data: Data) -> int:
     if data.classes is None:
-        raise ValueError(f"{data.name} has numbers for targets, expected classes: use the model linear or completion")
+        better = "linear" if data.sides is None else "completion"
+        raise ValueError(f"{data.name} has numbers for targets, expected classes: use the model {better}")
     return data.classes
 
 
@@ -79,6 +80,12 @@ def _logistic(data: Data) -> nn.Module:
 
 
 def _linear(data: Data) -> nn.Module:
+    if data.classes is not None:
+        raise ValueError(
+            f"{data.name} has classes, expected numbers: use mclr or logistic (libsvm-numbers:PATH has them)"
+        )
+    if data.sides is not None:
+        raise ValueError(f"{data.name} has ratings, expected rows of features: use the model completion")
     return _from_zero(nn.Linear(_features(data), 1))
 
 

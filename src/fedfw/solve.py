@@ -32,7 +32,7 @@ class Optimum:
     x
         The best point, (p,).
     value, lower_bound
-        lower_bound <= F* <= value.
+        lower_bound <= F* <= value, up to the rounding of the problem's precision.
     start_value
         F where runs begin.
     steps
@@ -83,8 +83,8 @@ def solve(
     """
     if problem.convex is not True:
         raise ValueError("solve needs losses that are known to be convex (Problem(..., convex=True) says so)")
-    if not tol > 0:
-        raise ValueError(f"tol={tol}, expected a positive number")
+    if not tol > 0 or max_steps < 1:
+        raise ValueError(f"tol={tol}, max_steps={max_steps}, expected positive numbers")
     D = problem.bind(constraint)
     x = feasible_start(D, problem.start)
     if D.has_projection:
@@ -100,6 +100,7 @@ def solve(
         value, gradient = problem.value_and_gradient(x)
         bound = max(best.lower_bound, value - frank_wolfe_gap(D, x, gradient))
         point, value = (x, value) if value <= best.value else (best.x, best.value)
+        bound = min(bound, value)  # at the optimum itself the two differ by rounding
         best = Optimum(point, value, bound, start_value, count, method)
         if progress is not None:
             progress(count, value, bound)
@@ -144,13 +145,15 @@ def _backtrack(
     problem: Problem, x: Tensor, value: float, g: Tensor, L: float, move: Callable[[float], Tensor]
 ) -> tuple[Tensor, float, float]:
     """move(L), its value and L, for an L at which F is below its quadratic model around x (p,)."""
-    rounding = 8 * torch.finfo(x.dtype).eps
+    rounding = 8 * torch.finfo(x.dtype).eps * abs(value)
+    before = L
     L *= 0.8  # curvature falls on the way to the optimum: give the step a chance to grow
     while True:
         following = move(L)
         d = (following - x).double()
         reached = problem.value(following)
         model = value + float((g.double() * d).sum()) + L / 2 * float(d.square().sum())
-        if reached <= model + rounding * abs(value) or L > 1e18:
-            return following, reached, L
+        if reached <= model + rounding or L > 1e18:
+            # A decrease that drowns in rounding would pass at any L: it says nothing about a smaller one.
+            return following, reached, L if value - model > 8 * rounding else max(L, before)
         L *= 2

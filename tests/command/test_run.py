@@ -105,6 +105,9 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["."], "no configuration file ."),
         (["--algorithm", "fedfw-anchored", "--anchor-every", "0"], "anchor_every=0"),
         (["--device", "tpu"], "device='tpu'"),
+        (["--device", "mps"], "device='mps', expected cpu or cuda"),
+        (["--seed", "-1"], "seed=-1, expected a whole number of at least 0"),
+        (["--model", "linear"], "digits has classes, expected numbers"),
         (["--participation", "1"], "ambiguous"),
         (["--model", "mlp", "--tol", "0.1"], "tol needs a certificate"),
         (["--algorithm", "frank-wolfe", "--local-steps", "2"], "takes one step a round"),
@@ -157,6 +160,53 @@ def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "two" in out
     assert (tmp_path / "both.png").exists()
     assert main(["compare", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize("algorithm", ["frank-wolfe", "naive", "fedfw-sto", "feddr", "fedfw-anchored"])
+def test_a_stored_configuration_with_another_algorithm(capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
+    run(capsys, "--rounds", "3", "--out", "one")
+    told = run(capsys, "one/config.toml", "--algorithm", algorithm, "--out", "two")
+    assert told["rounds"] == 3
+    stored = read_config(Path("two/config.toml"))
+    assert (stored.algorithm, stored.constraint) == (algorithm, "l1:30")
+    assert stored.momentum in (None, 0.0)
+    run(capsys, "two/config.toml", "--algorithm", "fedavg", "--out", "three")
+    assert read_config(Path("three/config.toml")).batch_size is None
+
+
+def test_a_run_goes_on_from_another_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{i % 2} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)]
+    Path("mine.txt").write_text("".join(lines))
+    told = run(capsys, "--dataset", "libsvm:mine.txt", "--rounds", "12")
+    folder = Path(str(told["run_folder"]))
+    assert folder.parent == Path("runs")  # no path in its name
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = folder.absolute()
+    monkeypatch.chdir(elsewhere)
+    assert main(["resume", str(folder)]) == 0
+    assert main(["run", "--dataset", f"libsvm-numbers:{tmp_path / 'mine.txt'}", "--rounds", "2"]) == 0
+    assert "test RMSE" in capsys.readouterr().out
+
+
+def test_a_set_for_each_parameter_of_the_usual_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "--per-parameter", "--rounds", "2", "--out", "r")
+    stored = read_config(Path("r/config.toml"))
+    assert (stored.constraint, stored.per_parameter) == ("l1:30", True)
+
+
+@pytest.mark.parametrize("task", [["--dataset", "digits"], ["--dataset", "digits", "--constraint", "l2:10"]])
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedadmm", "fedda"])
+def test_default_steps_come_near_the_optimum(
+    capsys: pytest.CaptureFixture[str], task: list[str], algorithm: str
+) -> None:
+    """Not only on the data they were chosen on."""
+    assert main(["solve", *task, "--json", "--tol", "0.01"]) == 0
+    optimum = json.loads(capsys.readouterr().out.splitlines()[-1])
+    loss = run(capsys, *task, "--algorithm", algorithm, "--eval-every", "100", "--out", "r")["loss"]
+    assert (float(str(loss)) - optimum["value"]) / (optimum["start_value"] - optimum["value"]) < 0.15
 
 
 def test_algorithms_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

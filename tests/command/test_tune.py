@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
+from fedfw.algorithms import ALGORITHMS
 from fedfw.cli import main
-from fedfw.command.config import read_config
-from fedfw.command.tune import GRIDS, parse_grid
+from fedfw.command.config import RunConfig, read_config
+from fedfw.command.tune import GRIDS, parse_grid, search
 from fedfw.data import load_data
+from fedfw.problems.linear import LinearLosses
 from fedfw.tasks import make_problem
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +44,43 @@ def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[st
     assert told["accuracy"] > 0.8
 
 
-def test_every_point_has_the_same_budget_of_gradients(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = ["--grid", "local-steps=1,4 batch-size=23,46", "--budget", "10"]
-    assert main(["tune", "--algorithm", "fedavg", "--out", "t.toml", *grid]) == 0
-    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
-    spent = [int(r["rounds"]) * int(r["local-steps"]) * int(r["batch-size"]) for r in rows]
-    assert len(rows) == 4
-    assert max(spent) - min(spent) <= 4 * 46  # a round is not divided
-    kept = 1437 * 0.8 / 10  # samples of a client that it does not lend
-    assert min(spent) == pytest.approx(10 * kept, rel=0.1)
+@pytest.mark.parametrize(
+    ("algorithm", "grid"),
+    [
+        ("fedavg", "local-steps=1,4 batch-size=23,46"),
+        ("fedfw+", "local-steps=1,3"),
+        ("fedfw-anchored", "anchor-every=1,2,5 batch-size=16"),
+        ("fedfw-anchored", "anchor-every=1,5"),
+        ("frank-wolfe", "momentum=0,0.9"),
+    ],
+)
+def test_every_point_has_the_same_budget_of_gradients(
+    algorithm: str, grid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where the gradients are computed; the evaluation of the last round comes on top."""
+    counted: list[float] = []
+    gradient = LinearLosses.value_and_gradient
+
+    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None) -> Pair:
+        assert self.sizes is not None
+        each = self.sizes[who] if picks is None else torch.full((len(who),), picks.shape[1])
+        counted[-1] += float(each.sum())
+        return gradient(self, x, who, picks)
+
+    config = RunConfig(algorithm=algorithm, penalty=0.0) if "fedfw" in algorithm else RunConfig(algorithm=algorithm)
+    data = load_data("digits")
+    problem = make_problem(data, "mclr", 10, "iid", held_out=0.2)
+    assert problem.losses.sizes is not None
+    kept = float(problem.losses.sizes.sum())
+    for number, values in enumerate(product(*parse_grid(grid).values())):
+        counted.append(0.0)
+        axes = {key: [value] for key, value in zip(parse_grid(grid), values, strict=True)}
+        with monkeypatch.context() as patch:
+            patch.setattr(LinearLosses, "value_and_gradient", counting)
+            (trial,) = search(config, data, problem, axes, budget=12.0)
+        spent = counted[number] / kept - 1  # the evaluation at the end
+        a_round = spent / trial.rounds
+        assert 12 - a_round - 1 <= spent <= 12.6, (values, spent)  # a round is not divided, an anchor comes at once
 
 
 def test_the_test_data_are_not_looked_at() -> None:
@@ -60,7 +94,8 @@ def test_the_test_data_are_not_looked_at() -> None:
     train, test = ({tuple(row) for row in part.take()[0].flatten(1).tolist()} for part in (data.train, data.test))
     lent_rows = {tuple(row) for row in problem.test_data[0].tolist()}
     assert lent_rows <= train
-    assert len(lent_rows & test) <= len(train & test)
+    assert lent_rows & test == lent_rows & (train & test)
+    assert len(lent_rows - test) > 0.9 * lent
     again = make_problem(data, "mclr", 10, "labels:3", held_out=0.2)
     assert again.test_data is not None
     assert torch.equal(problem.test_data[0], again.test_data[0])
@@ -80,8 +115,14 @@ def test_runs_that_blow_up_do_not_win(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["--grid", "lr"], "grid 'lr', expected KEY=VALUE,VALUE"),
         (["--grid", "penalty=1 penalty=2"], "each key once"),
-        (["--grid", "speed=1,2"], "unknown key 'speed'"),
-        (["--grid", "rounds=many"], "rounds = 'many', expected int"),
+        (["--grid", "speed=1,2"], "grid: speed cannot vary"),
+        (["--grid", "clients=5,10"], "grid: clients cannot vary"),
+        (["--grid", "local-steps=many"], "local-steps = 'many', expected int"),
+        (["--grid", "momentum=0,2"], "momentum=2.0"),
+        (["--grid", "momentum=0", "--out", "t.csv"], "expected another ending such as .toml"),
+        (["--grid", "momentum=0", "--budget", "nan"], "budget=nan"),
+        (["--grid", "momentum=0", "--budget", "-5"], "budget=-5"),
+        (["--grid", "local-steps=1,10", "--budget", "4"], "a round of fedfw+ costs more"),
         (["--algorithm", "feddr", "--grid", "momentum=0.5"], "momentum goes with fedfw"),
         (["--algorithm", "sgd"], "unknown algorithm 'sgd'"),
         (["--dataset", "diabetes", "--by", "accuracy", "--grid", "penalty=1"], "expected --by loss"),
@@ -93,13 +134,26 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], flag
     assert not list(Path().iterdir())  # nothing is left behind
 
 
-def test_grids_are_small_and_of_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grids_are_small_and_of_options_that_exist() -> None:
+    assert set(GRIDS) == set(ALGORITHMS)
     for algorithm, axes in GRIDS.items():
-        points = 1
-        for values in axes.values():
-            points *= len(values)
-        assert points <= 12, algorithm
+        assert len(list(product(*axes.values()))) <= 12, algorithm
+        assert {key.replace("-", "_") for key in axes} <= {f.name for f in fields(ALGORITHMS[algorithm])}
     assert parse_grid("lr=auto:2,0.5 local_steps=1") == {"lr": ["auto:2", "0.5"], "local-steps": ["1"]}
+    assert parse_grid("constraint=l1:2|ksparse:k=3,r=1") == {"constraint": ["l1:2", "ksparse:k=3,r=1"]}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedfw+"])
+def test_the_usual_grid_of_a_network(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--model", "mlp", "--algorithm", algorithm, "--rounds", "1"]) == 0
+    assert "best: " in capsys.readouterr().out
+
+
+def test_grids_may_hold_sets_and_yes_or_no(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = "constraint=l1:30|ksparse:k=20,r=1 per-parameter=true,false"
+    assert main(["tune", "--rounds", "3", "--grid", grid, "--out", "t.toml"]) == 0
+    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
+    assert len({row["held_out_loss"] for row in rows}) == 4
 
 
 def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +161,8 @@ def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["lower_bound"] <= told["value"] < told["start_value"]
     assert told["uncertainty"] <= 0.01
+    assert main(["solve", "--constraint", "l1:5", "--tol", "1e-9", "--max-steps", "3"]) == 1
+    assert "gave up after 3 steps" in capsys.readouterr().err
     assert main(["solve", "--model", "mlp"]) == 2
     assert "known to be convex" in capsys.readouterr().err
 

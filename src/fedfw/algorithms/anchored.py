@@ -47,6 +47,9 @@ class FedFWAnchored(OracleAlgorithm):
         if not isinstance(self.anchor_every, int) or self.anchor_every < 1:
             raise ValueError(f"anchor_every={self.anchor_every!r}, expected a whole number of at least 1")
 
+    def passes(self, local_steps: int, share: float) -> float:
+        return super().passes(local_steps, share) + 1 / self.anchor_every
+
     def is_anchor(self, t: int) -> bool:
         """Whether round t begins with an anchor."""
         return (t - 1) % self.anchor_every == 0

@@ -230,6 +230,10 @@ class Algorithm(ABC):
         """Whether steps use the gradient itself, not an average of past ones."""
         return True
 
+    def passes(self, local_steps: int, share: float) -> float:
+        """Gradients of all of its samples that a client computes a round, when a step looks at a ``share`` of them."""
+        return local_steps * share
+
     @abstractmethod
     def plan(self, setting: Setting) -> Plan:
         """Everything that is fixed before the first round."""

@@ -13,37 +13,26 @@ Reference: Wang, Marella and Anderson, "FedADMM: a federated primal-dual algorit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense, descend, total
+from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, State
+from fedfw.algorithms.projected import SplittingAlgorithm, dense, descend
 from fedfw.atoms import Atom
 
 
 @dataclass(frozen=True)
-class FedADMM(ProjectedAlgorithm):
+class FedADMM(SplittingAlgorithm):
     """See the top of the file. ``eta`` is one over the penalty of the augmented Lagrangian."""
-
-    eta: float = 3.0
 
     name: ClassVar[str] = "fedadmm"
     shares: ClassVar[str] = "how every client's x_i + eta z_i changes in each round"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.eta > 0:
-            raise ValueError(f"eta={self.eta}, expected a positive number")
-
     def start_clients(self, x: Tensor) -> State:
         return {"x": x, "z": torch.zeros_like(x)}
-
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"xtilde": x.clone()})
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
@@ -53,8 +42,3 @@ class FedADMM(ProjectedAlgorithm):
         z = state["z"] + (x - message.xbar) / self.eta
         change = (x - state["x"]) + self.eta * (z - state["z"])
         return {"x": x, "z": z}, dense(change), None
-
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        changes, _ = total(server, uploads)
-        xtilde = server.vectors["xtilde"] + changes / plan.n
-        return Server(plan.project(xtilde), {"xtilde": xtilde})

@@ -12,6 +12,7 @@ networks" (2020).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -32,7 +33,7 @@ class FedAvg(ProjectedAlgorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu >= 0:
+        if not 0 <= self.mu < math.inf:
             raise ValueError(f"mu={self.mu}, expected a number of at least 0")
 
     def client_step(

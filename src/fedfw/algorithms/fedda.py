@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense, total
+from fedfw.algorithms.projected import ProjectedAlgorithm, dense, refuse_unless_positive, total
 from fedfw.atoms import Atom
 
 
@@ -36,8 +36,7 @@ class FedDA(ProjectedAlgorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr={self.server_lr}, expected a positive number")
+        refuse_unless_positive(server_lr=self.server_lr)
 
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"start": x.clone(), "z": torch.zeros_like(x)})

@@ -14,22 +14,20 @@ federated composite optimization" (2021).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense, descend, total
+from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, State
+from fedfw.algorithms.projected import SplittingAlgorithm, dense, descend
 from fedfw.atoms import Atom
 
 
 @dataclass(frozen=True)
-class FedDR(ProjectedAlgorithm):
+class FedDR(SplittingAlgorithm):
     """See the top of the file. ``alpha`` is the relaxation, below 2; ``eta`` the parameter of the proximal step."""
 
-    eta: float = 3.0
     alpha: float = 1.9
 
     name: ClassVar[str] = "feddr"
@@ -39,14 +37,9 @@ class FedDR(ProjectedAlgorithm):
         super().__post_init__()
         if not 0 < self.alpha < 2:
             raise ValueError(f"alpha={self.alpha}, expected a number above 0 and below 2")
-        if not self.eta > 0:
-            raise ValueError(f"eta={self.eta}, expected a positive number")
 
     def start_clients(self, x: Tensor) -> State:
         return {"x": x, "y": x.clone(), "xhat": x.clone()}
-
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"xtilde": x.clone()})
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
@@ -55,8 +48,3 @@ class FedDR(ProjectedAlgorithm):
         x = descend(plan, gradient, state["x"], y, 1 / self.eta)
         xhat = 2 * x - y
         return {"x": x, "y": y, "xhat": xhat}, dense(xhat - state["xhat"]), None
-
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        changes, _ = total(server, uploads)
-        xtilde = server.vectors["xtilde"] + changes / plan.n
-        return Server(plan.project(xtilde), {"xtilde": xtilde})

@@ -9,6 +9,7 @@ centre:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
@@ -18,6 +19,13 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Gradient, Plan, Server, Setting, Upload, scaled
 from fedfw.atoms import Dense
+
+
+def refuse_unless_positive(**values: float) -> None:
+    """Refuse numbers that are not positive and finite."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value}, expected a positive number")
 
 
 @dataclass(frozen=True)
@@ -38,13 +46,39 @@ class ProjectedAlgorithm(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if scaled("lr", self.lr, 1.0) == 0:
-            raise ValueError(f"lr={self.lr!r}, expected a positive step size")
+        refuse_unless_positive(lr=scaled("lr", self.lr, 1.0))
 
     def plan(self, setting: Setting) -> Plan:
         smoothness = setting.smoothness() if isinstance(self.lr, str) else None
         lr = scaled("lr", self.lr, None if smoothness is None else 1 / smoothness)
         return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr)
+
+
+@dataclass(frozen=True)
+class SplittingAlgorithm(ProjectedAlgorithm):
+    """Each client has a word, the absent ones their last: xtilde is the mean of all of them, and xbar = P(xtilde).
+
+    Clients send how their word changed. The projected point never enters xtilde.
+
+    Parameters
+    ----------
+    eta
+        Parameter of the proximal step.
+    """
+
+    eta: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unless_positive(eta=self.eta)
+
+    def start_server(self, x: Tensor) -> Server:
+        return Server(x.clone(), {"xtilde": x.clone()})
+
+    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
+        changes, _ = total(server, uploads)
+        xtilde = server.vectors["xtilde"] + changes / plan.n
+        return Server(plan.project(xtilde), {"xtilde": xtilde})
 
 
 def descend(plan: Plan, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 
 from fedfw.algorithms import ALGORITHMS, Algorithm, FedFWAnchored, FedFWSto, ProjectedAlgorithm
 from fedfw.command.config import RunConfig
-from fedfw.data import Data, load_data
+from fedfw.data import DATASETS, Data, data_folder, load_data
 from fedfw.models import MODELS
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet, Product, parse_set
+from fedfw.simulation import Options
 from fedfw.tasks import make_problem, usual_model, usual_rule
 
 ALGORITHM_OPTIONS = tuple(
@@ -24,6 +25,20 @@ def load(config: RunConfig) -> Data:
     """The data set of a configuration."""
     data_dir = None if config.data_dir is None else Path(config.data_dir)
     return load_data(config.dataset, data_dir, config.clients, config.seed)
+
+
+def rooted(config: RunConfig) -> RunConfig:
+    """The same with absolute paths, so that a run goes on from any folder."""
+    name, _, argument = config.dataset.partition(":")
+    if DATASETS[name].reads_path:
+        return replace(config, dataset=f"{name}:{Path(argument).expanduser().absolute()}")
+    folder = data_folder(None if config.data_dir is None else Path(config.data_dir))
+    return replace(config, data_dir=str(folder.absolute())) if DATASETS[name].folder else config
+
+
+def options_of(config: RunConfig) -> Options:
+    """How the run goes, beside problem and algorithm."""
+    return Options(**{f.name: getattr(config, f.name) for f in fields(Options) if hasattr(config, f.name)})
 
 
 def build_problem(config: RunConfig, data: Data, held_out: float = 0.0) -> Problem:
@@ -61,9 +76,9 @@ def resolved(config: RunConfig, data: Data, algorithm_was_given: bool) -> RunCon
     network = not MODELS[model].convex
     if config.constraint is None:
         usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
-        config = replace(config, constraint=usual, per_parameter=network)
+        config = replace(config, constraint=usual, per_parameter=config.per_parameter or network)
     if issubclass(ALGORITHMS[config.algorithm], ProjectedAlgorithm):
-        tuned = TUNED_LR.get(config.algorithm, "auto") if model == "mclr" else "auto"
+        tuned = f"auto:{TUNED_STEPS.get(config.algorithm, 1.0) * (data.classes or 0):g}" if model == "mclr" else "auto"
         lr = config.lr if config.lr is not None else NETWORK_LR if network else tuned
         return replace(config, lr=lr)
     return _resolved_oracle_steps(config, network, algorithm_was_given)
@@ -93,12 +108,17 @@ def _usual_penalty(config: RunConfig, network: bool) -> str:
     if network:
         return "auto"
     if config.model == "completion":
-        return "auto:3"  # by held-out ratings of ml-100k, with five local steps: benchmarks/completion.py
+        return "auto:1"  # by held-out ratings of ml-100k, with five local steps: benchmarks/completion.py
+    if config.algorithm == "fedfw-sto":
+        return "auto:0.3"
     return "auto:0.1" if config.momentum else {"fedfw": "auto:3"}.get(config.algorithm, "auto")
 
 
-TUNED_LR = {"fedavg": "auto:32", "feddr": "auto:16", "fedadmm": "auto:16", "fedda": "auto:32"}
-"""Step sizes for softmax regression, whose curvature is far below its bound on the way; from `fedfw tune`, see docs."""
+TUNED_STEPS = {"fedavg": 1.6, "feddr": 0.8, "fedadmm": 0.8, "fedda": 1.6}
+"""Step sizes for softmax regression in units of classes / L', see docs/baselines.md.
+
+The bound L' takes the loss's curvature to be 1/2; near the uniform scores where training begins it is 1 / classes.
+"""
 NETWORK_LR = 0.1
 """Step size of gradient steps where no smoothness constant is known."""
 

@@ -106,6 +106,8 @@ def merge(config: RunConfig, table: dict[str, Any], source: str) -> RunConfig:
 
 def _typed(key: str, value: Any, annotation: str, source: str) -> Any:
     allowed = annotation.split(" | ")
+    if allowed == ["bool"] and value in ("true", "false"):
+        return value == "true"
     if (isinstance(value, str) and "str" not in allowed) or (
         key in ("penalty", "participation", "lr") and isinstance(value, str)
     ):

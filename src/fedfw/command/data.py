@@ -52,8 +52,9 @@ def list_data(data_dir: Path | None, as_json: bool) -> int:
 def get_data(name: str, data_dir: Path | None) -> int:
     """Download what is not there yet."""
     if name not in SOURCES:
-        if name in DATASETS and not DATASETS[name].folder:
-            print(f"{name} needs no download")
+        entry = DATASETS.get(name.partition(":")[0])
+        if entry is not None and not entry.folder:
+            print(f"{name} reads your own file" if entry.reads_path else f"{name} needs no download")
             return 0
         raise ValueError(f"no download of {name!r}, expected one of {', '.join(SOURCES)}")
     collection = SOURCES[name]
@@ -109,7 +110,7 @@ def _describe(entry: Dataset, data_dir: Path | None) -> dict[str, Any]:
 
 def _status(entry: Dataset, data_dir: Path | None) -> str:
     if not entry.folder:
-        return "built in"
+        return "your file" if entry.reads_path else "built in"
     try:
         entry.find(data_dir)
     except MissingDataError:

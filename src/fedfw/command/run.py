@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 from dataclasses import asdict, fields, replace
@@ -14,13 +15,12 @@ from typing import Any
 import torch.nn.functional as nnf
 
 from fedfw.algorithms import ALGORITHMS, Algorithm
-from fedfw.command.build import ALGORITHM_OPTIONS, build_algorithm, build_problem, load, resolved
+from fedfw.command.build import ALGORITHM_OPTIONS, build_algorithm, build_problem, load, options_of, resolved, rooted
 from fedfw.command.config import RunConfig, merge, read_config, read_table
 from fedfw.command.progress import ProgressLine, human_bytes
 from fedfw.problems import Problem
 from fedfw.simulation.engine import Simulation
 from fedfw.simulation.files import write_atomically
-from fedfw.simulation.options import Options
 from fedfw.simulation.result import Run
 from fedfw.simulation.storage import RunFolder
 
@@ -33,10 +33,10 @@ def start_run(file: str | None, flags: dict[str, Any], as_json: bool) -> int:
     folder = Path(config.out) if config.out else _new_folder(config)
     if (folder / "config.toml").exists():
         raise ValueError(f"{folder} already holds a run: give another --out, or 'fedfw resume {folder}'")
-    config = replace(config, out=None)  # a run folder may be moved
+    config = replace(rooted(config), out=None)  # a run folder may be moved
     problem, algorithm = build_problem(config, data), build_algorithm(config)
     del data  # the problem has what it needs of it
-    Simulation(problem, algorithm, _options(config))  # refuses what makes no sense before anything is written
+    Simulation(problem, algorithm, options_of(config))  # refuses what makes no sense before anything is written
     write_atomically(folder / "config.toml", config.to_toml().encode())
     return _simulate(problem, algorithm, config, folder, as_json, resume=False)
 
@@ -46,10 +46,12 @@ def configure(file: str | None, flags: dict[str, Any]) -> tuple[RunConfig, dict[
     table = {} if file is None else read_table(Path(file))
     wanted = flags.get("algorithm")
     if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
-        # What the file says for its own algorithm means nothing to another one that has no such option.
-        own = {f.name for f in fields(ALGORITHMS[wanted])}
-        foreign = {name.replace("_", "-") for name in ALGORITHM_OPTIONS if name not in own}
-        table = {key: value for key, value in table.items() if key not in foreign}
+        # What the file says was said, or worked out, for its own algorithm.
+        own = {name.replace("_", "-") for name in (*ALGORITHM_OPTIONS, "batch_size")}
+        dropped = ", ".join(key for key in table if key in own)
+        if dropped:
+            print(f"{file} was for {table['algorithm']}: not taken over to {wanted}: {dropped}", file=sys.stderr)
+        table = {key: value for key, value in table.items() if key not in own}
     return merge(merge(RunConfig(), table, file or ""), flags, "command line"), table
 
 
@@ -65,13 +67,9 @@ def resume_run(folder: Path, as_json: bool) -> int:
     return _simulate(problem, build_algorithm(config), config, folder, as_json, resume=True)
 
 
-def _options(config: RunConfig) -> Options:
-    names = ("rounds", "participation", "local_steps", "batch_size", "tol", "eval_every", "seed", "device")
-    return Options(**{name: getattr(config, name) for name in names})
-
-
 def _new_folder(config: RunConfig) -> Path:
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.algorithm.replace('+', 'plus')}-{config.dataset}"
+    dataset = re.sub("[^a-z0-9.,-]+", "-", config.dataset.rpartition("/")[2].lower())
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.algorithm.replace('+', 'plus')}-{dataset}"
     return next(
         path
         for number in count(1)
@@ -84,7 +82,7 @@ def _simulate(
 ) -> int:
     begin = time.monotonic()
     try:
-        simulation = Simulation(problem, algorithm, _options(config), RunFolder(folder, resume))
+        simulation = Simulation(problem, algorithm, options_of(config), RunFolder(folder, resume))
         if simulation.t:
             print(f"going on after round {simulation.t} of {config.rounds}", file=sys.stderr)
         run = simulation.run([ProgressLine()])

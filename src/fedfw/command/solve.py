@@ -47,6 +47,9 @@ def solve_centrally(file: str | None, flags: dict[str, Any], tol: float, max_ste
     if test.accuracy is not None:
         print(f"test accuracy of the optimum: {test.accuracy:.4f}")
     print(f"{optimum.method}, {optimum.steps} steps, {told['seconds']:.1f} s")
+    reached = optimum.uncertainty <= tol
+    if not reached:
+        print(f"fedfw solve: gave up after {optimum.steps} steps; --max-steps allows more", file=sys.stderr)
     if as_json:
         print(json.dumps(told))
-    return 0
+    return 0 if reached else 1

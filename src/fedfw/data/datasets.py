@@ -38,6 +38,8 @@ class Dataset:
         Built-in data sets have no folder and need no files.
     argument
         What may follow the name and a colon.
+    reads_path
+        Whether that is a user's own file.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Dataset:
     folder: str = ""
     layouts: tuple[tuple[str, ...], ...] = ((),)
     argument: str = ""
+    reads_path: bool = False
 
     def find(self, data_dir: Path | None) -> tuple[Path, ...]:
         """Its files; a `MissingDataError` where they are not at hand."""
@@ -161,7 +164,14 @@ _ENTRIES = (
         folder="libsvm",
         layouts=tuple((f"mushrooms{ending}",) for ending in ENDINGS),
     ),
-    Dataset("libsvm", "your own LIBSVM file", load_own, argument="PATH"),
+    Dataset("libsvm", "your own LIBSVM file of classes", load_own, argument="PATH", reads_path=True),
+    Dataset(
+        "libsvm-numbers",
+        "your own LIBSVM file of numbers to be predicted",
+        partial(load_own, numbers=True),
+        argument="PATH",
+        reads_path=True,
+    ),
 )
 
 DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
@@ -190,4 +200,6 @@ def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: 
         raise ValueError(f"{name!r}: {base} takes no argument")
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed}, expected a whole number of at least 0 (and below 2^63)")
     return entry.load(Request(base, argument, entry.find(data_dir), data_dir, clients, seed))

@@ -35,14 +35,15 @@ def load_mushrooms(request: Request) -> Data:
     return _in_one_piece(request.name, path, *read_libsvm(path, features=112, samples=8_124))
 
 
-def load_own(request: Request) -> Data:
-    """A user's file: two or more whole-numbered labels are classes, in ascending order; other labels are numbers."""
+def load_own(request: Request, numbers: bool = False) -> Data:
+    """A user's file: two or more whole-numbered labels are classes, in ascending order, unless ``numbers``."""
+    name = request.name
     if not request.argument:
-        raise ValueError("libsvm reads your own file, expected libsvm:PATH")
+        raise ValueError(f"{name} reads your own file, expected {name}:PATH")
     path = Path(request.argument).expanduser()
     if not path.is_file():
-        raise MissingDataError(f"libsvm: no file {path.name} in {path.absolute().parent}")
-    return _in_one_piece(f"libsvm:{path}", path, *read_libsvm(path))
+        raise MissingDataError(f"{name}: no file {path.name} in {path.absolute().parent}")
+    return _in_one_piece(f"{name}:{path}", path, *read_libsvm(path), numbers)
 
 
 def read_libsvm(
@@ -67,11 +68,11 @@ def read_libsvm(
     return rows, labels
 
 
-def _in_one_piece(name: str, path: Path, rows: Any, labels: npt.NDArray[np.float64]) -> Data:
+def _in_one_piece(name: str, path: Path, rows: Any, labels: npt.NDArray[np.float64], numbers: bool = False) -> Data:
     if len(labels) < 2:
         raise ValueError(f"{path} has {len(labels)} samples, expected at least 2")
     kinds = np.unique(labels)
-    if len(kinds) >= 2 and (kinds == np.floor(kinds)).all():
+    if not numbers and len(kinds) >= 2 and (kinds == np.floor(kinds)).all():
         targets, classes = _class_numbers(labels)
     else:
         targets, classes = torch.from_numpy(labels).float(), None

@@ -48,10 +48,13 @@ def plot_runs(runs: Mapping[str, History]) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """A figure as a PNG file."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=110)
-    write_atomically(path, png.getvalue())
+    """A figure as a file of the kind that its ending says: .png (also without one), .svg or .pdf."""
+    kind = path.suffix.lower().lstrip(".") or "png"
+    if kind not in ("png", "svg", "pdf"):
+        raise ValueError(f"{path}: a picture ends in .png, .svg or .pdf")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=kind, dpi=110)
+    write_atomically(path, drawn.getvalue())
 
 
 def _evaluated(history: History, column: str) -> tuple[list[int], list[Any]]:

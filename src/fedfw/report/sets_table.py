@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fedfw.report.tables import aligned
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
 from fedfw.sets.registry import SETS
 
@@ -69,18 +70,10 @@ def format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:
         )
         if row["note"]:
             notes.append(f"  {row['name']}: {row['note']}")
-    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i == 5 else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in table
-    ]
     size = torch.Size(shape).numel()
     title = (
         f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "
         f"dense float32: {4 * size:,} bytes). Costs are orders of operations."
     )
     footer = ["", "No example at this shape:", *notes] if notes else []
-    return "\n".join([title, "", *(line.rstrip() for line in lines), *footer])
+    return "\n".join([title, "", aligned(table, right=(5,)), *footer])

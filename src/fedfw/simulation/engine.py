@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Gradient, Server, State, Upload
-from fedfw.atoms import Atom
+from fedfw.atoms import Atom, Dense
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import NonFiniteError
 from fedfw.problems.base import Oracle
@@ -188,6 +188,8 @@ class Simulation:
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
                 before = state["x"]
                 state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, self._lmo(D, rows))
+                if isinstance(atoms, Dense):
+                    self._refuse_non_finite(atoms, rows)
                 self._scatter(rows, state)
                 uploads.append(Upload(rows, atoms, before, evidence))
             up = sum(upload.atoms.nbytes for upload in uploads) + sums * self.ledger.dense_nbytes * len(who)
@@ -265,6 +267,15 @@ class Simulation:
                 ) from None
 
         return self.clock.timed("oracle", oracle)
+
+    def _refuse_non_finite(self, sent: Dense, who: Tensor) -> None:
+        """Dense vectors pass no oracle that would look at them."""
+        bad = ~sent.values.sum(1).isfinite()
+        if bool(bad.any()):
+            clients = who[bad].tolist()
+            raise NonFiniteError(
+                f"round {self.t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
+            )
 
     def _gather(self, rows: Tensor) -> State:
         if len(rows) == self.problem.n:

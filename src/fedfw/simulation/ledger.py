@@ -104,9 +104,14 @@ class Ledger:
         return 1 + self.p * self.itemsize
 
     def down(self, t: int, who: Tensor, vectors: int, model: bool = True) -> int:
-        """Bytes to tell the clients ``who`` xbar (unless not ``model``) at the start of round t, and dense vectors."""
+        """Bytes to tell the clients ``who`` xbar at the start of round t, and so many dense vectors.
+
+        Where clients never get the model, they get x^1 once.
+        """
         total = vectors * self.dense_nbytes * len(who)
         if not model:
+            total += self.dense_nbytes * int((self.last_seen[who] == 0).sum())
+            self.last_seen[who] = t
             return total
         for since, clients in Counter(self.last_seen[who].tolist()).items():
             options = [self.dense_nbytes]

@@ -32,5 +32,7 @@ class Options:
                 raise ValueError(f"{name}={value!r}, expected a whole number of at least 1")
         if self.batch_size is not None and (not isinstance(self.batch_size, int) or self.batch_size < 1):
             raise ValueError(f"batch_size={self.batch_size!r}, expected a whole number of at least 1, or None for all")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed!r}, expected a whole number of at least 0 (and below 2^63)")
         if self.tol is not None and not self.tol > 0:
             raise ValueError(f"tol={self.tol!r}, expected a positive number or None")

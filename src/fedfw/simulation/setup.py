@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -91,7 +92,9 @@ def usable_device(wanted: str | torch.device) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise ValueError(f"device={wanted!r}, expected cpu or cuda") from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={wanted!r}, expected cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={wanted!r}: there is no CUDA device here")
     return device
@@ -107,14 +110,30 @@ def refuse_contradictions(problem: Problem, algorithm: Algorithm, constraint: Co
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.may_relax:
         raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
+    _refuse_what_does_not_fit(problem)
     if options.local_steps > 1 and not algorithm.may_step_locally:
         raise ValueError(f"local_steps={options.local_steps}: {algorithm.name} takes one step a round")
+
+
+def _refuse_what_does_not_fit(problem: Problem) -> None:
+    """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts to swap."""
+    tensors, start = 4, problem.start
+    needed = tensors * problem.n * start.numel() * start.element_size()
+    if start.device.type == "cuda":
+        there = torch.cuda.get_device_properties(start.device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"{problem.n} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
+            f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
+        )
 
 
 def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor) -> str:
     """What must agree for a checkpoint to be continued."""
     digest = hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()[:12]
-    rates = [] if plan.schedule is None else [plan.rates(t) for t in (1, 2, 3)]
+    rates = [] if plan.schedule is None else [plan.rates(t) for t in range(1, min(3, options.rounds) + 1)]
     # A penalty or a step size is compared as the number it stands for, a schedule by its first rates.
     compared = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr"))
     chosen = ", ".join(f"{name} {getattr(algorithm, name)!r}" for name in compared)
