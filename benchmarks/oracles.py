@@ -14,13 +14,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
 
 import fedfw
-from benchmarks.common import machine
+from benchmarks.common import machine, publish
 from fedfw.linalg import singular
 from fedfw.sets.base import ConstraintSet, Shape
 
@@ -144,22 +143,17 @@ def main() -> None:
     if options.crossover:
         crossover()
         return
-    text = "\n".join(
-        [
-            "# Oracle against projection",
-            "",
-            "Made by `python -m benchmarks.oracles --write`; how it measures stands at the top of that file.",
-            machine(),
-            "",
-            *claims(),
-            "",
-            *table(),
-            "",
-        ]
-    )
-    print(text)
-    if options.write:
-        (Path(__file__).parent.parent / "docs" / "oracles.md").write_text(text)
+    lines = [
+        "# Oracle against projection",
+        "",
+        "Made by `python -m benchmarks.oracles --write`; how it measures stands at the top of that file.",
+        machine(),
+        "",
+        *claims(),
+        "",
+        *table(),
+    ]
+    publish(lines, "oracles.md" if options.write else None)
 
 
 if __name__ == "__main__":

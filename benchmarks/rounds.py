@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as nnf
 
 import fedfw
-from benchmarks.common import machine
+from benchmarks.common import machine, publish
 
 TASKS = {"10 x 6,000 x 784": (10, 6000, 784), "100 x 600 x 784": (100, 600, 784), "100 x 50 x 60": (100, 50, 60)}
 CLASSES, RADIUS, PENALTY = 10, 10.0, 1e-3
@@ -123,30 +123,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/rounds.md")
     options = parser.parse_args()
-    text = "\n".join(
-        [
-            "# One round, timed",
-            "",
-            "Made by `python -m benchmarks.rounds --write`; what is compared stands at the top of that file.",
-            machine(),
-            "",
-            "| clients x samples x features | ours ms | by hand ms | products ms | ours / hand | ours / products "
-            "| not gradients |",
-            "|---|---:|---:|---:|---:|---:|---:|",
-            *(measure(name) for name in TASKS),
-            "",
-            "Memory in MB at the peak of a run, on top of the problem and its data; beside it one n x p state and one",
-            "n x samples x classes table of scores:",
-            "",
-            "| task | data | n p floats | scores | added by the run |",
-            "|---|---:|---:|---:|---:|",
-            *(peak_memory(name) for name in TASKS),
-            "",
-        ]
-    )
-    print(text)
-    if options.write:
-        (Path(__file__).parent.parent / "docs" / "rounds.md").write_text(text)
+    lines = [
+        "# One round, timed",
+        "",
+        "Made by `python -m benchmarks.rounds --write`; what is compared stands at the top of that file.",
+        machine(),
+        "",
+        "| clients x samples x features | ours ms | by hand ms | products ms | ours / hand | ours / products "
+        "| not gradients |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *(measure(name) for name in TASKS),
+        "",
+        "Memory in MB at the peak of a run, on top of the problem and its data; beside it one n x p state and one",
+        "n x samples x classes table of scores:",
+        "",
+        "| task | data | n p floats | scores | added by the run |",
+        "|---|---:|---:|---:|---:|",
+        *(peak_memory(name) for name in TASKS),
+    ]
+    publish(lines, "rounds.md" if options.write else None)
 
 
 if __name__ == "__main__":
