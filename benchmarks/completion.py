@@ -144,9 +144,9 @@ def main() -> None:
         machine(),
         "",
         f"{options.rounds} rounds of {LOCAL_STEPS} local steps, nuclear ball. The means alone: {math.sqrt(means):.4f}.",
-        "Seconds are those of rounds without their evaluation; oracle and projection are their shares of it. FedFW+ calls",
-        f"the oracle {10 * LOCAL_STEPS} times a round, once for each client and local step; the others project once, on "
-        "the server.",
+        "Seconds are those of rounds without their evaluation; oracle and projection are their shares of it. FedFW+",
+        f"calls the oracle {10 * LOCAL_STEPS} times a round, once for each client and local step; the others project once,",
+        "on the server.",
         "",
         *markdown((*header, *to_target), [row(run) for run in runs]),
         "",
