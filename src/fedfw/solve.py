@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Optimum:
         Which solver.
     """
 
-    x: Tensor
+    x: Tensor = field(repr=False)
     value: float
     lower_bound: float
     start_value: float

@@ -77,7 +77,7 @@ def usual_model(data: Data) -> str:
     """The name of the simplest model that fits the data."""
     if data.sides is not None:
         return "completion"
-    return "linear" if data.classes is None else "mclr"
+    return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
 def usual_rule(data: Data) -> str:

@@ -189,3 +189,21 @@ def test_logistic_accuracy() -> None:
     right = torch.tensor([1.0, 0, 0, 0, 0, 0])  # the sign of the first feature is the class
     assert problem.test(right).accuracy == 1.0
     assert problem.test(-right).accuracy == 0.0
+
+
+def test_clients_of_different_sizes_share_a_call() -> None:
+    data = TASKS["mlp"]
+    sizes = (5, 6, 6, 5, 2)
+    parts = torch.arange(24).split(sizes)
+    clients = [MODELS["mlp"].samples(data.train.take(part)) for part in parts]
+    problem = fedfw.Problem(make_model("mlp", data, 0), nnf.cross_entropy, clients)
+    assert isinstance(problem.losses, ModuleLosses)
+    assert [len(stack.who) for stack in problem.losses._stacks] == [4, 1]  # at most a fifth is padding
+    x = problem.start.repeat(5, 1)
+    values, gradients = problem.losses.value_and_gradient(x, torch.arange(5), None)
+    for i, (inputs, targets) in enumerate(clients):
+        model = problem.trained(x[i])
+        loss = nnf.cross_entropy(model(inputs), targets)
+        loss.backward()
+        assert values[i].item() == pytest.approx(loss.item(), rel=1e-5)
+        assert torch.allclose(gradients[i], torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedfw.algorithms import ALGORITHMS, Algorithm, FedFWAnchored, FedFWSto, ProjectedAlgorithm
+from fedfw.algorithms import ALGORITHMS, Algorithm, FedFWSto, ProjectedAlgorithm
 from fedfw.command.config import RunConfig
 from fedfw.data import DATASETS, Data, data_folder, load_data
 from fedfw.models import MODELS
@@ -71,6 +71,7 @@ def resolved(config: RunConfig, data: Data, algorithm_was_given: bool) -> RunCon
     _refuse_foreign_options(config)
     model, rule = config.model or usual_model(data), config.partition or usual_rule(data)
     config = replace(config, model=model, partition=rule)
+    config = _with_own_defaults(config)
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}, expected one of {', '.join(MODELS)}")
     network = not MODELS[model].convex
@@ -84,6 +85,13 @@ def resolved(config: RunConfig, data: Data, algorithm_was_given: bool) -> RunCon
     return _resolved_oracle_steps(config, network, algorithm_was_given)
 
 
+def _with_own_defaults(config: RunConfig) -> RunConfig:
+    """The algorithm's own plain defaults spelled out (those that depend on the task are filled in elsewhere)."""
+    later = ("constraint", "lr", "penalty", "momentum", "schedule")
+    own: dict[str, Any] = {f.name: f.default for f in fields(ALGORITHMS[config.algorithm]) if f.name not in later}
+    return replace(config, **{name: value for name, value in own.items() if getattr(config, name) is None})
+
+
 def _resolved_oracle_steps(config: RunConfig, network: bool, algorithm_was_given: bool) -> RunConfig:
     averages = config.algorithm in ("fedfw", "fedfw+", "fedfw-anchored")
     if config.momentum is None:
@@ -93,8 +101,6 @@ def _resolved_oracle_steps(config: RunConfig, network: bool, algorithm_was_given
         config = replace(config, penalty=_usual_penalty(config, network))
     if config.schedule is None and network and averages:
         config = replace(config, schedule="linear-decay:0.05")
-    if config.anchor_every is None and config.algorithm == FedFWAnchored.name:
-        config = replace(config, anchor_every=20)
     if config.batch_size is None and config.algorithm == FedFWSto.name:
         config = replace(config, batch_size=64)
     return config

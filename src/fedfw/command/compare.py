@@ -19,7 +19,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
             raise ValueError(f"{folder} is no run folder: it has no history.jsonl")
         name = folder.name if folder.name not in runs else str(folder)
         runs[name] = History.from_jsonl(path.read_text())
-    header = ("run", "rounds", "loss", "accuracy", "gap", "optimum >=", "up", "down", "dense", "seconds")
+    header = ("run", "rounds", "loss", "accuracy", "gap", "optimum >=", "up", "down", "dense", "s in rounds")
     table: list[tuple[str, ...]] = [header]
     for name, history in runs.items():
         values = [history.last(column) for column in ("loss", "accuracy", "gap", "lower_bound")]

@@ -83,8 +83,9 @@ def _simulate(
     begin = time.monotonic()
     try:
         simulation = Simulation(problem, algorithm, options_of(config), RunFolder(folder, resume))
-        if simulation.t:
-            print(f"going on after round {simulation.t} of {config.rounds}", file=sys.stderr)
+        if resume:
+            found = f"going on after round {simulation.t}" if simulation.t else "no checkpoint yet: from the start"
+            print(f"{found}, {config.rounds} rounds in all", file=sys.stderr)
         run = simulation.run([ProgressLine()])
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: fedfw resume {folder}", file=sys.stderr)
@@ -160,7 +161,8 @@ def _relative_consensus(run: Run) -> float | None:
 def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
     apart = _relative_consensus(run)
     lines = []
-    if run.plan.constraint.is_polytope and not run.algorithm.shares and apart is not None and apart > 0.1:
+    unproven = run.problem.convex and config.tol is None
+    if unproven and run.plan.constraint.is_polytope and not run.algorithm.shares and apart is not None and apart > 0.1:
         lines.append(
             "The clients ended far apart, as they do on polytopes when their data differ. If the server may see\n"
             "sums of gradients now and then:\n"

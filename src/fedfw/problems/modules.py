@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as nnf
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -38,13 +39,25 @@ class ModuleLosses(ClientLosses):
     """f_i(x) = loss(model_x(inputs_i), targets_i), a mean over client i's samples."""
 
     def __init__(
-        self, model: nn.Module, loss: LossFunction, shapes: Shapes, stacks: list[Stack], sizes: Tensor
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        shapes: Shapes,
+        stacks: list[Stack],
+        sizes: Tensor,
+        sample_by_sample: bool = False,
     ) -> None:
         self._model, self._loss, self._shapes, self._stacks = model, loss, shapes, stacks
+        self._sample_by_sample = sample_by_sample
         self.sizes, self.n = sizes, len(sizes)
 
-        def value(x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            return loss(functional_call(model, unflatten(x, shapes), (inputs,)), targets)
+        def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+            """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
+            outputs = functional_call(model, unflatten(x, shapes), (inputs,))
+            if not sample_by_sample:
+                return loss(outputs, targets) * shares.sum()
+            each: Tensor = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
+            return (each.reshape(len(shares), -1).mean(1) * shares).sum()
 
         each: Callable[..., Any] = grad_and_value(value)
         # Convolutions with a kernel for each client are several times slower on a CPU than one client after another.
@@ -56,12 +69,14 @@ class ModuleLosses(ClientLosses):
     @classmethod
     def of(cls, model: nn.Module, loss: LossFunction, shapes: Shapes, clients: list[Samples]) -> ModuleLosses:
         sizes = torch.tensor([len(x) for x, _ in clients])
-        return cls(model, loss, shapes, stack_clients(clients, may_pad=False), sizes)
+        sample_by_sample = _has_sample_losses(model, loss, clients)
+        return cls(model, loss, shapes, stack_clients(clients, may_pad=sample_by_sample), sizes, sample_by_sample)
 
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]
         assert self.sizes is not None
-        return ModuleLosses(copy.deepcopy(self._model).to(device), self._loss, self._shapes, stacks, self.sizes)
+        model = copy.deepcopy(self._model).to(device)
+        return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, self._sample_by_sample)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
@@ -72,33 +87,51 @@ class ModuleLosses(ClientLosses):
             inputs, targets = stack.inputs, stack.targets
             if len(rows) != len(stack.who) or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
                 inputs, targets = inputs[rows], targets[rows]
+            sizes = stack.sizes.to(x.device)[rows]
             if picks is not None:
                 each = torch.arange(len(at), device=x.device)[:, None]
                 inputs, targets = inputs[each, picks[at]], targets[each, picks[at]]
-            gradients[at], values[at] = self._in_pieces(x[at], inputs, targets)
+                sizes = torch.full_like(sizes, picks.shape[1])
+            own = torch.arange(inputs.shape[1], device=x.device) < sizes[:, None]
+            gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, own.to(x.dtype) / sizes[:, None])
         return values, gradients
 
-    def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients (b, p) and values (b,), from as many samples at a time as memory allows: means of means."""
+    def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows."""
         samples = inputs.shape[1]
         pieces = -(-samples * len(x) // self._at_once)
         if pieces <= 1:
-            result: tuple[Tensor, Tensor] = self._together(x, inputs, targets)
+            result: tuple[Tensor, Tensor] = self._together(x, inputs, targets, shares)
             return result
         gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)
-            more, value = self._together(x, inputs[:, piece], targets[:, piece])
-            gradients.add_(more, alpha=len(part) / samples)
-            values.add_(value, alpha=len(part) / samples)
+            more, value = self._together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
+            gradients += more
+            values += value
         return gradients, values
+
+
+def _has_sample_losses(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> bool:
+    """Whether the loss is the mean of losses of single samples that can be asked for.
+
+    Clients of different sizes can then be padded and share a call. That is so for class numbers with cross-entropy
+    (none of them ignored) and for targets of the outputs' shape with the others.
+    """
+    inputs, targets = clients[0]
+    if loss is nnf.cross_entropy and not targets.is_floating_point():
+        return all(int(classes.min()) >= 0 for _, classes in clients)
+    if loss not in (nnf.cross_entropy, nnf.mse_loss, nnf.binary_cross_entropy_with_logits):
+        return False
+    with torch.no_grad():
+        return bool(model(inputs[:1]).shape == targets[:1].shape)
 
 
 def _in_turn(each: Callable[..., Any]) -> Callable[..., Any]:
     """What vmap would do, one client after another."""
 
-    def together(x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        results = [each(*one) for one in zip(x, inputs, targets, strict=True)]
+    def together(*stacks: Tensor) -> tuple[Tensor, Tensor]:
+        results = [each(*one) for one in zip(*stacks, strict=True)]
         return torch.stack([gradient for gradient, _ in results]), torch.stack([value for _, value in results])
 
     return together

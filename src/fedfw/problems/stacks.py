@@ -54,8 +54,10 @@ def _stack(clients: list[Samples], group: list[int]) -> Stack:
     tensors = []
     for part in (0, 1):
         first = clients[group[0]][part]
-        stacked = first.new_zeros(len(group), longest, *first.shape[1:])
+        stacked = first.new_empty(len(group), longest, *first.shape[1:])
         for row, i in enumerate(group):
-            stacked[row, : len(clients[i][part])] = clients[i][part]
+            own = clients[i][part]
+            stacked[row, : len(own)] = own
+            stacked[row, len(own) :] = own[0]  # padding that any model can digest
         tensors.append(stacked)
     return Stack(torch.tensor(group), tensors[0], tensors[1], sizes)
