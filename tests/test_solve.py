@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedfw
-from tests.quadratics import SETS, P, Quadratics
+from fedfw.experiments.quadratics import SETS, P, Quadratics
 
 
 @pytest.mark.parametrize("name", SETS)

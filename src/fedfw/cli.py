@@ -50,6 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(execute=_compare)
 
     _add_tune_and_solve(commands)
+    reproduce = commands.add_parser("reproduce", help="run an experiment by name and make its report")
+    reproduce.add_argument("name", choices=("theory",), help="theory: every bound against runs that know its constants")
+    reproduce.add_argument("--quick", action="store_true", help="fewer rounds and seeds, same code")
+    reproduce.add_argument(
+        "--out", type=Path, default=Path("reproduction"), help="folder for report and cache [%(default)s]"
+    )
+    reproduce.set_defaults(execute=_reproduce)
+
     _add_data_commands(commands)
     commands.add_parser("algorithms", help="list the algorithms").set_defaults(execute=_algorithms)
     commands.add_parser("models", help="list the models").set_defaults(execute=_models)
@@ -172,6 +180,12 @@ def _data(options: argparse.Namespace) -> int:
     if options.verb == "get":
         return get_data(options.name, options.data_dir)
     return show_data(options.name, options.data_dir, options.partition, options.clients, options.seed, options.out)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from fedfw.command.reproduce import REPRODUCTIONS
+
+    return REPRODUCTIONS[options.name](options.quick, options.out)
 
 
 def _models(options: argparse.Namespace) -> int:

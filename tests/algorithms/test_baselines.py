@@ -7,9 +7,9 @@ import torch
 
 import fedfw
 from fedfw.algorithms.base import Server
+from fedfw.experiments.quadratics import SETS, P, Quadratics
 from fedfw.problems.base import Oracle
 from fedfw.simulation import Options, Simulation
-from tests.quadratics import SETS, P, Quadratics
 
 
 def baselines(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:

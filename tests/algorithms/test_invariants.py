@@ -10,10 +10,10 @@ import torch
 import fedfw
 import fedfw.schedules
 from fedfw.algorithms import FedFWSto
+from fedfw.experiments.quadratics import SETS, Quadratics
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.schedules import Schedule, constant, convex
 from fedfw.simulation import Simulation
-from tests.quadratics import SETS, Quadratics
 
 LAM = 0.05
 ATTENDANCE = {

@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 import fedfw
 import fedfw.certificates
 import fedfw.problems.quadratics
-from tests.quadratics import SETS, P, Quadratics, slope
+from fedfw.experiments import theory
+from fedfw.experiments.quadratics import SETS, P, Quadratics, slope
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -52,8 +53,7 @@ def test_convex_bound_holds_every_round_for_any_penalty(name: str) -> None:
         lam = multiple * q.best_penalty
         run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=lam), rounds=2000)
         t = torch.arange(2, 2002, dtype=torch.float64)
-        bound = 2 * q.n * q.D**2 * (q.Lh / t + lam / t.sqrt()) + q.H**2 / (2 * lam * t.sqrt())
-        assert bool((q.residuals(run) <= bound).all())
+        assert bool((q.residuals(run) <= theory.convex_bound(q, lam, t)).all())
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -79,9 +79,7 @@ def test_participation_bound_and_slope(name: str, p: float) -> None:
         runs.append(q.residuals(run))
     residuals = torch.stack(runs)
     t = torch.arange(20, 401, 20, dtype=torch.float64) + 1
-    a1, a2 = (p * (t - back - 1) + 2 for back in (1, 2))
-    initial = (q.value(q.start) - q.least) * (2 - 2 * p) * (2 - p) / (a2 * a1)
-    bound = initial + 2 * q.n * q.D**2 * (q.Lh / a1 + lam / a1.sqrt()) + q.H**2 / (2 * lam * a1.sqrt())
+    bound = theory.participation_bound(q, lam, p, t)
     mean, error = residuals.mean(0), residuals.std(0) / math.sqrt(len(runs))
     assert bool((mean <= bound + 3 * error).all())
     long = fedfw.simulate(q.problem, algorithm, rounds=5000, participation=p, eval_every=20)
@@ -92,7 +90,7 @@ def test_participation_bound_and_slope(name: str, p: float) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_nonconvex_bound_and_slope(name: str) -> None:
     """T2 on indefinite quadratics: the mean gap, and how the least gap falls with the horizon."""
-    q = _indefinite(name)
+    q = theory.indefinite(name)
     lam = q.best_penalty
     least = []
     horizons = (30, 100, 300, 1000, 3000)
@@ -101,67 +99,22 @@ def test_nonconvex_bound_and_slope(name: str) -> None:
         run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=lam), rounds=T, eval_every=every)
         first = fedfw.certificates.frank_wolfe_gap(q.constraint, q.start, q.gradients(q.start).sum(0))
         gaps = [first, *(r.gap for r in run.history if r.gap is not None)][: T // every]  # at xbar^1, ..., xbar^T
-        apart = math.sqrt(q.n) * q.Lh * q.D
-        E = q.value(q.start) - sum(_least_alone(q, i) for i in range(q.n))
-        bound = (E + q.n * q.D**2 * lam / 2) * T ** (-1 / 3)
-        bound += q.n * q.Lh * q.D**2 / 2 * T ** (-2 / 3) + (q.H + apart) ** 2 / (4 * lam) * T ** (-1 / 3)
-        assert sum(gaps) / len(gaps) <= bound
+        assert sum(gaps) / len(gaps) <= theory.nonconvex_bound(q, lam, T, theory.spread(q) * T ** (-1 / 3))
         least.append(min(gaps))
     assert slope(torch.tensor(horizons), torch.tensor(least, dtype=torch.float64)) <= -0.25
 
 
 def test_nonconvex_bound_with_absentees() -> None:
     """T2p, over ten seeds."""
-    q, p, T = _indefinite("l1"), 0.5, 300
+    q, p, T = theory.indefinite("l1"), 0.5, 300
     lam, K = q.best_penalty, 0.5 * 300 + 1
-    E = q.value(q.start) - sum(_least_alone(q, i) for i in range(q.n))
-    apart = math.sqrt(q.n) * q.Lh * q.D
-    bound = E * K ** (2 / 3) / (p * T) + q.n * q.D**2 * lam / 2 * K ** (-1 / 3)
-    bound += q.n * q.Lh * q.D**2 / 2 * K ** (-2 / 3) + (q.H + apart) ** 2 / (4 * lam) * K ** (-1 / 3)
+    bound = theory.nonconvex_bound(q, lam, K, theory.spread(q) * K ** (2 / 3) / (p * T))
     means = []
     for seed in range(10):
         algorithm = fedfw.FedFW(q.constraint, penalty=lam)
         run = fedfw.simulate(q.problem, algorithm, rounds=T, participation=p, seed=seed)
         means.append(sum(r.gap for r in run.history) / T)
     assert sum(means) / len(means) <= bound
-
-
-def _indefinite(name: str) -> Quadratics:
-    q = Quadratics.on(name)
-    A = q.A.clone()
-    A[: q.n // 2] -= 6 * torch.eye(P, dtype=torch.float64)
-    return Quadratics(q.constraint, A, q.c, convex=False)
-
-
-def _least_alone(q: Quadratics, i: int) -> float:
-    """w_i min over the set of f_i: from below, by the concave part's worst case at the set's farthest point."""
-    eigenvalues = torch.linalg.eigvalsh(q.A[i])
-    if float(eigenvalues[0]) >= 0:
-        alone = Quadratics(q.constraint, q.A[i : i + 1], q.c[i : i + 1])
-        return float(q.w[i]) * alone.least
-    farthest = float(q.c[i].norm()) + q.D + float(q.start.norm())
-    return float(q.w[i]) * float(eigenvalues[0]) * farthest**2 / 2
-
-
-class NoisyQuadratics(fedfw.problems.ClientLosses):
-    """Gradients with Gaussian noise of a known variance, a fresh draw a call, from a seed."""
-
-    def __init__(self, q: Quadratics, sigma: float, seed: int) -> None:
-        self._exact, self.n = q.problem.losses, q.n
-        self._sigma, self._generator = sigma, torch.Generator().manual_seed(seed)
-        self.sizes = torch.ones(q.n, dtype=torch.int64)
-
-    def value_and_gradient(
-        self, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        values, gradients = self._exact.value_and_gradient(x, who, None)
-        if picks is None:  # evaluations are exact
-            return values, gradients
-        noise = torch.randn(x.shape, generator=self._generator, dtype=x.dtype)
-        return values, gradients + self._sigma / math.sqrt(x.shape[1]) * noise
-
-    def to(self, device: torch.device) -> NoisyQuadratics:
-        return self
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -172,16 +125,13 @@ def test_stochastic_bound_and_slope(name: str) -> None:
     runs = []
     for seed in range(5):
         problem = fedfw.problems.quadratics.quadratic_problem(q.A, q.c, q.start)
-        problem.losses = NoisyQuadratics(q, sigma, seed)
+        problem.losses = theory.NoisyLosses(q, sigma, seed)
         algorithm = fedfw.FedFWSto(q.constraint, penalty=lam)
         run = fedfw.simulate(problem, algorithm, rounds=2000, batch_size=1, eval_every=20)
         runs.append(q.residuals(run))
     mean = torch.stack(runs).mean(0)
     t = torch.arange(20, 2001, 20, dtype=torch.float64) + 1
-    Q = 16 * float((q.w**2).sum()) * sigma**2 + 40.5 * q.n * q.Lh**2 * q.D**2
-    bound = 9 / 8 * math.sqrt(q.n * Q) * q.D * (t + 7) ** (-1 / 3)
-    bound += 81 / 16 * q.n * q.D**2 * (q.Lh / (t + 7) + lam / (t + 7).sqrt()) + q.H**2 / (2 * lam * (t + 7).sqrt())
-    assert bool((mean <= bound).all())
+    assert bool((mean <= theory.stochastic_bound(q, lam, sigma, t)).all())
     late = t >= 200
     assert slope(t[late], mean[late]) <= -0.30
 
@@ -201,9 +151,8 @@ def test_anchored_bound_and_slope(name: str, every: int) -> None:
     q = Quadratics.on(name)
     run = fedfw.simulate(q.problem, fedfw.FedFWAnchored(q.constraint, anchor_every=every), rounds=3000)
     t = torch.arange(2, 3002, dtype=torch.float64)
-    bound = (2 + 24 * (every - 1)) * q.n * q.Lh * q.D**2 / t
     residuals = q.residuals(run)
-    assert bool((residuals <= bound).all())
+    assert bool((residuals <= theory.anchored_bound(q, every, t)).all())
     late = torch.arange(200, 3000)
     assert slope(late, residuals[late]) <= -0.9
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import fedfw
+from fedfw.experiments.quadratics import Quadratics
 from fedfw.simulation.engine import Simulation
 from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint
 from fedfw.simulation.history import History
 from fedfw.simulation.participation import Participation
-from tests.quadratics import Quadratics
 
 
 class TestStragglers:

@@ -11,11 +11,11 @@ from fedfw.atoms import Mixture, TupleAtom
 from fedfw.atoms.base import read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.atoms.mixture import mix, mixture_readers
+from fedfw.experiments.quadratics import P, Quadratics
 from fedfw.problems.base import Oracle
 from fedfw.simulation import Simulation
 from fedfw.simulation.ledger import decode_down, encode_dense, encode_sum, encode_values
 from fedfw.simulation.participation import Participation
-from tests.quadratics import P, Quadratics
 
 SETS = {
     "l1": fedfw.L1Ball(1.0),

@@ -1,4 +1,8 @@
-"""Quadratics whose optimum and constants are known: the ground on which the theory is tested."""
+"""Quadratics whose optimum and constants are known: the ground on which the theory is tested.
+
+f_i(x) = (x - c_i)' A_i (x - c_i) / 2,   a_i(x) = w_i grad f_i(x),   Lh = max_i w_i L_i,   D the diameter,
+H >= max over the set of sqrt(sum_i ||a_i(x) - mean_j a_j(x)||^2), how much the clients differ.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-import fedfw
+from fedfw.problems import Problem
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
+from fedfw.sets import Box, L1Ball, L2Ball, Simplex
 from fedfw.sets.base import ConstraintSet
+from fedfw.simulation import Run
 
 N, P = 8, 12
 SETS: dict[str, ConstraintSet] = {
-    "l2": fedfw.L2Ball(1.0),
-    "l1": fedfw.L1Ball(1.0),
-    "box": fedfw.Box(-0.5, 0.5),
-    "simplex": fedfw.Simplex(1.0),
+    "l2": L2Ball(1.0),
+    "l1": L1Ball(1.0),
+    "box": Box(-0.5, 0.5),
+    "simplex": Simplex(1.0),
 }
 
 
@@ -51,7 +57,7 @@ class Quadratics:
         return self.constraint.project(torch.zeros(P, dtype=torch.float64))
 
     @cached_property
-    def problem(self) -> fedfw.Problem:
+    def problem(self) -> Problem:
         return quadratic_problem(self.A, self.c, self.start, self.weights, self.convex)
 
     def gradients(self, x: Tensor) -> Tensor:
@@ -86,7 +92,8 @@ class Quadratics:
     @cached_property
     def smoothness(self) -> Tensor:
         """w_i L_i (n,)."""
-        return self.w * torch.linalg.eigvalsh(self.A)[:, -1]
+        largest: Tensor = torch.linalg.eigvalsh(self.A)[:, -1]
+        return self.w * largest
 
     @cached_property
     def Lh(self) -> float:
@@ -106,7 +113,7 @@ class Quadratics:
     def best_penalty(self) -> float:
         return self.H / (2 * math.sqrt(self.n) * self.D)
 
-    def residuals(self, run: fedfw.Run) -> Tensor:
+    def residuals(self, run: Run) -> Tensor:
         """F(xbar) - F* at every evaluation (the record of round t describes xbar^{t+1})."""
         return torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - self.least
 

@@ -1,0 +1,1 @@
+"""Experiments that are run by name: the theory put to the test."""
