@@ -18,8 +18,9 @@ import torch
 
 import fedfw
 from benchmarks.common import machine, markdown, publish
-from fedfw.command.build import build_algorithm, build_problem, load, resolved
+from fedfw.command.build import build_algorithm, build_problem, load
 from fedfw.command.config import RunConfig
+from fedfw.command.defaults import resolved
 from fedfw.command.progress import human_bytes
 from fedfw.command.tune import HELD_OUT, search, usual_grid
 from fedfw.data import Data

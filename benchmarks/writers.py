@@ -17,8 +17,9 @@ from itertools import accumulate
 
 import fedfw
 from benchmarks.common import machine, markdown, publish
-from fedfw.command.build import build_algorithm, build_problem, load, resolved
+from fedfw.command.build import build_algorithm, build_problem, load
 from fedfw.command.config import RunConfig
+from fedfw.command.defaults import resolved
 from fedfw.command.progress import human_bytes
 
 CHOSEN = {

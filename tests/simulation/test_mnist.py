@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import fedfw
-from fedfw.command.build import build_algorithm, resolved
+from fedfw.command.build import build_algorithm
 from fedfw.command.config import RunConfig
+from fedfw.command.defaults import resolved
 from fedfw.data import load_data
 from tests.data.files import DATA, needs
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch.nn.functional as nnf
 
 from fedfw.algorithms import ALGORITHMS, Algorithm
-from fedfw.command.build import ALGORITHM_OPTIONS, build_algorithm, build_problem, load, options_of, resolved, rooted
+from fedfw.command.build import build_algorithm, build_problem, load, options_of, rooted
 from fedfw.command.config import RunConfig, merge, read_config, read_table
+from fedfw.command.defaults import ALGORITHM_OPTIONS, resolved
 from fedfw.command.progress import ProgressLine, human_bytes
 from fedfw.problems import Problem
 from fedfw.simulation.engine import Simulation

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import Any
 
-from fedfw.command.build import build_problem, constraint_of, load, resolved
+from fedfw.command.build import build_problem, constraint_of, load
+from fedfw.command.defaults import resolved
 from fedfw.command.run import configure
 from fedfw.simulation.setup import usable_device
 from fedfw.solve import solve

@@ -15,8 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedfw.command.build import ALGORITHM_OPTIONS, build_algorithm, build_problem, load, options_of, resolved
+from fedfw.command.build import build_algorithm, build_problem, load, options_of
 from fedfw.command.config import RunConfig, merge
+from fedfw.command.defaults import ALGORITHM_OPTIONS, resolved
 from fedfw.command.run import configure
 from fedfw.data import Data
 from fedfw.errors import NonFiniteError
