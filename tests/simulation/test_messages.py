@@ -36,6 +36,8 @@ class ByteServer:
         self.server = self.algorithm.start_server(start)
         self.x = start.repeat(self.plan.n, 1)
         self.known = [None] * self.plan.n  # what each client last saw: (round, xbar)
+        self.vectors = [dict[str, torch.Tensor]() for _ in range(self.plan.n)]  # further vectors, as each last saw them
+        self.latest: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # and as they are, with when they changed
         self.step: tuple[float, float, torch.Tensor] | None = None
 
     def down(self, i: int, t: int) -> bytes:
@@ -46,6 +48,20 @@ class ByteServer:
             options.append(encode_values(self.server.xbar, changed))
             if seen == t - 1 and self.step is not None:
                 options.append(encode_sum(*self.step))
+        return min(options, key=len)
+
+    def note(self, t: int, vectors: dict[str, torch.Tensor]) -> None:
+        """Which coordinates change in this round; one may change back later, and is sent all the same."""
+        for name, vector in vectors.items():
+            before, when = self.latest.get(name, (torch.zeros_like(vector), torch.zeros(P)))
+            self.latest[name] = vector, torch.where(vector != before, t, when)
+
+    def down_vector(self, i: int, name: str) -> bytes:
+        vector, when = self.latest[name]
+        options = [encode_dense(vector)]
+        if self.known[i] is not None:
+            options.append(encode_values(vector, (when > self.known[i][0]).nonzero().flatten()))
+        self.vectors[i][name] = vector
         return min(options, key=len)
 
 
@@ -69,14 +85,22 @@ def test_exchanging_bytes_is_the_simulated_run(kind: str, name: str, participati
         if not len(who):
             continue
         server.server, message = algorithm.broadcast(plan, server.server, who, server.x[who], t)
+        server.note(t, message.vectors)
         for i in who.tolist():
             data = server.down(i, t)
-            down += len(data) + sum(len(encode_dense(v)) for v in message.vectors.values())
+            down += len(data)
+            vectors = {}
+            for name_, vector in message.vectors.items():
+                known = server.vectors[i].get(name_, torch.zeros_like(vector))
+                sent_down = server.down_vector(i, name_)
+                down += len(sent_down)
+                vectors[name_] = decode_down(sent_down, known)
+                assert torch.equal(vectors[name_], vector)
             received[i] = decode_down(data, received[i])
             assert torch.equal(received[i], server.server.xbar)
             server.known[i] = (t, server.server.xbar)  # type: ignore[call-overload]
             oracle = Oracle(q.problem.losses, q.problem.weights, torch.tensor([i]), lambda: None, t)
-            own = fedfw.algorithms.Message(t, received[i], message.vectors)
+            own = fedfw.algorithms.Message(t, received[i], vectors)
             clients[i], atom, _ = algorithm.client_step(plan, clients[i], own, oracle, lambda g: D.lmo(g, batch=True))
             sent = atom[0].to_bytes()
             up += len(sent)

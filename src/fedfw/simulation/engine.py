@@ -183,7 +183,7 @@ class Simulation:
             self.server, message = algorithm.broadcast(plan, self.server, present, known, t)
             message = replace(message, wants_evidence=evaluated)
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
-            down = self.ledger.down(t, who.cpu(), len(message.vectors) + sums, algorithm.sends_model)
+            down = self.ledger.down(t, who.cpu(), message.vectors, sums, algorithm.sends_model)
             uploads = []
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
                 before = state["x"]
@@ -236,7 +236,7 @@ class Simulation:
             distance=0.0,
             participants=len(who),
             bytes_up=dense,
-            bytes_down=self.ledger.down(self.t, who.cpu(), 0),
+            bytes_down=self.ledger.down(self.t, who.cpu(), {}, 0),
             bytes_dense=2 * dense,
             seconds=self.clock.split(),
         )

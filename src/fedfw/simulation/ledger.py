@@ -7,12 +7,14 @@ Up: each participant's atom. Down: the cheapest of three descriptions of xbar, e
 - ``sum``: eta and the sum of the last round's atoms, for clients that saw xbar just before it. Only where atoms are
   sparse, and only the sum: nobody is told another client's atom.
 
-Vectors such as ybar or an anchor's mean gradient go dense.
+Further vectors that a client keeps, such as ybar, go dense or by the coordinates that changed since it was last there;
+an anchor's mean gradient goes dense.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -97,33 +99,48 @@ class Ledger:
         self.last_changed = torch.zeros(self.p, dtype=torch.int64)  # round whose step last changed a coordinate
         self.sum_nbytes: int | None = None  # of the last step, when everyone took it
         self.sum_round = 0  # the round of that step
+        self.vectors: dict[str, Tensor] = {}  # further vectors (p,) as last sent; one that is not sent is zero
+        self.vectors_changed: dict[str, Tensor] = {}  # round whose message last changed a coordinate of them
 
     @property
     def dense_nbytes(self) -> int:
         """One vector of p numbers with its tag."""
         return 1 + self.p * self.itemsize
 
-    def down(self, t: int, who: Tensor, vectors: int, model: bool = True) -> int:
-        """Bytes to tell the clients ``who`` xbar at the start of round t, and so many dense vectors.
+    def down(self, t: int, who: Tensor, vectors: Mapping[str, Tensor], dense: int, model: bool = True) -> int:
+        """Bytes to tell the clients ``who`` xbar and further vectors at the start of round t, and ``dense`` dense ones.
 
         Where clients never get the model, they get x^1 once.
         """
-        total = vectors * self.dense_nbytes * len(who)
-        if not model:
-            total += self.dense_nbytes * int((self.last_seen[who] == 0).sum())
-            self.last_seen[who] = t
-            return total
+        self._note(t, vectors)
+        total = dense * self.dense_nbytes * len(who)
         for since, clients in Counter(self.last_seen[who].tolist()).items():
-            options = [self.dense_nbytes]
-            if since:
-                changed = (self.last_changed >= since).nonzero().flatten()
-                if len(changed) * self.itemsize < self.dense_nbytes:
-                    options.append(sparse_nbytes(changed, self.p, self.itemsize))
-                if since == self.sum_round and self.sum_nbytes is not None:
-                    options.append(self.sum_nbytes)
-            total += clients * min(options)
+            a_client = sum(self._nbytes(self.vectors_changed[name] > since, since) for name in vectors)
+            if model:
+                by_values = self._nbytes(self.last_changed >= since, since)
+                by_sum = self.sum_nbytes if since == self.sum_round else None
+                a_client += by_values if by_sum is None or not since else min(by_values, by_sum)
+            elif not since:
+                a_client += self.dense_nbytes
+            total += clients * a_client
         self.last_seen[who] = t
         return total
+
+    def _note(self, t: int, vectors: Mapping[str, Tensor]) -> None:
+        """Which coordinates of the further vectors the message of round t changes."""
+        for name in {**self.vectors, **vectors}:
+            zero = torch.zeros(self.p)
+            before, after = self.vectors.get(name, zero), vectors[name].cpu() if name in vectors else zero
+            marks = self.vectors_changed.setdefault(name, torch.zeros(self.p, dtype=torch.int64))
+            marks.masked_fill_(before.to(after.dtype) != after, t)
+            self.vectors[name] = after.clone()
+
+    def _nbytes(self, changed: Tensor, since: int) -> int:
+        """Of a vector for a client that last saw it in round ``since``: its changed coordinates (p,), or all of it."""
+        places = changed.nonzero().flatten()
+        if not since or len(places) * self.itemsize >= self.dense_nbytes:
+            return self.dense_nbytes
+        return min(self.dense_nbytes, sparse_nbytes(places, self.p, self.itemsize))
 
     def step(self, t: int, before: Tensor, after: Tensor, atoms: list[Atom], everyone: bool) -> None:
         """Note what round t did to xbar."""
@@ -139,6 +156,8 @@ class Ledger:
             "last_seen": self.last_seen,
             "last_changed": self.last_changed,
             "sum": torch.tensor([self.sum_round, -1 if self.sum_nbytes is None else self.sum_nbytes]),
+            **{f"vector.{name}": value for name, value in self.vectors.items()},
+            **{f"changed.{name}": value for name, value in self.vectors_changed.items()},
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -146,6 +165,9 @@ class Ledger:
         self.last_seen, self.last_changed = state["last_seen"].clone(), state["last_changed"].clone()
         self.sum_round, stored = state["sum"].tolist()
         self.sum_nbytes = None if stored < 0 else stored
+        held = {name: value.clone() for name, value in state.items()}
+        self.vectors = {key[len("vector.") :]: value for key, value in held.items() if key.startswith("vector.")}
+        self.vectors_changed = {key[len("changed.") :]: v for key, v in held.items() if key.startswith("changed.")}
 
 
 def _support(atoms: list[Atom], like: Tensor) -> Tensor | None:
