@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,7 @@ class Simulation:
             anchor_gap=anchor_gap,
             lower_bound=self.best_bound,
             participants=len(who),
-            **({} if rates is None else asdict(rates)),
+            **({} if rates is None else vars(rates)),
             bytes_up=up,
             bytes_down=down,
             bytes_dense=2 * len(who) * self.ledger.dense_nbytes,
