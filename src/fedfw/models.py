@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as nnf
-from torch import nn
+from torch import Tensor, nn
 
 from fedfw.data import Data
 from fedfw.problems.completion import MatrixCompletion
@@ -107,10 +107,18 @@ def _image(data: Data, least: int) -> tuple[int, int, int]:
     return channels, height, width
 
 
+class Centred(nn.Module):
+    """Images from [0, 1] to [-1, 1]: with all inputs positive, Frank-Wolfe's long first steps can kill a network."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 2 * images - 1
+
+
 def _cnn(data: Data) -> nn.Module:
     channels, height, width = _image(data, 16)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
+        Centred(),
         *(nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(64 * prod(left), 128), nn.ReLU(), nn.Linear(128, _classes(data))),
@@ -120,6 +128,7 @@ def _cnn(data: Data) -> nn.Module:
 def _cnn_cifar(data: Data) -> nn.Module:
     channels, height, width = _image(data, 8)
     return nn.Sequential(
+        Centred(),
         *(nn.Conv2d(channels, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(64, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
@@ -140,8 +149,10 @@ MODELS: dict[str, ModelKind] = {
     "linear": ModelKind("least squares, from zero", _linear, nnf.mse_loss, True, column=True),
     "completion": ModelKind("matrix completion, from zero", _completion, nnf.mse_loss, True, flat=False),
     "mlp": ModelKind("two hidden layers of 100", _mlp, nnf.cross_entropy, False),
-    "cnn": ModelKind("conv 32x5, conv 64x5, fc 128", _cnn, nnf.cross_entropy, False, flat=False),
-    "cnn-cifar": ModelKind("conv 32, 64, 64 of 3x3, fc 256, 128", _cnn_cifar, nnf.cross_entropy, False, flat=False),
+    "cnn": ModelKind("images in [-1, 1], conv 32x5, conv 64x5, fc 128", _cnn, nnf.cross_entropy, False, flat=False),
+    "cnn-cifar": ModelKind(
+        "images in [-1, 1], conv 32, 64, 64 of 3x3, fc 256, 128", _cnn_cifar, nnf.cross_entropy, False, flat=False
+    ),
 }
 """Every model by its name."""
 

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -84,7 +84,7 @@ def tune(
     if by == "accuracy" and data.classes is None:
         raise ValueError(f"--by accuracy: {config.dataset} has numbers for targets, expected --by loss")
     axes = parse_grid(grid) if grid else usual_grid(config, data, problem)
-    trials = search(config, data, problem, axes, budget)
+    trials = search(config, data, problem, axes, budget, lambda line: print(line, file=sys.stderr, flush=True))
     best = min(trials, key=lambda trial: trial.rank(by))
     if not math.isfinite(best.rank(by)):
         raise ValueError("no point of the grid gave a finite result: expected a grid with smaller steps")
@@ -111,12 +111,17 @@ def usual_grid(config: RunConfig, data: Data, problem: Problem) -> dict[str, Seq
 
 
 def search(
-    config: RunConfig, data: Data, problem: Problem, axes: dict[str, Sequence[Any]], budget: float | None = None
+    config: RunConfig,
+    data: Data,
+    problem: Problem,
+    axes: dict[str, Sequence[Any]],
+    budget: float | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Trial]:
     """Run every point of the grid on a problem that tests on lent samples, each with the same budget of gradients.
 
     The budget counts gradients of all of a client's samples; None for what the configuration's own rounds cost with
-    one full gradient a step.
+    one full gradient a step. ``say`` is told how each point went.
     """
     passes = float(config.rounds * config.local_steps) if budget is None else budget
     if not (math.isfinite(passes) and passes > 0):
@@ -129,8 +134,8 @@ def search(
         trials.append(Trial(choice, replace(chosen, rounds=affordable_rounds(problem, chosen, passes))))
     for number, trial in enumerate(trials):
         trials[number] = _run(problem, trial)
-        line = f"{number + 1}/{len(trials)}  {_describe(trial.choice)}  {_outcome(trials[number])}"
-        print(line, file=sys.stderr, flush=True)
+        if say is not None:
+            say(f"{number + 1}/{len(trials)}  {_describe(trial.choice)}  {_outcome(trials[number])}")
     return trials
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,8 +18,13 @@ from fedfw.problems.linear import LossFunction
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 _WORKING_FLOATS = 2**27
-"""How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with their gradients)."""
+"""How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with their gradients).
+
+A GPU gives them an eighth of its memory.
+"""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WORTH_A_TURN = 2000
+"""Samples of a client from which a GPU convolves faster one client after another than with a kernel for each."""
 
 
 def unflatten(x: Tensor, shapes: Shapes) -> dict[str, Tensor]:
@@ -51,20 +57,24 @@ class ModuleLosses(ClientLosses):
         self._sample_by_sample = sample_by_sample
         self.sizes, self.n = sizes, len(sizes)
 
-        def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        device = stacks[0].inputs.device
+
+        def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, alone: bool = False) -> Tensor:
             """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
-            outputs = functional_call(model, unflatten(x, shapes), (inputs,))
+            parameters = unflatten(x, shapes)
+            if alone and device.type == "cuda":  # the order of the axes that its convolutions are fastest in
+                images = {name: p for name, p in parameters.items() if p.dim() == 4}
+                parameters |= {name: p.contiguous(memory_format=torch.channels_last) for name, p in images.items()}
+            outputs = functional_call(model, parameters, (inputs,))
             if not sample_by_sample:
                 return loss(outputs, targets) * shares.sum()
             each: Tensor = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
             return (each.reshape(len(shares), -1).mean(1) * shares).sum()
 
-        each: Callable[..., Any] = grad_and_value(value)
-        # Convolutions with a kernel for each client are several times slower on a CPU than one client after another.
-        convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
-        one_by_one = convolves and stacks[0].inputs.device.type == "cpu"
-        self._together = _in_turn(each) if one_by_one else vmap(each, randomness="different")
-        self._at_once = max(1, _WORKING_FLOATS // _floats_of_a_sample(model, stacks[0].inputs[0, :1]))
+        together: Callable[..., Any] = vmap(grad_and_value(value), randomness="different")
+        self._together, self._in_turn = together, _in_turn(grad_and_value(partial(value, alone=True)))
+        self._convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+        self._at_once = max(1, _working_floats(device) // _floats_of_a_sample(model, stacks[0].inputs[0, :1]))
 
     @classmethod
     def of(cls, model: nn.Module, loss: LossFunction, shapes: Shapes, clients: list[Samples]) -> ModuleLosses:
@@ -99,14 +109,19 @@ class ModuleLosses(ClientLosses):
     def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows."""
         samples = inputs.shape[1]
-        pieces = -(-samples * len(x) // self._at_once)
+        # Convolutions with a kernel for each client are several times slower on a CPU than one client after another.
+        if self._convolves and (x.device.type == "cpu" or samples >= _WORTH_A_TURN):
+            together, at_once = self._in_turn, self._at_once * len(x)
+        else:
+            together, at_once = self._together, self._at_once
+        pieces = -(-samples * len(x) // at_once)
         if pieces <= 1:
-            result: tuple[Tensor, Tensor] = self._together(x, inputs, targets, shares)
+            result: tuple[Tensor, Tensor] = together(x, inputs, targets, shares)
             return result
         gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)
-            more, value = self._together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
+            more, value = together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
             gradients += more
             values += value
         return gradients, values
@@ -135,6 +150,12 @@ def _in_turn(each: Callable[..., Any]) -> Callable[..., Any]:
         return torch.stack([gradient for gradient, _ in results]), torch.stack([value for _, value in results])
 
     return together
+
+
+def _working_floats(device: torch.device) -> int:
+    if device.type == "cuda":
+        return max(_WORKING_FLOATS, torch.cuda.get_device_properties(device).total_memory // 32)
+    return _WORKING_FLOATS
 
 
 def _floats_of_a_sample(model: nn.Module, sample: Tensor) -> int:

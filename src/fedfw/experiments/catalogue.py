@@ -1,0 +1,91 @@
+"""Everything that can be reproduced, by name and in the order of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedfw.experiments import (
+    anchors,
+    bounds,
+    certificate,
+    counterexample,
+    local_steps,
+    momentum,
+    oracle_errors,
+    participation,
+    penalty,
+    split,
+    table1,
+    table2,
+    table3,
+    traffic,
+)
+from fedfw.experiments.figures import Claim
+from fedfw.experiments.lab import NOT_YET, Results, Task
+from fedfw.experiments.protocols import Scale
+from fedfw.report.document import Document
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table or figure.
+
+    Parameters
+    ----------
+    tasks
+        What has to be computed.
+    show
+        Puts the results on the page.
+    claims
+        What the results say about claims of the paper.
+    failures
+        What must not be: names of proven bounds that did not hold.
+    """
+
+    name: str
+    title: str
+    tasks: Callable[[Scale], list[Task]]
+    show: Callable[[Scale, Results, Document], None]
+    claims: Callable[[Scale, Results], list[Claim]] = lambda scale, results: []
+    failures: Callable[[Scale, Results], list[str]] = lambda scale, results: []
+
+    def complete(self, scale: Scale, results: Results) -> bool:
+        """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
+        return all(results[task].get("not_run") != NOT_YET for task in self.tasks(scale))
+
+
+def sections(baselines: bool = False) -> dict[str, Section]:
+    """By name; ``baselines`` adds FedDA, FedADMM and projected FedAvg to table 1."""
+
+    def first_table(name: str, title: str, entries: tuple[tuple[str, str, str, str], ...]) -> Section:
+        def tasks(scale: Scale) -> list[Task]:
+            return table1.tasks(entries, scale, baselines)
+
+        def show(scale: Scale, results: Results, page: Document) -> None:
+            table1.show(entries, scale, baselines, results, page)
+
+        return Section(name, title, tasks, show)
+
+    def of(module: object, name: str, title: str) -> Section:
+        extras = {key: getattr(module, key) for key in ("claims", "failures") if hasattr(module, key)}
+        return Section(name, title, module.tasks, module.show, **extras)  # type: ignore[attr-defined]
+
+    found = (
+        first_table("table1", "Table 1: softmax regression", table1.SMALL),
+        first_table("table1-cifar", "Table 1, continued: CIFAR-10", table1.CIFAR),
+        of(table2, "table2", "Table 2: networks"),
+        of(table3, "table3", "Table 3: minibatches"),
+        of(participation, "participation", "Participation"),
+        of(penalty, "penalty", "The initial penalty lam_0"),
+        of(traffic, "traffic", "Residual against bytes"),
+        of(anchors, "anchors", "Anchors"),
+        of(certificate, "certificate", "The certificate"),
+        of(momentum, "momentum", "Momentum and schedules"),
+        of(counterexample, "counterexample", "Counterexample"),
+        of(split, "split", "Split constraints"),
+        of(local_steps, "local-steps", "Local steps"),
+        of(oracle_errors, "oracle-errors", "Oracle errors"),
+        of(bounds, "theory", "Theory"),
+    )
+    return {section.name: section for section in found}

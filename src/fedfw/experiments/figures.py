@@ -1,0 +1,78 @@
+"""What the figures share: panels, mean curves over the seeds, their numbers as CSV, and verdicts on claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedfw.experiments.lab import Json, was_run
+from fedfw.report.document import csv_text
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says, what was found, and where to look.
+
+    Parameters
+    ----------
+    holds
+        None where it could not be put to the test.
+    """
+
+    text: str
+    holds: bool | None
+    found: str
+    where: str
+
+
+def panels(count: int, height: float = 3.8) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side."""
+    figure = Figure(figsize=(4.6 * count + 0.4, height), layout="constrained")
+    axes = list(figure.subplots(1, count, squeeze=False)[0])
+    for axis in axes:
+        axis.grid(alpha=0.3, which="both")
+    return figure, axes
+
+
+def mean_curve(result: Json, column: str) -> list[float]:
+    """A column's mean over the seeds at every evaluated round."""
+    curves = [run["curve"][column] for run in result["runs"]]
+    return [mean(values) for values in zip(*curves, strict=True)]
+
+
+def residual_curve(result: Json, central: Json) -> list[float]:
+    """The mean residual over the seeds at every evaluated round."""
+    curves = []
+    for run in result["runs"]:
+        optimum = central["seeds"][run["seed"]]
+        scale = optimum["start_value"] - optimum["value"]
+        curves.append([(loss - optimum["value"]) / scale for loss in run["curve"]["loss"]])
+    return [mean(values) for values in zip(*curves, strict=True)]
+
+
+def draw(axis: Axes, result: Json, column: str, label: str, **style: Any) -> None:
+    """A mean curve over rounds."""
+    axis.plot(mean_curve(result, "round"), mean_curve(result, column), label=label, **style)
+
+
+def curves_csv(results: Mapping[str, Json], columns: Sequence[str]) -> str:
+    """One row for each label, seed and evaluated round."""
+    rows = []
+    for label, result in results.items():
+        for run in result["runs"]:
+            curve = run["curve"]
+            rows += [
+                (label, run["seed"], *values)
+                for values in zip(*(curve[name] for name in ("round", *columns)), strict=True)
+            ]
+    return csv_text(("setting", "seed", "round", *columns), rows)
+
+
+def all_run(results: Sequence[Json]) -> bool:
+    """Whether all of them have numbers."""
+    return all(was_run(result) and result["runs"] for result in results)

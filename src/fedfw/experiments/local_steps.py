@@ -1,0 +1,62 @@
+"""Local steps: from one to fifty a round, at equal rounds and at equal gradients."""
+
+from __future__ import annotations
+
+from fedfw.command.config import RunConfig
+from fedfw.experiments.cells import Cell, Central
+from fedfw.experiments.figures import all_run, curves_csv, mean_curve, panels, residual_curve
+from fedfw.experiments.lab import Results, Task
+from fedfw.experiments.protocols import Scale
+from fedfw.report.document import Document
+
+STEPS = (1, 2, 5, 10, 20, 50)
+SETTINGS = {
+    "l2:10, IID": ("l2:10", "iid", "auto:3"),
+    "l2:10, 3 labels": ("l2:10", "labels:3", "auto:3"),
+    "l1:10, 3 labels": ("l1:10", "labels:3", "auto:0.001"),
+}
+
+
+def cell(setting: str, steps: int, scale: Scale) -> Cell:
+    """FedFW on some of MNIST."""
+    constraint, partition, penalty = SETTINGS[setting]
+    config = RunConfig(
+        dataset="mnist",
+        model="mclr",
+        partition=partition,
+        constraint=constraint,
+        algorithm="fedfw",
+        penalty=penalty,
+        momentum=0.0,
+        local_steps=steps,
+        rounds=scale.rounds,
+    )
+    return Cell(config, seeds=scale.seeds, samples=scale.some, every=1)
+
+
+def tasks(scale: Scale) -> list[Task]:
+    cells = [cell(setting, steps, scale) for setting in SETTINGS for steps in STEPS]
+    return [*cells, *map(Central.of, cells)]
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    if not all_run([results[task] for task in tasks(scale) if isinstance(task, Cell)]):
+        page.text("not run: no data")
+        return
+    shown = {}
+    for what in ("round", "gradients"):
+        figure, axes = panels(len(SETTINGS))
+        for axis, setting in zip(axes, SETTINGS, strict=True):
+            for steps in STEPS:
+                c = cell(setting, steps, scale)
+                result = results[c]
+                shown[f"{setting}, {steps} steps"] = result
+                far = [max(value, 1e-6) for value in residual_curve(result, results[Central.of(c)])]
+                times = 1 if what == "round" else steps
+                axis.loglog([times * t for t in mean_curve(result, "round")], far, label=f"{steps} steps")
+            axis.set(title=setting, xlabel="round" if times == 1 else "full gradients of a client", ylabel="residual")
+        axes[0].legend(fontsize="x-small")
+        caption = f"Local steps of FedFW, {scale.some} digits of MNIST: residual by {what}s".replace(
+            "gradientss", "gradients"
+        )
+        page.plot(figure, caption, curves_csv(shown, ("loss", "accuracy", "bytes_up")), f"local-steps-{what}")

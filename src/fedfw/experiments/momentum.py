@@ -1,0 +1,79 @@
+"""Momentum and step schedules: what each is worth on a smooth set and on a polytope."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from fedfw.command.config import RunConfig
+from fedfw.experiments.cells import Cell, Central, average, finals, percent, residuals
+from fedfw.experiments.figures import all_run, curves_csv, mean_curve, panels, residual_curve
+from fedfw.experiments.lab import Results, Task
+from fedfw.experiments.protocols import Scale
+from fedfw.report.document import Document
+
+BETAS = (0.0, 0.5, 0.8, 0.9, 0.95)
+SCHEDULES = ("convex", "nonconvex", "constant:0.02", "linear-decay:0.1")
+SETS = {
+    "l2:10": ("auto:0.03", "auto:0.1", "auto:0.3", "auto:1"),
+    "l1:10": ("auto:0.0001", "auto:0.001", "auto:0.01", "auto:0.1"),
+}
+
+
+def cells(constraint: str, scale: Scale) -> dict[str, Cell]:
+    """FedFW+ on MNIST, three labels a client; the penalty is chosen anew for each."""
+    grid = scale.thinned((("penalty", SETS[constraint]),))
+    pairs = [(beta, "convex") for beta in BETAS] + [(beta, s) for s in SCHEDULES[1:] for beta in (0.0, 0.9)]
+    found = {}
+    for beta, schedule in pairs:
+        config = RunConfig(
+            dataset="mnist",
+            model="mclr",
+            partition="labels:3",
+            constraint=constraint,
+            algorithm="fedfw+",
+            momentum=beta,
+            schedule=schedule,
+            rounds=scale.rounds,
+        )
+        found[f"{schedule}, momentum {beta:g}"] = Cell(config, grid, scale.seeds, scale.some, every=2)
+    return found
+
+
+def tasks(scale: Scale) -> list[Task]:
+    every = [cell for constraint in SETS for cell in cells(constraint, scale).values()]
+    return [*every, *map(Central.of, every)]
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    for constraint in SETS:
+        found = cells(constraint, scale)
+        if not all_run([results[cell] for cell in found.values()]):
+            page.text(f"{constraint}: not run: no data")
+            continue
+        figure, (betas, schedules) = panels(2, 4.2)
+        rows = []
+        for label, cell in found.items():
+            result, central = results[cell], results[Central.of(cell)]
+            far = [max(value, 1e-6) for value in residual_curve(result, central)]
+            if cell.config.schedule == "convex":
+                betas.semilogy(mean_curve(result, "round"), far, label=label)
+            if cell.config.momentum in (0.0, 0.9):
+                style = "-" if cell.config.momentum else "--"
+                color = f"C{SCHEDULES.index(cell.config.schedule or 'convex')}"
+                schedules.semilogy(mean_curve(result, "round"), far, style, color=color, label=label)
+            rows.append(
+                (
+                    label,
+                    average(residuals(result, central), "{:.4f}".format),
+                    average(finals(result, "accuracy"), percent),
+                    f"{mean(finals(result, 'gap')):.3g}",
+                    str(result["chosen"].get("penalty", "-")),
+                )
+            )
+        for axis in (betas, schedules):
+            axis.set(xlabel="round", ylabel="residual")
+            axis.legend(fontsize="x-small")
+        page.table((f"FedFW+, {constraint}", "residual", "accuracy %", "gap", "penalty"), rows)
+        shown = {label: results[cell] for label, cell in found.items()}
+        caption = f"Momentum and schedules: {scale.some} digits of MNIST, 3 labels a client, {constraint}"
+        page.plot(figure, caption, curves_csv(shown, ("loss", "accuracy", "gap")), f"momentum-{constraint[:2]}")

@@ -1,0 +1,98 @@
+"""The paper's figures 2 and 3: how many clients take part."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from fedfw.command.config import RunConfig
+from fedfw.experiments.cells import Cell
+from fedfw.experiments.figures import Claim, curves_csv, draw, mean_curve, panels
+from fedfw.experiments.lab import Results, Task
+from fedfw.experiments.protocols import NAMES, Scale
+from fedfw.report.document import Document
+
+PROBABILITIES = (0.1, 0.2, 0.5, 1.0)
+PENALTIES = (0.01, 0.001)
+_DATA = "synthetic:published-10"
+
+
+def convex(p: float, penalty: float, scale: Scale) -> Cell:
+    """Softmax regression, l1 ball."""
+    config = RunConfig(
+        dataset=_DATA,
+        model="mclr",
+        partition="labels:3",
+        constraint="l1:10",
+        algorithm="fedfw",
+        penalty=penalty,
+        participation=p,
+        rounds=scale.long_rounds,
+    )
+    return Cell(config, seeds=scale.seeds, samples=scale.samples, every=5)
+
+
+def network(p: float, algorithm: str, scale: Scale) -> Cell:
+    """Two hidden layers, l2 ball, lam_t = 1e-3 in every round, the step size of the non-convex schedule."""
+    rounds = scale.long_rounds
+    config = RunConfig(
+        dataset=_DATA,
+        model="mlp",
+        partition="labels:3",
+        constraint="l2:10",
+        algorithm=algorithm,
+        penalty=1e-3,
+        momentum=0.0,
+        schedule=f"constant:{(p * rounds + 1) ** (-2 / 3):.6f}",
+        participation=p,
+        rounds=rounds,
+    )
+    return Cell(config, seeds=scale.seeds, samples=scale.samples, every=5)
+
+
+def tasks(scale: Scale) -> list[Task]:
+    return [
+        *(convex(p, penalty, scale) for p in PROBABILITIES for penalty in PENALTIES),
+        *(network(p, algorithm, scale) for p in PROBABILITIES for algorithm in ("fedfw", "fedfw+")),
+    ]
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    for name, title, cells in (
+        ("participation-convex", "softmax regression, l1 ball of radius 10", _convex_panels(scale)),
+        ("participation-network", "two hidden layers, l2 ball of radius 10, lam_t = 0.001", _network_panels(scale)),
+    ):
+        figure, axes = panels(4)
+        shown = {}
+        for (label, group), (loss, accuracy) in zip(cells.items(), (axes[:2], axes[2:]), strict=True):
+            for p, cell in group.items():
+                draw(loss, results[cell], "test_loss", f"p = {p:g}")
+                draw(accuracy, results[cell], "accuracy", f"p = {p:g}")
+                shown[f"{label}, p = {p:g}"] = results[cell]
+            loss.set(title=f"{label}: test loss", xlabel="round")
+            accuracy.set(title=f"{label}: test accuracy", xlabel="round")
+        axes[0].legend()
+        page.plot(figure, f"Participation: {title}", curves_csv(shown, ("test_loss", "loss", "accuracy")), name)
+
+
+def claims(scale: Scale, results: Results) -> list[Claim]:
+    found = []
+    everything = _convex_panels(scale) | _network_panels(scale)
+    falls = {
+        label: [mean_curve(results[cell], "loss")[-1] for cell in group.values()] for label, group in everything.items()
+    }
+    ordered = {label: all(a >= b for a, b in pairwise(v)) for label, v in falls.items()}
+    told = "; ".join(f"{label}: final loss {' > '.join(f'{x:.3f}' for x in v)}" for label, v in falls.items())
+    found.append(Claim("More participation converges faster", all(ordered.values()), told, "Participation"))
+    factors = {label: v[0] / v[-1] for label, v in falls.items() if label.startswith("lam_0")}
+    told = "; ".join(f"{label}: loss at p = 0.1 is {f:.2f} times that at p = 1" for label, f in factors.items())
+    same = max(factors.values()) / min(factors.values()) < 1.1
+    found.append(Claim("lam_0 does not change the effect of p", same, told, "Participation"))
+    return found
+
+
+def _convex_panels(scale: Scale) -> dict[str, dict[float, Cell]]:
+    return {f"lam_0 = {lam:g}": {p: convex(p, lam, scale) for p in PROBABILITIES} for lam in PENALTIES}
+
+
+def _network_panels(scale: Scale) -> dict[str, dict[float, Cell]]:
+    return {NAMES[a]: {p: network(p, a, scale) for p in PROBABILITIES} for a in ("fedfw", "fedfw+")}

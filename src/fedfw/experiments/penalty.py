@@ -1,0 +1,91 @@
+"""The paper's figure 4: the initial penalty lam_0, in its four settings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from fedfw.command.config import RunConfig
+from fedfw.experiments.cells import Cell
+from fedfw.experiments.figures import Claim, all_run, curves_csv, draw, mean_curve, panels
+from fedfw.experiments.lab import Results, Task
+from fedfw.experiments.protocols import Scale
+from fedfw.report.document import Document
+
+PENALTIES: tuple[float | str, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+SETTINGS = {
+    "mnist-l1": ("mnist", "mclr", "l1:10", 0.5),
+    "mnist-l2": ("mnist", "mclr", "l2:10", 0.5),
+    "network-l1": ("synthetic:published-10", "mlp", "l1:10", 1.0),
+    "network-l2": ("synthetic:published-10", "mlp", "l2:10", 1.0),
+}
+
+
+def cell(setting: str, penalty: float | str, scale: Scale) -> Cell:
+    """FedFW with one lam_0; "auto" is the one that minimises the bound with the clients' differences at the start."""
+    dataset, model, constraint, p = SETTINGS[setting]
+    config = RunConfig(
+        dataset=dataset,
+        model=model,
+        partition="labels:3",
+        constraint=constraint,
+        algorithm="fedfw",
+        penalty=penalty,
+        momentum=0.0,
+        schedule="convex" if model == "mclr" else "nonconvex",
+        participation=p,
+        rounds=scale.rounds,
+    )
+    return Cell(
+        config,
+        seeds=scale.seeds,
+        samples=scale.some if dataset == "mnist" else scale.samples,
+        every=1 if scale.quick else 2,
+    )
+
+
+def tasks(scale: Scale) -> list[Task]:
+    return [cell(setting, lam, scale) for setting in SETTINGS for lam in (*PENALTIES, "auto")]
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    for setting, (dataset, model, constraint, p) in SETTINGS.items():
+        cells = {f"lam_0 = {lam:g}": cell(setting, lam, scale) for lam in PENALTIES if isinstance(lam, float)}
+        best = results[cell(setting, "auto", scale)]
+        if not all_run([best, *(results[c] for c in cells.values())]):
+            page.text(f"{dataset}, {model}, {constraint}: not run: no data")
+            continue
+        lam = best["runs"][0]["lam_0"]
+        shown = {label: results[c] for label, c in cells.items()} | {f"bound's best, {lam:.2g}": best}
+        figure, (loss, gap, accuracy, last) = panels(4)
+        for label, result in shown.items():
+            style = {"color": "black", "ls": "--"} if result is best else {}
+            for axis, column in ((loss, "loss"), (gap, "gap"), (accuracy, "accuracy")):
+                draw(axis, result, column, label, **style)
+        numbers = [float(v) for v in PENALTIES]
+        ends = [mean_curve(results[c], "loss")[-1] for c in cells.values()]
+        last.semilogx(numbers, ends, "o-")
+        last.axvline(lam, color="black", ls="--", label="minimises the bound")
+        loss.set(title="loss", xlabel="round")
+        gap.set(title="Frank-Wolfe gap", xlabel="round", yscale="log")
+        accuracy.set(title="test accuracy", xlabel="round")
+        last.set(title="last loss", xlabel="lam_0")
+        loss.legend(fontsize="small")
+        last.legend(fontsize="small")
+        some = f" ({scale.some} digits)" if dataset == "mnist" else ""
+        caption = f"lam_0: {model} on {dataset}{some}, 3 labels a client, {constraint}, p = {p:g}"
+        page.plot(figure, caption, curves_csv(shown, ("loss", "gap", "accuracy")), f"penalty-{setting}")
+
+
+def claims(scale: Scale, results: Results) -> list[Claim]:
+    told, holds = [], []
+    for setting in SETTINGS:
+        cells = [cell(setting, lam, scale) for lam in PENALTIES]
+        if not all_run([results[c] for c in cells]):
+            continue
+        early = [mean_curve(results[c], "gap")[2] for c in cells]
+        at = mean_curve(results[cells[0]], "round")[2]
+        holds.append(all(a <= b * 1.001 for a, b in pairwise(early)))
+        told.append(f"{setting}, round {at:.0f}: " + ", ".join(f"{v:.3g}" for v in early))
+    verdict = all(holds) if holds else None
+    text = "A larger lam_0 gives a larger gap in the first rounds (lam_0 from 1e-4 to 1)"
+    return [Claim(text, verdict, "; ".join(told), "lam_0")]

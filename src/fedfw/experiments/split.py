@@ -1,0 +1,88 @@
+"""Split constraints: weak clients answer with a simple ball around the set that the others keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean
+
+from fedfw.algorithms import FedFWPlus
+from fedfw.command.config import RunConfig
+from fedfw.experiments.cells import average, finals, percent, placed, problem_of, told
+from fedfw.experiments.figures import panels
+from fedfw.experiments.lab import Json, Results, Site, Task, was_run
+from fedfw.experiments.protocols import Scale
+from fedfw.report.document import Document, csv_text
+from fedfw.sets import L2Ball, NuclearBall, Product
+from fedfw.simulation import simulate
+
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
+RADIUS = 10.0
+
+
+@dataclass(frozen=True)
+class Weak:
+    """FedFW+ with momentum on MNIST; so many of the ten clients have a Frobenius ball for the nuclear one."""
+
+    share: float
+    rounds: int
+    seeds: int
+    samples: int | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.share:.0%} weak clients"
+
+    @property
+    def weight(self) -> float:
+        return 4.0 * self.rounds * self.seeds * (0.1 + (self.samples or 60_000) / 60_000)
+
+    def compute(self, site: Site) -> Json:
+        runs = []
+        for seed in range(self.seeds):
+            config = RunConfig(dataset="mnist", model="mclr", partition="labels:3", seed=seed)
+            problem = problem_of(placed(config, site), self.samples)
+            D = Product({"weight": NuclearBall(RADIUS), "bias": L2Ball(RADIUS)})
+            simple = Product({"weight": L2Ball(RADIUS), "bias": L2Ball(RADIUS)})
+            weak = dict.fromkeys(range(round(self.share * problem.n)), simple)
+            algorithm = FedFWPlus(D, penalty="auto:0.1", momentum=0.9)
+            run = simulate(problem, algorithm, self.rounds, relax=weak or None, eval_every=self.rounds, seed=seed)
+            runs.append(told(run) | {"seed": seed})
+        return {"runs": runs}
+
+
+def _weak(share: float, scale: Scale) -> Weak:
+    return Weak(share, scale.rounds, scale.seeds, scale.samples)
+
+
+def tasks(scale: Scale) -> list[Task]:
+    return [_weak(share, scale) for share in SHARES]
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    found = {share: results[_weak(share, scale)] for share in SHARES}
+    if not all(map(was_run, found.values())):
+        page.text("not run: no data")
+        return
+    oracle = {share: mean(run["seconds"]["oracle"] for run in r["runs"]) for share, r in found.items()}
+    far = {share: mean(finals(r, "distance")) for share, r in found.items()}
+    figure, (accuracy, distance, seconds) = panels(3)
+    accuracy.plot(SHARES, [100 * mean(finals(r, "accuracy")) for r in found.values()], "o-")
+    accuracy.set(title="test accuracy % of the returned model", xlabel="share of weak clients")
+    distance.plot(SHARES, list(far.values()), "o-")
+    distance.set(title="distance of xbar from the set", xlabel="share of weak clients")
+    seconds.plot(SHARES, list(oracle.values()), "o-")
+    seconds.set(title="seconds in oracles", xlabel="share of weak clients", ylim=(0, None))
+    rows = [(s, mean(finals(r, "accuracy")), far[s], oracle[s]) for s, r in found.items()]
+    caption = "Split constraints: nuclear ball of radius 10, weak clients with the Frobenius ball around it"
+    page.plot(figure, caption, csv_text(("weak", "accuracy", "distance", "oracle_seconds"), rows), "split")
+    table = [
+        (
+            f"{s:.0%}",
+            average(finals(r, "accuracy"), percent),
+            f"{far[s]:.3g}",
+            f"{oracle[s]:.2f}",
+            f"{1 - oracle[s] / oracle[0.0]:.0%}",
+        )
+        for s, r in found.items()
+    ]
+    page.table(("weak clients", "accuracy %", "distance of xbar", "oracle seconds", "saved"), table)

@@ -1,0 +1,165 @@
+"""What the three tables share: lines of cells under columns, the paper's number beside them, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+
+from fedfw.command.progress import human_bytes
+from fedfw.experiments.cells import Cell, Central, average, finals, percent, residuals, seconds_of
+from fedfw.experiments.lab import Json, Results, Task, was_run
+from fedfw.experiments.protocols import NAMES
+from fedfw.models import MODELS
+from fedfw.report import document
+from fedfw.report.document import Document
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row: an algorithm on a task, under one or several protocols.
+
+    Parameters
+    ----------
+    data, split, constraint
+        As they are called in the table.
+    paper
+        Its accuracy in per cent; None where it has none.
+    cells
+        By the name of the column.
+    """
+
+    data: str
+    split: str
+    constraint: str
+    algorithm: str
+    paper: float | None
+    cells: Mapping[str, Cell] = field(hash=False)
+
+    @property
+    def task(self) -> tuple[str, str, str]:
+        return self.data, self.split, self.constraint
+
+    @property
+    def label(self) -> str:
+        return NAMES.get(self.algorithm, self.algorithm)
+
+
+def tasks_of(lines: Iterable[Line]) -> list[Task]:
+    """The cells, and the optima of those that are convex."""
+    cells = [cell for line in lines for cell in line.cells.values()]
+    optima: list[Task] = [Central.of(cell) for cell in cells if _is_convex(cell)]
+    return [*optima, *cells]
+
+
+def show_table(lines: Sequence[Line], columns: Sequence[str], results: Results, page: Document, why: Reasons) -> None:
+    """Accuracies beside the paper's, how many cells meet it and why others do not, and the details of every cell."""
+    page.text(_verdict(lines, results))
+    page.table(
+        ("data", "split", "set", "algorithm", "paper", *columns, "optimum"),
+        [_row(line, columns, results) for line in lines],
+    )
+    page.text(
+        "Test accuracy in per cent after the last round, mean ± deviation over the seeds; coloured (bold) where it "
+        "reaches the paper's number, for ours the best number of the paper on that task. Optimum: what the solution "
+        "of the same problem (joint set) itself scores."
+    )
+    _explain(lines, results, page, why)
+    for column in columns:
+        _details(column, lines, results, page)
+
+
+Reasons = Mapping[tuple[str, str, str], str]
+"""What is known of how the paper's numbers on a task (data, split, set) were made."""
+
+
+def meets(line: Line, result: Json) -> bool | None:
+    """Whether the mean accuracy reaches the paper's; None where there is nothing to compare."""
+    if line.paper is None or not was_run(result) or not (values := finals(result, "accuracy")):
+        return None
+    return round(100 * mean(values), 1) >= round(line.paper, 1)
+
+
+def _row(line: Line, columns: Sequence[str], results: Results) -> list[document.Cell]:
+    row: list[document.Cell] = [*line.task, line.label, "-" if line.paper is None else f"{line.paper:.1f}"]
+    for column in columns:
+        row.append(_accuracy(line, results[line.cells[column]]) if column in line.cells else "")
+    first = next(iter(line.cells.values()))
+    central = _central(first, results)
+    return [*row, percent(mean(s["accuracy"] for s in central["seeds"])) if was_run(central) else "-"]
+
+
+def _accuracy(line: Line, result: Json) -> document.Cell:
+    if not was_run(result):
+        return f"not run: {result['not_run']}"
+    text = average(finals(result, "accuracy"), percent)
+    return text, {True: "good", False: "bad", None: "plain"}[meets(line, result)]
+
+
+def _verdict(lines: Sequence[Line], results: Results) -> str:
+    counts: dict[str, list[bool]] = {}
+    for line in lines:
+        for column, cell in line.cells.items():
+            if (met := meets(line, results[cell])) is not None:
+                counts.setdefault(column, []).append(met)
+    told = "; ".join(f"{column}: {sum(met)} of {len(met)}" for column, met in counts.items())
+    return f"Cells that reach the paper's number: {told or 'none could be run'}."
+
+
+def _explain(lines: Sequence[Line], results: Results, page: Document, why: Reasons) -> None:
+    rows = []
+    for line in lines:
+        for column, cell in line.cells.items():
+            result = results[cell]
+            if line.paper is None or meets(line, result) is not False:
+                continue
+            known = why.get(line.task, "")
+            if was_run(central := _central(cell, results)):
+                best = 100 * mean(s["accuracy"] for s in central["seeds"])
+                far = mean(residuals(result, central))
+                if best < line.paper:
+                    known = f"the optimum itself scores {best:.1f}, so a solver cannot reach it; {known}"
+                else:
+                    known = f"{far:.1%} of the way to the optimum ({best:.1f}) is left; {known}"
+            reached = percent(mean(finals(result, "accuracy")))
+            rows.append((*line.task, line.label, column, f"{reached} for {line.paper:.1f}", known.rstrip("; ") or "-"))
+    if rows:
+        page.text("Cells below the paper's number, and what is known about them:")
+        page.table(("data", "split", "set", "algorithm", "column", "reached", "why"), rows)
+
+
+def _details(column: str, lines: Sequence[Line], results: Results, page: Document) -> None:
+    rows = []
+    for line in lines:
+        cell = line.cells.get(column)
+        if cell is None or not was_run(result := results[cell]) or not result["runs"]:
+            continue
+        central = _central(cell, results)
+        chosen = ", ".join(f"{key} {value}" for key, value in result["chosen"].items())
+        rows.append(
+            (
+                *line.task,
+                line.label,
+                average(finals(result, "accuracy"), percent),
+                average(residuals(result, central), "{:.4f}".format) if was_run(central) else "-",
+                average(finals(result, "gap"), "{:.3g}".format),
+                human_bytes(mean(finals(result, "bytes_up"))),
+                human_bytes(mean(finals(result, "bytes_down"))),
+                f"{seconds_of(result):.1f}",
+                f"{result['runs'][0]['rounds']}",
+                chosen or "-",
+            )
+        )
+    if rows:
+        page.heading(f"Column “{column}” in detail", 3)
+        header = ("data", "split", "set", "algorithm", "accuracy", "residual", "gap", "up", "down", "s", "rounds")
+        page.table((*header, "chosen"), rows)
+
+
+def _central(cell: Cell, results: Results) -> Json:
+    """The optimum of the cell's problem; there is none to be had for networks."""
+    return results[Central.of(cell)] if _is_convex(cell) else {"not_run": "not convex"}
+
+
+def _is_convex(cell: Cell) -> bool:
+    return MODELS[cell.config.model or ""].convex

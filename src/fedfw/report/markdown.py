@@ -1,0 +1,43 @@
+"""A report as a Markdown page with its plots as SVG files beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedfw.report.document import Attachment, Block, Cell, Document, Footer, Heading, Plot, Table, Text, text_of
+from fedfw.simulation.files import write_atomically
+
+
+def save_markdown(document: Document, path: Path) -> None:
+    """Write ``path`` and a folder of the same name, without its ending, for the plots and their data."""
+    folder = path.with_suffix("")
+    parts = [f"# {document.title}", *(_block(block, folder) for block in document.blocks)]
+    write_atomically(path, ("\n\n".join(parts) + "\n").encode())
+
+
+def _block(block: Block, folder: Path) -> str:
+    match block:
+        case Heading(text, level):
+            return "#" * level + " " + text
+        case Text(text):
+            return text
+        case Table(header, rows):
+            lines = [_line(header), "|" + "---|" * len(header), *map(_line, rows)]
+            return "\n".join(lines)
+        case Plot(svg, caption, csv, name):
+            write_atomically(folder / f"{name}.svg", svg.encode())
+            write_atomically(folder / f"{name}.csv", csv.encode())
+            picture = f"![{caption}]({folder.name}/{name}.svg)"
+            return f"{picture}\n\n{caption} ([data]({folder.name}/{name}.csv))"
+        case Attachment(name, caption, text):
+            write_atomically(folder / name, text.encode())
+            return f"[{caption}]({folder.name}/{name})"
+        case Footer(lines):
+            return "\n".join(f"- {line}" for line in lines)
+
+
+def _line(cells: tuple[Cell, ...] | tuple[str, ...]) -> str:
+    marked = (
+        f"**{text_of(cell)}**" if not isinstance(cell, str) and cell[1] == "good" else text_of(cell) for cell in cells
+    )
+    return "| " + " | ".join(text.replace("|", "\\|") for text in marked) + " |"
