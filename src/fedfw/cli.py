@@ -15,7 +15,7 @@ from fedfw.command.config import RunConfig
 
 REPRODUCTIONS = (
     *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
-    *("certificate", "momentum", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
+    *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
 )
 """The names of `fedfw.experiments.catalogue`, here so that help comes without importing them."""
 

@@ -1,6 +1,6 @@
 """Oracles that err: how large an additive or a multiplicative error may be before FedFW breaks.
 
-An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point, with theta such that
+An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point, with theta (at most 1) such that
 
     multiplicative    <g, s'> = (1 - delta) <g, s>
     additive          <g, s'> = <g, s> + delta F(x^1) / n
