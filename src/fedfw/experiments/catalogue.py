@@ -42,6 +42,8 @@ class Section:
         What the results say about claims of the paper.
     failures
         What must not be: names of proven bounds that did not hold.
+    summary
+        A table in a sentence or two, for the top of the report.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Section:
     show: Callable[[Scale, Results, Document], None]
     claims: Callable[[Scale, Results], list[Claim]] = lambda scale, results: []
     failures: Callable[[Scale, Results], list[str]] = lambda scale, results: []
+    summary: Callable[[Scale, Results], str] | None = None
 
     def complete(self, scale: Scale, results: Results) -> bool:
         """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
@@ -66,10 +69,13 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         def show(scale: Scale, results: Results, page: Document) -> None:
             table1.show(entries, scale, baselines, results, page)
 
-        return Section(name, title, tasks, show)
+        def summary(scale: Scale, results: Results) -> str:
+            return table1.summary(entries, scale, baselines, results)
+
+        return Section(name, title, tasks, show, summary=summary)
 
     def of(module: object, name: str, title: str) -> Section:
-        extras = {key: getattr(module, key) for key in ("claims", "failures") if hasattr(module, key)}
+        extras = {key: getattr(module, key) for key in ("claims", "failures", "summary") if hasattr(module, key)}
         return Section(name, title, module.tasks, module.show, **extras)  # type: ignore[attr-defined]
 
     found = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale, matched, ours, stated
 from fedfw.experiments.published import TABLE_1
-from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of
+from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of, verdict
 from fedfw.report.document import Document
 
 PAPER_ALGORITHMS = ("feddr", "fedfw", "fedfw+")
@@ -57,6 +57,10 @@ def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines:
 
 def tasks(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool) -> list[Task]:
     return tasks_of(lines(entries, scale, baselines))
+
+
+def summary(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool, results: Results) -> str:
+    return verdict(lines(entries, scale, baselines), results)
 
 
 def show(

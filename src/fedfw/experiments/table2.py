@@ -6,7 +6,7 @@ from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale, matched, ours, stated
 from fedfw.experiments.published import TABLE_2
 from fedfw.experiments.table1 import PAPER_ALGORITHMS, SMALL
-from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of
+from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of, verdict
 from fedfw.report.document import Document
 
 COLUMNS = ("stated", "matched", "ours")
@@ -36,6 +36,10 @@ def lines(scale: Scale) -> list[Line]:
 
 def tasks(scale: Scale) -> list[Task]:
     return tasks_of(lines(scale))
+
+
+def summary(scale: Scale, results: Results) -> str:
+    return verdict(lines(scale), results)
 
 
 def show(scale: Scale, results: Results, page: Document) -> None:

@@ -10,7 +10,7 @@ from fedfw.experiments.figures import Claim, all_run
 from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale, ours, stated
 from fedfw.experiments.published import TABLE_3
-from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of
+from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of, verdict
 from fedfw.report.document import Document
 
 ALGORITHMS = ("feddr", "fedfw-sto")
@@ -54,6 +54,10 @@ def _stochastic(cell: Cell, scale: Scale) -> Cell:
 
 def tasks(scale: Scale) -> list[Task]:
     return tasks_of(lines(scale))
+
+
+def summary(scale: Scale, results: Results) -> str:
+    return verdict(lines(scale), results)
 
 
 def show(scale: Scale, results: Results, page: Document) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import NamedTuple
 
 from fedfw.command.progress import human_bytes
 from fedfw.experiments.cells import Cell, Central, average, finals, percent, residuals, seconds_of
@@ -54,7 +56,7 @@ def tasks_of(lines: Iterable[Line]) -> list[Task]:
 
 def show_table(lines: Sequence[Line], columns: Sequence[str], results: Results, page: Document, why: Reasons) -> None:
     """Accuracies beside the paper's, how many cells meet it and why others do not, and the details of every cell."""
-    page.text(_verdict(lines, results))
+    page.text(verdict(lines, results))
     page.table(
         ("data", "split", "set", "algorithm", "paper", *columns, "optimum"),
         [_row(line, columns, results) for line in lines],
@@ -96,33 +98,57 @@ def _accuracy(line: Line, result: Json) -> document.Cell:
     return text, {True: "good", False: "bad", None: "plain"}[meets(line, result)]
 
 
-def _verdict(lines: Sequence[Line], results: Results) -> str:
+def verdict(lines: Sequence[Line], results: Results) -> str:
+    """How many cells of each column reach the paper's number, and why the others do not."""
     counts: dict[str, list[bool]] = {}
     for line in lines:
         for column, cell in line.cells.items():
             if (met := meets(line, results[cell])) is not None:
                 counts.setdefault(column, []).append(met)
+    if not counts:
+        return "No cell could be run."
     told = "; ".join(f"{column}: {sum(met)} of {len(met)}" for column, met in counts.items())
-    return f"Cells that reach the paper's number: {told or 'none could be run'}."
+    kinds = Counter(shortfall.kind for shortfall in _shortfalls(lines, results))
+    below = f" Below it, {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}." if kinds else ""
+    return f"Cells that reach the paper's number: {told}.{below}"
 
 
-def _explain(lines: Sequence[Line], results: Results, page: Document, why: Reasons) -> None:
-    rows = []
+class Shortfall(NamedTuple):
+    """A cell below the paper's number: which, what kind of reason, and the reason in words."""
+
+    line: Line
+    column: str
+    kind: str
+    why: str
+
+
+def _shortfalls(lines: Sequence[Line], results: Results) -> list[Shortfall]:
+    found = []
     for line in lines:
         for column, cell in line.cells.items():
             result = results[cell]
             if line.paper is None or meets(line, result) is not False:
                 continue
-            known = why.get(line.task, "")
+            kind, why = "networks, of which no optimum is known", ""
             if was_run(central := _central(cell, results)):
                 best = 100 * mean(s["accuracy"] for s in central["seeds"])
                 far = mean(residuals(result, central))
                 if best < line.paper:
-                    known = f"the optimum itself scores {best:.1f}, so a solver cannot reach it; {known}"
+                    kind = "where the optimum itself scores less"
+                    why = f"the optimum itself scores {best:.1f}, so solving this problem cannot reach it"
                 else:
-                    known = f"{far:.1%} of the way to the optimum ({best:.1f}) is left; {known}"
-            reached = percent(mean(finals(result, "accuracy")))
-            rows.append((*line.task, line.label, column, f"{reached} for {line.paper:.1f}", known.rstrip("; ") or "-"))
+                    kind = "where the optimum would reach it and the run did not get there"
+                    why = f"{far:.1%} of the way to the optimum ({best:.1f}) is left"
+            found.append(Shortfall(line, column, kind, why))
+    return found
+
+
+def _explain(lines: Sequence[Line], results: Results, page: Document, why: Reasons) -> None:
+    rows = []
+    for line, column, _, reason in _shortfalls(lines, results):
+        reached = percent(mean(finals(results[line.cells[column]], "accuracy")))
+        known = "; ".join(text for text in (reason, why.get(line.task, "")) if text)
+        rows.append((*line.task, line.label, column, f"{reached} for {line.paper:.1f}", known or "-"))
     if rows:
         page.text("Cells below the paper's number, and what is known about them:")
         page.table(("data", "split", "set", "algorithm", "column", "reached", "why"), rows)
