@@ -37,13 +37,13 @@ def test_the_oracle_errs_exactly_as_asked(D: ConstraintSet, kind: str, delta: fl
     def gradient(x: torch.Tensor, full: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros(4, dtype=torch.float64), g
 
-    x = torch.zeros(4, 6, dtype=torch.float64)
+    x = 0.1 * torch.randn(4, 6, dtype=torch.float64)
     _, sent, evidence = algorithm.client_step(plan, {"x": x}, Message(3, x[0]), gradient, lmo)
     assert evidence is None  # an answer that errs proves nothing
     best = D.lmo(asked[0], batch=True).dot(asked[0])
     error = sent.dot(asked[0]) - best
     eta = plan.rates(3).eta
-    wanted = {"multiplicative": 0.3 * best.abs(), "additive": 0.04, "shrinking": 0.1 * eta}[kind]
+    wanted = {"multiplicative": 0.3 * ((x * asked[0]).sum(1) - best), "additive": 0.04, "shrinking": 0.1 * eta}[kind]
     most = D.lmo(asked[1], batch=True).dot(asked[0]) - best  # where it errs all the way to the random point
     assert torch.allclose(error, torch.as_tensor(wanted, dtype=torch.float64).minimum(most), atol=1e-5)
     assert float(error.max()) > 0

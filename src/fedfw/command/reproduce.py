@@ -61,6 +61,8 @@ def reproduce(
     """
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}, expected at least 1")
+    if markdown is not None and markdown.suffix != ".md":
+        raise ValueError(f"--markdown {markdown}, expected a name that ends in .md: the plots go beside it")
     if not only_kept:
         usable_device(device)
     scale = QUICK if quick else FULL

@@ -52,5 +52,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         axis.fill_between(curve["round"], above, proven, alpha=0.15, lw=0)
         axis.set(title=setting, xlabel="round")
     axes[0].legend()
-    data = curves_csv({setting: results[c] for setting, c in run.items()}, ("loss", "lower_bound", "gap"))
+    shown = {setting: results[c] for setting, c in run.items()}
+    optima = {setting: results[Central.of(c)] for setting, c in run.items()}
+    data = curves_csv(shown, ("loss", "lower_bound", "gap"), optima)
     page.plot(figure, "The certificate: distance from the optimum, and what is proven of it", data, "certificate")

@@ -83,4 +83,6 @@ def show(scale: Scale, results: Results, page: Document) -> None:
 def claims(scale: Scale, results: Results) -> list[Claim]:
     stuck, *_, plus = (results[path]["xbar"][-1] for path in _paths())
     told = f"averaged local steps end at {stuck:.3f}, FedFW+ at {plus:.4f}; the best point is 1"
-    return [Claim("Local Frank-Wolfe with averaging fails", abs(stuck) < 0.01 < plus, told, "Counterexample")]
+    return [
+        Claim("Local Frank-Wolfe with averaging fails", abs(stuck) < 0.01 and 1 - plus < 0.001, told, "Counterexample")
+    ]

@@ -46,13 +46,15 @@ def mean_curve(result: Json, column: str) -> list[float]:
 
 
 def residual_curve(result: Json, central: Json) -> list[float]:
-    """The mean residual over the seeds at every evaluated round."""
-    curves = []
-    for run in result["runs"]:
-        optimum = central["seeds"][run["seed"]]
-        scale = optimum["start_value"] - optimum["value"]
-        curves.append([(loss - optimum["value"]) / scale for loss in run["curve"]["loss"]])
-    return [mean(values) for values in zip(*curves, strict=True)]
+    """The mean residual over the seeds at every evaluated round; at least 1e-6, for logarithmic axes."""
+    curves = [_residuals_of(run, central) for run in result["runs"]]
+    return [max(mean(values), 1e-6) for values in zip(*curves, strict=True)]
+
+
+def _residuals_of(run: Json, central: Json) -> list[float]:
+    optimum = central["seeds"][run["seed"]]
+    scale = optimum["start_value"] - optimum["value"]
+    return [(loss - optimum["value"]) / scale for loss in run["curve"]["loss"]]
 
 
 def draw(axis: Axes, result: Json, column: str, label: str, **style: Any) -> None:
@@ -60,17 +62,17 @@ def draw(axis: Axes, result: Json, column: str, label: str, **style: Any) -> Non
     axis.plot(mean_curve(result, "round"), mean_curve(result, column), label=label, **style)
 
 
-def curves_csv(results: Mapping[str, Json], columns: Sequence[str]) -> str:
-    """One row for each label, seed and evaluated round."""
+def curves_csv(results: Mapping[str, Json], columns: Sequence[str], centrals: Mapping[str, Json] | None = None) -> str:
+    """One row for each label, seed and evaluated round; with the optima, residuals too."""
     rows = []
     for label, result in results.items():
         for run in result["runs"]:
-            curve = run["curve"]
-            rows += [
-                (label, run["seed"], *values)
-                for values in zip(*(curve[name] for name in ("round", *columns)), strict=True)
-            ]
-    return csv_text(("setting", "seed", "round", *columns), rows)
+            values = [run["curve"][name] for name in ("round", *columns)]
+            if centrals is not None:
+                values.append(_residuals_of(run, centrals[label]))
+            rows += [(label, run["seed"], *row) for row in zip(*values, strict=True)]
+    also = () if centrals is None else ("residual",)
+    return csv_text(("setting", "seed", "round", *columns, *also), rows)
 
 
 def all_run(results: Sequence[Json]) -> bool:

@@ -20,6 +20,7 @@ import torch
 
 from fedfw._version import __version__
 from fedfw.data import MissingDataError
+from fedfw.errors import NonFiniteError
 from fedfw.simulation.files import write_atomically
 
 Json = dict[str, Any]
@@ -141,6 +142,8 @@ def _compute(task: Task, site: Site) -> Json:
         return task.compute(site)
     except MissingDataError as error:
         return {"not_run": "no data", "why": str(error)}
+    except NonFiniteError as error:
+        return {"not_run": "blew up", "why": str(error)}
 
 
 class _Progress:

@@ -43,20 +43,21 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     if not all_run([results[task] for task in tasks(scale) if isinstance(task, Cell)]):
         page.text("not run: no data")
         return
-    shown = {}
-    for what in ("round", "gradients"):
+    shown, optima = {}, {}
+    for what in ("rounds", "gradients"):
         figure, axes = panels(len(SETTINGS))
         for axis, setting in zip(axes, SETTINGS, strict=True):
             for steps in STEPS:
                 c = cell(setting, steps, scale)
                 result = results[c]
                 shown[f"{setting}, {steps} steps"] = result
-                far = [max(value, 1e-6) for value in residual_curve(result, results[Central.of(c)])]
-                times = 1 if what == "round" else steps
+                far = residual_curve(result, results[Central.of(c)])
+                optima[f"{setting}, {steps} steps"] = results[Central.of(c)]
+                times = 1 if what == "rounds" else steps
                 axis.loglog([times * t for t in mean_curve(result, "round")], far, label=f"{steps} steps")
             axis.set(title=setting, xlabel="round" if times == 1 else "full gradients of a client", ylabel="residual")
         axes[0].legend(fontsize="x-small")
         caption = f"Local steps of FedFW, {scale.some} digits of MNIST: residual by {what}s".replace(
             "gradientss", "gradients"
         )
-        page.plot(figure, caption, curves_csv(shown, ("loss", "accuracy", "bytes_up")), f"local-steps-{what}")
+        page.plot(figure, caption, curves_csv(shown, ("loss", "accuracy", "bytes_up"), optima), f"local-steps-{what}")

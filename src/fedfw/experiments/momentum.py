@@ -14,7 +14,7 @@ from fedfw.report.document import Document
 BETAS = (0.0, 0.5, 0.8, 0.9, 0.95)
 SCHEDULES = ("convex", "nonconvex", "constant:0.02", "linear-decay:0.1")
 SETS = {
-    "l2:10": ("auto:0.03", "auto:0.1", "auto:0.3", "auto:1"),
+    "l2:10": ("auto:0.03", "auto:0.1", "auto:0.3", "auto:1", "auto:3"),
     "l1:10": ("auto:0.0001", "auto:0.001", "auto:0.01", "auto:0.1"),
 }
 
@@ -54,7 +54,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         rows = []
         for label, cell in found.items():
             result, central = results[cell], results[Central.of(cell)]
-            far = [max(value, 1e-6) for value in residual_curve(result, central)]
+            far = residual_curve(result, central)
             if cell.config.schedule == "convex":
                 betas.semilogy(mean_curve(result, "round"), far, label=label)
             if cell.config.momentum in (0.0, 0.9):
@@ -75,5 +75,6 @@ def show(scale: Scale, results: Results, page: Document) -> None:
             axis.legend(fontsize="x-small")
         page.table((f"FedFW+, {constraint}", "residual", "accuracy %", "gap", "penalty"), rows)
         shown = {label: results[cell] for label, cell in found.items()}
+        optima = {label: results[Central.of(cell)] for label, cell in found.items()}
         caption = f"Momentum and schedules: {scale.some} digits of MNIST, 3 labels a client, {constraint}"
-        page.plot(figure, caption, curves_csv(shown, ("loss", "accuracy", "gap")), f"momentum-{constraint[:2]}")
+        page.plot(figure, caption, curves_csv(shown, ("loss", "accuracy", "gap"), optima), f"momentum-{constraint[:2]}")

@@ -2,7 +2,7 @@
 
 An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point, with theta (at most 1) such that
 
-    multiplicative    <g, s'> = (1 - delta) <g, s>
+    multiplicative    <g, x_i - s'> = (1 - delta) <g, x_i - s>
     additive          <g, s'> = <g, s> + delta F(x^1) / n
     shrinking         <g, s'> = <g, s> + delta eta_t F(x^1) / n      (what the theory of Frank-Wolfe tolerates)
 """
@@ -38,26 +38,27 @@ SETS = {"l2:10": 3.0, "l1:10": 0.001}
 
 @dataclass(frozen=True)
 class SloppyFedFW(FedFW):
-    """FedFW whose oracle errs by ``delta``; ``scale`` is what additive errors are measured in."""
+    """FedFW whose oracle errs by ``delta``; ``scale`` is what additive errors are measured in, ``seed`` the errors'."""
 
     kind: str = "multiplicative"
     delta: float = 0.0
     scale: float = 1.0
+    seed: int = 0
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        t = message.t
+        t, x = message.t, state["x"]
 
         def sloppy(g: Tensor) -> Atom:
             s = lmo(g)
             if not self.delta:
                 return s
-            draws = torch.randn(g.shape, generator=generator(0, "sloppy", t), dtype=torch.float32)
+            draws = torch.randn(g.shape, generator=generator(self.seed, "sloppy", t), dtype=torch.float32)
             v = lmo(draws.to(g)).dense(g.dtype)
             best = s.dot(g)
             allowed = {
-                "multiplicative": self.delta * best.abs(),
+                "multiplicative": self.delta * ((x * g).sum(1, dtype=torch.float64) - best).clamp(min=0),
                 "additive": torch.full_like(best, self.delta * self.scale),
                 "shrinking": torch.full_like(best, self.delta * self.scale * plan.rates(t).eta),
             }[self.kind]
@@ -95,7 +96,7 @@ class Sloppy:
             scale = problem.value(problem.start) / problem.n
             assert config.penalty is not None
             algorithm = SloppyFedFW(
-                constraint_of(config), penalty=config.penalty, kind=self.kind, delta=self.delta, scale=scale
+                constraint_of(config), penalty=config.penalty, kind=self.kind, delta=self.delta, scale=scale, seed=seed
             )
             run = simulate(problem, algorithm, rounds=config.rounds, eval_every=config.rounds, seed=seed)
             runs.append(told(run) | {"seed": seed})
@@ -138,27 +139,42 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     caption = f"Oracle errors of FedFW: {setting} (dotted: an exact oracle)"
     page.plot(figure, caption, csv_text(("kind", "set", "delta", "residual"), rows), "oracle-errors")
     page.text(
-        "Multiplicative: delta is the share of <g, s> that is lost. Additive: delta is in units of F(x^1)/n for each "
-        "client, the same in every round; shrinking: that times the step size. " + _where_it_breaks(scale, results)
+        "Multiplicative: delta is the share of the progress <g, x_i - s> that is lost. Additive: delta is in units of "
+        "F(x^1)/n for each client, the same in every round; shrinking: that times the step size. "
+        + _where_it_breaks(scale, results)
     )
 
 
 def claims(scale: Scale, results: Results) -> list[Claim]:
     if not all(was_run(results[task]) for task in tasks(scale)):
-        return [Claim("Frank-Wolfe is robust to additive and multiplicative oracle errors", None, "no data", "-")]
-    exact = _residual(sloppy("l2:10", "additive", 0.0, scale), results)
-    holds = (
-        _residual(sloppy("l2:10", "multiplicative", 0.3, scale), results) < 2 * exact
-        and _residual(sloppy("l2:10", "shrinking", 0.1, scale), results) < 2 * exact
-        and _residual(sloppy("l2:10", "additive", 0.1, scale), results) < 2 * exact
-    )
+        return [Claim("Frank-Wolfe is robust to oracle errors", None, "no data", "Oracle errors")]
+    told = _where_it_breaks(scale, results)
+
+    def harmless(kind: str, delta: float) -> bool:
+        return all(
+            _residual(sloppy(c, kind, delta, scale), results) < 1.5 * _residual(sloppy(c, kind, 0.0, scale), results)
+            for c in SETS
+        )
+
     return [
         Claim(
-            "Frank-Wolfe is robust to additive and multiplicative oracle errors, at no cost to convergence",
-            holds,
-            _where_it_breaks(scale, results),
+            "Frank-Wolfe is robust to multiplicative oracle errors (0.3 costs less than half of the residual on top)",
+            harmless("multiplicative", 0.3),
+            told,
             "Oracle errors",
-        )
+        ),
+        Claim(
+            "... and to additive ones (0.1 F(x^1) in all, the same in every round, costs less than half on top)",
+            harmless("additive", 0.1),
+            told,
+            "Oracle errors",
+        ),
+        Claim(
+            "... if they shrink with the step size (0.1 F(x^1) eta_t in all)",
+            harmless("shrinking", 0.1),
+            told,
+            "Oracle errors",
+        ),
     ]
 
 

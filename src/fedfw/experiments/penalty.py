@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 def cell(setting: str, penalty: float | str, scale: Scale) -> Cell:
-    """FedFW with one lam_0; "auto" is the one that minimises the bound with the clients' differences at the start."""
+    """FedFW with one lam_0; "auto" minimises the convex bound with H taken at the start."""
     dataset, model, constraint, p = SETTINGS[setting]
     config = RunConfig(
         dataset=dataset,
@@ -55,7 +55,8 @@ def show(scale: Scale, results: Results, page: Document) -> None:
             page.text(f"{dataset}, {model}, {constraint}: not run: no data")
             continue
         lam = best["runs"][0]["lam_0"]
-        shown = {label: results[c] for label, c in cells.items()} | {f"bound's best, {lam:.2g}": best}
+        mark = "minimises the bound" if model == "mclr" else "by the convex formula"
+        shown = {label: results[c] for label, c in cells.items()} | {f"{lam:.2g}, {mark}": best}
         figure, (loss, gap, accuracy, last) = panels(4)
         for label, result in shown.items():
             style = {"color": "black", "ls": "--"} if result is best else {}
@@ -64,7 +65,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         numbers = [float(v) for v in PENALTIES]
         ends = [mean_curve(results[c], "loss")[-1] for c in cells.values()]
         last.semilogx(numbers, ends, "o-")
-        last.axvline(lam, color="black", ls="--", label="minimises the bound")
+        last.axvline(lam, color="black", ls="--", label=mark)
         loss.set(title="loss", xlabel="round")
         gap.set(title="Frank-Wolfe gap", xlabel="round", yscale="log")
         accuracy.set(title="test accuracy", xlabel="round")
@@ -84,8 +85,8 @@ def claims(scale: Scale, results: Results) -> list[Claim]:
             continue
         early = [mean_curve(results[c], "gap")[2] for c in cells]
         at = mean_curve(results[cells[0]], "round")[2]
-        holds.append(all(a <= b * 1.001 for a, b in pairwise(early)))
+        holds.append(all(a <= 1.05 * b for a, b in pairwise(early)))
         told.append(f"{setting}, round {at:.0f}: " + ", ".join(f"{v:.3g}" for v in early))
     verdict = all(holds) if holds else None
-    text = "A larger lam_0 gives a larger gap in the first rounds (lam_0 from 1e-4 to 1)"
+    text = "A larger lam_0 gives a larger gap in the first rounds (lam_0 from 1e-4 to 1, within 5 %)"
     return [Claim(text, verdict, "; ".join(told), "lam_0")]

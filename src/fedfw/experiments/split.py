@@ -20,7 +20,6 @@ from fedfw.sets import L2Ball, NuclearBall, Product
 from fedfw.simulation import simulate
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
-RADIUS = 20.0
 _FIRST = "0.weight"
 
 
@@ -32,6 +31,10 @@ class Weak:
     rounds: int
     seeds: int
     samples: int
+    radius: float = 20.0
+    penalty: float = 0.01
+    momentum: float = 0.9
+    schedule: str = "linear-decay:0.05"
 
     @property
     def title(self) -> str:
@@ -46,10 +49,10 @@ class Weak:
         for seed in range(self.seeds):
             config = RunConfig(dataset="mnist", model="mlp", partition="labels:3", seed=seed)
             problem = problem_of(placed(config, site), self.samples)
-            D = Product({_FIRST: NuclearBall(RADIUS), "*": L2Ball(10.0)})
-            simple = Product({_FIRST: L2Ball(RADIUS), "*": L2Ball(10.0)})
+            D = Product({_FIRST: NuclearBall(self.radius), "*": L2Ball(10.0)})
+            simple = Product({_FIRST: L2Ball(self.radius), "*": L2Ball(10.0)})
             weak = dict.fromkeys(range(round(self.share * problem.n)), simple)
-            algorithm = FedFWPlus(D, penalty=0.01, momentum=0.9, schedule="linear-decay:0.05")
+            algorithm = FedFWPlus(D, penalty=self.penalty, momentum=self.momentum, schedule=self.schedule)
             run = simulate(problem, algorithm, self.rounds, relax=weak or None, eval_every=self.rounds, seed=seed)
             runs.append(told(run) | {"seed": seed})
         return {"runs": runs}

@@ -10,11 +10,12 @@ from fedfw.experiments.figures import Claim, all_run
 from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale, ours, stated
 from fedfw.experiments.published import TABLE_3
-from fedfw.experiments.tables import Line, Reasons, show_table, tasks_of, verdict
+from fedfw.experiments.table1 import line_of_ours
+from fedfw.experiments.tables import Line, show_table, tasks_of, verdict
 from fedfw.report.document import Document
 
 ALGORITHMS = ("feddr", "fedfw-sto")
-COLUMNS = ("stated", "matched", "ours")
+COLUMNS = ("stated", "ours", "matched")
 ENTRIES = (
     ("Synthetic", "IID", "synthetic:published-10", "iid"),
     ("Synthetic", "3 labels", "synthetic:published-10", "labels:3"),
@@ -27,7 +28,6 @@ ENTRIES = (
     ("EMNIST-62", "20 labels, unequal", "emnist-byclass", "labels:20,unequal"),
     ("MNIST", "by writer", "mnist", "writer"),
 )
-_REASONS: Reasons = {(data, split, "l2"): "published: the best of the rounds" for data, split, _, _ in ENTRIES}
 
 
 def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES) -> list[Line]:
@@ -39,9 +39,9 @@ def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES
             cell = _stochastic(stated(dataset, partition, "l2:10", algorithm, "mclr", scale), scale)
             local = replace(cell, config=replace(cell.config, per_parameter=True), epoch=True)
             found.append(Line(data, split, "l2", algorithm, paper[algorithm], {"stated": cell, "matched": local}))
-        best = max((value for value in paper.values() if value is not None), default=None)
         own = {"ours": _stochastic(ours(dataset, partition, "l2:10", "mclr", scale), scale)}
-        found.append(Line(data, split, "l2", "ours: FedFW+ with momentum", best, own))
+        known = {algorithm: value for algorithm, value in paper.items() if value is not None}
+        found.append(line_of_ours(data, split, "l2", known, own))
     return found
 
 
@@ -53,7 +53,7 @@ def _stochastic(cell: Cell, scale: Scale) -> Cell:
 
 
 def tasks(scale: Scale) -> list[Task]:
-    return tasks_of(lines(scale))
+    return tasks_of(lines(scale), COLUMNS)
 
 
 def summary(scale: Scale, results: Results) -> str:
@@ -62,23 +62,31 @@ def summary(scale: Scale, results: Results) -> str:
 
 def show(scale: Scale, results: Results, page: Document) -> None:
     page.text(
-        "100 clients, one step with 64 samples a round, 300 rounds, l2 ball of radius 10; matched: one local epoch in "
-        "batches of 64 a round and a set for each parameter. MNIST by writer (whole writers, 100 clients) is not in "
-        "the paper."
+        f"100 clients, one step with 64 samples a round, {scale.long_rounds} rounds, l2 ball of radius 10; matched: "
+        "one local epoch in batches of 64 a round and a set for each parameter. MNIST by writer (whole writers, 100 "
+        "clients) is not in the paper."
     )
-    show_table(lines(scale), COLUMNS, results, page, _REASONS)
+    show_table("Table 3", lines(scale), COLUMNS, results, page, lambda line: "")
 
 
 def claims(scale: Scale, results: Results) -> list[Claim]:
     told, holds = [], []
-    for feddr, sto in zip(lines(scale)[::3], lines(scale)[1::3], strict=True):
+    rows = [line for line in lines(scale) if line.paper is not None and not line.paper_by]
+    for feddr, sto in zip(rows[::2], rows[1::2], strict=True):
         pair = [results[line.cells["stated"]] for line in (sto, feddr)]
         if not all_run(pair):
+            told.append(f"{feddr.data}, {feddr.split}: not run")
             continue
         ours_, theirs = (100 * mean(finals(result, "accuracy")) for result in pair)
         holds.append(ours_ > theirs)
         told.append(f"{feddr.data}, {feddr.split}: {ours_:.1f} against {theirs:.1f}")
-    verdict = all(holds) if holds else None
+    untested = len(holds) < len(rows) // 2
+    holds_everywhere = False if not all(holds) else None if untested else True
     return [
-        Claim("FedFW-sto beats FedDR everywhere (stated protocol, both tuned)", verdict, "; ".join(told), "Table 3")
+        Claim(
+            "FedFW-sto beats FedDR everywhere (stated protocol, both tuned)",
+            holds_everywhere,
+            "; ".join(told),
+            "Table 3",
+        )
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import NamedTuple
@@ -26,7 +27,8 @@ class Line:
     data, split, constraint
         As they are called in the table.
     paper
-        Its accuracy in per cent; None where it has none.
+        Its accuracy in per cent; None where it has none. For ours its best one on that task, of the algorithm
+        ``paper_by``.
     cells
         By the name of the column.
     """
@@ -37,6 +39,7 @@ class Line:
     algorithm: str
     paper: float | None
     cells: Mapping[str, Cell] = field(hash=False)
+    paper_by: str = ""
 
     @property
     def task(self) -> tuple[str, str, str]:
@@ -47,14 +50,16 @@ class Line:
         return NAMES.get(self.algorithm, self.algorithm)
 
 
-def tasks_of(lines: Iterable[Line]) -> list[Task]:
-    """The cells, and the optima of those that are convex."""
-    cells = [cell for line in lines for cell in line.cells.values()]
-    optima: list[Task] = [Central.of(cell) for cell in cells if _is_convex(cell)]
-    return [*optima, *cells]
+def tasks_of(lines: Sequence[Line], columns: Sequence[str]) -> list[Task]:
+    """Column by column, so that an interrupted table has whole ones: the cells, and the optima of convex problems."""
+    cells = [line.cells[column] for column in columns for line in lines if column in line.cells]
+    pairs = [[Central.of(cell), cell] if _is_convex(cell) else [cell] for cell in cells]
+    return [task for pair in pairs for task in pair]
 
 
-def show_table(lines: Sequence[Line], columns: Sequence[str], results: Results, page: Document, why: Reasons) -> None:
+def show_table(
+    title: str, lines: Sequence[Line], columns: Sequence[str], results: Results, page: Document, why: Reasons
+) -> None:
     """Accuracies beside the paper's, how many cells meet it and why others do not, and the details of every cell."""
     page.text(verdict(lines, results))
     page.table(
@@ -62,39 +67,46 @@ def show_table(lines: Sequence[Line], columns: Sequence[str], results: Results, 
         [_row(line, columns, results) for line in lines],
     )
     page.text(
-        "Test accuracy in per cent after the last round, mean ± deviation over the seeds; coloured (bold) where it "
-        "reaches the paper's number, for ours the best number of the paper on that task. Optimum: what the solution "
-        "of the same problem (joint set) itself scores."
+        "Test accuracy in per cent after the last round, mean ± deviation over the seeds; green (bold) where it "
+        "reaches the paper's number, red where it does not. Optimum: what the solution of the same problem (joint set, "
+        "radius 10) itself scores; a higher number means that the problem was not solved, not that it was solved "
+        "better. On synthetic data a seed is another draw of the data. Images are in [0, 1], for CNNs in [-1, 1]."
     )
     _explain(lines, results, page, why)
     for column in columns:
-        _details(column, lines, results, page)
+        _details(title, column, lines, results, page)
 
 
-Reasons = Mapping[tuple[str, str, str], str]
-"""What is known of how the paper's numbers on a task (data, split, set) were made."""
+Reasons = Callable[[Line], str]
+"""What is known of how the paper's number was made."""
 
 
 def meets(line: Line, result: Json) -> bool | None:
-    """Whether the mean accuracy reaches the paper's; None where there is nothing to compare."""
-    if line.paper is None or not was_run(result) or not (values := finals(result, "accuracy")):
+    """Whether the mean accuracy reaches the paper's (a blown-up cell does not); None where nothing can be compared."""
+    if line.paper is None or not was_run(result):
         return None
-    return round(100 * mean(values), 1) >= round(line.paper, 1)
+    values = finals(result, "accuracy")
+    return bool(values) and round(100 * mean(values), 1) >= round(line.paper, 1)
 
 
 def _row(line: Line, columns: Sequence[str], results: Results) -> list[document.Cell]:
-    row: list[document.Cell] = [*line.task, line.label, "-" if line.paper is None else f"{line.paper:.1f}"]
+    by = f" (best: {NAMES[line.paper_by]})" if line.paper_by else ""
+    row: list[document.Cell] = [*line.task, line.label, "-" if line.paper is None else f"{line.paper:.1f}{by}"]
     for column in columns:
-        row.append(_accuracy(line, results[line.cells[column]]) if column in line.cells else "")
+        row.append(
+            _accuracy(line, results[line.cells[column]], line.cells[column].seeds) if column in line.cells else ""
+        )
     first = next(iter(line.cells.values()))
     central = _central(first, results)
-    return [*row, percent(mean(s["accuracy"] for s in central["seeds"])) if was_run(central) else "-"]
+    return [*row, average([s["accuracy"] for s in central["seeds"]], percent) if was_run(central) else "-"]
 
 
-def _accuracy(line: Line, result: Json) -> document.Cell:
+def _accuracy(line: Line, result: Json, seeds: int) -> document.Cell:
     if not was_run(result):
         return f"not run: {result['not_run']}"
     text = average(finals(result, "accuracy"), percent)
+    if result["runs"] and (lost := seeds - len(result["runs"])):
+        text += f" ({lost} of {seeds} seeds blew up)"
     return text, {True: "good", False: "bad", None: "plain"}[meets(line, result)]
 
 
@@ -130,12 +142,14 @@ def _shortfalls(lines: Sequence[Line], results: Results) -> list[Shortfall]:
             if line.paper is None or meets(line, result) is not False:
                 continue
             kind, why = "networks, of which no optimum is known", ""
-            if was_run(central := _central(cell, results)):
+            if not result["runs"]:
+                kind = why = "blew up with every seed"
+            elif was_run(central := _central(cell, results)):
                 best = 100 * mean(s["accuracy"] for s in central["seeds"])
                 far = mean(residuals(result, central))
                 if best < line.paper:
                     kind = "where the optimum itself scores less"
-                    why = f"the optimum itself scores {best:.1f}, so solving this problem cannot reach it"
+                    why = f"the optimum itself scores {best:.1f}: only an unsolved problem can score more"
                 else:
                     kind = "where the optimum would reach it and the run did not get there"
                     why = f"{far:.1%} of the way to the optimum ({best:.1f}) is left"
@@ -146,28 +160,29 @@ def _shortfalls(lines: Sequence[Line], results: Results) -> list[Shortfall]:
 def _explain(lines: Sequence[Line], results: Results, page: Document, why: Reasons) -> None:
     rows = []
     for line, column, _, reason in _shortfalls(lines, results):
-        reached = percent(mean(finals(results[line.cells[column]], "accuracy")))
-        known = "; ".join(text for text in (reason, why.get(line.task, "")) if text)
+        reached = average(finals(results[line.cells[column]], "accuracy"), percent)
+        known = "; ".join(text for text in (reason, why(line)) if text)
         rows.append((*line.task, line.label, column, f"{reached} for {line.paper:.1f}", known or "-"))
     if rows:
         page.text("Cells below the paper's number, and what is known about them:")
         page.table(("data", "split", "set", "algorithm", "column", "reached", "why"), rows)
 
 
-def _details(column: str, lines: Sequence[Line], results: Results, page: Document) -> None:
+def _details(title: str, column: str, lines: Sequence[Line], results: Results, page: Document) -> None:
     rows = []
     for line in lines:
         cell = line.cells.get(column)
         if cell is None or not was_run(result := results[cell]) or not result["runs"]:
             continue
         central = _central(cell, results)
-        chosen = ", ".join(f"{key} {value}" for key, value in result["chosen"].items())
+        chosen = ", ".join(f"{key} {value}" for key, value in result["chosen"].items()) + _at_the_edge(cell, result)
         rows.append(
             (
                 *line.task,
                 line.label,
                 average(finals(result, "accuracy"), percent),
                 average(residuals(result, central), "{:.4f}".format) if was_run(central) else "-",
+                f"{max(s['uncertainty'] for s in central['seeds']):.4f}" if was_run(central) else "-",
                 average(finals(result, "gap"), "{:.3g}".format),
                 human_bytes(mean(finals(result, "bytes_up"))),
                 human_bytes(mean(finals(result, "bytes_down"))),
@@ -177,9 +192,17 @@ def _details(column: str, lines: Sequence[Line], results: Results, page: Documen
             )
         )
     if rows:
-        page.heading(f"Column “{column}” in detail", 3)
-        header = ("data", "split", "set", "algorithm", "accuracy", "residual", "gap", "up", "down", "s", "rounds")
-        page.table((*header, "chosen"), rows)
+        page.heading(f"{title}, column “{column}” in detail", 3)
+        what = ("data", "split", "set", "algorithm", "accuracy", "residual", "F* known to")
+        page.table((*what, "gap", "up", "down", "s", "rounds", "chosen"), rows)
+
+
+def _at_the_edge(cell: Cell, result: Json) -> str:
+    """What to know about the choice: at the end of the grid, or among points that blew up."""
+    ends = [key for key, values in cell.grid if len(values) > 2 and result["chosen"][key] in (values[0], values[-1])]
+    lost = sum(not math.isfinite(trial["held_out_loss"]) for trial in result["trials"])
+    notes = [f"{key} at the edge" for key in ends] + ([f"{lost} points blew up"] if lost else [])
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _central(cell: Cell, results: Results) -> Json:

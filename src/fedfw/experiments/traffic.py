@@ -58,9 +58,10 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         rows = []
         for i, (label, cell) in enumerate(found.items()):
             result, central = results[cell], results[Central.of(cell)]
-            far = [max(value, 1e-6) for value in residual_curve(result, central)]
+            far = residual_curve(result, central)
             sent, received = mean_curve(result, "bytes_up"), mean_curve(result, "bytes_down")
-            style = {"color": f"C{i}", "ls": "-" if "shares" not in vars(ALGORITHMS[cell.config.algorithm]) else "--"}
+            atoms_alone = "shares" not in vars(ALGORITHMS[cell.config.algorithm])
+            style = {"color": f"C{i}", "ls": "-" if atoms_alone else "--"}
             up.loglog(sent, far, label=label, **style)
             both.loglog([a + b for a, b in zip(sent, received, strict=True)], far, **style)
             rounds.semilogy(mean_curve(result, "round"), far, **style)
@@ -83,8 +84,9 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         page.table(header, rows)
         shown = {label: results[cell] for label, cell in found.items()}
         digits = f"{scale.some} digits of MNIST, 3 labels a client, {constraint}"
-        caption = f"Residual against bytes, {digits}; dashed: shares sums of gradients"
-        data = curves_csv(shown, ("loss", "accuracy", "bytes_up", "bytes_down"))
+        caption = f"Residual against bytes, {digits}; dashed: sends more than atoms"
+        optima = {label: results[Central.of(cell)] for label, cell in found.items()}
+        data = curves_csv(shown, ("loss", "accuracy", "bytes_up", "bytes_down"), optima)
         page.plot(figure, caption, data, f"traffic-{constraint.partition(':')[0]}")
 
 

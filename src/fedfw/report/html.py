@@ -56,9 +56,9 @@ def _block(block: Block, number: int) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    """Cells that begin with a digit or a sign are set as numbers."""
+    """Numbers, also with a deviation or a unit, are set as such."""
     text, kind = text_of(cell), "plain" if isinstance(cell, str) else cell[1]
-    number = " number" if text[:1].isdigit() or text[:1] in "+-" else ""
+    number = " number" if re.match(r"[-+]?\d[\d.e+-]*( ±.*| [kMG]?B|%)?$", text) else ""
     return f'<td class="{kind}{number}">{escape(text)}</td>'
 
 
