@@ -16,9 +16,9 @@ import torch
 
 from fedfw.cli import REPRODUCTIONS, main
 from fedfw.command import reproduce
-from fedfw.experiments import bounds, table1, table3, theory
+from fedfw.experiments import bounds, counterexample, table1, table3, theory
 from fedfw.experiments.catalogue import sections
-from fedfw.experiments.lab import Lab, Site
+from fedfw.experiments.lab import Json, Lab, Site
 from fedfw.experiments.protocols import Scale
 from fedfw.experiments.theory import Effort, Study
 from tests.data.files import DATA, needs
@@ -85,6 +85,27 @@ def test_the_names_of_the_help_are_those_of_the_catalogue() -> None:
 def test_bad_values_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "counterexample", "--jobs", "0", "--out", str(tmp_path)]) == 2
     assert "--jobs 0, expected at least 1" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compute = counterexample.Path.compute
+
+    def interrupted(self: counterexample.Path, site: Site) -> Json:
+        if self.algorithm == "fedfw+":
+            raise KeyboardInterrupt
+        return compute(self, site)
+
+    monkeypatch.setattr(counterexample.Path, "compute", interrupted)
+    arguments = ["reproduce", "counterexample", "--quick", "--out", str(tmp_path)]
+    assert main(arguments) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    assert main([*arguments, "--kept"]) == 0
+    assert "1 tasks not run: not yet" in (tmp_path / "counterexample-quick.html").read_text()
+    monkeypatch.setattr(counterexample.Path, "compute", compute)
+    assert main(arguments) == 0
+    assert "4 of 5 tasks are kept" in capsys.readouterr().err
 
 
 def test_without_data_the_report_says_so(tmp_path: Path) -> None:

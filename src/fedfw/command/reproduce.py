@@ -48,6 +48,8 @@ def reproduce(
 ) -> int:
     """Compute what is missing, write the report; the exit status is 1 when a proven bound fails.
 
+    An interrupt is 130: what is done is kept.
+
     Parameters
     ----------
     name
@@ -70,7 +72,11 @@ def reproduce(
     chosen = list(known.values()) if name == "all" else [known[name]]
     lab = Lab(out / "cache", Site(str(data_folder(data_dir)), device), jobs, only_kept)
     begin = time.monotonic()
-    results = lab.run([task for section in chosen for task in section.tasks(scale)])
+    try:
+        results = lab.run([task for section in chosen for task in section.tasks(scale)])
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: what is done is kept in {lab.cache}, the same command goes on; --kept shows it")
+        return 130
     command = f"fedfw reproduce {name}{' --quick' if quick else ''}{' --baselines' if baselines else ''}"
     page = _report(command, chosen, scale, results, time.monotonic() - begin)
     target = out / f"{name}{'-quick' if quick else ''}.html"

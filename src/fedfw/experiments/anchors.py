@@ -8,7 +8,7 @@ from typing import Any
 
 from fedfw.command.config import RunConfig
 from fedfw.command.progress import human_bytes
-from fedfw.experiments.cells import Cell, Central, average, finals, residuals
+from fedfw.experiments.cells import Cell, Central, accuracies, average, finals, residuals
 from fedfw.experiments.figures import Claim, all_run, panels
 from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale
@@ -90,7 +90,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
             result = results[entry.cell]
             up, down = (mean(finals(result, way)) for way in ("bytes_up", "bytes_down"))
             far = residuals(result, results[Central.of(entry.cell)])
-            accuracy = average(finals(result, "accuracy"), lambda v: f"{100 * v:.1f}")
+            accuracy = accuracies(finals(result, "accuracy"))
             share = f"{up / dense:.2%}"
             rows.append(
                 (entry.label, average(far, "{:.4f}".format), accuracy, human_bytes(up), share, human_bytes(down))

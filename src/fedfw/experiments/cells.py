@@ -275,6 +275,9 @@ def average(values: list[float], form: Callable[[float], str] = "{:.3g}".format)
     return f"{form(mean(values))} ± {form(stdev(values))}"
 
 
-def percent(value: float) -> str:
-    """0.88596 -> 88.6; small deviations keep a digit."""
-    return f"{100 * value:.1f}"
+def accuracies(values: list[float]) -> str:
+    """In per cent: mean ± standard deviation over the seeds."""
+    if not values:
+        return "blew up"
+    spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * mean(values):.1f}{spread}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 from fedfw.command.config import RunConfig
-from fedfw.experiments.cells import Cell, Central, average, finals, percent, residuals
+from fedfw.experiments.cells import Cell, Central, accuracies, average, finals, residuals
 from fedfw.experiments.figures import all_run, curves_csv, mean_curve, panels, residual_curve
 from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale
@@ -65,7 +65,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
                 (
                     label,
                     average(residuals(result, central), "{:.4f}".format),
-                    average(finals(result, "accuracy"), percent),
+                    accuracies(finals(result, "accuracy")),
                     f"{mean(finals(result, 'gap')):.3g}",
                     str(result["chosen"].get("penalty", "-")),
                 )

@@ -27,10 +27,10 @@ from fedfw.command.tune import HELD_OUT
 from fedfw.experiments.cells import (
     Cell,
     Central,
+    accuracies,
     average,
     data_of,
     finals,
-    percent,
     placed,
     problem_of,
     residuals,
@@ -156,7 +156,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
             columns.setdefault(variant.label, []).extend(
                 (
                     average(far, "{:.4f}".format),
-                    average(finals(result, "accuracy"), percent),
+                    accuracies(finals(result, "accuracy")),
                     str(result["chosen"]["penalty"]),
                 )
             )

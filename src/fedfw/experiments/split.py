@@ -11,7 +11,7 @@ from statistics import mean
 
 from fedfw.algorithms import FedFWPlus
 from fedfw.command.config import RunConfig
-from fedfw.experiments.cells import average, finals, percent, placed, problem_of, told
+from fedfw.experiments.cells import accuracies, finals, placed, problem_of, told
 from fedfw.experiments.figures import panels
 from fedfw.experiments.lab import Json, Results, Site, Task, was_run
 from fedfw.experiments.protocols import Scale
@@ -86,7 +86,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     table = [
         (
             f"{s:.0%}",
-            average(finals(r, "accuracy"), percent),
+            accuracies(finals(r, "accuracy")),
             f"{far[s]:.3g}",
             f"{oracle[s]:.2f}",
             f"{1 - oracle[s] / oracle[0.0]:.0%}",

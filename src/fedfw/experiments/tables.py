@@ -10,7 +10,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from fedfw.command.progress import human_bytes
-from fedfw.experiments.cells import Cell, Central, average, finals, percent, residuals, seconds_of
+from fedfw.experiments.cells import Cell, Central, accuracies, average, finals, residuals, seconds_of
 from fedfw.experiments.lab import Json, Results, Task, was_run
 from fedfw.experiments.protocols import NAMES
 from fedfw.models import MODELS
@@ -53,8 +53,10 @@ class Line:
 def tasks_of(lines: Sequence[Line], columns: Sequence[str]) -> list[Task]:
     """Column by column, so that an interrupted table has whole ones: the cells, and the optima of convex problems."""
     cells = [line.cells[column] for column in columns for line in lines if column in line.cells]
-    pairs = [[Central.of(cell), cell] if _is_convex(cell) else [cell] for cell in cells]
-    return [task for pair in pairs for task in pair]
+    found: list[Task] = []
+    for cell in cells:
+        found += [Central.of(cell), cell] if _is_convex(cell) else [cell]
+    return found
 
 
 def show_table(
@@ -98,13 +100,13 @@ def _row(line: Line, columns: Sequence[str], results: Results) -> list[document.
         )
     first = next(iter(line.cells.values()))
     central = _central(first, results)
-    return [*row, average([s["accuracy"] for s in central["seeds"]], percent) if was_run(central) else "-"]
+    return [*row, accuracies([s["accuracy"] for s in central["seeds"]]) if was_run(central) else "-"]
 
 
 def _accuracy(line: Line, result: Json, seeds: int) -> document.Cell:
     if not was_run(result):
         return f"not run: {result['not_run']}"
-    text = average(finals(result, "accuracy"), percent)
+    text = accuracies(finals(result, "accuracy"))
     if result["runs"] and (lost := seeds - len(result["runs"])):
         text += f" ({lost} of {seeds} seeds blew up)"
     return text, {True: "good", False: "bad", None: "plain"}[meets(line, result)]
@@ -160,7 +162,7 @@ def _shortfalls(lines: Sequence[Line], results: Results) -> list[Shortfall]:
 def _explain(lines: Sequence[Line], results: Results, page: Document, why: Reasons) -> None:
     rows = []
     for line, column, _, reason in _shortfalls(lines, results):
-        reached = average(finals(results[line.cells[column]], "accuracy"), percent)
+        reached = accuracies(finals(results[line.cells[column]], "accuracy"))
         known = "; ".join(text for text in (reason, why(line)) if text)
         rows.append((*line.task, line.label, column, f"{reached} for {line.paper:.1f}", known or "-"))
     if rows:
@@ -180,7 +182,7 @@ def _details(title: str, column: str, lines: Sequence[Line], results: Results, p
             (
                 *line.task,
                 line.label,
-                average(finals(result, "accuracy"), percent),
+                accuracies(finals(result, "accuracy")),
                 average(residuals(result, central), "{:.4f}".format) if was_run(central) else "-",
                 f"{max(s['uncertainty'] for s in central['seeds']):.4f}" if was_run(central) else "-",
                 average(finals(result, "gap"), "{:.3g}".format),

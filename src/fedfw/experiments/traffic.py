@@ -7,7 +7,7 @@ from statistics import mean
 from fedfw.algorithms import ALGORITHMS
 from fedfw.command.config import RunConfig
 from fedfw.command.progress import human_bytes
-from fedfw.experiments.cells import Cell, Central, average, finals, residuals, seconds_of
+from fedfw.experiments.cells import Cell, Central, accuracies, average, finals, residuals, seconds_of
 from fedfw.experiments.figures import Claim, all_run, curves_csv, mean_curve, panels, residual_curve
 from fedfw.experiments.lab import Results, Task
 from fedfw.experiments.protocols import Scale, six
@@ -69,7 +69,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
                 (
                     label,
                     average(residuals(result, central), "{:.4f}".format),
-                    average(finals(result, "accuracy"), lambda v: f"{100 * v:.1f}"),
+                    accuracies(finals(result, "accuracy")),
                     human_bytes(mean(finals(result, "bytes_up"))),
                     human_bytes(mean(finals(result, "bytes_down"))),
                     f"{seconds_of(result):.1f}",
