@@ -137,8 +137,9 @@ def _computed(section: Section, scale: Scale, results: Results) -> str:
     tasks = list(dict.fromkeys(section.tasks(scale)))
     done = [results[task] for task in tasks if was_run(results[task])]
     machines = ", ".join(f"{machine} ({count} tasks)" for machine, count in Counter(r["machine"] for r in done).items())
-    left = Counter(results[task]["not_run"] for task in tasks if not was_run(results[task]))
-    missing = "".join(f"; {count} tasks not run: {why}" for why, count in left.items())
+    # The data's name alone: what the reader of a report misses is not where this machine looked for it.
+    left = Counter((r["not_run"], r["why"].partition(":")[0]) for task in tasks if not was_run(r := results[task]))
+    missing = "".join(f"; {count} tasks not run: {why} ({what})" for (why, what), count in left.items())
     return f"Computed on {machines or 'no machine'} in {sum(r['took'] for r in done):.0f} s of tasks{missing}."
 
 
@@ -146,7 +147,7 @@ def _configurations(results: Results) -> str:
     lines = []
     for task, result in results.items():
         chosen = f" -> {result['chosen']}" if result.get("chosen") else ""
-        lines.append(f"{task!r}{chosen}" + ("" if was_run(result) else f" (not run: {result['why']})"))
+        lines.append(f"{task!r}{chosen}" + ("" if was_run(result) else f" (not run: {result['not_run']})"))
     return "\n".join(lines) + "\n"
 
 
