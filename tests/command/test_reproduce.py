@@ -102,7 +102,7 @@ def test_an_interrupt_keeps_what_is_done(
     assert main(arguments) == 130
     assert "the same command goes on" in capsys.readouterr().out
     assert main([*arguments, "--kept"]) == 0
-    assert "1 tasks not run: not yet" in (tmp_path / "counterexample-quick.html").read_text()
+    assert "1 tasks not run: not yet (not in the cache)" in (tmp_path / "counterexample-quick.html").read_text()
     monkeypatch.setattr(counterexample.Path, "compute", compute)
     assert main(arguments) == 0
     assert "4 of 5 tasks are kept" in capsys.readouterr().err

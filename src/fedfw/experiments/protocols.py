@@ -80,11 +80,11 @@ def six(algorithm: str, constraint: str, model: str, dataset: str, momentum: boo
             return (("penalty", _FOR_NETWORKS),)
         smooth = _ON_SMOOTH_WITH_MOMENTUM if momentum else _ON_SMOOTH
         return (("penalty", _ON_POLYTOPES if parse_set(constraint).is_polytope else smooth),)
-    multiples = (0.8, 2.4, 6.4) if algorithm in ("feddr", "fedadmm") else (0.2, 0.4, 0.8, 1.6, 3.2, 4.8)
+    multiples = (0.8, 1.6, 3.2) if algorithm in ("feddr", "fedadmm") else (0.2, 0.4, 0.8, 1.6, 3.2, 4.8)
     lrs: tuple[Any, ...] = tuple(f"auto:{multiple * _CLASSES[dataset]:g}" for multiple in multiples)
     if network:
         lrs = (0.01, 0.03, 0.1) if len(multiples) == 3 else (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-    return (("lr", lrs), ("eta", (3.0, 15.0))) if len(multiples) == 3 else (("lr", lrs),)
+    return (("lr", lrs), ("eta", (3.0, 10.0))) if len(multiples) == 3 else (("lr", lrs),)
 
 
 def stated(dataset: str, partition: str, constraint: str, algorithm: str, model: str, scale: Scale) -> Cell:
