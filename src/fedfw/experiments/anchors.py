@@ -17,6 +17,7 @@ from fedfw.report.document import Document, csv_text
 SETTINGS = {
     "MNIST, 3 labels": ("mnist", "mclr", "labels:3"),
     "a9a, Dirichlet(0.3)": ("a9a", "logistic", "dirichlet:0.3"),
+    "synthetic, 3 labels": ("synthetic:published-10", "mclr", "labels:3"),
     "synthetic(1,1)": ("synthetic:1,1", "mclr", "client"),
 }
 _PENALTIES = tuple(f"auto:{multiple}" for multiple in (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1))
