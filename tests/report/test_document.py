@@ -46,7 +46,11 @@ def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
     assert "| x\\|y | **1.5** |" in text
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (tmp_path / link).is_file()
-    assert (tmp_path / "page" / "first.csv").read_text().split() == ["t,y", "0,1", "1,0"]
+    assert {path.name for path in (tmp_path / "page").iterdir()} == {"first.svg", "second.svg"}
+
+
+def test_csv_keeps_six_digits() -> None:
+    assert csv_text(("t", "y"), [(1, 0.123456789), (2, None)]).split() == ["t,y", "1,0.123457", "2,"]
 
 
 def test_the_same_report_is_the_same_bytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A report as a Markdown page with its plots as SVG files beside it."""
+"""A report as a Markdown page with its plots as SVG files beside it; the numbers behind them are in the HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedfw.simulation.files import write_atomically
 
 
 def save_markdown(document: Document, path: Path) -> None:
-    """Write ``path`` and a folder of the same name, without its ending, for the plots and their data."""
+    """Write ``path`` and a folder of the same name, without its ending, for the plots."""
     folder = path.with_suffix("")
     parts = [f"# {document.title}", *(_block(block, folder) for block in document.blocks)]
     write_atomically(path, ("\n\n".join(parts) + "\n").encode())
@@ -24,14 +24,11 @@ def _block(block: Block, folder: Path) -> str:
         case Table(header, rows):
             lines = [_line(header), "|" + "---|" * len(header), *map(_line, rows)]
             return "\n".join(lines)
-        case Plot(svg, caption, csv, name):
+        case Plot(svg, caption, _, name):
             write_atomically(folder / f"{name}.svg", svg.encode())
-            write_atomically(folder / f"{name}.csv", csv.encode())
-            picture = f"![{caption}]({folder.name}/{name}.svg)"
-            return f"{picture}\n\n{caption} ([data]({folder.name}/{name}.csv))"
-        case Attachment(name, caption, text):
-            write_atomically(folder / name, text.encode())
-            return f"[{caption}]({folder.name}/{name})"
+            return f"![{caption}]({folder.name}/{name}.svg)\n\n{caption}"
+        case Attachment(name, caption, _):
+            return f"The HTML report also has {caption} ({name}), and the data of every plot as CSV."
         case Footer(lines):
             return "\n".join(f"- {line}" for line in lines)
 
