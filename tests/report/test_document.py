@@ -44,6 +44,8 @@ def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
     save_markdown(document(), tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert "| x\\|y | **1.5** |" in text
+    assert "| &lt;i> | -2 |" in text
+    assert "a &lt; b" in text
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (tmp_path / link).is_file()
     assert {path.name for path in (tmp_path / "page").iterdir()} == {"first.svg", "second.svg"}

@@ -25,8 +25,8 @@ from fedfw.report.tables import aligned
 from fedfw.simulation.setup import usable_device
 
 _PROTOCOLS = (
-    "Paper: the published number. Stated: the protocol that the paper states (10 clients, 100 rounds, one full- "
-    "gradient step a round, one joint set of radius 10; table 3: 100 clients, 300 rounds, 64 samples a step). "
+    "Paper: the published number. Stated: the protocol that the paper states (10 clients, 100 rounds, one "
+    "full-gradient step a round, one joint set of radius 10; table 3: 100 clients, 300 rounds, 64 samples a step). "
     "Matched: one local epoch a round in batches of 600 (table 3: 64) and one set for each parameter. Ours: the "
     "stated protocol, FedFW+ with momentum on smooth sets, anchored FedFW (which shares sums of gradients) on "
     "polytopes. Every algorithm has a grid of six points, each with the same number of gradients, chosen by the "

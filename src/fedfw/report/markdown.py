@@ -20,7 +20,7 @@ def _block(block: Block, folder: Path) -> str:
         case Heading(text, level):
             return "#" * level + " " + text
         case Text(text):
-            return text
+            return _escaped(text)
         case Table(header, rows):
             lines = [_line(header), "|" + "---|" * len(header), *map(_line, rows)]
             return "\n".join(lines)
@@ -37,4 +37,9 @@ def _line(cells: tuple[Cell, ...] | tuple[str, ...]) -> str:
     marked = (
         f"**{text_of(cell)}**" if not isinstance(cell, str) and cell[1] == "good" else text_of(cell) for cell in cells
     )
-    return "| " + " | ".join(text.replace("|", "\\|") for text in marked) + " |"
+    return "| " + " | ".join(_escaped(text).replace("|", "\\|") for text in marked) + " |"
+
+
+def _escaped(text: str) -> str:
+    """<g, s> is an inner product here and a tag to Markdown."""
+    return text.replace("<", "&lt;")
