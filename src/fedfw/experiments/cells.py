@@ -251,14 +251,16 @@ def finals(result: Json, column: str) -> list[float]:
     return [run["curve"][column][-1] for run in result["runs"] if run["curve"][column][-1] is not None]
 
 
-def residuals(result: Json, central: Json, at: int = -1) -> list[float]:
-    """(F - F*) / (F(x^1) - F*) at one of the evaluated rounds, for each seed."""
-    found = []
-    for run in result["runs"]:
-        optimum = central["seeds"][run["seed"]]
-        scale = max(optimum["start_value"] - optimum["value"], 1e-300)
-        found.append((run["curve"]["loss"][at] - optimum["value"]) / scale)
-    return found
+def residuals_of(run: Json, central: Json) -> list[float]:
+    """(F - F*) / (F(x^1) - F*) at every evaluated round of a run."""
+    optimum = central["seeds"][run["seed"]]
+    scale = max(optimum["start_value"] - optimum["value"], 1e-300)
+    return [(loss - optimum["value"]) / scale for loss in run["curve"]["loss"]]
+
+
+def residuals(result: Json, central: Json) -> list[float]:
+    """The last residual, for each seed."""
+    return [residuals_of(run, central)[-1] for run in result["runs"]]
 
 
 def seconds_of(result: Json) -> float:

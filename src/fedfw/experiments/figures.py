@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedfw.experiments.cells import residuals_of
 from fedfw.experiments.lab import Json, was_run
 from fedfw.report.document import csv_text
 
@@ -47,14 +48,8 @@ def mean_curve(result: Json, column: str) -> list[float]:
 
 def residual_curve(result: Json, central: Json) -> list[float]:
     """The mean residual over the seeds at every evaluated round; at least 1e-6, for logarithmic axes."""
-    curves = [_residuals_of(run, central) for run in result["runs"]]
+    curves = [residuals_of(run, central) for run in result["runs"]]
     return [max(mean(values), 1e-6) for values in zip(*curves, strict=True)]
-
-
-def _residuals_of(run: Json, central: Json) -> list[float]:
-    optimum = central["seeds"][run["seed"]]
-    scale = optimum["start_value"] - optimum["value"]
-    return [(loss - optimum["value"]) / scale for loss in run["curve"]["loss"]]
 
 
 def draw(axis: Axes, result: Json, column: str, label: str, **style: Any) -> None:
@@ -69,7 +64,7 @@ def curves_csv(results: Mapping[str, Json], columns: Sequence[str], centrals: Ma
         for run in result["runs"]:
             values = [run["curve"][name] for name in ("round", *columns)]
             if centrals is not None:
-                values.append(_residuals_of(run, centrals[label]))
+                values.append(residuals_of(run, centrals[label]))
             rows += [(label, run["seed"], *row) for row in zip(*values, strict=True)]
     also = () if centrals is None else ("residual",)
     return csv_text(("setting", "seed", "round", *columns, *also), rows)

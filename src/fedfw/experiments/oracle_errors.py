@@ -20,7 +20,7 @@ from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, State
 from fedfw.atoms import Atom, Dense
 from fedfw.command.build import constraint_of
 from fedfw.command.config import RunConfig
-from fedfw.experiments.cells import Cell, Central, placed, problem_of, told
+from fedfw.experiments.cells import Cell, Central, placed, problem_of, residuals, told
 from fedfw.experiments.figures import Claim, panels
 from fedfw.experiments.lab import Json, Results, Site, Task, was_run
 from fedfw.experiments.protocols import Scale
@@ -190,9 +190,4 @@ def _where_it_breaks(scale: Scale, results: Results) -> str:
 
 
 def _residual(task: Sloppy, results: Results) -> float:
-    central = results[Central.of(task.cell)]["seeds"]
-    far = []
-    for run in results[task]["runs"]:
-        optimum = central[run["seed"]]
-        far.append((run["curve"]["loss"][-1] - optimum["value"]) / (optimum["start_value"] - optimum["value"]))
-    return max(fmean(far), 1e-7)
+    return max(fmean(residuals(results[task], results[Central.of(task.cell)])), 1e-7)
