@@ -33,7 +33,7 @@ _CLASSES |= {"emnist-digits": 10, "emnist-byclass": 62, "emnist-small": 47}
 _ON_SMOOTH = tuple(f"auto:{multiple}" for multiple in (0.03, 0.1, 0.3, 1, 3, 10))
 _ON_SMOOTH_WITH_MOMENTUM = tuple(f"auto:{multiple}" for multiple in (0.01, 0.03, 0.1, 0.3, 1, 3))
 _ON_POLYTOPES = tuple(f"auto:{multiple}" for multiple in (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1))
-_FOR_NETWORKS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+_FOR_NETWORKS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedfw.problems.base import ClientLosses, Shapes
+from fedfw.problems.graphs import Replayed, on_streams
 from fedfw.problems.linear import LossFunction
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
@@ -23,8 +23,8 @@ _WORKING_FLOATS = 2**27
 A GPU gives them an eighth of its memory.
 """
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_WORTH_A_TURN = 2000
-"""Samples of a client from which a GPU convolves faster one client after another than with a kernel for each."""
+_STREAMS = 5
+"""Clients that a GPU convolves for at the same time: more bring no speed."""
 
 
 def unflatten(x: Tensor, shapes: Shapes) -> dict[str, Tensor]:
@@ -59,21 +59,20 @@ class ModuleLosses(ClientLosses):
 
         device = stacks[0].inputs.device
 
-        def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, alone: bool = False) -> Tensor:
+        def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
             """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
-            parameters = unflatten(x, shapes)
-            if alone and device.type == "cuda":  # the order of the axes that its convolutions are fastest in
-                images = {name: p for name, p in parameters.items() if p.dim() == 4}
-                parameters |= {name: p.contiguous(memory_format=torch.channels_last) for name, p in images.items()}
-            outputs = functional_call(model, parameters, (inputs,))
+            outputs = functional_call(model, unflatten(x, shapes), (inputs,))
             if not sample_by_sample:
                 return loss(outputs, targets) * shares.sum()
             each: Tensor = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
             return (each.reshape(len(shares), -1).mean(1) * shares).sum()
 
-        together: Callable[..., Any] = vmap(grad_and_value(value), randomness="different")
-        self._together, self._in_turn = together, _in_turn(grad_and_value(partial(value, alone=True)))
+        # A kernel for each client makes convolutions several times slower than one client after another.
         self._convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+        together: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(value), randomness="different")
+        if self._convolves:
+            together = _in_turn(grad_and_value(value), device)
+        self._together = Replayed(together) if device.type == "cuda" else together
         self._at_once = max(1, _working_floats(device) // _floats_of_a_sample(model, stacks[0].inputs[0, :1]))
 
     @classmethod
@@ -109,19 +108,16 @@ class ModuleLosses(ClientLosses):
     def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows."""
         samples = inputs.shape[1]
-        # Convolutions with a kernel for each client are several times slower on a CPU than one client after another.
-        if self._convolves and (x.device.type == "cpu" or samples >= _WORTH_A_TURN):
-            together, at_once = self._in_turn, self._at_once * len(x)
-        else:
-            together, at_once = self._together, self._at_once
-        pieces = -(-samples * len(x) // at_once)
+        at_the_same_time = len(x)
+        if self._convolves:
+            at_the_same_time = min(_STREAMS, len(x)) if x.device.type == "cuda" else 1
+        pieces = -(-samples * at_the_same_time // self._at_once)
         if pieces <= 1:
-            result: tuple[Tensor, Tensor] = together(x, inputs, targets, shares)
-            return result
+            return self._together(x, inputs, targets, shares)
         gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)
-            more, value = together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
+            more, value = self._together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
             gradients += more
             values += value
         return gradients, values
@@ -142,11 +138,12 @@ def _has_sample_losses(model: nn.Module, loss: LossFunction, clients: list[Sampl
         return bool(model(inputs[:1]).shape == targets[:1].shape)
 
 
-def _in_turn(each: Callable[..., Any]) -> Callable[..., Any]:
-    """What vmap would do, one client after another."""
+def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """What vmap would do, one client after another, or a few at the same time on a GPU."""
+    of_all = on_streams(each, _STREAMS) if device.type == "cuda" else lambda *stacks: list(map(each, *stacks))
 
     def together(*stacks: Tensor) -> tuple[Tensor, Tensor]:
-        results = [each(*one) for one in zip(*stacks, strict=True)]
+        results = of_all(*stacks)
         return torch.stack([gradient for gradient, _ in results]), torch.stack([value for _, value in results])
 
     return together

@@ -1,0 +1,83 @@
+"""What a GPU needs to be kept busy with small pieces of work: several streams, and launches without Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+_SEEN_BEFORE = 3
+"""Calls with the same shapes before they are recorded: libraries choose kernels and set up workspaces in them."""
+_MOST_RECORDINGS = 16
+"""Different shapes that are recorded; the rest is computed as it comes."""
+
+
+@dataclass(frozen=True)
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    places: tuple[Tensor, ...]
+    results: Pair
+
+
+class Replayed:
+    """A function of CUDA tensors whose work depends on nothing but their shapes, kept as CUDA graphs.
+
+    What it returns is overwritten by the next call: copy what is to stay.
+    """
+
+    def __init__(self, function: Callable[..., Pair]) -> None:
+        self._function = function
+        self._recordings: dict[tuple[torch.Size, ...], _Recording] = {}
+        self._seen: Counter[tuple[torch.Size, ...]] = Counter()
+        self._recordings_left = _MOST_RECORDINGS
+        # One pool for all of them: they never run at the same time, and nobody keeps their results.
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, *inputs: Tensor) -> Pair:
+        shapes = tuple(tensor.shape for tensor in inputs)
+        if shapes not in self._recordings:
+            self._seen[shapes] += 1
+            if self._seen[shapes] <= _SEEN_BEFORE or self._recordings_left == 0:
+                return self._function(*inputs)
+            try:
+                self._recordings[shapes] = self._record(inputs)
+                self._recordings_left -= 1
+            except RuntimeError:  # a model that looks at its numbers on the way
+                self._recordings_left = 0
+                return self._function(*inputs)
+        recording = self._recordings[shapes]
+        for place, tensor in zip(recording.places, inputs, strict=True):
+            place.copy_(tensor)
+        recording.graph.replay()
+        return recording.results
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> _Recording:
+        places = tuple(tensor.clone() for tensor in inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            results = self._function(*places)
+        return _Recording(graph, places, results)
+
+
+def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair]]:
+    """A function of one client's tensors for stacks of them (b, ...), ``count`` clients at the same time."""
+    streams: list[torch.cuda.Stream] = []
+
+    def together(*stacks: Tensor) -> list[Pair]:
+        here = torch.cuda.current_stream()
+        streams.extend(torch.cuda.Stream() for _ in range(count - len(streams)))  # type: ignore[no-untyped-call]
+        for stream in streams:
+            stream.wait_stream(here)
+        results = []
+        for number, one in enumerate(zip(*stacks, strict=True)):
+            with torch.cuda.stream(streams[number % count]):
+                results.append(each(*one))
+        for stream in streams:
+            here.wait_stream(stream)
+        return results
+
+    return together
