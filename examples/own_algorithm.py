@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Gradient, Message, Plan, Rates, State
+from fedfw.algorithms.base import Message, Plan, Rates, State
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SlowFW(fedfw.OracleAlgorithm):
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"z": x.clone()}
 
-    def begin_round(self, plan: Plan, state: State, message: Message, gradient: Gradient) -> State:
+    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         return state | {"z": (state["z"] + message.xbar) / 2}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:

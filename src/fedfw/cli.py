@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from fedfw._version import __version__
-from fedfw.command.config import RunConfig
+from fedfw.command.config import DEMO_CHOICES, DEMO_DEFAULTS, RunConfig
 
 REPRODUCTIONS = (
     *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_tune_and_solve(commands)
     _add_reproduce(commands)
+    _add_deploy(commands)
 
     _add_data_commands(commands)
     commands.add_parser("algorithms", help="list the algorithms").set_defaults(execute=_algorithms)
@@ -75,15 +76,19 @@ def _add_choices(
     """A TOML file and a flag for each field of the configuration."""
     parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
     for option in fields(RunConfig):
-        if option.name in without or (only is not None and option.name not in only):
-            continue
-        flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
-        if option.default is not None and option.default is not False:
-            help_ += f" [{option.default}]"
-        if option.type == "bool":
-            parser.add_argument(flag, action="store_true", default=None, help=help_)
-        else:
-            parser.add_argument(flag, metavar="VALUE", help=help_)
+        if option.name not in without and (only is None or option.name in only):
+            _add_choice(parser, option)
+
+
+def _add_choice(parser: argparse.ArgumentParser, option: Field[Any], default: Any = None) -> None:
+    flag, help_ = "--" + option.name.replace("_", "-"), option.metadata["help"]
+    default = option.default if default is None else default
+    if default is not None and default is not False:
+        help_ += f" [{default}]"
+    if option.type == "bool":
+        parser.add_argument(flag, action="store_true", default=None, help=help_)
+    else:
+        parser.add_argument(flag, metavar="VALUE", help=help_)
 
 
 def _add_tune_and_solve(commands: Any) -> None:
@@ -149,6 +154,33 @@ def _add_reproduce(commands: Any) -> None:
     )
     reproduce.add_argument("--kept", action="store_true", help="compute nothing: a report of what is in the cache")
     reproduce.set_defaults(execute=_reproduce)
+
+
+def _add_deploy(commands: Any) -> None:
+    deploy = commands.add_parser("deploy", help="run on Flower: real processes and encrypted connections")
+    verbs = deploy.add_subparsers(dest="verb", required=True, metavar="VERB")
+    init = verbs.add_parser("init", help="write a complete Flower app, to put your model, data and set into")
+    init.add_argument("folder", type=Path, help="a new folder")
+    demo = verbs.add_parser(
+        "demo",
+        help="a SuperLink and SuperNodes on this machine, with TLS and keys, for one run",
+        description="Starts a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and node "
+        "authentication, runs, prints the table, and ends everything it started.",
+    )
+    for option in fields(RunConfig):
+        if option.name in DEMO_CHOICES:
+            _add_choice(demo, option, DEMO_DEFAULTS.get(option.name))
+    demo.add_argument("--out", type=Path, help="a new folder (one under runs/)")
+    demo.add_argument("--round-timeout", type=float, default=120.0, help="seconds a round waits [%(default)g]")
+    demo.add_argument("--tell-loss", action="store_true", help="clients also send their loss at the model")
+    demo.add_argument(
+        "--share-gradients",
+        action="store_true",
+        help="lets fedfw-anchored run: gradients then go to the server in the clear",
+    )
+    demo.add_argument("--compare", action="store_true", help="run FedAvg with projection, too, and compare the bytes")
+    for verb in (init, demo):
+        verb.set_defaults(execute=_deploy)
 
 
 def _add_data_commands(commands: Any) -> None:
@@ -223,6 +255,19 @@ def _reproduce(options: argparse.Namespace) -> int:
         options.markdown,
         options.kept,
     )
+
+
+def _deploy(options: argparse.Namespace) -> int:
+    from fedfw.command.deploy import demo, init_app
+
+    if options.verb == "init":
+        return init_app(options.folder)
+    deployed = {
+        "round-timeout": options.round_timeout,
+        "tell-loss": options.tell_loss,
+        "share-gradients": options.share_gradients,
+    }
+    return demo(_flags(options, DEMO_CHOICES), options.out, deployed, options.compare)
 
 
 def _models(options: argparse.Namespace) -> int:

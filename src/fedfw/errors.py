@@ -22,3 +22,7 @@ class AtomError(ValueError):
 
 class NoProjectionError(NotImplementedError):
     """The set has a linear minimization oracle but no projection."""
+
+
+class MessageError(ValueError):
+    """A message that is not what was agreed upon."""

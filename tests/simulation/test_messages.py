@@ -7,10 +7,10 @@ import torch
 
 import fedfw
 from fedfw.algorithms.base import Plan, Upload
-from fedfw.atoms import Mixture, TupleAtom
+from fedfw.atoms import Mixture
 from fedfw.atoms.base import read_framed
 from fedfw.atoms.bits import Reader
-from fedfw.atoms.mixture import mix, mixture_readers
+from fedfw.atoms.mixture import mix
 from fedfw.experiments.quadratics import P, Quadratics
 from fedfw.problems.base import Oracle
 from fedfw.simulation import Simulation
@@ -142,15 +142,7 @@ def test_net_atoms_survive_their_bytes(name: str) -> None:
     assert bool(torch.as_tensor(D.contains(net.dense(torch.float64), batch=True)).all())
     data = net[1].to_bytes()
     assert net.nbytes == sum(len(net[i].to_bytes()) for i in range(2))
-    readers = D.readers(shape)
-    if name == "product":
-        parts = [
-            mixture_readers(part.readers(s), s, weights)
-            for part, s in zip(D.parts, D.shapes, strict=True)  # type: ignore[attr-defined]
-        ]
-        back = read_framed(Reader(data), {TupleAtom: lambda r, p: TupleAtom.read(r, p, shape=shape, parts=parts)})
-    else:
-        back = read_framed(Reader(data), mixture_readers(readers, shape, weights))
+    back = read_framed(Reader(data), D.net_readers(shape, weights))
     assert torch.equal(back.dense(), net[1].dense())
     if name == "l1":
         assert isinstance(net, Mixture)

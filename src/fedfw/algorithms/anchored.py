@@ -51,7 +51,6 @@ class FedFWAnchored(OracleAlgorithm):
         return super().passes(local_steps, share) + 1 / self.anchor_every
 
     def is_anchor(self, t: int) -> bool:
-        """Whether round t begins with an anchor."""
         return (t - 1) % self.anchor_every == 0
 
     def start_clients(self, x: Tensor) -> State:
@@ -82,6 +81,9 @@ class FedFWAnchored(OracleAlgorithm):
             return replace(server, vectors={"ybar": torch.zeros_like(xbar)}), fresh, learnt
         ybar = server.vectors["ybar"] - leaving / plan.n
         return replace(server, xbar=xbar - moved / plan.n, vectors={"ybar": ybar}), fresh, learnt
+
+    def regroup(self, server: Server, clients: State) -> Server:
+        return replace(super().regroup(server, clients), vectors={"ybar": clients["y"].mean(0)})
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         ybar = server.vectors["ybar"]

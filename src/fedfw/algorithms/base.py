@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -217,6 +217,8 @@ class Algorithm(ABC):
     """Whether clients have points of their own between rounds, whose mean is xbar."""
     sends_model: ClassVar[bool] = True
     """Whether xbar itself goes down to the clients."""
+    private: ClassVar[tuple[str, ...]] = ()
+    """What of a client's memory comes from its data, so that nobody else can know it."""
     needs_projection: ClassVar[bool] = False
     may_relax: ClassVar[bool] = False
     may_step_locally: ClassVar[bool] = True
@@ -246,6 +248,10 @@ class Algorithm(ABC):
         """The server's memory when every client begins at x (p,)."""
         return Server(x.clone())
 
+    def is_anchor(self, t: int) -> bool:
+        """Whether round t begins with an exchange of dense sums."""
+        return False
+
     def anchor(
         self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient], t: int
     ) -> tuple[Server, list[State], Anchor] | None:
@@ -261,6 +267,14 @@ class Algorithm(ABC):
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
         """One round of a stack of clients: their new memory and what they send."""
+
+    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
+        """What somebody who sees the messages and the atoms of a stack of clients, not their data, knows of them."""
+        return state
+
+    def regroup(self, server: Server, clients: State) -> Server:
+        """The server's memory when clients have come or gone, from what it knows of those that are there."""
+        return replace(server, xbar=clients["x"].mean(0)) if self.keeps_points else server
 
     @abstractmethod
     def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:

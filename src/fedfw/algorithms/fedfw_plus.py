@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Gradient, Message, Plan, Rates, Server, State
+from fedfw.algorithms.base import Message, Plan, Rates, Server, State
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, running_average
 
 
@@ -39,7 +39,10 @@ class FedFWPlus(OracleAlgorithm):
         ybar = ybar + (plan.lam_0 / plan.n) * (x - server.xbar).sum(0)
         return replace(server, vectors={"ybar": ybar}), Message(t, server.xbar, {"ybar": ybar})
 
-    def begin_round(self, plan: Plan, state: State, message: Message, gradient: Gradient) -> State:
+    def regroup(self, server: Server, clients: State) -> Server:
+        return replace(super().regroup(server, clients), vectors={"ybar": clients["y"].mean(0)})
+
+    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         return state | {"y": state["y"] + plan.lam_0 * (state["x"] - message.xbar)}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:

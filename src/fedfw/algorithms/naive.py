@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Gradient, Message, Plan, Rates, Server, State, Upload
+from fedfw.algorithms.base import Message, Plan, Rates, Server, State, Upload
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, move_mean
 
 
@@ -35,7 +35,7 @@ class NaiveFW(OracleAlgorithm):
         if self.penalty or self.momentum:
             raise ValueError("NaiveFW has neither penalty nor momentum")
 
-    def begin_round(self, plan: Plan, state: State, message: Message, gradient: Gradient) -> State:
+    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         return state | {"x": message.xbar.expand_as(state["x"])}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:

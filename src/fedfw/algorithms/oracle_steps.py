@@ -51,6 +51,7 @@ class OracleAlgorithm(Algorithm):
 
     has_certificate: ClassVar[bool] = True
     keeps_points: ClassVar[bool] = True
+    private: ClassVar[tuple[str, ...]] = ("d", "seen")
     may_relax: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class OracleAlgorithm(Algorithm):
             state |= {"d": torch.zeros_like(x), "seen": torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)}
         return state
 
-    def begin_round(self, plan: Plan, state: State, message: Message, gradient: Gradient) -> State:
+    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         """What a client does once a round, before its first local step."""
         return state
 
@@ -95,7 +96,7 @@ class OracleAlgorithm(Algorithm):
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
         """One round of a stack of clients: K local Frank-Wolfe steps, xbar held fixed, one (net) atom up."""
-        state = self.begin_round(plan, state, message, gradient)
+        state = self.begin_round(plan, state, message)
         begin, atoms, evidence = state["x"], [], None
         for k in range(plan.local_steps):
             rates = plan.rates(message.t, k)
@@ -117,6 +118,11 @@ class OracleAlgorithm(Algorithm):
         net = mix(atoms, shares)
         # From the net atom, as the server will: both ends then hold the same bits.
         return state | {"x": net.step(begin.clone(), eta)}, net, evidence
+
+    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
+        state = self.begin_round(plan, state, message)
+        eta, _ = plan.mixing(message.t)
+        return state | {"x": atoms.step(state["x"].clone(), eta)}
 
     def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
         """Keep xbar the mean of all x_i, present or not: xbar += (eta / n) sum over the present of (s_i - x_i)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -178,6 +178,23 @@ class Atom(ABC):
         if tuple(x.shape) != expected:
             raise ValueError(f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}")
         return x.view(len(self), prod(self.shape))
+
+
+def stack_atoms(atoms: Sequence[Atom]) -> Atom:
+    """Single atoms of one kind as a stack: the inverse of ``stack[i]``."""
+    first = atoms[0]
+    if any(type(atom) is not type(first) or atom.batched for atom in atoms):
+        raise ValueError(f"expected single atoms of one kind, got {[atom.kind for atom in atoms]}")
+    rows = [atom._row(0) for atom in atoms]
+    return replace(first, batched=True, bound=None, **{name: _stacked([row[name] for row in rows]) for name in rows[0]})
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.cat(list(values))
+    if isinstance(values[0], Atom):
+        return stack_atoms(values)
+    return tuple(_stacked(parts) for parts in zip(*values, strict=True))
 
 
 def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:

@@ -74,6 +74,14 @@ class RunConfig:
         return "".join(f"{_key(name)} = {json.dumps(value)}\n" for name, value in values if value is not None)
 
 
+DEMO_CHOICES = (
+    *("dataset", "data_dir", "model", "clients", "partition", "algorithm", "constraint", "per_parameter", "schedule"),
+    *("penalty", "momentum", "lr", "rounds", "participation", "local_steps", "batch_size", "seed"),
+)
+"""The fields of the configuration that the demonstration knows."""
+DEMO_DEFAULTS: dict[str, Any] = {"clients": 3, "rounds": 5, "algorithm": "fedfw", "partition": "iid"}
+
+
 def _key(name: str) -> str:
     return name.replace("_", "-")
 

@@ -88,7 +88,7 @@ class Problem:
             self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples)
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
-        self.convex = _is_convex(self.model, derivative is not None) if convex is None else convex
+        self.convex = declared_convex(self.model, derivative is not None) if convex is None else convex
         self._smoothness: list[float | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
@@ -179,13 +179,18 @@ class Problem:
 
     def trained(self, x: Tensor) -> nn.Module:
         """A copy of the model with parameters x (p,)."""
-        model = copy.deepcopy(self.model)
-        values = unflatten(x.detach(), self.shapes)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in values:
-                    parameter.copy_(values[name])
-        return model
+        return with_parameters(self.model, x)
+
+
+def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
+    """A copy of a model with parameters x (p,)."""
+    model = copy.deepcopy(model)
+    values = unflatten(x.detach(), shapes_of(model))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+    return model
 
 
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -246,7 +251,8 @@ def _refuse_misfit(model: nn.Module, loss: LossFunction, samples: Samples) -> No
         ) from None
 
 
-def _is_convex(model: nn.Module, linear_with_known_loss: bool) -> bool | None:
+def declared_convex(model: nn.Module, linear_with_known_loss: bool) -> bool | None:
+    """Whether losses are convex in the parameters, as far as a model tells."""
     declared = getattr(model, "convex", None)
     if isinstance(declared, bool):
         return declared

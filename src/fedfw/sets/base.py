@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, prod
 from typing import ClassVar, overload
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfw.atoms import Atom, DenseAtom, ReadAtom, SparseAtom
+from fedfw.atoms.mixture import mixture_readers
 from fedfw.errors import NonFiniteError, NoProjectionError
 from fedfw.linalg.selection import row_norms
 
@@ -191,6 +192,10 @@ class ConstraintSet(ABC):
         if atom.batched or tuple(atom.shape) != shape or type(atom) not in self.readers(shape):
             return False
         return self._accepts(atom, shape, tol)
+
+    def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
+        """How to read what `mix` makes of this set's atoms with these weights."""
+        return mixture_readers(self.readers(shape), shape, weights) if len(weights) > 1 else self.readers(shape)
 
     def random_point(
         self, shape: Shape, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32

@@ -148,6 +148,10 @@ class BoundProduct(ConstraintSet):
         parts = [part.readers(s) for part, s in zip(self.parts, self.shapes, strict=True)]
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 
+    def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
+        parts = [part.net_readers(s, weights) for part, s in zip(self.parts, self.shapes, strict=True)]
+        return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
+
     def diameter(self, shape: Shape) -> float:
         return math.hypot(*(part.diameter(s) for part, s in zip(self.parts, self.shapes, strict=True)))
 

@@ -21,7 +21,7 @@ from fedfw.simulation.history import History, Record
 from fedfw.simulation.ledger import Ledger
 from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Attendance, Participation
-from fedfw.simulation.random import minibatch
+from fedfw.simulation.random import minibatches
 from fedfw.simulation.result import Run
 from fedfw.simulation.setup import (
     certificate_kind,
@@ -153,7 +153,7 @@ class Simulation:
             None if self.folder is None else self.folder.path,
         )
         if self.folder is not None:
-            self.folder.finish(run)
+            self.folder.finish(run.model, self.algorithm.name, self.history)
         return run
 
     def _round(self) -> Record:
@@ -242,17 +242,11 @@ class Simulation:
         )
 
     def _gradient(self, who: Tensor) -> Gradient:
-        steps = iter(range(self.options.local_steps))
-        sizes, batch = self.problem.losses.sizes, self.options.batch_size
-
-        def pick() -> Tensor | None:
-            if batch is None or sizes is None:
-                return None
-            tick = (self.t - 1) * self.options.local_steps + next(steps)
-            return minibatch(self.options.seed, tick, sizes, batch)[who.cpu()].to(who.device)
-
-        oracle = Oracle(self.problem.losses, self._weights, who, pick, self.t)
-        return self.clock.timed("gradient", oracle)
+        options = self.options
+        pick = minibatches(
+            options.seed, self.t, options.local_steps, self.problem.losses.sizes, options.batch_size, who
+        )
+        return self.clock.timed("gradient", Oracle(self.problem.losses, self._weights, who, pick, self.t))
 
     def _lmo(self, constraint: ConstraintSet, who: Tensor) -> Callable[[Tensor], Atom]:
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -68,6 +68,10 @@ class History(Sequence[Record]):
     def append(self, record: Record) -> None:
         self._records.append(record)
 
+    def amend(self, **values: Any) -> None:
+        """Fill in what becomes known of the last round later."""
+        self._records[-1] = replace(self._records[-1], **values)
+
     def last(self, name: str) -> Any:
         """The latest value of a column that was evaluated, or None."""
         return next((value for r in reversed(self._records) if (value := getattr(r, name)) is not None), None)
@@ -97,9 +101,9 @@ class History(Sequence[Record]):
         return "".join(json.dumps(asdict(record)) + "\n" for record in self._records)
 
     @classmethod
-    def from_jsonl(cls, text: str) -> History:
+    def from_jsonl(cls, text: str, kind: type[Record] = Record) -> History:
         """The inverse of `to_jsonl`."""
-        return cls([Record(**json.loads(line)) for line in text.splitlines()])
+        return cls([kind(**json.loads(line)) for line in text.splitlines()])
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

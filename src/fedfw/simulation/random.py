@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,3 +19,17 @@ def minibatch(seed: int, tick: int, sizes: Tensor, batch_size: int) -> Tensor:
     """Sample numbers for every client, drawn with replacement: sizes (n,) -> (n, batch_size)."""
     uniform = torch.rand(len(sizes), batch_size, generator=generator(seed, "minibatch", tick), dtype=torch.float64)
     return (uniform * sizes[:, None]).long()
+
+
+def minibatches(
+    seed: int, t: int, local_steps: int, sizes: Tensor | None, batch_size: int | None, who: Tensor
+) -> Callable[[], Tensor | None]:
+    """Call by call the samples (m, batch_size) of the clients ``who`` (m,) in the local steps of round t."""
+    steps = iter(range(local_steps))
+
+    def pick() -> Tensor | None:
+        if batch_size is None or sizes is None:
+            return None
+        return minibatch(seed, (t - 1) * local_steps + next(steps), sizes, batch_size)[who.cpu()].to(who.device)
+
+    return pick

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
+from fedfw.simulation.history import History
 
 if TYPE_CHECKING:
     from fedfw.simulation.engine import Simulation
-    from fedfw.simulation.result import Run
 
 
 class RunFolder:
@@ -40,6 +40,10 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("checkpoint-*.bin"))
 
+    def newest_round(self) -> int:
+        """Of the newest checkpoint, whole or not; 0 for none."""
+        return max((int(path.stem.partition("-")[2]) for path in self._checkpoints()), default=0)
+
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint that is whole."""
         if not self._resume:
@@ -55,26 +59,29 @@ class RunFolder:
         """Write a checkpoint and the history so far, when it is time."""
         if simulation.t % self.checkpoint_every and not last:
             return
-        history = simulation.history.to_jsonl()
         meta = {
             "round": simulation.t,
             "best_bound": simulation.best_bound,
             "dense_sums": simulation.dense_sums,
             "fingerprint": simulation.fingerprint,
-            "history": history,
         }
-        save_checkpoint(self.path / f"checkpoint-{simulation.t:08d}.bin", simulation.tensors(), meta)
-        write_atomically(self.path / "history.jsonl", history.encode())
+        self.save(simulation.t, simulation.tensors(), meta, simulation.history)
+
+    def save(self, t: int, tensors: dict[str, Tensor], meta: dict[str, Any], history: History) -> None:
+        """A checkpoint of round t, and the history beside it."""
+        lines = history.to_jsonl()
+        save_checkpoint(self.path / f"checkpoint-{t:08d}.bin", tensors, meta | {"history": lines})
+        write_atomically(self.path / "history.jsonl", lines.encode())
         for old in self._checkpoints()[:-2]:
             old.unlink()
 
-    def finish(self, run: Run) -> None:
+    def finish(self, model: nn.Module, name: str, history: History) -> None:
         """Write the model and the plots."""
         weights = io.BytesIO()
-        torch.save({name: value.cpu() for name, value in run.model.state_dict().items()}, weights)
+        torch.save({name: value.cpu() for name, value in model.state_dict().items()}, weights)
         write_atomically(self.path / "model.pt", weights.getvalue())
         try:
             from fedfw.report.plots import plot_runs, save_figure
         except ImportError:  # plots are for people who have matplotlib
             return
-        save_figure(plot_runs({run.algorithm.name: run.history}), self.path / "plots.png")
+        save_figure(plot_runs({name: history}), self.path / "plots.png")

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Real SuperLinks and SuperNodes on 127.0.0.1, and a soak of 1,000 rounds; "faults" kills and corrupts for ten minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash scripts/setup.sh all
+.venv/bin/python -m pytest -n 0 -m "${1:-deployment}" tests/flower

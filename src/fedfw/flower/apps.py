@@ -1,0 +1,101 @@
+"""The two Flower apps, made from a function that states the task."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedfw.flower.client import Client
+from fedfw.flower.messages import Hello, Order
+from fedfw.flower.server import Coordinator, Deployment
+from fedfw.flower.store import state_folder
+from fedfw.flower.strategy import RECORD, FedFWStrategy, content
+from fedfw.flower.task import Task
+from fedfw.simulation.files import write_atomically
+from fedfw.simulation.options import Options
+
+Config = Mapping[str, Any]
+"""Flower's run configuration: the keys of the app's pyproject.toml."""
+MakeTask = Callable[[Config], Task]
+
+
+def options_of(config: Config) -> Options:
+    """Rounds, participation, local steps, batch size (0 for all), evaluations and seed from the run configuration."""
+    return Options(
+        rounds=config["rounds"],
+        participation=config["participation"],
+        local_steps=config["local-steps"],
+        batch_size=config["batch-size"] or None,
+        eval_every=config["eval-every"],
+        seed=config["seed"],
+    )
+
+
+def deployment_of(config: Config) -> Deployment:
+    """How it is deployed, from the run configuration."""
+    return Deployment(
+        Path(config["out"]).expanduser() if config["out"] else None,
+        config["run-name"],
+        config["resume"],
+        config["tell-loss"],
+        config["share-gradients"],
+        config["leave-after"],
+    )
+
+
+def server_app(make_task: MakeTask) -> ServerApp:
+    """The ServerApp of a task."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        began = time.time()
+        coordinator = Coordinator(make_task(config), deployment_of(config))
+        strategy = FedFWStrategy(coordinator, float(config["round-timeout"]), float(config["start-timeout"]))
+        left = coordinator.task.options.rounds - coordinator.t
+        if left > 0:
+            strategy.start(grid, ArrayRecord(), left, float(config["round-timeout"]))
+        coordinator.finish()
+        if coordinator.settings.out is not None:
+            done = {"run": coordinator.run, "rounds": coordinator.t, "seconds": time.time() - began}
+            write_atomically(coordinator.settings.out / "done.json", json.dumps(done).encode())
+
+    return app
+
+
+def client_app(make_task: MakeTask) -> ClientApp:
+    """The ClientApp of a task; ``partition-id`` of the node's configuration is the client's number."""
+    app = ClientApp()
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        return _reply(message, Hello(_number(context)).fields())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        order = Order.of(content(message))
+        node = context.node_config
+        folder = state_folder(str(node.get("state-dir", "")))
+        client = Client(make_task(context.run_config), _number(context), folder, bool(node.get("leaving", False)))
+        return _reply(message, client.handle(order).fields())
+
+    return app
+
+
+def _number(context: Context) -> int:
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int):
+        raise ValueError(f'partition-id={number!r} in --node-config, expected the client\'s number: "partition-id=0"')
+    return number
+
+
+def _reply(message: Message, fields: dict[str, Any]) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

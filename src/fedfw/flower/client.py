@@ -1,0 +1,165 @@
+"""A client: takes an order, makes at most one step a round, and never loses or repeats one.
+
+Its memory advances in two phases. A step is *pending* until the server's next order says that it was counted; then it
+is committed, else it is undone. An order that comes again gets the same answer again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Evidence, Message, State
+from fedfw.errors import MessageError, NonFiniteError
+from fedfw.flower.messages import (
+    ATOM,
+    GRADIENT,
+    LEAVING,
+    LOST,
+    OUTDATED,
+    STEP,
+    Answer,
+    Order,
+    decode_vector,
+    encode_vector,
+)
+from fedfw.flower.store import ClientStore, Memory, Step
+from fedfw.flower.task import Task
+from fedfw.problems.base import Oracle
+from fedfw.problems.problem import Problem
+from fedfw.simulation.ledger import decode_down
+from fedfw.simulation.random import minibatches
+
+
+def digest(x: Tensor) -> bytes:
+    """Eight bytes by which two sides see that they hold the same x (p,)."""
+    return hashlib.sha256(x.contiguous().cpu().numpy().tobytes()).digest()[:8]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of a task.
+
+    Parameters
+    ----------
+    folder
+        Where it keeps its memory.
+    leaving
+        Answers the next order with a farewell and forgets everything.
+    """
+
+    task: Task
+    number: int
+    folder: Path
+    leaving: bool = False
+
+    @cached_property
+    def _problem(self) -> Problem:
+        return self.task.problem(self.task.data(self.number))
+
+    def handle(self, order: Order) -> Answer:
+        """The answer to an order.
+
+        Raises
+        ------
+        MessageError
+            If the order makes no sense.
+        """
+        began = time.perf_counter()
+        if order.client != self.number:
+            raise MessageError(f"an order for client {order.client} came to client {self.number}")
+        if order.ask not in (STEP, GRADIENT):
+            raise MessageError(f"asked for {order.ask!r}, expected {STEP} or {GRADIENT}")
+        store = ClientStore(self.folder, order.run, self.number)
+        try:
+            event, answer = self._answer(order, store)
+        except NonFiniteError:
+            raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
+        store.note(
+            round=order.t, event=event, counted=order.counted, seconds=time.perf_counter() - began, at=time.time()
+        )
+        return answer
+
+    def _answer(self, order: Order, store: ClientStore) -> tuple[str, Answer]:
+        memory = store.load()
+        if self.leaving:
+            store.forget()
+            return LEAVING, self._plain(order, LEAVING)
+        if memory is not None:
+            if memory.pending is not None and memory.answer is not None and order.t == memory.pending.t:
+                if order.ask == STEP:
+                    return "repeated", memory.answer
+            elif order.t <= max(memory.counted.t, 0 if memory.pending is None else memory.pending.t):
+                return OUTDATED, self._plain(order, OUTDATED)
+        counted = self._counted(order, memory)
+        if counted is None:
+            return LOST, self._plain(order, LOST)
+        xbar = decode_down(order.model, counted.xbar)
+        if order.ask == GRADIENT:
+            loss, a = self._gradient(order)(xbar[None], full=True)
+            return GRADIENT, Answer(
+                order.run,
+                order.t,
+                self.number,
+                GRADIENT,
+                encode_vector(a[0]),
+                digest(counted.state["x"][0]),
+                float(loss),
+            )
+        state, answer = self._step(order, counted.state, xbar)
+        store.save(Memory(counted, Step(order.t, state, xbar), answer))
+        undone = memory is not None and memory.pending is not None and counted is memory.counted
+        return "restored" if order.memory else "undone, then stepped" if undone else "stepped", answer
+
+    def _counted(self, order: Order, memory: Memory | None) -> Step | None:
+        """What this client holds by the server's account; None where it does not have that."""
+        if order.memory:
+            kept = {} if memory is None else memory.counted.state
+            if memory is not None and memory.pending is not None and order.counted == memory.pending.t:
+                kept = memory.pending.state
+            handed = {name: decode_vector(data, self.task.start)[None] for name, data in order.memory.items()}
+            begun = self.task.algorithm.start_clients(handed["x"])
+            return Step(order.counted, begun | kept | handed, self.task.start)
+        if memory is None:
+            start = self.task.start
+            return Step(0, self.task.algorithm.start_clients(start[None].clone()), start) if not order.counted else None
+        for step in (memory.pending, memory.counted):
+            if step is not None and step.t == order.counted:
+                return step
+        return None
+
+    def _step(self, order: Order, state: State, xbar: Tensor) -> tuple[State, Answer]:
+        task, plan = self.task, self.task.plan_for(order.n)
+        vectors = {name: decode_vector(data, xbar) for name, data in order.vectors.items()}
+        message = Message(order.t, xbar, vectors, wants_evidence=order.tell and task.options.batch_size is None)
+        before = digest(state["x"][0])
+        tol = None if plan.schedule is None else plan.oracle_tol(order.t)
+        lmo = partial(task.constraint.lmo, batch=True, tol=tol)
+        after, atoms, evidence = task.algorithm.client_step(plan, state, message, self._gradient(order), lmo)
+        told = self._told(order, xbar, evidence)
+        return after, Answer(order.run, order.t, self.number, ATOM, task.encode(atoms), before, *told)
+
+    def _told(self, order: Order, xbar: Tensor, evidence: Evidence | None) -> tuple[float | None, float | None]:
+        """w_i f_i(xbar) and the certificate's number, where the server asks and may know."""
+        if not order.tell:
+            return None, None
+        loss, _ = self._gradient(order)(xbar[None], full=True)
+        return float(loss), None if evidence is None else float(evidence.number)
+
+    def _gradient(self, order: Order) -> Oracle:
+        losses, options = self._problem.losses, self.task.options
+        everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
+        sizes = None if losses.sizes is None else losses.sizes.expand(everyone)
+        who = torch.tensor([self.number])
+        pick = minibatches(options.seed, order.t, options.local_steps, sizes, options.batch_size, who)
+        weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
+        return Oracle(losses, weight, torch.zeros(1, dtype=torch.int64), pick, order.t)
+
+    def _plain(self, order: Order, kind: str) -> Answer:
+        return Answer(order.run, order.t, self.number, kind)

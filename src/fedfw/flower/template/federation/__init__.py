@@ -1,0 +1,1 @@
+"""A federation: what is trained, and Flower's two apps for it."""

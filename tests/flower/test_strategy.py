@@ -1,0 +1,114 @@
+"""The Flower strategy against a grid in memory: whom it asks, what it refuses, when it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fedfw
+from fedfw.flower import Client, Coordinator, Deployment
+from fedfw.flower.messages import Hello, Order
+
+from .loopback import problem_of, small_task
+
+flwr = pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+from fedfw.flower.strategy import RECORD, FedFWStrategy, content  # noqa: E402
+
+FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _inside_flower(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Flower's messages can only be made where it runs an app."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Grid:
+    """Nodes that answer at once; ``claims`` says which client each of them is."""
+
+    def __init__(self, task: Any, folder: Path, claims: dict[int, int]) -> None:
+        self.task, self.folder, self.claims = task, folder, claims
+        self.broken: set[int] = set()
+        self.asked: list[tuple[str, int]] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.claims)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        for message in messages:
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            self.asked.append((kind, node))
+            if node in self.broken:
+                reply = Message(Error(0, "it fell over"), reply_to=message)
+            elif kind == "query":
+                reply = self._reply(message, Hello(self.claims[node]).fields())
+            else:
+                client = Client(self.task, self.claims[node], self.folder)
+                reply = self._reply(message, client.handle(Order.of(content(message))).fields())
+            reply.metadata.__dict__["_src_node_id"] = node
+            yield reply
+
+    def _reply(self, message: Message, fields: dict[str, Any]) -> Message:
+        return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)
+
+
+def run(task: Any, grid: Grid, rounds: int) -> Coordinator:
+    coordinator = Coordinator(task, Deployment())
+    FedFWStrategy(coordinator, 5.0, 1.0).start(grid, ArrayRecord(), rounds)  # type: ignore[arg-type]
+    return coordinator
+
+
+def test_flower_messages_carry_the_same_run(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=4)
+    coordinator = run(task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2}), 4)
+    assert torch.equal(coordinator.server.xbar, fedfw.simulate(problem_of(task), FEDFW, rounds=4).x)
+    assert all(record.seconds and set(record.seconds) == {"waiting", "server"} for record in coordinator.history)
+
+
+def test_nodes_are_met_once_and_impostors_refused(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3)
+    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: 2})
+    coordinator = run(task, grid, 3)
+    assert [r.participants for r in coordinator.history] == [3, 3, 3]
+    first: Any = coordinator.history[0]
+    assert set(first.refused) == {"impostor"}
+    assert sum(kind == "query" and node == 11 for kind, node in grid.asked) == 1
+
+
+def test_a_newcomer_joins_and_a_failure_is_an_absence(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3)
+    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 55: 5})
+    coordinator = Coordinator(task, Deployment())
+    strategy = FedFWStrategy(coordinator, 5.0, 1.0)
+    strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
+    assert coordinator.members == [0, 1, 2, 5]
+    grid.broken = {22}
+    strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
+    last: Any = coordinator.history[-1]
+    assert (last.participants, last.refused) == (3, {"failed": 1})
+
+
+def test_without_anybody_it_says_so(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3)
+    with pytest.raises(TimeoutError, match="no client came"):
+        run(task, Grid(task, tmp_path, {}), 1)
+
+
+def test_foreign_records_are_undecodable() -> None:
+    message = SimpleNamespace(content=RecordDict({"x": ConfigRecord({"a": 1})}))
+    with pytest.raises(fedfw.errors.MessageError, match="undecodable"):
+        content(message)  # type: ignore[arg-type]
