@@ -179,6 +179,9 @@ def _add_deploy(commands: Any) -> None:
         help="lets fedfw-anchored run: gradients then go to the server in the clear",
     )
     demo.add_argument("--compare", action="store_true", help="run FedAvg with projection, too, and compare the bytes")
+    demo.add_argument(
+        "--simulated", action="store_true", help="let Flower simulate the nodes (pip install 'flwr[simulation]')"
+    )
     for verb in (init, demo):
         verb.set_defaults(execute=_deploy)
 
@@ -267,7 +270,7 @@ def _deploy(options: argparse.Namespace) -> int:
         "tell-loss": options.tell_loss,
         "share-gradients": options.share_gradients,
     }
-    return demo(_flags(options, DEMO_CHOICES), options.out, deployed, options.compare)
+    return demo(_flags(options, DEMO_CHOICES), options.out, deployed, options.compare, options.simulated)
 
 
 def _models(options: argparse.Namespace) -> int:

@@ -101,8 +101,22 @@ def _rank(indices: Indices) -> int:
     return sum(math.comb(int(c), j + 1) for j, c in enumerate(indices))
 
 
+_WALK = 32
+"""Up to this many places for each index it is faster to walk down the binomials than to search for each one."""
+
+
 def _unrank(rank: int, p: int, k: int) -> Indices:
     indices = np.empty(k, np.int64)
+    if p <= _WALK * k:
+        place, count = p - 1, math.comb(p - 1, k)  # count is C(place, j)
+        for j in range(k, 0, -1):
+            while count > rank:
+                count, place = count * (place - j) // place, place - 1
+            indices[j - 1] = place
+            rank -= count
+            if place:
+                count, place = count * j // place, place - 1
+        return indices
     high = p
     for j in range(k, 0, -1):
         low = j - 1  # C(low, j) = 0 <= rank always holds

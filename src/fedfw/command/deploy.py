@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class Demo:
         return task | how | deployed
 
 
-def demo(flags: dict[str, Any], out: Path | None, deployed: dict[str, Any], compare: bool) -> int:
+def demo(flags: dict[str, Any], out: Path | None, deployed: dict[str, Any], compare: bool, simulated: bool) -> int:
     """Start a federation on this machine, run, show, and end everything that was started."""
     try:
         from fedfw.flower.local import FederationError, LocalFederation
@@ -113,10 +114,9 @@ def demo(flags: dict[str, Any], out: Path | None, deployed: dict[str, Any], comp
     copy_app(folder / "app")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us must not leave processes behind
     try:
-        print(
-            f"starting a SuperLink and {config.clients} SuperNodes on 127.0.0.1, with TLS and keys ...", file=sys.stderr
-        )
-        with LocalFederation(folder / "federation", config.clients) as federation:
+        nodes = "Flower's simulation" if simulated else f"{config.clients} SuperNodes with keys"
+        print(f"starting a SuperLink on 127.0.0.1 with TLS, and {nodes} ...", file=sys.stderr)
+        with LocalFederation(folder / "federation", config.clients, simulated) as federation:
             rows = [_deploy(federation, folder, name, one, deployed) for name, one in demos.items()]
             print("stopping everything ...", file=sys.stderr)
     except KeyboardInterrupt:
@@ -125,7 +125,17 @@ def demo(flags: dict[str, Any], out: Path | None, deployed: dict[str, Any], comp
     except FederationError as error:
         print(f"fedfw deploy: {error}\nthe logs are in {folder / 'federation'}", file=sys.stderr)
         return 1
-    print(aligned([("bytes of", "ours up", "ours down", "Flower up", "Flower down", "same bits as simulated"), *rows]))
+    heads = (
+        "",
+        "bytes up",
+        "down",
+        "by Flower's count",
+        "down",
+        "seconds a round",
+        "of them ours",
+        "bits of the simulator",
+    )
+    print(aligned([heads, *rows]))
     print(f"\nFolder: {folder} (the app, the server's history, model and checkpoints, all logs)")
     return 0
 
@@ -158,7 +168,19 @@ def _deploy(federation: Any, folder: Path, name: str, one: Demo, deployed: dict[
     totals = [int(sum(getattr(r, way) for r in records)) for way in ("bytes_up", "bytes_down")]
     same = "yes" if records[-1].digest == one.simulated_digest else "no"
     flowers = [traffic["inbound-bytes"], traffic["outbound-bytes"]]
-    return (name, *(f"{count:,}" for count in (*totals, *flowers)), same)
+    took, ours = _seconds(records, federation.folder / "state" / json.loads((out / "done.json").read_text())["run"])
+    return (name, *(f"{count:,}" for count in (*totals, *flowers)), f"{took:.2f}", f"{ours:.3f}", same)
+
+
+def _seconds(records: list[DeployedRecord], state: Path) -> tuple[float, float]:
+    """Medians over the rounds after the first: the whole, and the server's part with the slowest client's."""
+    clients: dict[int, float] = {}
+    for log in state.glob("*.log.jsonl"):
+        for event in map(json.loads, log.read_text().splitlines()):
+            clients[event["round"]] = max(event["seconds"], clients.get(event["round"], 0.0))
+    later = [record for record in records if record.seconds][1:] or records
+    whole = median(sum((record.seconds or {}).values()) for record in later)
+    return whole, median((r.seconds or {}).get("server", 0.0) + clients.get(r.round, 0.0) for r in later)
 
 
 def _records(out: Path) -> list[DeployedRecord]:

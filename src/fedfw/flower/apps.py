@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,12 @@ def server_app(make_task: MakeTask) -> ServerApp:
     return app
 
 
-def client_app(make_task: MakeTask) -> ClientApp:
-    """The ClientApp of a task; ``partition-id`` of the node's configuration is the client's number."""
-    app = ClientApp()
+def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
+    """The ClientApp of a task; ``partition-id`` of the node's configuration is the client's number.
+
+    ``mods`` are Flower's: functions around every message.
+    """
+    app = ClientApp(mods=mods)
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -81,13 +85,20 @@ def client_app(make_task: MakeTask) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        order = Order.of(content(message))
+        began = time.perf_counter()
         node = context.node_config
-        folder = state_folder(str(node.get("state-dir", "")))
-        client = Client(make_task(context.run_config), _number(context), folder, bool(node.get("leaving", False)))
-        return _reply(message, client.handle(order).fields())
+        folder, leaving = state_folder(str(node.get("state-dir", ""))), bool(node.get("leaving", False))
+        one = _client(make_task, tuple(sorted(context.run_config.items())), _number(context), folder, leaving)
+        return _reply(message, one.handle(Order.of(content(message)), began).fields())
 
     return app
+
+
+@lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message
+def _client(
+    make_task: MakeTask, config: tuple[tuple[str, Any], ...], number: int, folder: Path, leaving: bool
+) -> Client:
+    return Client(make_task(dict(config)), number, folder, leaving)
 
 
 def _number(context: Context) -> int:

@@ -63,15 +63,15 @@ class Client:
     def _problem(self) -> Problem:
         return self.task.problem(self.task.data(self.number))
 
-    def handle(self, order: Order) -> Answer:
-        """The answer to an order.
+    def handle(self, order: Order, began: float | None = None) -> Answer:
+        """The answer to an order; ``began`` is when work on it began, by `time.perf_counter`, for the log.
 
         Raises
         ------
         MessageError
             If the order makes no sense.
         """
-        began = time.perf_counter()
+        began = time.perf_counter() if began is None else began
         if order.client != self.number:
             raise MessageError(f"an order for client {order.client} came to client {self.number}")
         if order.ask not in (STEP, GRADIENT):

@@ -50,10 +50,12 @@ class LocalFederation:
         For certificates, keys, logs and the clients' memory.
     clients
         SuperNodes to start, with ``partition-id`` 0, 1, ...
+    simulated
+        Let Flower simulate the nodes (with Ray) instead.
     """
 
-    def __init__(self, folder: Path, clients: int) -> None:
-        self.folder, self.clients = folder.absolute(), clients
+    def __init__(self, folder: Path, clients: int, simulated: bool = False) -> None:
+        self.folder, self.clients, self.simulated = folder.absolute(), clients, simulated
         self.port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = (
@@ -63,6 +65,7 @@ class LocalFederation:
                 "FLWR_HOME": str(self.folder / "flwr"),
                 "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
                 "OMP_NUM_THREADS": "1",
+                "FEDFW_STATE": str(self.folder / "state"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             }
         )
@@ -90,7 +93,7 @@ class LocalFederation:
             f'address = "{HOST}:{self.port}"\nroot-certificates = "{ca}"\n'
         )
         self.start_superlink()
-        for client in range(self.clients):
+        for client in range(0 if self.simulated else self.clients):
             self.register(client)
             self.start_node(client)
 
@@ -99,7 +102,8 @@ class LocalFederation:
         keys = self.folder / "keys"
         self.start(
             "superlink",
-            *("flower-superlink", "--host", HOST, "--port", str(self.port), "--enable-supernode-auth"),
+            *("flower-superlink", "--host", HOST, "--port", str(self.port)),
+            "--simulation" if self.simulated else "--enable-supernode-auth",
             *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
             *("--ssl-keyfile", str(keys / "server.key"), "--database", str(self.folder / "superlink.db")),
         )
@@ -122,13 +126,12 @@ class LocalFederation:
         """A client's SuperNode, with another key or without one if asked for; returns the name of its process."""
         name = f"client-{client}"
         key = key or self.folder / "keys" / name
-        state = self.folder / "state"
         self.start(
             name,
             *("flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
-            *("--node-config", f'partition-id={client} state-dir="{state}" {settings}'.strip()),
+            *("--node-config", f"partition-id={client} {settings}".strip()),
         )
         return name
 
@@ -167,7 +170,12 @@ class LocalFederation:
     def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
         """Start a run and follow its log; returns the name of the process that follows."""
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        self.start(name, "flwr", "run", str(app), _CONNECTION, "--stream", "--run-config", settings)
+        nodes = ("--federation-config", f"num-supernodes={self.clients} client-resources-num-cpus=1")
+        self.start(
+            name,
+            *("flwr", "run", str(app), _CONNECTION, "--stream", "--run-config", settings),
+            *(nodes if self.simulated else ()),
+        )
         return name
 
     def traffic(self) -> list[dict[str, Any]]:

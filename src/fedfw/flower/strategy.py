@@ -53,18 +53,18 @@ class FedFWStrategy(Strategy):
             self._take(grid.send_and_receive(self._messages(anchor), timeout=self._round_timeout))
         began = time.perf_counter()
         messages = self._messages(self.coordinator.open(online))
-        self._own_seconds = time.perf_counter() - began
         self._asked = time.perf_counter()
+        self._own_seconds += self._asked - began
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        waited = time.perf_counter() - self._asked
         began = time.perf_counter()
         self._take(replies)
         own = self._own_seconds + time.perf_counter() - began
-        record = self.coordinator.close({"waiting": waited, "server": own})
+        record = self.coordinator.close({"waiting": began - self._asked, "server": own})
+        self._own_seconds = time.perf_counter() - began  # what it took to write this round down counts in the next
         numbers: dict[str, Any] = {"round": record.round, "counted": record.participants, "invited": record.invited}
         numbers |= {"refused": sum(record.refused.values()), "bytes-up": record.bytes_up}
         told = {"loss": record.test_loss, "accuracy": record.accuracy}

@@ -48,6 +48,7 @@ class History(Sequence[Record]):
 
     def __init__(self, records: Sequence[Record] = ()) -> None:
         self._records = list(records)
+        self._lines: list[str] = []  # of the first records, as JSON: a checkpoint a round would write them all anew
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -71,6 +72,7 @@ class History(Sequence[Record]):
     def amend(self, **values: Any) -> None:
         """Fill in what becomes known of the last round later."""
         self._records[-1] = replace(self._records[-1], **values)
+        del self._lines[len(self._records) - 1 :]
 
     def last(self, name: str) -> Any:
         """The latest value of a column that was evaluated, or None."""
@@ -98,7 +100,8 @@ class History(Sequence[Record]):
 
     def to_jsonl(self) -> str:
         """One JSON object a line."""
-        return "".join(json.dumps(asdict(record)) + "\n" for record in self._records)
+        self._lines += [json.dumps(asdict(record)) + "\n" for record in self._records[len(self._lines) :]]
+        return "".join(self._lines)
 
     @classmethod
     def from_jsonl(cls, text: str, kind: type[Record] = Record) -> History:
