@@ -59,7 +59,7 @@ class Loopback:
         return Answer.of(self.client(order.client).handle(Order.of(order.fields())).fields())
 
     def round(self, online: set[int] | None = None) -> DeployedRecord:
-        online = set(self.server.members) if online is None else online
+        online = set(self.server.roster.members) if online is None else online
         for client, order in self.server.open_anchor(online).items():
             self.server.take(client, self.ask(order).fields())
         for client, order in self.server.open(online).items():

@@ -62,8 +62,8 @@ def test_the_server_rebuilds_every_memory_that_is_not_data(tmp_path: Path) -> No
     loop = Loopback(Coordinator(task), tmp_path)
     loop.run(6)
     held = _own_memories(loop)
-    for name, values in loop.server.memory.items():
-        for row, client in enumerate(loop.server.members):
+    for name, values in loop.server.roster.memory.items():
+        for row, client in enumerate(loop.server.roster.members):
             assert torch.equal(values[row], held[client][name][0])
 
 
@@ -72,10 +72,14 @@ def _own_memories(loop: Loopback) -> dict[int, dict[str, torch.Tensor]]:
     from fedfw.flower.store import ClientStore
 
     held = {}
-    for client in loop.server.members:
+    for client in loop.server.roster.members:
         memory = ClientStore(loop.folder, loop.server.run, client).load()
         assert memory is not None
-        step = memory.pending if memory.pending and memory.pending.t == loop.server.counted[client] else memory.counted
+        step = (
+            memory.pending
+            if memory.pending and memory.pending.t == loop.server.roster.counted[client]
+            else memory.counted
+        )
         held[client] = step.state
     return held
 

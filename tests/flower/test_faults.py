@@ -135,12 +135,12 @@ def test_newcomers_enter_at_the_mean_and_leavers_take_their_share(algorithm: fed
     loop.leaving = {1}
     record = loop.round()
     assert (record.participants, record.left) == (3, [1])
-    assert loop.server.members == [0, 2, 7]
+    assert loop.server.roster.members == [0, 2, 7]
     assert record.drift < 1e-6
     record = loop.round()
     assert (record.participants, record.refused) == (3, {})
     if algorithm is PLUS:
-        assert torch.allclose(loop.server.server.vectors["ybar"], loop.server.memory["y"].mean(0), atol=1e-6)
+        assert torch.allclose(loop.server.server.vectors["ybar"], loop.server.roster.memory["y"].mean(0), atol=1e-6)
 
 
 def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
     for _ in range(3):
         record = loop.round({0, 1})
     assert record.left == [2]
-    assert loop.server.members == [0, 1]
+    assert loop.server.roster.members == [0, 1]
     loop.server.admit(2)
     record = loop.round({0, 1, 2})
     assert (record.participants, record.joined, record.drift < 1e-6) == (3, [2], True)  # not from its old memory
@@ -240,7 +240,7 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int,
         assert max(twin.close().drift, loop.server.close().drift) < 1e-6
         apart = float((loop.server.server.xbar - twin.server.xbar).norm())
         assert apart <= hostile / n * task.plan.rates(t).eta * diameter * (1 + 1e-5)
-        loop.server.hand_back |= set(range(hostile))  # they hold other points than those that were counted for them
+        loop.server.roster.hand_back |= set(range(hostile))  # they hold other points than were counted
 
 
 # --- the server ---
@@ -324,14 +324,14 @@ def test_soak(tmp_path: Path) -> None:
     server = loop.server
     assert len(server.history) == 1000
     assert server.history.total("participants") > 4000
-    for row, client in enumerate(server.members):
+    for row, client in enumerate(server.roster.members):
         memory = ClientStore(loop.folder, server.run, client).load()
         if memory is None:
             continue
         steps = {step.t: step for step in (memory.counted, memory.pending) if step is not None}
-        own = steps.get(server.counted[client])
-        assert own is not None or client in server.hand_back
-        if own is not None and client not in server.hand_back:
-            assert torch.equal(own.state["x"][0], server.memory["x"][row])
+        own = steps.get(server.roster.counted[client])
+        assert own is not None or client in server.roster.hand_back
+        if own is not None and client not in server.roster.hand_back:
+            assert torch.equal(own.state["x"][0], server.roster.memory["x"][row])
     refused = [r.refused for r in server.history if isinstance(r, DeployedRecord)]
     assert {"replayed", "wrong round", "undecodable", "lost"} <= {reason for reasons in refused for reason in reasons}

@@ -95,7 +95,7 @@ def test_a_newcomer_joins_and_a_failure_is_an_absence(tmp_path: Path) -> None:
     coordinator = Coordinator(task, Deployment())
     strategy = FedFWStrategy(coordinator, 5.0, 1.0)
     strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
-    assert coordinator.members == [0, 1, 2, 5]
+    assert coordinator.roster.members == [0, 1, 2, 5]
     grid.broken = {22}
     strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
     last: Any = coordinator.history[-1]

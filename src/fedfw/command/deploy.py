@@ -21,7 +21,7 @@ from fedfw.command.config import DEMO_DEFAULTS, RunConfig, merge
 from fedfw.command.defaults import resolved
 from fedfw.command.progress import human_bytes
 from fedfw.flower.client import digest
-from fedfw.flower.server import DeployedRecord
+from fedfw.flower.records import DeployedRecord
 from fedfw.report.tables import aligned
 from fedfw.simulation import History, Simulation
 

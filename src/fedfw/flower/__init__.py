@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedfw.flower.client import Client
-from fedfw.flower.server import Coordinator, DeployedRecord, Deployment
+from fedfw.flower.records import DeployedRecord, Deployment
+from fedfw.flower.server import Coordinator
 from fedfw.flower.task import Task
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedfw.flower.client import Client
 from fedfw.flower.messages import Hello, Order
-from fedfw.flower.server import Coordinator, Deployment
+from fedfw.flower.records import Deployment
+from fedfw.flower.server import Coordinator
 from fedfw.flower.store import state_folder
 from fedfw.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.flower.task import Task

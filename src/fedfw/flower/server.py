@@ -9,17 +9,14 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.base import Message, Plan, Server, State, Upload
+from fedfw.algorithms.base import Message, Plan, Server, Upload
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
-from fedfw.atoms import Atom
 from fedfw.atoms.base import stack_atoms
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import AtomError, MessageError
@@ -38,84 +35,17 @@ from fedfw.flower.messages import (
     decode_vector,
     encode_vector,
 )
+from fedfw.flower.records import DeployedRecord, Deployment
+from fedfw.flower.roster import Roster
+from fedfw.flower.round import Round
 from fedfw.flower.task import Task
 from fedfw.problems.problem import with_parameters
-from fedfw.simulation.history import History, Record
+from fedfw.simulation.history import History
 from fedfw.simulation.participation import Participation
 from fedfw.simulation.setup import fingerprint
 from fedfw.simulation.storage import RunFolder
 
 _log = logging.getLogger("fedfw")
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """How a training is deployed, beside the task.
-
-    Parameters
-    ----------
-    out
-        The server's folder for history, model and a checkpoint a round; None for none.
-    run
-        A name for people; clients keep their memory by it and a random suffix.
-    resume
-        Go on from the last checkpoint in ``out``.
-    tell
-        Ask clients for f_i(xbar) and their number for the certificate.
-    share_gradients
-        Allow anchored FedFW, whose clients send gradients in the clear.
-    leave_after
-        Rounds in a row without a counted answer after which a client is taken to have left; 0 for never.
-    """
-
-    out: Path | None = None
-    run: str = "run"
-    resume: bool = False
-    tell: bool = False
-    share_gradients: bool = False
-    leave_after: int = 0
-
-    def __post_init__(self) -> None:
-        if self.leave_after < 0:
-            raise ValueError(f"leave_after={self.leave_after}, expected at least 0")
-        if self.resume and self.out is None:
-            raise ValueError("resume needs the folder to go on from")
-
-
-@dataclass(frozen=True)
-class DeployedRecord(Record):
-    """A round of a deployment.
-
-    ``loss`` is known one round later and only where clients tell it; ``gap`` stays unknown. ``refused`` counts answers
-    that were not accepted, by reason. ``drift`` is the largest difference between xbar and the mean of the x_i that
-    the server rebuilt, and ``digest`` stands for xbar's bits.
-    """
-
-    invited: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    joined: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    restored: list[int] = field(default_factory=list)
-    drift: float = 0.0
-    digest: str = ""
-
-
-@dataclass
-class _Round:
-    """A round that is under way."""
-
-    t: int
-    orders: dict[int, Order] = field(default_factory=dict)
-    before: Server | None = None
-    after: Server | None = None
-    message: Message | None = None
-    atoms: dict[int, Atom] = field(default_factory=dict)
-    answers: dict[int, Answer] = field(default_factory=dict)
-    leaving: set[int] = field(default_factory=set)
-    gradients: dict[int, tuple[float, Tensor]] = field(default_factory=dict)
-    anchor_gap: float | None = None
-    bytes_up: int = 0
-    bytes_down: int = 0
 
 
 class Coordinator:
@@ -130,12 +60,8 @@ class Coordinator:
             )
         self.task, self.settings = task, settings
         self.run = f"{settings.run}-{secrets.token_hex(4)}"
-        self.members = list(range(task.clients))
         self.server = algorithm.start_server(task.start)
-        self.memory: State = algorithm.start_clients(task.start.repeat(task.clients, 1))
-        self.counted = dict.fromkeys(self.members, 0)
-        self.hand_back: set[int] = set()
-        self.away: Counter[int] = Counter()
+        self.roster = Roster(algorithm, task.start, task.clients)
         self.history = History()
         self.best_bound: float | None = None
         self.downlink = Downlink(task.start)
@@ -144,7 +70,7 @@ class Coordinator:
         self._refused: Counter[str] = Counter()
         self._joined: list[int] = []
         self._left: list[int] = []
-        self._now = _Round(1)
+        self._now = Round(1)
         self._judge = None if task.test is None else task.problem(task.test)
         self._folder = None if settings.out is None else RunFolder(settings.out, settings.resume, checkpoint_every=1)
         if self._folder is not None and settings.resume:
@@ -158,65 +84,47 @@ class Coordinator:
     @property
     def plan(self) -> Plan:
         """For the clients that there are now."""
-        return self.task.plan_for(len(self.members))
-
-    def _rows(self, clients: Collection[int]) -> Tensor:
-        place = {client: row for row, client in enumerate(self.members)}
-        return torch.tensor([place[client] for client in clients], dtype=torch.int64)
-
-    def _states(self, rows: Tensor) -> State:
-        return {name: values[rows] for name, values in self.memory.items()}
+        return self.task.plan_for(len(self.roster))
 
     # --- who is there ---
 
     def admit(self, client: int) -> None:
         """A client that was not there before enters at xbar, which stays the mean."""
-        if client in self.counted:
+        if client in self.roster.counted:
             return
         if self.task.weights is not None:
             raise MessageError(f"client {client} has no weight: the task names {self.task.clients}")
-        newcomer = self.task.algorithm.start_clients(self.server.xbar[None].clone())
-        joined = torch.tensor(sorted([*self.members, client]).index(client))
-        self.memory = {
-            name: torch.cat([values[:joined], newcomer[name], values[joined:]]) for name, values in self.memory.items()
-        }
-        self.members = sorted([*self.members, client])
-        self.counted[client] = 0
-        self.hand_back.add(client)
+        self.roster.add(client, self.server.xbar)
         self._joined.append(client)
         self._regrouped()
 
     def release(self, client: int) -> None:
         """A client is gone for good: the mean is over the others."""
-        if len(self.members) == 1:
+        if len(self.roster) == 1:
             _log.warning("client %d is the last one and stays", client)
             return
-        stay = self._rows([member for member in self.members if member != client])
-        self.memory = self._states(stay)
-        self.members.remove(client)
-        del self.counted[client]
-        self.hand_back.discard(client)
-        self.away.pop(client, None)
+        self.roster.remove(client)
         self._left.append(client)
         self._regrouped()
 
     def _regrouped(self) -> None:
         before = self.server.xbar
-        self.server = self.task.algorithm.regroup(self.server, self.memory)
+        self.server = self.task.algorithm.regroup(self.server, self.roster.memory)
         self.downlink.moved(self.t, before, self.server.xbar)
-        self._bound = LowerBound(self.task.constraint, len(self.members))
+        self._bound = LowerBound(self.task.constraint, len(self.roster))
 
     def wanted(self) -> list[int]:
         """Who is to take part in the next round, by the seed."""
         options = self.task.options
-        chosen = Participation(options.participation, len(self.members), options.seed)(self.t + 1)
-        return [self.members[row] for row in chosen.tolist()]
+        chosen = Participation(options.participation, len(self.roster), options.seed)(self.t + 1)
+        members = self.roster.members
+        return [members[row] for row in chosen.tolist()]
 
     # --- a round ---
 
     def open_anchor(self, online: Collection[int]) -> dict[int, Order]:
         """Orders for gradients at xbar, in the rounds of anchored FedFW that begin with them; else none."""
-        self._now = _Round(self.t + 1)
+        self._now = Round(self.t + 1)
         if not self.task.algorithm.is_anchor(self._now.t):
             return {}
         self._now.orders = {client: self._order(client, GRADIENT) for client in self.wanted() if client in online}
@@ -231,50 +139,40 @@ class Coordinator:
             invited = sorted(now.gradients)
             if invited:
                 self._anchor(invited)
-        rows = self._rows(invited)
+        rows = self.roster.rows(invited)
         now.before = self.server
-        now.after, now.message = algorithm.broadcast(plan, self.server, rows, self.memory["x"][rows], now.t)
+        now.after, now.message = algorithm.broadcast(plan, self.server, rows, self.roster.memory["x"][rows], now.t)
         now.orders = {client: self._order(client, STEP, now.message) for client in invited}
         now.bytes_down += sum(order.nbytes for order in now.orders.values())
         return dict(now.orders)
 
     def _anchor(self, present: list[int]) -> None:
         """What the simulator does with gradients in memory, with those that were sent."""
-        rows = self._rows(present)
+        rows = self.roster.rows(present)
         losses, gradients = zip(*(self._now.gradients[client] for client in present), strict=True)
         sent = torch.tensor(losses, dtype=torch.float64), torch.stack(gradients)
         anchored = self.task.algorithm.anchor(
-            self.plan, self.server, [self._states(rows)], [lambda x, full=False: sent], self._now.t
+            self.plan, self.server, [self.roster.states(rows)], [lambda x, full=False: sent], self._now.t
         )
         assert anchored is not None
         before = self.server.xbar
         self.server, (fresh,), learnt = anchored
-        if len(present) == len(self.members):
+        if len(present) == len(self.roster):
             self._now.anchor_gap = frank_wolfe_gap(self.task.constraint, before, learnt.gradient)
-        for name, values in fresh.items():
-            if name not in self.task.algorithm.private:
-                self.memory[name][rows] = values
+        self.roster.update(rows, fresh)
+        self.roster.hand_back |= set(present)
         self.downlink.moved(self.t, before, self.server.xbar)
-        self.hand_back |= set(present)
 
     def _order(self, client: int, ask: str, message: Message | None = None) -> Order:
-        row = self.members.index(client)
-        memory = {}
-        if client in self.hand_back:
-            memory = {
-                name: encode_vector(values[row])
-                for name, values in self.memory.items()
-                if name not in self.task.algorithm.private
-            }
-        known = 0 if client in self.hand_back else self.counted[client]
+        counted, memory = self.roster.counted[client], self.roster.handed(client)
         return Order(
             self.run,
             self._now.t,
             client,
-            len(self.members),
-            self.task.weight(client, len(self.members)),
-            self.counted[client],
-            self.downlink.encode(self.server.xbar, known),
+            len(self.roster),
+            self.task.weight(client, len(self.roster)),
+            counted,
+            self.downlink.encode(self.server.xbar, 0 if memory else counted),
             {} if message is None else {name: encode_vector(vector) for name, vector in message.vectors.items()},
             memory,
             ask,
@@ -314,7 +212,7 @@ class Coordinator:
         if client in now.answers or client in now.leaving:
             raise MessageError("replayed")
         if answer.kind in (LOST, OUTDATED):
-            self.hand_back.add(client)
+            self.roster.hand_back.add(client)
             raise MessageError(f"{answer.kind}: it will be handed its memory")
         if answer.kind == LEAVING:
             now.leaving.add(client)
@@ -325,8 +223,8 @@ class Coordinator:
         now, asked = self._now, self._now.orders[client].ask
         if answer.kind != (ATOM if asked == STEP else GRADIENT):
             raise MessageError(f"wrong kind: {answer.kind!r}")
-        if answer.digest != digest(self.memory["x"][self.members.index(client)]) and asked == STEP:
-            self.hand_back.add(client)
+        if answer.digest != digest(self.roster.point(client)) and asked == STEP:
+            self.roster.hand_back.add(client)
             raise MessageError("diverged: its x_i is not the one that was counted")
         try:
             if asked == GRADIENT:
@@ -352,14 +250,9 @@ class Coordinator:
         if counted:
             self._learn(counted)
             self._step(counted)
-        self.away.update(member for member in self.members if member not in counted)
-        for client in counted:
-            self.away.pop(client, None)
-            self.counted[client] = now.t
-        self.hand_back -= set(counted)
-        gone = {
-            c for c, rounds in self.away.items() if self.settings.leave_after and rounds >= self.settings.leave_after
-        }
+        self.roster.count(counted, now.t)
+        patience = self.settings.leave_after
+        gone = {client for client, rounds in self.roster.away.items() if patience and rounds >= patience}
         for client in sorted(now.leaving | gone):
             self.release(client)
         record = self._record(counted, restored, plan, before, seconds)
@@ -367,7 +260,7 @@ class Coordinator:
         self._refused.clear()
         self._joined, self._left = [], []
         self._save()
-        self._now = _Round(self.t + 1)
+        self._now = Round(self.t + 1)
         return record
 
     def _step(self, counted: list[int]) -> None:
@@ -375,27 +268,25 @@ class Coordinator:
         assert now.before is not None
         assert now.after is not None
         assert now.message is not None
-        rows = self._rows(counted)
+        rows = self.roster.rows(counted)
         server = now.after
         if len(counted) < len(now.orders):  # those whose atom is not counted undo the round, so it never was for them
-            server, _ = algorithm.broadcast(plan, now.before, rows, self.memory["x"][rows], now.t)
+            server, _ = algorithm.broadcast(plan, now.before, rows, self.roster.memory["x"][rows], now.t)
         uploads = []
         for _, group in groupby(counted, key=lambda client: type(now.atoms[client])):
             clients = list(group)
-            own, atoms = self._rows(clients), stack_atoms([now.atoms[client] for client in clients])
-            uploads.append(Upload(own, atoms, self.memory["x"][own]))
+            own, atoms = self.roster.rows(clients), stack_atoms([now.atoms[client] for client in clients])
+            uploads.append(Upload(own, atoms, self.roster.memory["x"][own]))
         before = server.xbar
         self.server = algorithm.server_step(plan, server, uploads, now.t)
         self.downlink.moved(now.t, before, self.server.xbar, self._sum(uploads, len(counted)))
         for upload in uploads:
-            known = algorithm.follow(plan, self._states(upload.who), now.message, upload.atoms)
-            for name, values in known.items():
-                if name not in algorithm.private:
-                    self.memory[name][upload.who] = values
+            known = algorithm.follow(plan, self.roster.states(upload.who), now.message, upload.atoms)
+            self.roster.update(upload.who, known)
 
     def _sum(self, uploads: list[Upload], counted: int) -> tuple[float, float, Tensor] | None:
         """The step of a round with everyone, as clients can repeat it."""
-        if counted < len(self.members) or not self.task.algorithm.keeps_points:
+        if counted < len(self.roster) or not self.task.algorithm.keeps_points:
             return None
         total = torch.zeros_like(self.server.xbar)
         for upload in uploads:
@@ -406,7 +297,7 @@ class Coordinator:
     def _learn(self, counted: list[int]) -> None:
         """What the clients told of xbar, which is the model after the round before."""
         answers = [self._now.answers[client] for client in counted]
-        if len(counted) == len(self.members) and self.history:
+        if len(counted) == len(self.roster) and self.history:
             losses = [answer.loss for answer in answers if answer.loss is not None]
             if len(losses) == len(answers):
                 self.history.amend(loss=sum(losses))
@@ -414,8 +305,8 @@ class Coordinator:
         numbers = [answer.number for answer in answers if answer.number is not None]
         if len(numbers) < len(answers) or not isinstance(algorithm, OracleAlgorithm) or message is None:
             return
-        rows = self._rows(counted)
-        state = algorithm.begin_round(self.plan, self._states(rows), message)
+        rows = self.roster.rows(counted)
+        state = algorithm.begin_round(self.plan, self.roster.states(rows), message)
         # The direction without a gradient is the rest of it, which the server can work out.
         _, q = algorithm.direction(self.plan, state, message, torch.zeros_like(state["x"]), self.plan.rates(message.t))
         self._bound.report(rows, torch.tensor(numbers, dtype=torch.float64), q)
@@ -429,7 +320,7 @@ class Coordinator:
         now, options, xbar = self._now, self.task.options, self.server.xbar
         evaluated = self._judge is not None and (now.t % options.eval_every == 0 or now.t == options.rounds)
         test = self._judge.test(xbar) if evaluated and self._judge is not None else None
-        points = self.memory["x"] if self.task.algorithm.keeps_points else xbar[None]
+        points = self.roster.memory["x"] if self.task.algorithm.keeps_points else xbar[None]
         inside = self.task.constraint.contains(xbar)
         dense = 1 + xbar.numel() * xbar.element_size()
         return DeployedRecord(
@@ -460,7 +351,7 @@ class Coordinator:
     def _save(self) -> None:
         if self._folder is None:
             return
-        tensors = {f"client.{name}": value for name, value in self.memory.items()}
+        tensors = {f"client.{name}": value for name, value in self.roster.memory.items()}
         tensors |= {"server.xbar": self.server.xbar, "downlink.changed": self.downlink.changed}
         tensors |= {f"server.{name}": value for name, value in self.server.vectors.items()}
         meta = {
@@ -469,11 +360,8 @@ class Coordinator:
             "run": self.run,
             "fingerprint": self.fingerprint,
             "best_bound": self.best_bound,
-            "counted": [[client, t] for client, t in self.counted.items()],
-            "hand_back": sorted(self.hand_back),
-            "away": [[client, rounds] for client, rounds in self.away.items()],
         }
-        self._folder.save(self.t, tensors, meta, self.history)
+        self._folder.save(self.t, tensors, meta | self.roster.meta(), self.history)
 
     def _restore(self, folder: RunFolder) -> None:
         found = folder.latest()
@@ -484,21 +372,19 @@ class Coordinator:
             raise ValueError(f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}")
         if meta["fingerprint"] != self.fingerprint:
             raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
-        self.memory = {name[7:]: value for name, value in tensors.items() if name.startswith("client.")}
+        memory = {name[7:]: value for name, value in tensors.items() if name.startswith("client.")}
+        self.roster.load(memory, meta)
         server = {name[7:]: value for name, value in tensors.items() if name.startswith("server.")}
         self.server = Server(server.pop("xbar"), server)
         self.downlink.changed = tensors["downlink.changed"]
-        self.counted = dict(meta["counted"])
-        self.members = sorted(self.counted)
-        self.hand_back, self.away = set(meta["hand_back"]), Counter(dict(meta["away"]))
         self.best_bound = meta["best_bound"]
-        self._bound = LowerBound(self.task.constraint, len(self.members))
+        self._bound = LowerBound(self.task.constraint, len(self.roster))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self.run = meta["run"]
-        self._now = _Round(self.t + 1)
+        self._now = Round(self.t + 1)
         if folder.newest_round() != self.t:
             # A damaged checkpoint was skipped, and clients may be ahead of this one: they begin anew from here.
-            self.run, self.hand_back = f"{self.run}.{self.t}", set(self.members)
+            self.run, self.roster.hand_back = f"{self.run}.{self.t}", set(self.roster.members)
 
     def finish(self) -> None:
         """Write the model and the plots."""

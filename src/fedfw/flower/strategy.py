@@ -120,7 +120,7 @@ class FedFWStrategy(Strategy):
 
     def _wait_for_everyone(self, grid: Grid) -> None:
         until = time.monotonic() + self._start_timeout
-        while missing := set(self.coordinator.members) - set(self._clients.values()):
+        while missing := set(self.coordinator.roster.members) - set(self._clients.values()):
             if time.monotonic() > until:
                 if not self._clients:
                     raise TimeoutError(f"no client came within {self._start_timeout:.0f} s")
