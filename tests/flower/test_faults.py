@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_skipped_and_clients_are_set_right(tmp_path: Pat
     loop = Loopback(Coordinator(task, settings), tmp_path / "clients")
     loop.run(4)
     newest = sorted((tmp_path / "server").glob("checkpoint-*.bin"))[-1]
-    newest.write_bytes(b"fedfw-checkpoint 1 0\n")
+    newest.write_bytes(b"fedfw-checkpoint 2 0\n")
     with pytest.warns(UserWarning, match="going back"):
         loop.server = Coordinator(task, replace(settings, resume=True))
     assert loop.server.t == 3

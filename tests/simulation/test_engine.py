@@ -230,8 +230,8 @@ class TestCheckpoints:
         newest = sorted((tmp_path / "run").glob("checkpoint-*.bin"))
         assert [path.name for path in newest] == ["checkpoint-00000030.bin", "checkpoint-00000040.bin"]
         data = bytearray(newest[1].read_bytes())
-        other_version = data.replace(b"fedfw-checkpoint 1 ", b"fedfw-checkpoint 7 ", 1)
-        for spoilt in (data[:-5], data[:200] + b"x" + data[201:], b"", b"fedfw-checkpoint 1\n{", other_version):
+        other_version = data.replace(b"fedfw-checkpoint 2 ", b"fedfw-checkpoint 7 ", 1)
+        for spoilt in (data[:-5], data[:200] + b"x" + data[201:], b"", b"fedfw-checkpoint 2\n{", other_version):
             newest[1].write_bytes(bytes(spoilt))
             with pytest.raises(DamagedCheckpointError):
                 load_checkpoint(newest[1])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedfw.simulation.ledger import decode_down, encode_dense, encode_sum, encode_values
+from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.simulation.ledger import encode_dense, encode_sum, encode_values, sparse_nbytes
 
 
 class Downlink:
@@ -27,21 +28,22 @@ class Downlink:
         return self._ready[since]
 
     def _encode(self, xbar: Tensor, since: int) -> bytes:
-        choices = [encode_dense(xbar)]
+        told = self._sum[1] if self._sum is not None and self._sum[0] == since else None
         if since:
             places = (self.changed >= since).nonzero().flatten()
-            if len(places) < len(xbar):
-                choices.append(encode_values(xbar, places))
-            if self._sum is not None and self._sum[0] == since:
-                choices.append(self._sum[1])
-        return min(choices, key=len)
+            least = 1 + xbar.numel() * xbar.element_size() if told is None else len(told)
+            if sparse_nbytes(places, len(xbar), xbar.element_size()) < least:
+                return encode_values(xbar, places)
+        return encode_dense(xbar) if told is None else told
 
     def moved(self, t: int, before: Tensor, after: Tensor, step: tuple[float, float, Tensor] | None = None) -> None:
         """Note what round t did; ``step`` is (keep, scale, total) of `move_mean`, where that is all it did."""
         self.changed.masked_fill_(before != after, t)
         self._ready.clear()
         self._sum = None
-        if step is not None and int(step[2].count_nonzero()) < len(after):
-            told = encode_sum(*step)
-            if torch.equal(decode_down(told, before), after):  # a client must end with the server's bits
-                self._sum = t, told
+        if step is not None:
+            keep, scale, total = step
+            places = total.nonzero().flatten()
+            short = 16 + sparse_nbytes(places, len(after), after.element_size()) < after.numel() * after.element_size()
+            if short and torch.equal(move_mean(before, keep, scale, total), after):  # clients end with the same bits
+                self._sum = t, encode_sum(keep, scale, total)

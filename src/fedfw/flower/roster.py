@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ class Roster:
             self.away.pop(client, None)
         self.hand_back -= set(clients)
 
-    def meta(self) -> dict[str, object]:
+    def meta(self) -> dict[str, Any]:
         """For a checkpoint, beside ``memory``."""
         return {
             "counted": sorted(self.counted.items()),
@@ -102,9 +103,9 @@ class Roster:
             "away": sorted(self.away.items()),
         }
 
-    def load(self, memory: State, meta: dict[str, list[list[int]]]) -> None:
+    def load(self, memory: State, meta: dict[str, Any]) -> None:
         """The inverse."""
         self.memory = memory
         self.counted = dict(meta["counted"])
-        self.hand_back = set(meta["hand_back"])  # type: ignore[arg-type]
+        self.hand_back = set(meta["hand_back"])
         self.away = Counter(dict(meta["away"]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -18,6 +18,7 @@ from fedfw.flower.server import Coordinator
 
 RECORD = "fedfw"
 """The one record of every message: a ConfigRecord, which costs a fifth of two tiny arrays."""
+Result = TypeVar("Result")
 _LOOK_AGAIN = 1.0  # seconds
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
 
@@ -51,20 +52,18 @@ class FedFWStrategy(Strategy):
         online = set(self._clients.values())
         if anchor := self.coordinator.open_anchor(online):
             self._take(grid.send_and_receive(self._messages(anchor), timeout=self._round_timeout))
-        began = time.perf_counter()
-        messages = self._messages(self.coordinator.open(online))
+        messages = self._messages(self._ours(self.coordinator.open, online))
         self._asked = time.perf_counter()
-        self._own_seconds += self._asked - began
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        began = time.perf_counter()
+        waited = time.perf_counter() - self._asked
         self._take(replies)
-        own = self._own_seconds + time.perf_counter() - began
-        record = self.coordinator.close({"waiting": began - self._asked, "server": own})
-        self._own_seconds = time.perf_counter() - began  # what it took to write this round down counts in the next
+        seconds = {"waiting": waited, "server": self._own_seconds}
+        self._own_seconds = 0.0
+        record = self._ours(self.coordinator.close, seconds)  # what closing takes counts in the next round
         numbers: dict[str, Any] = {"round": record.round, "counted": record.participants, "invited": record.invited}
         numbers |= {"refused": sum(record.refused.values()), "bytes-up": record.bytes_up}
         told = {"loss": record.test_loss, "accuracy": record.accuracy}
@@ -95,7 +94,15 @@ class FedFWStrategy(Strategy):
             if reply.has_error():
                 self.coordinator.refuse(client, f"failed: {reply.error.reason}")
             else:
-                self.coordinator.take(client, content(reply))
+                self._ours(self.coordinator.take, client, content(reply))
+
+    def _ours(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call it and add its seconds to ours."""
+        began = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            self._own_seconds += time.perf_counter() - began
 
     def _meet(self, grid: Grid) -> None:
         """Ask nodes that are new which client they are, and forget those that are gone."""
