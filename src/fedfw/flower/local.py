@@ -139,7 +139,7 @@ class LocalFederation:
         """A process in a group of its own, so that what it starts ends with it."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+                command, stdout=log, stderr=log, env=self._environment, cwd=self.folder, start_new_session=True
             )
 
     def kill(self, name: str) -> None:
@@ -173,7 +173,7 @@ class LocalFederation:
         nodes = ("--federation-config", f"num-supernodes={self.clients} client-resources-num-cpus=1")
         self.start(
             name,
-            *("flwr", "run", str(app), _CONNECTION, "--stream", "--run-config", settings),
+            *("flwr", "run", str(app.absolute()), _CONNECTION, "--stream", "--run-config", settings),
             *(nodes if self.simulated else ()),
         )
         return name
@@ -186,7 +186,10 @@ class LocalFederation:
 
     def flwr(self, *arguments: str) -> str:
         """Flower's command line."""
-        done = subprocess.run(["flwr", *arguments], env=self._environment, capture_output=True, text=True)
+        # In a folder of ours: Flower takes the name of a connection for an app if there is a folder of that name.
+        done = subprocess.run(
+            ["flwr", *arguments], env=self._environment, cwd=self.folder, capture_output=True, text=True
+        )
         if done.returncode:
             raise FederationError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
