@@ -16,6 +16,7 @@ from fedfw.command.config import DEMO_CHOICES, DEMO_DEFAULTS, RunConfig
 REPRODUCTIONS = (
     *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
     *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
+    "privacy",
 )
 """The names of `fedfw.experiments.catalogue`, here so that help comes without importing them."""
 
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune_and_solve(commands)
     _add_reproduce(commands)
     _add_deploy(commands)
+    _add_attack(commands)
 
     _add_data_commands(commands)
     commands.add_parser("algorithms", help="list the algorithms").set_defaults(execute=_algorithms)
@@ -186,6 +188,36 @@ def _add_deploy(commands: Any) -> None:
         verb.set_defaults(execute=_deploy)
 
 
+def _add_attack(commands: Any) -> None:
+    attack = commands.add_parser(
+        "attack",
+        help="what the server can find out: a search for images from what clients send",
+        description="A search for CIFAR-100 images from what clients of FedFW send, by an attacker who knows the "
+        "protocol. 'fedfw reproduce privacy' is the whole study.",
+    )
+    attack.add_argument(
+        "--sends", default="l2", help="gradient, or a set's atoms: l2, linf, ksparse:100, l1 [%(default)s]"
+    )
+    attack.add_argument("--per-parameter", action="store_true", help="one set for each parameter tensor")
+    attack.add_argument(
+        "--way", choices=("through", "explain", "soft"), default="explain", help="what is minimised [%(default)s]"
+    )
+    attack.add_argument("--images", type=int, default=4, help="clients, one batch each [%(default)s]")
+    attack.add_argument("--batch", type=int, default=1, help="images of a client [%(default)s]")
+    attack.add_argument("--rounds", type=int, default=1, help="rounds of atoms put together [%(default)s]")
+    attack.add_argument("--steps", type=int, default=300, help="of the search [%(default)s]")
+    attack.add_argument("--optimizer", choices=("lbfgs", "adam"), default="lbfgs", help="[%(default)s]")
+    attack.add_argument("--restarts", type=int, default=1, help="starts of the search [%(default)s]")
+    attack.add_argument("--unknown-labels", action="store_true", help="labels are searched for, too")
+    attack.add_argument("--trained", action="store_true", help="a model that was trained on public images")
+    attack.add_argument("--from-noise", action="store_true", help="begin at noise, not at the mean of public images")
+    attack.add_argument("--seed", type=int, default=0, help="[%(default)s]")
+    attack.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
+    attack.add_argument("--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)")
+    attack.add_argument("--out", type=Path, default=Path("attack.png"), help="the picture [%(default)s]")
+    attack.set_defaults(execute=_attack)
+
+
 def _add_data_commands(commands: Any) -> None:
     data = commands.add_parser("data", help="list, get and look at the data sets")
     verbs = data.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -271,6 +303,28 @@ def _deploy(options: argparse.Namespace) -> int:
         "share-gradients": options.share_gradients,
     }
     return demo(_flags(options, DEMO_CHOICES), options.out, deployed, options.compare, options.simulated)
+
+
+def _attack(options: argparse.Namespace) -> int:
+    from fedfw.command.attack import attack
+    from fedfw.experiments.leakage import Attack
+
+    wanted = Attack(
+        options.sends,
+        "gradient" if options.sends == "gradient" else options.way,
+        options.per_parameter,
+        options.images,
+        options.batch,
+        options.steps,
+        options.optimizer,
+        options.restarts,
+        not options.unknown_labels,
+        options.trained,
+        options.rounds,
+        not options.from_noise,
+        seed=options.seed,
+    )
+    return attack(wanted, options.data_dir, options.device, options.out)
 
 
 def _models(options: argparse.Namespace) -> int:

@@ -69,7 +69,7 @@ def reproduce(
         usable_device(device)
     scale = QUICK if quick else FULL
     known = sections(baselines)
-    chosen = list(known.values()) if name == "all" else [known[name]]
+    chosen = [section for section in known.values() if not section.apart] if name == "all" else [known[name]]
     lab = Lab(out / "cache", Site(str(data_folder(data_dir)), device), jobs, only_kept)
     begin = time.monotonic()
     try:

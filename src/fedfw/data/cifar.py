@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedfw.data.base import Data, Part, Request, class_numbers
+from fedfw.data.folder import MissingDataError
 
 _RECORD = 1 + 3 * 32 * 32
 
@@ -17,6 +18,21 @@ def load_cifar10(request: Request) -> Data:
     """50,000 + 10,000 images from files in the order of ``CIFAR10_FILES``."""
     *train, test = request.files
     return Data(request.name, read_batches(train, 10_000), read_batches([test], 10_000), 10)
+
+
+def load_cifar100_images(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """CIFAR-100 training images (m, 3, 32, 32) uint8 and their 100 fine labels, for experiments on single images.
+
+    From ``cifar-100-binary/train.bin``, or from a piece of it: ``cifar100-small/cifar100_5_per_class.npz``.
+    """
+    whole, piece = (folder / name for name in ("cifar-100-binary/train.bin", "cifar100-small/cifar100_5_per_class.npz"))
+    if whole.is_file():
+        records = np.fromfile(whole, np.uint8).reshape(-1, 2 + 3 * 32 * 32)  # coarse label, fine label, pixels
+        return torch.from_numpy(records[:, 2:].reshape(-1, 3, 32, 32)), torch.from_numpy(records[:, 1].astype(np.int64))
+    if piece.is_file():
+        with np.load(piece, allow_pickle=False) as arrays:
+            return torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64))
+    raise MissingDataError(f"neither {whole} nor {piece} is there: CIFAR-100's binary version is at its publisher's")
 
 
 def read_batches(paths: Sequence[Path], records: int) -> Part:

@@ -10,6 +10,7 @@ from fedfw.experiments import (
     bounds,
     certificate,
     counterexample,
+    leakage,
     local_steps,
     momentum,
     one_for_both,
@@ -44,6 +45,8 @@ class Section:
         What must not be: names of proven bounds that did not hold.
     summary
         A table in a sentence or two, for the top of the report.
+    apart
+        Whether it is a study of its own, which ``all`` leaves out.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Section:
     claims: Callable[[Scale, Results], list[Claim]] = lambda scale, results: []
     failures: Callable[[Scale, Results], list[str]] = lambda scale, results: []
     summary: Callable[[Scale, Results], str] | None = None
+    apart: bool = False
 
     def complete(self, scale: Scale, results: Results) -> bool:
         """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
@@ -74,9 +78,9 @@ def sections(baselines: bool = False) -> dict[str, Section]:
 
         return Section(name, title, tasks, show, summary=summary)
 
-    def of(module: object, name: str, title: str) -> Section:
+    def of(module: object, name: str, title: str, apart: bool = False) -> Section:
         extras = {key: getattr(module, key) for key in ("claims", "failures", "summary") if hasattr(module, key)}
-        return Section(name, title, module.tasks, module.show, **extras)  # type: ignore[attr-defined]
+        return Section(name, title, module.tasks, module.show, apart=apart, **extras)  # type: ignore[attr-defined]
 
     found = (
         first_table("table1", "Table 1: softmax regression", table1.SMALL),
@@ -95,5 +99,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(local_steps, "local-steps", "Local steps"),
         of(oracle_errors, "oracle-errors", "Oracle errors"),
         of(bounds, "theory", "Theory"),
+        of(leakage, "privacy", "What an atom reveals", apart=True),
     )
     return {section.name: section for section in found}

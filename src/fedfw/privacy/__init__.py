@@ -1,0 +1,1 @@
+"""What travels and what it tells: attacks that measure leakage."""
