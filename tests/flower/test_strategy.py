@@ -43,6 +43,7 @@ class Grid:
     def __init__(self, task: Any, folder: Path, claims: dict[int, int]) -> None:
         self.task, self.folder, self.claims = task, folder, claims
         self.broken: set[int] = set()
+        self.foreign: set[int] = set()
         self.asked: list[tuple[str, int]] = []
 
     def get_node_ids(self) -> Iterable[int]:
@@ -54,6 +55,8 @@ class Grid:
             self.asked.append((kind, node))
             if node in self.broken:
                 reply = Message(Error(0, "it fell over"), reply_to=message)
+            elif node in self.foreign and kind == "train":
+                reply = Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=message)
             elif kind == "query":
                 reply = self._reply(message, Hello(self.claims[node]).fields())
             else:
@@ -100,6 +103,32 @@ def test_a_newcomer_joins_and_a_failure_is_an_absence(tmp_path: Path) -> None:
     strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
     last: Any = coordinator.history[-1]
     assert (last.participants, last.refused) == (3, {"failed": 1})
+
+
+def test_a_reply_that_is_nothing_of_ours_is_refused(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=2)
+    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2})
+    grid.foreign = {33}
+    last: Any = run(task, grid, 2).history[-1]
+    assert (last.participants, last.refused) == (2, {"undecodable": 1})
+
+
+def test_numbers_that_no_client_has_are_refused(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=1)
+    last: Any = run(task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: -1, 55: 2**62}), 1).history[-1]
+    assert (last.participants, last.refused) == (3, {"undecodable": 2})
+
+
+def test_without_anybody_no_round_is_burnt(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3)
+    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2})
+    coordinator = Coordinator(task, Deployment())
+    strategy = FedFWStrategy(coordinator, 5.0, 1.0)
+    strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
+    grid.claims = {}
+    with pytest.raises(TimeoutError, match="resume=true"):
+        strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
+    assert coordinator.t == 1
 
 
 def test_without_anybody_it_says_so(tmp_path: Path) -> None:

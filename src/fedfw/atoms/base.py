@@ -180,6 +180,12 @@ class Atom(ABC):
         return x.view(len(self), prod(self.shape))
 
 
+def structure(atom: Atom) -> tuple[Any, ...]:
+    """The kinds of an atom and of its parts: equal ones can share a stack."""
+    values = [v for value in atom._row(0).values() for v in (value if isinstance(value, tuple) else (value,))]
+    return type(atom), *(structure(value) for value in values if isinstance(value, Atom))
+
+
 def stack_atoms(atoms: Sequence[Atom]) -> Atom:
     """Single atoms of one kind as a stack: the inverse of ``stack[i]``."""
     first = atoms[0]

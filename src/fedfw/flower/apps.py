@@ -82,7 +82,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return _reply(message, Hello(_number(context)).fields())
+        return _reply(message, Hello(_number(context), bool(context.node_config.get("leaving", False))).fields())
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

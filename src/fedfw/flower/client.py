@@ -42,6 +42,12 @@ def digest(x: Tensor) -> bytes:
     return hashlib.sha256(x.contiguous().cpu().numpy().tobytes()).digest()[:8]
 
 
+def _handed(order: Order) -> str:
+    """Stands for the memory that an order hands over: a step from another one is another step."""
+    parts = (part for name in sorted(order.memory) for part in (name.encode(), order.memory[name]))
+    return hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Client:
     """One client of a task.
@@ -93,7 +99,7 @@ class Client:
             return LEAVING, self._plain(order, LEAVING)
         if memory is not None:
             if memory.pending is not None and memory.answer is not None and order.t == memory.pending.t:
-                if order.ask == STEP:
+                if order.ask == STEP and memory.handed == _handed(order):
                     return "repeated", memory.answer
             elif order.t <= max(memory.counted.t, 0 if memory.pending is None else memory.pending.t):
                 return OUTDATED, self._plain(order, OUTDATED)
@@ -101,6 +107,8 @@ class Client:
         if counted is None:
             return LOST, self._plain(order, LOST)
         xbar = decode_down(order.model, counted.xbar)
+        if digest(xbar) != order.model_digest:
+            return LOST, self._plain(order, LOST)
         if order.ask == GRADIENT:
             loss, a = self._gradient(order)(xbar[None], full=True)
             return GRADIENT, Answer(
@@ -113,26 +121,22 @@ class Client:
                 float(loss),
             )
         state, answer = self._step(order, counted.state, xbar)
-        store.save(Memory(counted, Step(order.t, state, xbar), answer))
+        store.save(Memory(counted, Step(order.t, state, xbar), answer, _handed(order)))
         undone = memory is not None and memory.pending is not None and counted is memory.counted
         return "restored" if order.memory else "undone, then stepped" if undone else "stepped", answer
 
     def _counted(self, order: Order, memory: Memory | None) -> Step | None:
         """What this client holds by the server's account; None where it does not have that."""
         if order.memory:
-            kept = {} if memory is None else memory.counted.state
-            if memory is not None and memory.pending is not None and order.counted == memory.pending.t:
-                kept = memory.pending.state
+            held = None if memory is None else memory.at(order.counted)
+            kept = held.state if held is not None else {} if memory is None else memory.counted.state
             handed = {name: decode_vector(data, self.task.start)[None] for name, data in order.memory.items()}
             begun = self.task.algorithm.start_clients(handed["x"])
-            return Step(order.counted, begun | kept | handed, self.task.start)
+            return Step(order.counted, begun | kept | handed, self.task.start if held is None else held.xbar)
         if memory is None:
             start = self.task.start
             return Step(0, self.task.algorithm.start_clients(start[None].clone()), start) if not order.counted else None
-        for step in (memory.pending, memory.counted):
-            if step is not None and step.t == order.counted:
-                return step
-        return None
+        return memory.at(order.counted)
 
     def _step(self, order: Order, state: State, xbar: Tensor) -> tuple[State, Answer]:
         task, plan = self.task, self.task.plan_for(order.n)

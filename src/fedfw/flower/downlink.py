@@ -38,7 +38,7 @@ class Downlink:
 
     def moved(self, t: int, before: Tensor, after: Tensor, step: tuple[float, float, Tensor] | None = None) -> None:
         """Note what round t did; ``step`` is (keep, scale, total) of `move_mean`, where that is all it did."""
-        self.changed.masked_fill_(before != after, t)
+        self.changed = torch.where(before != after, self.changed.clamp(min=t), self.changed)
         self._ready.clear()
         self._sum = None
         if step is not None:

@@ -151,9 +151,14 @@ class LocalFederation:
         return self._processes[name].poll() is None
 
     def stop(self) -> None:
-        """End everything that was started, the server last."""
+        """End everything that was started, the server last; not to be interrupted."""
+        ignored = {}
+        with suppress(ValueError):  # only the main thread has handlers
+            ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
         for name in sorted(self._processes, key=lambda name: name == "superlink"):
             self._end(name, signal.SIGTERM)
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
 
     def _end(self, name: str, how: signal.Signals) -> None:
         process = self._processes.pop(name)

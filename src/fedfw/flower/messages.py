@@ -14,8 +14,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fedfw.errors import MessageError
-from fedfw.simulation.ledger import decode_down, encode_dense, encode_values
+from fedfw.errors import AtomError, MessageError
+from fedfw.simulation.ledger import DENSE, VALUES, decode_down, encode_dense, encode_values
 
 SCHEMA = 1
 """Version of messages and of what both sides store: one that differs is refused."""
@@ -88,7 +88,7 @@ class Order(_Checked):
     counted
         The last round in which this client's atom was counted, 0 for none. The client commits or rolls back by it.
     model
-        xbar, whole or as what changed since the order of round ``counted``.
+        xbar, whole or as what changed since the order of round ``counted``; ``model_digest`` stands for its bits.
     vectors
         Further vectors of the round, such as ybar.
     memory
@@ -107,6 +107,7 @@ class Order(_Checked):
     weight: float
     counted: int
     model: bytes
+    model_digest: bytes
     vectors: dict[str, bytes] = field(default_factory=dict)
     memory: dict[str, bytes] = field(default_factory=dict)
     ask: str = STEP
@@ -141,6 +142,7 @@ class Hello(_Checked):
     """What a client says of itself when the server sees a node for the first time."""
 
     client: int
+    leaving: bool = False
 
 
 def encode_vector(x: Tensor) -> bytes:
@@ -153,4 +155,6 @@ def encode_vector(x: Tensor) -> bytes:
 
 def decode_vector(data: bytes, like: Tensor) -> Tensor:
     """The inverse of `encode_vector`; raises `AtomError`."""
+    if data[:1] not in (bytes([DENSE]), bytes([VALUES])):
+        raise AtomError("a vector goes whole or by its coordinates")
     return decode_down(data, torch.zeros_like(like))

@@ -36,6 +36,8 @@ class Deployment:
     leave_after: int = 0
 
     def __post_init__(self) -> None:
+        if not self.run or any(not (c.isalnum() or c in "-_") for c in self.run):
+            raise ValueError(f"run={self.run!r}, expected letters, digits, '-' and '_'")
         if self.leave_after < 0:
             raise ValueError(f"leave_after={self.leave_after}, expected at least 0")
         if self.resume and self.out is None:

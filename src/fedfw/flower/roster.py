@@ -25,7 +25,7 @@ class Roster:
     hand_back
         Clients that will be sent their memory, because theirs is lost, wrong, or not yet there.
     away
-        Rounds in a row without a counted atom.
+        Rounds in a row in which a client was wanted and its atom was not counted.
     """
 
     def __init__(self, algorithm: Algorithm, start: Tensor, clients: int) -> None:
@@ -87,9 +87,9 @@ class Roster:
         self.hand_back.discard(client)
         self.away.pop(client, None)
 
-    def count(self, clients: Collection[int], t: int) -> None:
-        """Round t was counted for these clients, and for no other."""
-        self.away.update(member for member in self.counted if member not in clients)
+    def count(self, clients: Collection[int], t: int, wanted: Collection[int]) -> None:
+        """Round t was counted for these clients, of those that were wanted in it."""
+        self.away.update(client for client in wanted if client not in clients)
         for client in clients:
             self.counted[client] = t
             self.away.pop(client, None)

@@ -19,6 +19,7 @@ class Round:
     """
 
     t: int
+    wanted: list[int] = field(default_factory=list)
     orders: dict[int, Order] = field(default_factory=dict)
     before: Server | None = None
     after: Server | None = None

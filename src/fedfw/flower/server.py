@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedfw.algorithms.base import Message, Plan, Server, Upload
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
-from fedfw.atoms.base import stack_atoms
+from fedfw.atoms.base import stack_atoms, structure
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import AtomError, MessageError
 from fedfw.flower.client import digest
@@ -32,7 +32,6 @@ from fedfw.flower.messages import (
     STEP,
     Answer,
     Order,
-    decode_vector,
     encode_vector,
 )
 from fedfw.flower.records import DeployedRecord, Deployment
@@ -110,14 +109,16 @@ class Coordinator:
     def _regrouped(self) -> None:
         before = self.server.xbar
         self.server = self.task.algorithm.regroup(self.server, self.roster.memory)
-        self.downlink.moved(self.t, before, self.server.xbar)
-        self._bound = LowerBound(self.task.constraint, len(self.roster))
+        self.downlink.moved(self._now.t, before, self.server.xbar)
+        self._bound, self.best_bound = LowerBound(self.task.constraint, len(self.roster)), None  # of another F
 
     def wanted(self) -> list[int]:
         """Who is to take part in the next round, by the seed."""
-        options = self.task.options
-        chosen = Participation(options.participation, len(self.roster), options.seed)(self.t + 1)
-        members = self.roster.members
+        options, members = self.task.options, self.roster.members
+        wanted = options.participation
+        if isinstance(wanted, int) and (wanted >= len(members) or wanted == 1):
+            return members  # clients came or went: no more than there are, and "one" was of one
+        chosen = Participation(wanted, len(members), options.seed)(self.t + 1)
         return [members[row] for row in chosen.tolist()]
 
     # --- a round ---
@@ -134,7 +135,8 @@ class Coordinator:
     def open(self, online: Collection[int]) -> dict[int, Order]:
         """The orders of the next round, for those that are wanted and can be reached."""
         algorithm, plan, now = self.task.algorithm, self.plan, self._now
-        invited = [client for client in self.wanted() if client in online]
+        now.wanted = self.wanted()
+        invited = [client for client in now.wanted if client in online]
         if algorithm.is_anchor(now.t):
             invited = sorted(now.gradients)
             if invited:
@@ -170,9 +172,10 @@ class Coordinator:
             self._now.t,
             client,
             len(self.roster),
-            self.task.weight(client, len(self.roster)),
+            self.task.weight(client, self.roster.members),
             counted,
             self.downlink.encode(self.server.xbar, 0 if memory else counted),
+            digest(self.server.xbar),
             {} if message is None else {name: encode_vector(vector) for name, vector in message.vectors.items()},
             memory,
             ask,
@@ -183,15 +186,15 @@ class Coordinator:
         """One answer, and from which client the transport says it is; returns why it was refused, if it was."""
         try:
             self._take(client, received)
-        except (MessageError, AtomError) as error:
-            reason = str(error)
+        except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:  # whatever it is, the round goes on
+            reason = str(error) if isinstance(error, MessageError) else f"undecodable: {error}"
             self.refuse(client, reason)
             return reason
         return None
 
     def refuse(self, client: int | None, reason: str) -> None:
         """Note that something that was sent is not used."""
-        self._refused[reason.partition(":")[0]] += 1
+        self._refused[reason.partition(":")[0][:40]] += 1
         _log.warning("round %d: refused from client %s: %s", self._now.t, client, reason)
 
     def _take(self, client: int | None, received: Mapping[str, Any]) -> None:
@@ -209,7 +212,8 @@ class Coordinator:
             raise MessageError(f"wrong run or client: {answer.run}, {answer.client}")
         if answer.t != now.t:
             raise MessageError(f"wrong round: {answer.t}")
-        if client in now.answers or client in now.leaving:
+        done = now.answers if now.orders[client].ask == STEP else now.gradients
+        if client in done or client in now.leaving:
             raise MessageError("replayed")
         if answer.kind in (LOST, OUTDATED):
             self.roster.hand_back.add(client)
@@ -230,7 +234,7 @@ class Coordinator:
             if asked == GRADIENT:
                 if answer.loss is None:
                     raise MessageError("undecodable: no loss")
-                now.gradients[client] = answer.loss, decode_vector(answer.payload, self.server.xbar)
+                now.gradients[client] = answer.loss, self.task.decode_vector(answer.payload)
             else:
                 now.atoms[client] = self.task.decode(answer.payload, now.t)
                 now.answers[client] = answer
@@ -250,7 +254,7 @@ class Coordinator:
         if counted:
             self._learn(counted)
             self._step(counted)
-        self.roster.count(counted, now.t)
+        self.roster.count(counted, now.t, now.wanted)
         patience = self.settings.leave_after
         gone = {client for client, rounds in self.roster.away.items() if patience and rounds >= patience}
         for client in sorted(now.leaving | gone):
@@ -273,7 +277,7 @@ class Coordinator:
         if len(counted) < len(now.orders):  # those whose atom is not counted undo the round, so it never was for them
             server, _ = algorithm.broadcast(plan, now.before, rows, self.roster.memory["x"][rows], now.t)
         uploads = []
-        for _, group in groupby(counted, key=lambda client: type(now.atoms[client])):
+        for _, group in groupby(counted, key=lambda client: structure(now.atoms[client])):
             clients = list(group)
             own, atoms = self.roster.rows(clients), stack_atoms([now.atoms[client] for client in clients])
             uploads.append(Upload(own, atoms, self.roster.memory["x"][own]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,12 @@ class Memory:
     counted: Step
     pending: Step | None = None
     answer: Answer | None = None
+    handed: str = ""
+    """Stands for the memory that the pending step's order handed over."""
+
+    def at(self, t: int) -> Step | None:
+        """The step after round t, if it is one of the two."""
+        return next((step for step in (self.pending, self.counted) if step is not None and step.t == t), None)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class ClientStore:
         if meta["answer"] is None:
             return Memory(step("counted"))
         payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
-        return Memory(step("counted"), step("pending"), Answer.of(meta["answer"] | payloads))
+        return Memory(step("counted"), step("pending"), Answer.of(meta["answer"] | payloads), meta["handed"])
 
     def save(self, memory: Memory) -> None:
         """Replace the file in one piece."""
@@ -89,9 +95,10 @@ class ClientStore:
         tensors = _named("counted", memory.counted)
         if memory.pending is not None and memory.answer is not None:
             tensors |= _named("pending", memory.pending)
-            answer = replace(memory.answer).fields()
+            answer = memory.answer.fields()
             meta |= {
                 "pending": memory.pending.t,
+                "handed": memory.handed,
                 "answer": {key: v.hex() if isinstance(v, bytes) else v for key, v in answer.items()},
             }
         save_checkpoint(self.path, tensors, meta)

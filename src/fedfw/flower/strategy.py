@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
@@ -20,6 +21,8 @@ RECORD = "fedfw"
 """The one record of every message: a ConfigRecord, which costs a fifth of two tiny arrays."""
 Result = TypeVar("Result")
 _LOOK_AGAIN = 1.0  # seconds
+_ASK_AGAIN = 30.0  # seconds until a node that did not say who it is is asked once more
+_MOST_CLIENTS = 10**6
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
 
 
@@ -37,7 +40,9 @@ class FedFWStrategy(Strategy):
     def __init__(self, coordinator: Coordinator, round_timeout: float, start_timeout: float) -> None:
         self.coordinator = coordinator
         self._round_timeout, self._start_timeout = round_timeout, start_timeout
-        self._clients: dict[int, int] = {}  # by node
+        self._clients: dict[int, int] = {}  # by node: those that are here
+        self._claims: dict[int, int] = {}  # by node: who each ever said to be, which may not change
+        self._met: dict[int, float] = {}  # by node: when it was last asked who it is
         self._asked = 0.0
         self._own_seconds = 0.0
 
@@ -47,8 +52,7 @@ class FedFWStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._meet(grid)
-        if server_round == 1:
-            self._wait_for_everyone(grid)
+        self._wait(grid, everyone=server_round == 1)
         online = set(self._clients.values())
         if anchor := self.coordinator.open_anchor(online):
             self._take(grid.send_and_receive(self._messages(anchor), timeout=self._round_timeout))
@@ -93,8 +97,13 @@ class FedFWStrategy(Strategy):
             client = self._clients.get(reply.metadata.src_node_id)
             if reply.has_error():
                 self.coordinator.refuse(client, f"failed: {reply.error.reason}")
-            else:
-                self._ours(self.coordinator.take, client, content(reply))
+                continue
+            try:
+                fields = content(reply)
+            except MessageError as error:
+                self.coordinator.refuse(client, str(error))
+                continue
+            self._ours(self.coordinator.take, client, fields)
 
     def _ours(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call it and add its seconds to ours."""
@@ -106,33 +115,49 @@ class FedFWStrategy(Strategy):
 
     def _meet(self, grid: Grid) -> None:
         """Ask nodes that are new which client they are, and forget those that are gone."""
-        nodes = set(grid.get_node_ids())
-        self._clients = {node: client for node, client in self._clients.items() if node in nodes}
-        strangers = nodes - set(self._clients)
+        nodes, members = set(grid.get_node_ids()), set(self.coordinator.roster.members)
+        self._clients = {n: client for n, client in self._clients.items() if n in nodes and client in members}
+        now = time.monotonic()
+        strangers = [n for n in nodes - set(self._clients) if now - self._met.get(n, -math.inf) > _ASK_AGAIN]
         if not strangers:
             return
-        asked = [_message(node, MessageType.QUERY, {}, self._round_timeout) for node in strangers]
-        for reply in grid.send_and_receive(asked, timeout=self._round_timeout):
-            node = reply.metadata.src_node_id
+        self._met |= dict.fromkeys(strangers, now)
+        timeout = min(self._round_timeout, _ASK_AGAIN)
+        asked = [_message(node, MessageType.QUERY, {}, timeout) for node in strangers]
+        for reply in grid.send_and_receive(asked, timeout=timeout):
             try:
-                if reply.has_error():
-                    raise MessageError(f"failed: {reply.error.reason}")
-                client = Hello.of(content(reply)).client
-                if client in self._clients.values():
-                    raise MessageError(f"impostor: node {node} says it is client {client}, who is here")
-                self.coordinator.admit(client)
-                self._clients[node] = client
+                self._introduce(reply)
             except MessageError as error:
                 self.coordinator.refuse(None, str(error))
 
-    def _wait_for_everyone(self, grid: Grid) -> None:
+    def _introduce(self, reply: Message) -> None:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            raise MessageError(f"failed: {reply.error.reason}")
+        try:
+            hello = Hello.of(content(reply))
+        except MessageError as error:
+            raise MessageError(f"undecodable: {error}") from None
+        client = hello.client
+        if not 0 <= client < _MOST_CLIENTS:
+            raise MessageError(f"undecodable: client {client}, expected a number from 0 to {_MOST_CLIENTS - 1}")
+        if client in self._clients.values() or self._claims.setdefault(node, client) != client:
+            raise MessageError(f"impostor: node {node} says it is client {client}")
+        if hello.leaving and client not in self.coordinator.roster.counted:
+            return  # it has left
+        self.coordinator.admit(client)
+        self._clients[node] = client
+
+    def _wait(self, grid: Grid, everyone: bool) -> None:
+        """Until somebody is there, or everyone; a round without anybody would only run the clock down."""
         until = time.monotonic() + self._start_timeout
         while missing := set(self.coordinator.roster.members) - set(self._clients.values()):
-            if time.monotonic() > until:
-                if not self._clients:
-                    raise TimeoutError(f"no client came within {self._start_timeout:.0f} s")
-                log(WARNING, "going on without clients %s", sorted(missing))
+            if self._clients and (not everyone or time.monotonic() > until):
+                if everyone:
+                    log(WARNING, "going on without clients %s", sorted(missing))
                 return
+            if time.monotonic() > until:
+                raise TimeoutError(f"no client came within {self._start_timeout:.0f} s; resume=true goes on later")
             time.sleep(_LOOK_AGAIN)
             self._meet(grid)
 

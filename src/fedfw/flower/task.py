@@ -26,6 +26,7 @@ from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Participation
 from fedfw.simulation.setup import feasible_start
 
+_TOO_LARGE = 1e18
 _CONVEX_ON_A_LAYER = (nnf.cross_entropy, nnf.mse_loss, nnf.binary_cross_entropy_with_logits)
 
 
@@ -76,6 +77,8 @@ class Task:
         algorithm = self.algorithm
         if not isinstance(algorithm, OracleAlgorithm | FedAvg) or algorithm.name == "frank-wolfe":
             raise ValueError(f"{algorithm.name} runs in simulations only: its clients' memory could not be restored")
+        if not isinstance(self.options.participation, int | float):
+            raise ValueError("participation: a deployment takes a probability or a number of clients")
         for name in ("relax", "tol"):
             if getattr(self.options, name) is not None:
                 raise ValueError(f"{name} is for simulations: a deployment does not have it")
@@ -107,11 +110,18 @@ class Task:
         """The same with n clients."""
         return replace(self.plan, n=n)
 
-    def weight(self, client: int, n: int) -> float:
-        """w_i of one of n clients."""
+    def weight(self, client: int, members: Sequence[int]) -> float:
+        """w_i of one of the clients that there are."""
         if self.weights is None:
-            return 1 / n
-        return self.weights[client] / sum(self.weights)
+            return 1 / len(members)
+        return self.weights[client] / sum(self.weights[member] for member in members)
+
+    def decode_vector(self, data: bytes) -> Tensor:
+        """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
+        vector = decode_vector(data, self.start)
+        if not bool((vector.abs() < _TOO_LARGE).all()):
+            raise AtomError("a number is too large")
+        return vector
 
     def encode(self, sent: Atom) -> bytes:
         """What one client sends, a stack of one. Vectors that are to be projected are no atoms of the set."""
@@ -122,7 +132,7 @@ class Task:
     def decode(self, data: bytes, t: int) -> Atom:
         """The inverse in round t, a single atom; raises `AtomError` for what is no encoding or lies outside the set."""
         if self.algorithm.needs_projection:
-            return dense(decode_vector(data, self.start)[None])[0]
+            return dense(self.decode_vector(data)[None])[0]
         shape, reader = tuple(self.start.shape), Reader(data)
         _, weights = self.plan.mixing(t)
         atom = read_framed(reader, self.constraint.net_readers(shape, weights))

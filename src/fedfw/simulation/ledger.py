@@ -27,25 +27,25 @@ from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.atoms.mixture import Mixture
 from fedfw.errors import AtomError
 
-_DENSE, _VALUES, _SUM = 0, 1, 2
+DENSE, VALUES, SUM = 0, 1, 2
 _NO_BITS = np.empty(0, np.uint8)
 
 
 def encode_dense(x: Tensor) -> bytes:
     """x (p,) whole."""
-    return bytes([_DENSE]) + floats_to_bytes(x)
+    return bytes([DENSE]) + floats_to_bytes(x)
 
 
 def encode_values(x: Tensor, indices: Tensor) -> bytes:
     """The values of x (p,) at ascending ``indices`` (k,)."""
-    return bytes([_VALUES]) + _sparse(indices, x[indices], len(x))
+    return bytes([VALUES]) + _sparse(indices, x[indices], len(x))
 
 
 def encode_sum(keep: float, scale: float, total: Tensor) -> bytes:
     """The step xbar <- keep * xbar + scale * total, with ``total`` (p,) sparse."""
     indices = total.nonzero().flatten()
     rates = np.array([keep, scale], "<f8").tobytes()
-    return bytes([_SUM]) + rates + _sparse(indices, total[indices], len(total))
+    return bytes([SUM]) + rates + _sparse(indices, total[indices], len(total))
 
 
 def decode_down(data: bytes, known: Tensor) -> Tensor:
@@ -53,13 +53,13 @@ def decode_down(data: bytes, known: Tensor) -> Tensor:
     reader = Reader(data)
     kind = reader.take(1)[0]
     p, dtype = len(known), known.dtype
-    if kind == _DENSE:
+    if kind == DENSE:
         x = read_floats(reader, (p,), dtype)
-    elif kind == _VALUES:
+    elif kind == VALUES:
         indices, values = _read_sparse(reader, p, dtype)
         x = known.clone()
         x[indices] = values
-    elif kind == _SUM:
+    elif kind == SUM:
         keep, scale = np.frombuffer(reader.take(16), "<f8").tolist()
         indices, values = _read_sparse(reader, p, dtype)
         total = torch.zeros_like(known)

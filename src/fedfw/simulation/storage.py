@@ -70,6 +70,9 @@ class RunFolder:
     def save(self, t: int, tensors: dict[str, Tensor], meta: dict[str, Any], history: History) -> None:
         """A checkpoint of round t, and the history beside it."""
         lines = history.to_jsonl()
+        for later in self._checkpoints():  # damaged ones of a run that went back
+            if int(later.stem.partition("-")[2]) > t:
+                later.unlink()
         save_checkpoint(self.path / f"checkpoint-{t:08d}.bin", tensors, meta | {"history": lines})
         write_atomically(self.path / "history.jsonl", lines.encode())
         for old in self._checkpoints()[:-2]:
