@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from fedfw.algorithms.base import Plan, Upload
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.simulation.ledger import encode_dense, encode_sum, encode_values, sparse_nbytes
 
@@ -47,3 +50,12 @@ class Downlink:
             short = 16 + sparse_nbytes(places, len(after), after.element_size()) < after.numel() * after.element_size()
             if short and torch.equal(move_mean(before, keep, scale, total), after):  # clients end with the same bits
                 self._sum = t, encode_sum(keep, scale, total)
+
+
+def repeatable_step(plan: Plan, t: int, uploads: Sequence[Upload], xbar: Tensor) -> tuple[float, float, Tensor]:
+    """The server's step of a round with everyone, (keep, scale, total) of `move_mean`: clients can repeat it."""
+    total = torch.zeros_like(xbar)
+    for upload in uploads:
+        upload.atoms.add_sum_to(total)
+    eta, _ = plan.mixing(t)
+    return 1 - eta, eta / plan.n, total

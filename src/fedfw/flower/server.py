@@ -21,7 +21,7 @@ from fedfw.atoms.base import stack_atoms, structure
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import AtomError, MessageError
 from fedfw.flower.client import digest
-from fedfw.flower.downlink import Downlink
+from fedfw.flower.downlink import Downlink, repeatable_step
 from fedfw.flower.messages import (
     ATOM,
     GRADIENT,
@@ -283,20 +283,12 @@ class Coordinator:
             uploads.append(Upload(own, atoms, self.roster.memory["x"][own]))
         before = server.xbar
         self.server = algorithm.server_step(plan, server, uploads, now.t)
-        self.downlink.moved(now.t, before, self.server.xbar, self._sum(uploads, len(counted)))
+        everyone = len(counted) == plan.n and algorithm.keeps_points
+        step = repeatable_step(plan, now.t, uploads, before) if everyone else None
+        self.downlink.moved(now.t, before, self.server.xbar, step)
         for upload in uploads:
             known = algorithm.follow(plan, self.roster.states(upload.who), now.message, upload.atoms)
             self.roster.update(upload.who, known)
-
-    def _sum(self, uploads: list[Upload], counted: int) -> tuple[float, float, Tensor] | None:
-        """The step of a round with everyone, as clients can repeat it."""
-        if counted < len(self.roster) or not self.task.algorithm.keeps_points:
-            return None
-        total = torch.zeros_like(self.server.xbar)
-        for upload in uploads:
-            upload.atoms.add_sum_to(total)
-        eta, _ = self.plan.mixing(self._now.t)
-        return 1 - eta, eta / self.plan.n, total
 
     def _learn(self, counted: list[int]) -> None:
         """What the clients told of xbar, which is the model after the round before."""
@@ -325,7 +317,6 @@ class Coordinator:
         evaluated = self._judge is not None and (now.t % options.eval_every == 0 or now.t == options.rounds)
         test = self._judge.test(xbar) if evaluated and self._judge is not None else None
         points = self.roster.memory["x"] if self.task.algorithm.keeps_points else xbar[None]
-        inside = self.task.constraint.contains(xbar)
         dense = 1 + xbar.numel() * xbar.element_size()
         return DeployedRecord(
             round=now.t,
@@ -334,7 +325,7 @@ class Coordinator:
             anchor_gap=now.anchor_gap,
             lower_bound=self.best_bound,
             consensus=float((points - xbar).double().square().sum() ** 0.5),
-            distance=0.0 if inside else None,
+            distance=0.0 if self.task.constraint.contains(xbar) else None,
             participants=len(counted),
             **({} if plan.schedule is None else vars(plan.rates(now.t))),
             bytes_up=now.bytes_up,
@@ -376,9 +367,11 @@ class Coordinator:
             raise ValueError(f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}")
         if meta["fingerprint"] != self.fingerprint:
             raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
-        memory = {name[7:]: value for name, value in tensors.items() if name.startswith("client.")}
+        memory, server = (
+            {name[7:]: value for name, value in tensors.items() if name.startswith(side)}
+            for side in ("client.", "server.")
+        )
         self.roster.load(memory, meta)
-        server = {name[7:]: value for name, value in tensors.items() if name.startswith("server.")}
         self.server = Server(server.pop("xbar"), server)
         self.downlink.changed = tensors["downlink.changed"]
         self.best_bound = meta["best_bound"]
