@@ -286,9 +286,10 @@ class TestCheckpoints:
         base = [sys.executable, "-m", "fedfw.cli"]
         flags = ["--rounds", "600", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "20"]
         whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
-        subprocess.run([*base, "run", *flags, "--out", whole], check=True, capture_output=True)
+        alone = os.environ | {"OMP_NUM_THREADS": "1"}  # more threads than cores would wait for each other
+        subprocess.run([*base, "run", *flags, "--out", whole], check=True, capture_output=True, env=alone)
         process = subprocess.Popen(
-            [*base, "run", *flags, "--out", cut], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*base, "run", *flags, "--out", cut], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone
         )
         try:
             while not list(Path(cut).glob("checkpoint-*.bin")) and process.poll() is None:
@@ -297,7 +298,7 @@ class TestCheckpoints:
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert not (Path(cut) / "model.pt").exists()  # it was killed before it was done
-        subprocess.run([*base, "resume", cut], check=True, capture_output=True)
+        subprocess.run([*base, "resume", cut], check=True, capture_output=True, env=alone)
         models = [torch.load(Path(folder) / "model.pt", weights_only=True) for folder in (whole, cut)]
         for name in models[0]:
             assert torch.equal(models[0][name], models[1][name])
