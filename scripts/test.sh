@@ -3,4 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh all
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two workers with a thread for each core wait for each other
 .venv/bin/python -m pytest "$@"
