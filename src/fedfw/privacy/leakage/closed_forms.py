@@ -38,15 +38,6 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return float((a @ b).abs() / (a.norm() * b.norm()).clamp(min=1e-300))
 
 
-def labels_from_bias(bias: Tensor, count: int) -> Tensor:
-    """The likeliest labels of a batch from what is sent of the last bias (c,): where it is most negative.
-
-    softmax - onehot has its negative entries at the labels (Zhao, Mopuri and Bilen, "iDLG", 2020). An atom points the
-    other way: give its negative.
-    """
-    return bias.argsort()[:count]
-
-
 def to_unit_range(sample: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A sample known up to scale and sign, as an image in [0, 1]: brightest pixel 1."""
     image = sample.reshape(shape)
