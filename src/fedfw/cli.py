@@ -196,7 +196,9 @@ def _add_attack(commands: Any) -> None:
         "protocol. 'fedfw reproduce privacy' is the whole study.",
     )
     attack.add_argument(
-        "--sends", default="l2", help="gradient, or a set's atoms: l2, linf, ksparse:100, l1 [%(default)s]"
+        "--sends",
+        default="l2",
+        help="gradient, or a set's atoms: l2, linf, ksparse:100, l1, group, nuclear [%(default)s]",
     )
     attack.add_argument("--per-parameter", action="store_true", help="one set for each parameter tensor")
     attack.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -21,8 +22,9 @@ from fedfw.privacy.leakage import (
 )
 from fedfw.privacy.leakage.closed_forms import cosine, from_rank_one, from_rows
 from fedfw.privacy.leakage.metrics import matched
-from fedfw.privacy.leakage.minimise import adam, lbfgs
+from fedfw.privacy.leakage.minimise import minimise
 from fedfw.privacy.leakage.reconstruct import differentiable_lmo
+from fedfw.sets.base import shapes_of
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
@@ -54,7 +56,7 @@ def test_the_search_recovers_images_from_gradients(victims: Victims) -> None:
 
 
 def test_an_l2_atom_gives_away_what_the_gradient_does(victims: Victims) -> None:
-    seen = watch_fedfw(victims, holding("l2", victims.start), 1)
+    seen = watch_fedfw(victims, holding("l2", victims.model), 1)
     for way in ("through", "explain"):
         found = reconstruct(victims, seen, way, steps=80)  # type: ignore[arg-type]
         guessed = psnr(victims.images.mean(0), victims.images).mean(1)
@@ -62,7 +64,7 @@ def test_an_l2_atom_gives_away_what_the_gradient_does(victims: Victims) -> None:
 
 
 def test_through_the_l1_oracle_the_attack_never_moves(victims: Victims) -> None:
-    seen = watch_fedfw(victims, holding("l1", victims.start), 1)
+    seen = watch_fedfw(victims, holding("l1", victims.model), 1)
     few, many = (reconstruct(victims, seen, "through", steps=steps) for steps in (1, 50))
     assert torch.equal(few.images, many.images)
     g = torch.randn(2, 7, requires_grad=True)
@@ -85,8 +87,8 @@ def test_the_derivative_of_the_l2_oracle() -> None:
 
 
 def test_the_truth_explains_what_was_sent_in_every_round(victims: Victims) -> None:
-    for kind in ("l1", "linf", "ksparse:9", "l2"):
-        constraint = holding(kind, victims.start)
+    for kind in ("l1", "linf", "ksparse:9", "l2", "group", "nuclear"):
+        constraint = holding(kind, victims.model).bind(shapes_of(victims.model))
         assert constraint.contains(victims.start)
         for seen in watch_fedfw(victims, constraint, 3):
             g = seen.direction(victims.gradients(victims.images, victims.targets, seen.x))
@@ -98,7 +100,7 @@ def test_what_the_server_sees_is_fedfw(victims: Victims) -> None:
     """The x_i of the observations are those of the simulator."""
     clients = list(zip(victims.images, victims.labels, strict=True))
     problem = fedfw.Problem(victims.model, torch.nn.functional.cross_entropy, clients)
-    ball = holding("l2", victims.start)
+    ball = holding("l2", victims.model)
     algorithm = fedfw.FedFW(ball, schedule="nonconvex")
     points: list[Tensor] = []
     fedfw.simulate(problem, algorithm, rounds=3, callbacks=[lambda s: points.append(s.clients["x"].clone())])
@@ -155,8 +157,28 @@ def test_minimisers_treat_every_row_alone() -> None:
     def bowl(z: Tensor) -> Tensor:
         return (scales * torch.tensor([1.0, 10.0, 0.1]) * (z - 2).square()).sum(1)
 
-    *_, (values, z) = lbfgs(bowl, torch.zeros(2, 3), 60)
-    assert torch.allclose(z, torch.full((2, 3), 2.0), atol=1e-3)
-    assert bool((values < 1e-5).all())
-    *_, (_, z) = adam(bowl, torch.zeros(2, 3), 2000)
-    assert torch.allclose(z, torch.full((2, 3), 2.0), atol=1e-2)
+    *_, found = minimise(bowl, torch.zeros(2, 3), 60)
+    assert torch.allclose(found.best_z, torch.full((2, 3), 2.0), atol=1e-3)
+    assert bool((found.best < 1e-5).all())
+    *_, found = minimise(bowl, torch.zeros(2, 3), 2000, "adam")
+    assert torch.allclose(found.z, torch.full((2, 3), 2.0), atol=1e-2)
+
+
+def test_lbfgs_finds_its_way_through_a_bent_valley() -> None:
+    """Rosenbrock's valley, from points on either side; scipy's own L-BFGS ends there too."""
+
+    def valley(z: Tensor) -> Tensor:
+        return (100 * (z[:, 1:] - z[:, :-1].square()).square() + (1 - z[:, :-1]).square()).sum(1)
+
+    starts = torch.tensor([[-1.2, 1.0, -0.5], [0.0, 2.0, 1.5], [3.0, -2.0, 0.1]], dtype=torch.float64)
+    *_, found = minimise(valley, starts, 400)
+    for start, best in zip(starts, found.best_z, strict=True):
+        other = scipy.optimize.minimize(
+            lambda z: float(valley(torch.tensor(z)[None])), start.numpy(), method="L-BFGS-B"
+        )
+        assert torch.allclose(best, torch.from_numpy(other.x), atol=1e-3)
+
+
+def test_a_search_without_a_slope_ends_at_once() -> None:
+    ends = [found.step for found in minimise(lambda z: 0 * z.sum(1), torch.ones(2, 3), 1000)]
+    assert ends == [1]

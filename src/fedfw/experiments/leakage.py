@@ -101,8 +101,7 @@ class Attack:
         if self.sends == _GRADIENT:
             seen = [shared_gradients(victims)]
         else:
-            ball = holding(self.sends, victims.start)
-            seen = watch_fedfw(victims, Product({"*": ball}) if self.per_parameter else ball, self.rounds)
+            seen = watch_fedfw(victims, holding(self.sends, victims.model, self.per_parameter), self.rounds)
         found = reconstruct(
             victims,
             seen,
@@ -221,7 +220,16 @@ def by_set(scale: Scale) -> list[Attack]:
     size = _size(scale)
     joint = [Attack(sends, "explain", **size) for sends in _SETS]
     each = [Attack(sends, "explain", True, **size) for sends in _SETS if sends != "linf"]
-    return [Attack(_GRADIENT, _GRADIENT, **size), *joint, *each, Attack("l1", "soft", **size)]
+    # Their oracles keep a GPU waiting in every step.
+    size = {**size, "steps": -(-size["steps"] // 5)}
+    matrices = [Attack(sends, "explain", True, **size) for sends in ("group", "nuclear")]
+    return [
+        Attack(_GRADIENT, _GRADIENT, **_size(scale)),
+        *joint,
+        *each,
+        *matrices,
+        Attack("l1", "soft", **_size(scale)),
+    ]
 
 
 def variations(scale: Scale) -> dict[str, list[Attack]]:
@@ -235,7 +243,9 @@ def variations(scale: Scale) -> dict[str, list[Attack]]:
     fewer = {t: max(2, size["steps"] // t) for t in spans}
     return {
         "samples a client": [
-            replace(a, batch=b, images=few[b]) for b in batches for a in (plain[0], plain[1], plain[3])
+            replace(a, batch=b, images=few[b], steps=size["steps"] // (5 if b > 8 else 1))
+            for b in batches
+            for a in (plain[0], plain[1], plain[3])
         ],
         "rounds put together": [
             replace(a, rounds=t, steps=fewer[t])

@@ -20,7 +20,7 @@ _MOST_RECORDINGS = 16
 class _Recording:
     graph: torch.cuda.CUDAGraph
     places: tuple[Tensor, ...]
-    results: Pair
+    results: tuple[Tensor, ...]
 
 
 class Replayed:
@@ -29,7 +29,7 @@ class Replayed:
     What it returns is overwritten by the next call: copy what is to stay.
     """
 
-    def __init__(self, function: Callable[..., Pair]) -> None:
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
         self._function = function
         self._recordings: dict[tuple[torch.Size, ...], _Recording] = {}
         self._seen: Counter[tuple[torch.Size, ...]] = Counter()
@@ -37,23 +37,34 @@ class Replayed:
         # One pool for all of them: they never run at the same time, and nobody keeps their results.
         self._memory = torch.cuda.graph_pool_handle()
 
-    def __call__(self, *inputs: Tensor) -> Pair:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes not in self._recordings:
             self._seen[shapes] += 1
             if self._seen[shapes] <= _SEEN_BEFORE or self._recordings_left == 0:
                 return self._function(*inputs)
-            try:
-                self._recordings[shapes] = self._record(inputs)
-                self._recordings_left -= 1
-            except RuntimeError:  # a model that looks at its numbers on the way
+            if not self._can_be_recorded(inputs):
                 self._recordings_left = 0
                 return self._function(*inputs)
+            self._recordings[shapes] = self._record(inputs)
+            self._recordings_left -= 1
         recording = self._recordings[shapes]
         for place, tensor in zip(recording.places, inputs, strict=True):
             place.copy_(tensor)
         recording.graph.replay()
         return recording.results
+
+    def _can_be_recorded(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether it never looks at its numbers on the way: a recording that breaks off leaves libraries unusable."""
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._function(*inputs)
+        except RuntimeError:
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        return True
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recording:
         places = tuple(tensor.clone() for tensor in inputs)

@@ -113,7 +113,8 @@ class ModuleLosses(ClientLosses):
             at_the_same_time = min(_STREAMS, len(x)) if x.device.type == "cuda" else 1
         pieces = -(-samples * at_the_same_time // self._at_once)
         if pieces <= 1:
-            return self._together(x, inputs, targets, shares)
+            gradients, values = self._together(x, inputs, targets, shares)
+            return gradients, values
         gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)

@@ -113,7 +113,10 @@ class _Corners(ConstraintSet):
 
     def _bounds_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         lo, hi = self._bounds()
-        return lo.to(device), hi.to(device)
+        # A number becomes a tensor there without a copy that the host would wait for.
+        return tuple(  # type: ignore[return-value]
+            bound.to(device) if bound.ndim else bound.new_full((), float(bound), device=device) for bound in (lo, hi)
+        )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         lo, hi = self._bounds_on(g.device)

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from fedfw.atoms.composite import split_columns
 from fedfw.privacy.leakage.metrics import matched, psnr, ssim
-from fedfw.privacy.leakage.minimise import Objective, adam, lbfgs
+from fedfw.privacy.leakage.minimise import Objective, Optimizer, minimise
 from fedfw.privacy.leakage.victims import Observation, Victims
-from fedfw.sets.base import ConstraintSet
+from fedfw.sets.base import ConstraintSet, Request
 
 Way = Literal["gradient", "through", "explain", "soft"]
 _NEAR = 0.02
@@ -56,7 +56,7 @@ def reconstruct(
     observations: Sequence[Observation],
     way: Way,
     steps: int = 300,
-    optimizer: Literal["lbfgs", "adam"] = "lbfgs",
+    optimizer: Optimizer = "lbfgs",
     restarts: int = 1,
     known_labels: bool = True,
     guess: Tensor | None = None,
@@ -92,14 +92,12 @@ def reconstruct(
         z = torch.rand(k, length, generator=generator).to(victims.images)
         if guess is not None:
             z[:, :pixels] = guess.expand(shape).reshape(k, -1) + _NEAR * (z[:, :pixels] - 0.5)
-        search = lbfgs(objective, z, steps) if optimizer == "lbfgs" else adam(objective, z, steps)
-        if restart == 0:
-            best_z = z
-        for step, (values, z) in enumerate(search, 1):
-            if restart == 0 and (step % max(1, steps // watch) == 0 or step == 1):
-                curve.append((step, _score(victims, unpack(z)[0])[1].tolist()))
-            better = values < best
-            best_z, best = torch.where(better[:, None], z, best_z), torch.where(better, values, best)
+        for found in minimise(objective, z, steps, optimizer, watch):
+            if restart == 0:
+                curve.append((found.step, _score(victims, unpack(found.z)[0])[1].tolist()))
+        better = found.best < best
+        best_z = torch.where(better[:, None], found.best_z, best_z) if restart else found.best_z
+        best = torch.where(better, found.best, best)
     images, targets = unpack(best_z)
     ordered, scores = _score(victims, images.detach())
     return Reconstruction(
@@ -133,7 +131,7 @@ def _misfit(way: Way, g: Tensor, seen: Observation, temperature: float) -> Tenso
         return _squares(differentiable_lmo(seen.constraint, g) - seen.sent)
     size = g.norm(dim=1).clamp(min=1e-12)
     if way == "explain":
-        best = seen.constraint.lmo(g.detach(), batch=True).dense(g.dtype)
+        best = _answer(seen.constraint, g)
         gap: Tensor = (g * (seen.sent - best)).sum(1)
         relative: Tensor = gap / size
         return relative
@@ -151,7 +149,7 @@ def _squares(difference: Tensor) -> Tensor:
 
 def differentiable_lmo(constraint: ConstraintSet, g: Tensor) -> Tensor:
     """The oracle's answer (k, p) with its true derivative: that of -r g / ||g|| on l2 balls, zero on polytopes."""
-    atoms = constraint.lmo(g.detach(), batch=True).dense(g.dtype)
+    atoms = _answer(constraint, g)
     if constraint.is_polytope:
         return atoms + 0 * g
     # Where the oracle is a normalisation, block by block, the blocks' norms say by how much.
@@ -160,6 +158,11 @@ def differentiable_lmo(constraint: ConstraintSet, g: Tensor) -> Tensor:
         radius = atom.norm(dim=1, keepdim=True)
         pieces.append(-radius * piece / piece.norm(dim=1, keepdim=True).clamp(min=1e-12))
     return torch.cat(pieces, 1)
+
+
+def _answer(constraint: ConstraintSet, g: Tensor) -> Tensor:
+    """The oracle's answers (k, p). Unlike `lmo` it asks nothing of the numbers: a search rejects what is not finite."""
+    return constraint._lmo(g.detach(), tuple(g.shape[1:]), Request()).dense(g.dtype)
 
 
 def _blocks(constraint: ConstraintSet, g: Tensor) -> Sequence[Tensor]:

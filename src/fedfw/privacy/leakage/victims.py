@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedfw.algorithms import FedFW, Setting, Upload
 from fedfw.problems.modules import flatten, unflatten
-from fedfw.sets import KSparse, L1Ball, L2Ball, LinfBall
+from fedfw.sets import GroupBall, KSparse, L1Ball, L2Ball, LinfBall, NuclearBall, Product
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 
@@ -110,16 +110,31 @@ def shared_gradients(victims: Victims) -> Observation:
     return Observation(victims.gradients(victims.images, victims.targets, x).detach(), x)
 
 
-def holding(kind: str, x: Tensor) -> ConstraintSet:
-    """The smallest set of a kind that holds x (p,): l1, l2, linf or ksparse:K. An atom's direction has no radius."""
+def holding(kind: str, model: nn.Module, per_parameter: bool = False) -> ConstraintSet | Product:
+    """The smallest set of a kind that holds the model; an atom's direction has no radius.
+
+    One of l1, l2, linf, ksparse:K on all parameters, or on each of them. Or nuclear or group (rows) on the matrices,
+    with l1 on what is no matrix: it tells least, so that what is found is the matrices' doing.
+    """
+    x, room = flatten(list(model.parameters())), 1 + 1e-6
     name, _, k = kind.partition(":")
+    if name in ("nuclear", "group"):
+        parts: dict[str, ConstraintSet] = {}
+        for key, parameter in model.named_parameters():
+            if parameter.ndim == 2 and name == "nuclear":
+                parts[key] = NuclearBall(room * float(torch.linalg.matrix_norm(parameter.detach(), "nuc")))
+            elif parameter.ndim == 2:
+                parts[key] = GroupBall(room * float(parameter.detach().norm(dim=1).sum()))
+        return Product({**parts, "*": L1Ball(room * float(x.abs().sum()))})
     if name not in ("l1", "l2", "linf", "ksparse"):
-        raise ValueError(f"{kind!r}, expected l1, l2, linf or ksparse:K")
+        raise ValueError(f"{kind!r}, expected l1, l2, linf, ksparse:K, nuclear or group")
     largest, total = float(x.abs().max()), float(x.abs().sum())
-    room = 1 + 1e-6
+    ball: ConstraintSet = LinfBall(room * largest)
     if name == "ksparse":
-        return KSparse(int(k), room * max(largest, total / int(k)))
-    return {"l1": L1Ball(room * total), "l2": L2Ball(room * float(x.norm())), "linf": LinfBall(room * largest)}[name]
+        ball = KSparse(int(k), room * max(largest, total / int(k)))
+    elif name != "linf":
+        ball = L1Ball(room * total) if name == "l1" else L2Ball(room * float(x.norm()))
+    return Product({"*": ball}) if per_parameter else ball
 
 
 def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "auto") -> list[Observation]:
