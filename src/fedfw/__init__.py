@@ -20,6 +20,7 @@ from fedfw.algorithms import (
 )
 from fedfw.atoms import Atom
 from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
+from fedfw.privacy import Privacy
 from fedfw.problems import Problem
 from fedfw.schedules import Schedule
 from fedfw.sets import (
@@ -86,6 +87,7 @@ __all__ = [
     "OracleAlgorithm",
     "PartialIsometry",
     "Polytope",
+    "Privacy",
     "Problem",
     "Product",
     "ProjectedAlgorithm",

@@ -39,6 +39,8 @@ class FedFWAnchored(OracleAlgorithm):
     anchor_every: int = 20
 
     name: ClassVar[str] = "fedfw-anchored"
+    sends_answers: ClassVar[bool] = False
+    sends_exact_sums: ClassVar[bool] = True
     shares: ClassVar[str] = "at each anchor the sum of the gradients of those present"
     may_relax: ClassVar[bool] = False
 

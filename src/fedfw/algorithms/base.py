@@ -220,6 +220,10 @@ class Algorithm(ABC):
     private: ClassVar[tuple[str, ...]] = ()
     """What of a client's memory comes from its data, so that nobody else can know it."""
     needs_projection: ClassVar[bool] = False
+    sends_answers: ClassVar[bool] = False
+    """Whether all that clients send are their oracles' answers to their gradient plus what everybody knows."""
+    sends_exact_sums: ClassVar[bool] = False
+    """Whether exact sums of gradients are exchanged now and then."""
     may_relax: ClassVar[bool] = False
     may_step_locally: ClassVar[bool] = True
 

@@ -26,6 +26,7 @@ class FrankWolfe(OracleAlgorithm):
     penalty: float | str = 0.0
 
     name: ClassVar[str] = "frank-wolfe"
+    sends_answers: ClassVar[bool] = False
     shares: ClassVar[str] = "every client's whole gradient in each round"
     has_certificate: ClassVar[bool] = False
     keeps_points: ClassVar[bool] = False

@@ -52,6 +52,7 @@ class OracleAlgorithm(Algorithm):
     has_certificate: ClassVar[bool] = True
     keeps_points: ClassVar[bool] = True
     private: ClassVar[tuple[str, ...]] = ("d", "seen")
+    sends_answers: ClassVar[bool] = True
     may_relax: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

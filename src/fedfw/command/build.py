@@ -10,6 +10,7 @@ from fedfw.algorithms import ALGORITHMS, Algorithm
 from fedfw.command.config import RunConfig
 from fedfw.command.defaults import ALGORITHM_OPTIONS
 from fedfw.data import DATASETS, Data, data_folder, load_data
+from fedfw.privacy import Privacy
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet, Product, parse_set
 from fedfw.simulation import Options
@@ -33,7 +34,8 @@ def rooted(config: RunConfig) -> RunConfig:
 
 def options_of(config: RunConfig) -> Options:
     """How the run goes, beside problem and algorithm."""
-    return Options(**{f.name: getattr(config, f.name) for f in fields(Options) if hasattr(config, f.name)})
+    named = {f.name: getattr(config, f.name) for f in fields(Options) if hasattr(config, f.name)}
+    return Options(**named | {"privacy": None if config.privacy is None else Privacy.parse(config.privacy)})
 
 
 def build_problem(config: RunConfig, data: Data, held_out: float = 0.0) -> Problem:

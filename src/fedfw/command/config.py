@@ -64,6 +64,9 @@ class RunConfig:
     batch_size: int | None = _option(None, "samples of a gradient (all)")
     tol: float | None = _option(None, "stop when the loss is proven to be this close to the optimum")
     eval_every: int = _option(1, "rounds between evaluations")
+    privacy: str | None = _option(
+        None, "differential privacy of every client's samples, such as eps=4,delta=1e-5 (see docs/privacy.md)"
+    )
     seed: int = _option(0, "fixes data split, start, attendance and minibatches")
     device: str = _option("cpu", "cpu or cuda")
     out: str | None = _option(None, "run folder (a new one under runs/)")
@@ -76,7 +79,7 @@ class RunConfig:
 
 DEMO_CHOICES = (
     *("dataset", "data_dir", "model", "clients", "partition", "algorithm", "constraint", "per_parameter", "schedule"),
-    *("penalty", "momentum", "lr", "rounds", "participation", "local_steps", "batch_size", "seed"),
+    *("penalty", "momentum", "lr", "rounds", "participation", "local_steps", "batch_size", "privacy", "seed"),
 )
 """The fields of the configuration that the demonstration knows."""
 DEMO_DEFAULTS: dict[str, Any] = {"clients": 3, "rounds": 5, "algorithm": "fedfw", "partition": "iid"}

@@ -89,6 +89,7 @@ class Demo:
             "participation": c.participation,
             "local-steps": c.local_steps,
             "batch-size": c.batch_size or 0,
+            "privacy": c.privacy or "",
             "seed": c.seed,
             "out": str(out.absolute()),
         }

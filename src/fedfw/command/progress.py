@@ -29,6 +29,7 @@ class ProgressLine:
             ("accuracy", latest("accuracy"), ".3f"),
             ("gap", latest("gap"), ".2e"),
             ("optimum >=", simulation.best_bound, ".4f"),
+            ("epsilon", latest("epsilon"), ".3f"),
         ):
             if value is not None:
                 parts.append(f"{label} {value:{form}}")

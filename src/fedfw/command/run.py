@@ -112,11 +112,9 @@ def _closing_table(run: Run, config: RunConfig, seconds: float) -> str:
     rows = [
         ("algorithm", f"{run.algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}"),
         ("ended after", f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s"),
-        ("loss", _number(loss)),
+        *([] if run.privacy else [("loss", _number(loss))]),
         *_on_test_data(run),
-        ("Frank-Wolfe gap", _number(gap)),
-        ("optimum at least", _number(bound) + _within(loss, bound)),
-        ("certificate", run.certificate),
+        *(_proof(run, loss, gap, bound) if run.privacy is None else _promise(run)),
         *_what_was_chosen(run),
         ("sent up", f"{human_bytes(history.total('bytes_up'))}"),
         ("sent down", f"{human_bytes(history.total('bytes_down'))}"),
@@ -126,6 +124,18 @@ def _closing_table(run: Run, config: RunConfig, seconds: float) -> str:
         rows.append(("server learnt", run.algorithm.shares + _how_often(run)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(["", *(f"{name.ljust(width)}  {value}" for name, value in rows)])
+
+
+def _proof(run: Run, loss: float | None, gap: float | None, bound: float | None) -> list[tuple[str, str]]:
+    return [
+        ("Frank-Wolfe gap", _number(gap)),
+        ("optimum at least", _number(bound) + _within(loss, bound)),
+        ("certificate", run.certificate),
+    ]
+
+
+def _promise(run: Run) -> list[tuple[str, str]]:
+    return [("privacy", str(run.privacy)), ("epsilon spent", _number(run.history.last("epsilon")))]
 
 
 def _within(loss: float | None, bound: float | None) -> str:
@@ -162,7 +172,7 @@ def _relative_consensus(run: Run) -> float | None:
 def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
     apart = _relative_consensus(run)
     lines = []
-    unproven = run.problem.convex and config.tol is None
+    unproven = run.problem.convex and config.tol is None and run.privacy is None
     if unproven and run.plan.constraint.is_polytope and not run.algorithm.shares and apart is not None and apart > 0.1:
         lines.append(
             "The clients ended far apart, as they do on polytopes when their data differ. If the server may see\n"

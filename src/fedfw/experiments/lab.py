@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,7 +43,7 @@ class Site:
 
 
 class Task(Protocol):
-    """A frozen dataclass that says all about one computation: its repr is the key of the cache."""
+    """A frozen dataclass that says all about one computation: its fields are the key of the cache."""
 
     @property
     def title(self) -> str: ...
@@ -134,7 +134,18 @@ class Lab:
         return result
 
     def _path(self, task: Task) -> Path:
-        return self.cache / f"{hashlib.sha256(f'{__version__} {task!r}'.encode()).hexdigest()[:20]}.json"
+        return self.cache / f"{hashlib.sha256(f'{__version__} {_described(task)}'.encode()).hexdigest()[:20]}.json"
+
+
+def _described(value: Any) -> str:
+    """A task in words, without what is None: an option that did not exist when it was computed changes nothing."""
+    if is_dataclass(value):
+        parts = ((f.name, getattr(value, f.name)) for f in fields(value))
+        inner = ", ".join(f"{name}={_described(part)}" for name, part in parts if part is not None)
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_described, value))})"
+    return repr(value)
 
 
 def _compute(task: Task, site: Site) -> Json:

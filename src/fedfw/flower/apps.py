@@ -20,6 +20,7 @@ from fedfw.flower.server import Coordinator
 from fedfw.flower.store import state_folder
 from fedfw.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.flower.task import Task
+from fedfw.privacy import Privacy
 from fedfw.simulation.files import write_atomically
 from fedfw.simulation.options import Options
 
@@ -35,6 +36,7 @@ def options_of(config: Config) -> Options:
         participation=config["participation"],
         local_steps=config["local-steps"],
         batch_size=config["batch-size"] or None,
+        privacy=Privacy.parse(str(config["privacy"])) if config["privacy"] else None,
         eval_every=config["eval-every"],
         seed=config["seed"],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Evidence, Message, State
+from fedfw.atoms import Atom
 from fedfw.errors import MessageError, NonFiniteError
 from fedfw.flower.messages import (
     ATOM,
@@ -31,6 +33,7 @@ from fedfw.flower.messages import (
 )
 from fedfw.flower.store import ClientStore, Memory, Step
 from fedfw.flower.task import Task
+from fedfw.privacy.steps import PrivateGradient, PrivateSteps
 from fedfw.problems.base import Oracle
 from fedfw.problems.problem import Problem
 from fedfw.simulation.ledger import decode_down
@@ -68,6 +71,16 @@ class Client:
     @cached_property
     def _problem(self) -> Problem:
         return self.task.problem(self.task.data(self.number))
+
+    @cached_property
+    def _private(self) -> PrivateSteps | None:
+        """Its own promise about its own data, whatever the server asks for."""
+        task, options, sizes = self.task, self.task.options, self._problem.losses.sizes
+        if options.privacy is None or sizes is None:
+            return None
+        shape, fewest = tuple(task.start.shape), int(sizes.min())
+        planned = options.rounds, options.local_steps, options.batch_size
+        return PrivateSteps.plan(options.privacy, task.algorithm, task.constraint, shape, fewest, *planned)
 
     def handle(self, order: Order, began: float | None = None) -> Answer:
         """The answer to an order; ``began`` is when work on it began, by `time.perf_counter`, for the log.
@@ -110,6 +123,8 @@ class Client:
         if digest(xbar) != order.model_digest:
             return LOST, self._plain(order, LOST)
         if order.ask == GRADIENT:
+            if self.task.options.privacy is not None:
+                raise MessageError("asked for a gradient in a private run")
             loss, a = self._gradient(order)(xbar[None], full=True)
             return GRADIENT, Answer(
                 order.run,
@@ -120,8 +135,12 @@ class Client:
                 digest(counted.state["x"][0]),
                 float(loss),
             )
+        # A disk that was lost may have held a release in each earlier round.
+        released = order.t - 1 if memory is None else memory.released
+        if self._private is not None and released >= self._private.most_rounds:
+            return "budget spent", self._plain(order, LEAVING)
         state, answer = self._step(order, counted.state, xbar)
-        store.save(Memory(counted, Step(order.t, state, xbar), answer, _handed(order)))
+        store.save(Memory(counted, Step(order.t, state, xbar), answer, _handed(order), released + 1))
         undone = memory is not None and memory.pending is not None and counted is memory.counted
         return "restored" if order.memory else "undone, then stepped" if undone else "stepped", answer
 
@@ -141,29 +160,37 @@ class Client:
     def _step(self, order: Order, state: State, xbar: Tensor) -> tuple[State, Answer]:
         task, plan = self.task, self.task.plan_for(order.n)
         vectors = {name: decode_vector(data, xbar) for name, data in order.vectors.items()}
-        message = Message(order.t, xbar, vectors, wants_evidence=order.tell and task.options.batch_size is None)
+        message = Message(order.t, xbar, vectors, wants_evidence=self._may_tell(order))
         before = digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
-        lmo = partial(task.constraint.lmo, batch=True, tol=tol)
-        after, atoms, evidence = task.algorithm.client_step(plan, state, message, self._gradient(order), lmo)
+        gradient = self._gradient(order)
+        lmo: Callable[[Tensor], Atom] = partial(task.constraint.lmo, batch=True, tol=tol)
+        if isinstance(gradient, PrivateGradient):
+            lmo = gradient.lmo(task.constraint, tol)
+        after, atoms, evidence = task.algorithm.client_step(plan, state, message, gradient, lmo)
         told = self._told(order, xbar, evidence)
         return after, Answer(order.run, order.t, self.number, ATOM, task.encode(atoms), before, *told)
 
+    def _may_tell(self, order: Order) -> bool:
+        return order.tell and self.task.options.batch_size is None and self._private is None
+
     def _told(self, order: Order, xbar: Tensor, evidence: Evidence | None) -> tuple[float | None, float | None]:
         """w_i f_i(xbar) and the certificate's number, where the server asks and may know."""
-        if not order.tell:
+        if not order.tell or self._private is not None:
             return None, None
         loss, _ = self._gradient(order)(xbar[None], full=True)
         return float(loss), None if evidence is None else float(evidence.number)
 
-    def _gradient(self, order: Order) -> Oracle:
+    def _gradient(self, order: Order) -> Oracle | PrivateGradient:
         losses, options = self._problem.losses, self.task.options
+        weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
+        alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
+        if self._private is not None:
+            return self._private.gradient(losses, weight, alone, order.t, own)
         everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
         sizes = None if losses.sizes is None else losses.sizes.expand(everyone)
-        who = torch.tensor([self.number])
-        pick = minibatches(options.seed, order.t, options.local_steps, sizes, options.batch_size, who)
-        weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
-        return Oracle(losses, weight, torch.zeros(1, dtype=torch.int64), pick, order.t)
+        pick = minibatches(options.seed, order.t, options.local_steps, sizes, options.batch_size, own)
+        return Oracle(losses, weight, alone, pick, order.t)
 
     def _plain(self, order: Order, kind: str) -> Answer:
         return Answer(order.run, order.t, self.number, kind)

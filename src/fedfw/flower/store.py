@@ -42,6 +42,8 @@ class Memory:
     answer: Answer | None = None
     handed: str = ""
     """Stands for the memory that the pending step's order handed over."""
+    released: int = 0
+    """In how many rounds it has sent something that was worked out from its data."""
 
     def at(self, t: int) -> Step | None:
         """The step after round t, if it is one of the two."""
@@ -84,14 +86,16 @@ class ClientStore:
             held = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(name + ".")}
             return Step(meta[name], {key: v for key, v in held.items() if key != "xbar"}, held["xbar"])
 
+        released = int(meta.get("released", 0))
         if meta["answer"] is None:
-            return Memory(step("counted"))
+            return Memory(step("counted"), released=released)
         payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
-        return Memory(step("counted"), step("pending"), Answer.of(meta["answer"] | payloads), meta["handed"])
+        return Memory(step("counted"), step("pending"), Answer.of(meta["answer"] | payloads), meta["handed"], released)
 
     def save(self, memory: Memory) -> None:
         """Replace the file in one piece."""
         meta: dict[str, Any] = {"schema": SCHEMA, "counted": memory.counted.t, "answer": None}
+        meta["released"] = memory.released
         tensors = _named("counted", memory.counted)
         if memory.pending is not None and memory.answer is not None:
             tensors |= _named("pending", memory.pending)

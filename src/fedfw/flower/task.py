@@ -79,6 +79,8 @@ class Task:
             raise ValueError(f"{algorithm.name} runs in simulations only: its clients' memory could not be restored")
         if not isinstance(self.options.participation, int | float):
             raise ValueError("participation: a deployment takes a probability or a number of clients")
+        if self.options.privacy is not None and algorithm.sends_exact_sums:
+            raise ValueError(f"{algorithm.name} shares exact sums of gradients: it does not go with privacy")
         for name in ("relax", "tol"):
             if getattr(self.options, name) is not None:
                 raise ValueError(f"{name} is for simulations: a deployment does not have it")

@@ -1,1 +1,5 @@
-"""What travels and what it tells: attacks that measure leakage."""
+"""What travels and what it tells: differential privacy, and attacks that measure leakage."""
+
+from fedfw.privacy.guarantee import Privacy
+
+__all__ = ["Privacy"]

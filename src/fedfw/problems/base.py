@@ -14,6 +14,11 @@ from fedfw.errors import NonFiniteError
 Shapes = dict[str, tuple[int, ...]]
 
 
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """What to multiply vectors of these norms by, so that none is longer than ``clip``; shorter ones stay."""
+    return clip / norms.clamp(min=clip)
+
+
 class Test(NamedTuple):
     """What a problem says of a model on its test data; values it cannot give are None."""
 
@@ -46,6 +51,15 @@ class ClientLosses(ABC):
         -------
         (m,) values and (m, p) gradients.
         """
+
+    def clipped_gradient(
+        self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
+    ) -> Tensor:
+        """Sums (m, p) of the samples' gradients, each cut down to ``clip`` in a norm (linf or l2), over ``count`` (m,).
+
+        ``keep`` (m, most samples of a client) says which samples are looked at; None for all.
+        """
+        raise ValueError(f"privacy is for linear layers and modules with samples, not for {type(self).__name__}")
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         """f_i (m,) alone, on all samples."""

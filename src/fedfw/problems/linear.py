@@ -16,7 +16,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.linalg.singular import top_singular
-from fedfw.problems.base import ClientLosses
+from fedfw.problems.base import ClientLosses, clip_factors
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -162,6 +162,42 @@ class LinearLosses(ClientLosses):
                     A = torch.cat([A, A.new_ones(size, 1)], 1)
                 largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
         return _CURVATURE[self._derivative](self.outputs) * largest
+
+    def clipped_gradient(
+        self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
+    ) -> Tensor:
+        """A sample's gradient is r a', with r by the scores: its norm is a product, and no gradient is written out."""
+        gradients, c, f = torch.empty_like(x), self.outputs, self.inputs
+        for stack, rows, at in self._select(who):
+            inputs, targets, sizes = (
+                (t if rows is None else t[rows]) for t in (stack.inputs, stack.targets, stack.sizes.to(x.device))
+            )
+            points, looked = (x, keep) if at is None else (x[at], None if keep is None else keep[at])
+            A = inputs.flatten(2)
+            scores = torch.bmm(A, points[:, : c * f].view(-1, c, f).mT)
+            if self.bias:
+                scores += points[:, c * f :].unsqueeze(1)
+            _, R = self._derivative(scores, targets)
+            own = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
+            own = own if looked is None else own & looked[:, : A.shape[1]]
+            R *= (clip_factors(self._sample_norms(A, R, norm), clip) * own).unsqueeze(2)
+            part = torch.empty_like(points)
+            part[:, : c * f] = torch.bmm(R.mT, A).flatten(1)
+            if self.bias:
+                part[:, c * f :] = R.sum(1)
+            part /= (count if at is None else count[at])[:, None]
+            if at is None:
+                return part
+            gradients[at] = part
+        return gradients
+
+    def _sample_norms(self, A: Tensor, R: Tensor, norm: str) -> Tensor:
+        """(b, m): the norm of r [a, 1]' for each sample a (b, m, f) with r (b, m, c)."""
+        ones = 1.0 if self.bias else 0.0
+        if norm == "l2":
+            lengths: Tensor = R.norm(dim=2) * (A.square().sum(2) + ones).sqrt()
+            return lengths
+        return R.abs().amax(2) * A.abs().amax(2).clamp(min=ones)
 
     def _select(self, who: Tensor) -> list[tuple[Stack, Tensor | None, Tensor | None]]:
         """(stack, rows of it or None for all, places in ``who`` or None for all) for the stacks that are needed."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
-from fedfw.problems.base import ClientLosses, Shapes
+from fedfw.problems.base import ClientLosses, Shapes, clip_factors
 from fedfw.problems.graphs import Replayed, on_streams
 from fedfw.problems.linear import LossFunction
 from fedfw.problems.stacks import Samples, Stack, stack_clients
@@ -104,6 +104,30 @@ class ModuleLosses(ClientLosses):
             own = torch.arange(inputs.shape[1], device=x.device) < sizes[:, None]
             gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, own.to(x.dtype) / sizes[:, None])
         return values, gradients
+
+    def clipped_gradient(
+        self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
+    ) -> Tensor:
+        def loss_of_one(x: Tensor, sample: Tensor, target: Tensor) -> Tensor:
+            outputs = functional_call(self._model, unflatten(x, self._shapes), (sample[None],))
+            return self._loss(outputs, target[None])
+
+        each = vmap(vmap(grad(loss_of_one), (None, 0, 0)))
+        order = 2 if norm == "l2" else torch.inf
+        gradients = torch.zeros_like(x)
+        for stack in self._stacks:
+            at, rows = (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
+            if not len(at):
+                continue
+            samples = stack.inputs.shape[1]
+            own = torch.arange(samples, device=x.device) < stack.sizes.to(x.device)[rows][:, None]
+            own = own if keep is None else own & keep[at][:, :samples]
+            pieces = -(-samples * len(at) * x.shape[1] // _working_floats(x.device))
+            for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
+                of_samples = each(x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part])
+                factors = clip_factors(torch.linalg.vector_norm(of_samples, order, dim=2), clip) * own[:, part]
+                gradients[at] += torch.einsum("bm,bmp->bp", factors, of_samples)
+        return gradients / count[:, None]
 
     def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows."""

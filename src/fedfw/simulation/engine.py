@@ -14,6 +14,8 @@ from fedfw.algorithms.base import Algorithm, Gradient, Server, State, Upload
 from fedfw.atoms import Atom, Dense
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import NonFiniteError
+from fedfw.privacy.guarantee import Privacy
+from fedfw.privacy.steps import PrivateGradient
 from fedfw.problems.base import Oracle
 from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
@@ -29,6 +31,7 @@ from fedfw.simulation.setup import (
     describe_setting,
     feasible_start,
     fingerprint,
+    private_steps,
     refuse_contradictions,
     usable_device,
 )
@@ -51,6 +54,7 @@ def simulate(
     seed: int = 0,
     device: str | torch.device | None = None,
     callbacks: Sequence[Callback] = (),
+    privacy: Privacy | None = None,
     out: str | Path | None = None,
     resume: bool = False,
 ) -> Run:
@@ -74,6 +78,8 @@ def simulate(
         Where to compute; by default where the model is.
     callbacks
         Called after every round with the `Simulation`.
+    privacy
+        A promise to keep: noise is added for it, and nothing that would break it is recorded (the loss, the gap).
     out
         A folder for history, model, plots and checkpoints; must not hold a run yet, unless ``resume``.
     resume
@@ -81,7 +87,7 @@ def simulate(
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))")
-    options = Options(rounds, participation, relax, local_steps, batch_size, tol, eval_every, seed, device)
+    options = Options(rounds, participation, relax, local_steps, batch_size, tol, eval_every, seed, device, privacy)
     folder = None if out is None else RunFolder(Path(out), resume)
     return Simulation(problem, algorithm, options, folder).run(callbacks)
 
@@ -106,6 +112,7 @@ class Simulation:
         self.participation = Participation(options.participation, problem.n, options.seed)
         self._groups = constraint_groups(self.constraint, options.relax, problem)
         refuse_contradictions(problem, self.algorithm, self.constraint, options)
+        self.private = private_steps(problem, self.algorithm, self.constraint, self.participation, options)
         start = feasible_start(self.constraint, problem.start)
         self.clock = Stopwatch(device)
         setting = describe_setting(problem, self.constraint, start, self.participation.p, options)
@@ -115,9 +122,11 @@ class Simulation:
         self.ledger = Ledger(problem.n, start)
         self.bound = LowerBound(self.constraint, problem.n)
         self._weights = problem.weights.to(start.dtype)
-        self.certificate = certificate_kind(problem, self.algorithm, options.batch_size)
+        self.certificate = certificate_kind(problem, self.algorithm, options)
         self.dense_sums = 0
-        self.fingerprint = fingerprint(self.plan, self.algorithm, options, start)
+        self.attended = torch.zeros(problem.n, dtype=torch.int64)
+        noise = None if self.private is None else self.private.noise
+        self.fingerprint = fingerprint(self.plan, self.algorithm, options, start, noise)
         if self.folder is not None:
             self._restore()
 
@@ -128,6 +137,9 @@ class Simulation:
         stopped = "all that were asked for"
         done = bool(self.history) and self._within_tolerance(self.history[-1])  # a resumed run may have ended
         while self.t < self.options.rounds and not done:
+            if self._budget_is_spent(self.t + 1):
+                stopped = "the privacy budget is spent"
+                break
             self.t += 1
             with self.clock.round():
                 record = self._round()
@@ -151,6 +163,7 @@ class Simulation:
             stopped,
             self.dense_sums,
             None if self.folder is None else self.folder.path,
+            None if self.private is None else str(self.private),
         )
         if self.folder is not None:
             self.folder.finish(run.model, self.algorithm.name, self.history)
@@ -160,6 +173,7 @@ class Simulation:
         t, plan, algorithm = self.t, self.plan, self.algorithm
         device = self.server.xbar.device
         who = self.participation(t).to(device)
+        self.attended[who.cpu()] += 1
         rates = None if plan.schedule is None else plan.rates(t)
         evaluated = t % self.options.eval_every == 0 or t == self.options.rounds
         up = down = sums = 0
@@ -181,13 +195,14 @@ class Simulation:
             known = states[0]["x"] if len(states) == 1 else torch.cat([state["x"] for state in states])
             present = torch.cat([rows for rows, _ in active])
             self.server, message = algorithm.broadcast(plan, self.server, present, known, t)
-            message = replace(message, wants_evidence=evaluated)
+            message = replace(message, wants_evidence=evaluated and self.private is None)
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
             down = self.ledger.down(t, who.cpu(), message.vectors, sums, algorithm.sends_model)
             uploads = []
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
                 before = state["x"]
-                state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, self._lmo(D, rows))
+                lmo = self._lmo(D, rows, gradient)
+                state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)
                 if isinstance(atoms, Dense):
                     self._refuse_non_finite(atoms, rows)
                 self._scatter(rows, state)
@@ -209,6 +224,7 @@ class Simulation:
             bytes_up=up,
             bytes_down=down,
             bytes_dense=2 * len(who) * self.ledger.dense_nbytes,
+            epsilon=None if self.private is None else self.private.epsilon(int(self.attended.max())),
             seconds=self.clock.split(),
             **judged,
         )
@@ -241,15 +257,25 @@ class Simulation:
             seconds=self.clock.split(),
         )
 
+    def _budget_is_spent(self, t: int) -> bool:
+        """Whether somebody who takes part in round t has no budget left for it."""
+        if self.private is None:
+            return False
+        return bool((self.attended[self.participation(t).cpu()] >= self.private.most_rounds).any())
+
     def _gradient(self, who: Tensor) -> Gradient:
         options = self.options
+        if self.private is not None:
+            return self.private.gradient(self.problem.losses, self._weights[who], who, self.t, who)
         pick = minibatches(
             options.seed, self.t, options.local_steps, self.problem.losses.sizes, options.batch_size, who
         )
         return self.clock.timed("gradient", Oracle(self.problem.losses, self._weights, who, pick, self.t))
 
-    def _lmo(self, constraint: ConstraintSet, who: Tensor) -> Callable[[Tensor], Atom]:
+    def _lmo(self, constraint: ConstraintSet, who: Tensor, gradient: Gradient) -> Callable[[Tensor], Atom]:
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
+        if isinstance(gradient, PrivateGradient):
+            return self.clock.timed("oracle", gradient.lmo(constraint, tol))
 
         def oracle(g: Tensor) -> Atom:
             try:
@@ -309,28 +335,31 @@ class Simulation:
         return self.clients["x"][keepers].mean(0)
 
     def _evaluate(self, lam: float) -> dict[str, Any]:
+        """What may be told: in a private run the test data, which are public, and what the atoms sent say of x_i."""
         xbar, x = self.server.xbar, self.feasible()
+        test = self.problem.test(x)
+        inside = self.constraint.contains(xbar)
+        far = self.constraint.distance(xbar) if not inside and self.constraint.has_projection else None
+        judged = {"test_loss": test.loss, "accuracy": test.accuracy, "distance": 0.0 if inside else far}
+        apart = None
+        if self.algorithm.keeps_points:
+            apart = float((self.clients["x"] - xbar).square_().sum(dtype=torch.float64))
+            judged["consensus"] = apart**0.5
+        return judged if self.private is not None else judged | self._of_the_data(lam, apart)
+
+    def _of_the_data(self, lam: float, apart: float | None) -> dict[str, Any]:
+        """Loss, gap and surrogate (from ||X - Xbar||^2), which only clients' data tell."""
+        xbar = self.server.xbar
         loss, gradient = self.problem.value_and_gradient(xbar, self.t)
         gap = frank_wolfe_gap(self.constraint, xbar, gradient)
         if self.problem.convex:
             self._improve(loss - gap)
-        test = self.problem.test(x)
-        inside = self.constraint.contains(xbar)
-        far = self.constraint.distance(xbar) if not inside and self.constraint.has_projection else None
-        judged = {
-            "loss": loss,
-            "test_loss": test.loss,
-            "accuracy": test.accuracy,
-            "gap": gap,
-            "distance": 0.0 if inside else far,
-        }
-        if self.algorithm.keeps_points:
+        told = {"loss": loss, "gap": gap}
+        if apart is not None:
             points = self.clients["x"]
-            apart = float((points - xbar).square_().sum(dtype=torch.float64))
             values = self.problem.losses.value(points, torch.arange(self.problem.n, device=points.device))
-            judged["consensus"] = apart**0.5
-            judged["surrogate"] = float((values.double() * self.problem.weights).sum()) + lam / 2 * apart
-        return judged
+            told["surrogate"] = float((values.double() * self.problem.weights).sum()) + lam / 2 * apart
+        return told
 
     def _within_tolerance(self, record: Record) -> bool:
         if self.options.tol is None or self.best_bound is None or record.loss is None:
@@ -351,6 +380,8 @@ class Simulation:
             held["bound.numbers"] = self.bound.numbers
         if self.bound.q is not None:
             held["bound.q"] = self.bound.q
+        if self.private is not None:
+            held["privacy.attended"] = self.attended
         return held
 
     def _restore(self) -> None:
@@ -372,5 +403,6 @@ class Simulation:
         self.ledger.load({name: value.cpu() for name, value in part("ledger.").items()})
         bound = part("bound.")
         self.bound.numbers, self.bound.q = bound.get("numbers"), bound.get("q")
+        self.attended = part("privacy.").get("attended", self.attended).cpu()
         self.t, self.best_bound, self.dense_sums = meta["round"], meta["best_bound"], meta["dense_sums"]
         self.history = History.from_jsonl(meta["history"])

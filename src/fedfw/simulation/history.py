@@ -20,7 +20,7 @@ class Record:
     the test data, sum w_i f_i(x_i) + lam/2 ||X - Xbar||^2, the Frank-Wolfe gap at xbar, ||X - Xbar||_F and xbar's
     distance from D. ``anchor_gap`` is the gap that an anchor found at xbar before the round's step. ``lower_bound``
     is the best proven lower bound on the optimum so far. ``bytes_dense`` is what dense vectors would have cost, both
-    ways together.
+    ways together. ``epsilon`` is what a private run has spent of its budget, by the client that spent most.
     """
 
     round: int
@@ -40,6 +40,7 @@ class Record:
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_dense: int = 0
+    epsilon: float | None = None
     seconds: dict[str, float] | None = None
 
 

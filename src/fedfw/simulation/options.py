@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedfw.privacy.guarantee import Privacy
 from fedfw.simulation.participation import Attendance
 
 
@@ -24,6 +25,7 @@ class Options:
     eval_every: int = 1
     seed: int = 0
     device: str | torch.device | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         for name in ("rounds", "local_steps", "eval_every"):

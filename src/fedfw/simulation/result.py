@@ -33,6 +33,8 @@ class Run:
     dense_sums: int = 0
     """How many dense sums of gradients (or of duals) the server was given."""
     out: Path | None = None
+    privacy: str | None = None
+    """What was promised and how it was kept, in words."""
 
     def __repr__(self) -> str:
         return f"Run({self.algorithm.name}, {len(self.history)} rounds, last: {self.history[-1]})"

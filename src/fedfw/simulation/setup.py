@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Plan, Setting
 from fedfw.errors import NoProjectionError
+from fedfw.privacy.steps import PrivateSteps
 from fedfw.problems.base import Oracle
 from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.options import Options
+from fedfw.simulation.participation import Participation
 
 
 def constraint_groups(
@@ -73,8 +75,45 @@ def automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor
     return zeta / (2 * n * max(constraint.diameter(tuple(start.shape)), 1e-300))
 
 
+def private_steps(
+    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+) -> PrivateSteps | None:
+    """The gradient and the oracle of a private run, with noise for as many rounds as any client takes part in."""
+    if options.privacy is None:
+        return None
+    if options.tol is not None:
+        raise ValueError("tol needs a certificate, which tells of the data: it does not go with privacy")
+    if options.relax:
+        raise ValueError("relax does not go with privacy: clients with another set would need other noise")
+    if problem.losses.sizes is None:
+        raise ValueError("privacy is for clients with samples; these are plain functions")
+    attended = torch.zeros(problem.n, dtype=torch.int64)
+    for t in range(1, options.rounds + 1):
+        attended[participation(t)] += 1
+    return PrivateSteps.plan(
+        options.privacy,
+        algorithm,
+        constraint,
+        tuple(problem.start.shape),
+        int(problem.losses.sizes.min()),
+        max(1, int(attended.max())),
+        options.local_steps,
+        options.batch_size,
+    )
+
+
+def _told_of_data() -> float:
+    raise ValueError('lr="auto" is worked out from the data, which a private run must not tell of: give a number')
+
+
 def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options) -> Setting:
     """What the algorithm makes its plan from."""
+    privacy = options.privacy
+    if privacy is not None:
+        # In place of how much gradients differ, how much clipped ones could.
+        bound = privacy.clip / (2 * problem.n * max(constraint.diameter(tuple(start.shape)), 1e-300))
+        common = problem.n, constraint, problem.convex, p, options.rounds, options.local_steps
+        return Setting(*common, lambda: bound, _told_of_data)
     return Setting(
         problem.n,
         constraint,
@@ -130,7 +169,7 @@ def _refuse_what_does_not_fit(problem: Problem) -> None:
         )
 
 
-def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor) -> str:
+def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor, noise: float | None = None) -> str:
     """What must agree for a checkpoint to be continued."""
     digest = hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()[:12]
     rates = [] if plan.schedule is None else [plan.rates(t) for t in range(1, min(3, options.rounds) + 1)]
@@ -141,14 +180,17 @@ def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tenso
         f"{algorithm.name} on {plan.constraint!r}, {chosen}, lam_0 {plan.lam_0!r}, lr {plan.lr!r}, "
         f"rates {[(r.eta, r.lam, r.rho) for r in rates]}, {plan.n} clients, {tuple(start.shape)} {start.dtype} "
         f"from {digest}, {options.local_steps} local steps, batch {options.batch_size}, seed {options.seed}"
+        + ("" if options.privacy is None else f", {options.privacy}, noise {noise!r}")
     )
 
 
-def certificate_kind(problem: Problem, algorithm: Algorithm, batch_size: int | None) -> str:
+def certificate_kind(problem: Problem, algorithm: Algorithm, options: Options) -> str:
     """What the lower bound will rest on, in words; it begins with "valid" where every round proves one."""
+    if options.privacy is not None:
+        return "none: it would tell of the data"
     if problem.convex is not True:
         return "not valid: the losses are not known to be convex"
-    if batch_size is not None:
+    if options.batch_size is not None:
         return "from F - gap at evaluations only: minibatch gradients prove nothing"
     if not algorithm.has_certificate:
         return "from F - gap at evaluations only"

@@ -57,7 +57,8 @@ class RunFolder:
 
     def after_round(self, simulation: Simulation, last: bool) -> None:
         """Write a checkpoint and the history so far, when it is time."""
-        if simulation.t % self.checkpoint_every and not last:
+        # A private run keeps every round: what it has spent must not be forgotten.
+        if simulation.t % self.checkpoint_every and not last and simulation.private is None:
             return
         meta = {
             "round": simulation.t,

@@ -1,0 +1,102 @@
+"""What has been spent: Google's dp-accounting on the mechanisms of this package, samples being added or removed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+_LITTLE_NOISE = 0.15
+_FINE = 1e-3
+"""Grid of privacy loss distributions; they err on the safe side."""
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting  # type: ignore[import-untyped]
+    except ImportError:
+        raise ImportError("privacy needs dp-accounting: pip install 'fedfw[privacy]'") from None
+    return dp_accounting
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """Epsilon at a given delta of one client's releases.
+
+    Parameters
+    ----------
+    choices
+        Choices among vertices a release, by the exponential mechanism; None for Gaussian or logistic noise.
+    rate
+        Probability with which a sample is looked at (1: always). It makes Gaussian noise go further.
+    gaussian
+        Whether the noise is Gaussian.
+    """
+
+    delta: float
+    choices: int | None = None
+    rate: float = 1.0
+    gaussian: bool = False
+
+    def epsilon(self, noise: float, releases: int) -> float:
+        """What so many releases with this noise multiplier have spent."""
+        if releases == 0:
+            return 0.0
+        return _spent(self, noise, releases) if noise > 0 else math.inf
+
+    def least_noise(self, eps: float, releases: int) -> float:
+        """The smallest noise multiplier, to a thousandth, with which so many releases spend at most ``eps``."""
+        if math.isinf(eps):
+            return 0.0
+        low, high = 0.0, 1.0
+        while self.epsilon(high, releases) > eps:
+            low, high = high, 2 * high
+        while high - low > 1e-3 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.epsilon(middle, releases) <= eps else (middle, high)
+        return high
+
+    def most_releases(self, eps: float, noise: float, at_most: int) -> int:
+        """How many releases with this noise multiplier fit into ``eps``."""
+        low, high = 0, at_most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epsilon(noise, middle) <= eps else (low, middle)
+        return low
+
+
+@lru_cache(maxsize=4096)
+def _spent(account: Accountant, noise: float, releases: int) -> float:
+    dp = _library()
+    # Distributions of huge losses are huge, and nobody asks for them precisely.
+    if account.gaussian and noise / math.sqrt(releases) > _LITTLE_NOISE:
+        from dp_accounting import pld
+
+        distribution = pld.PLDAccountant(value_discretization_interval=_FINE)
+        if account.rate < 1:
+            distribution.compose(dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise)), releases)
+        else:  # so many Gaussian mechanisms are one with less noise
+            distribution.compose(dp.GaussianDpEvent(noise / math.sqrt(releases)))
+        return float(distribution.get_epsilon(account.delta))
+    from dp_accounting import rdp
+
+    concentrated = rdp.RdpAccountant()
+    concentrated.compose(dp.ZCDpEvent(1 / (2 * noise**2)), releases)
+    spent = float(concentrated.get_epsilon(account.delta))
+    if account.choices is None:
+        return spent
+    # Few releases are better counted as pure differential privacy, which sampling helps, too.
+    pure = 2 * math.sqrt(account.choices) / noise
+    if account.rate < 1:
+        pure = math.log1p(account.rate * math.expm1(pure)) if pure < 500 else pure + math.log(account.rate)
+    return min(spent, releases * pure, _composed(pure, account.delta, releases))
+
+
+def _composed(pure: float, delta: float, releases: int) -> float:
+    """Releases of a pure mechanism as concentrated ones: pure^2 / 2 each (Bun and Steinke, 2016)."""
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant()
+    accountant.compose(_library().ZCDpEvent(pure**2 / 2), releases)
+    return float(accountant.get_epsilon(delta))
