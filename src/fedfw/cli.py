@@ -16,7 +16,7 @@ from fedfw.command.config import DEMO_CHOICES, DEMO_DEFAULTS, RunConfig
 REPRODUCTIONS = (
     *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
     *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
-    "privacy",
+    *("privacy", "dp"),
 )
 """The names of `fedfw.experiments.catalogue`, here so that help comes without importing them."""
 

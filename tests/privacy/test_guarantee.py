@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 import fedfw
 from fedfw import Privacy
 from fedfw.cli import main
+from fedfw.command.config import RunConfig
 from fedfw.errors import MessageError
+from fedfw.experiments import private_training
 from fedfw.flower import Coordinator, Deployment
 from fedfw.flower.messages import GRADIENT
 from fedfw.privacy.accounting import Accountant
@@ -27,6 +30,7 @@ from fedfw.privacy.noise import Noise
 from fedfw.simulation import Options
 from fedfw.simulation.engine import Simulation
 from fedfw.simulation.storage import RunFolder
+from tests.data.files import DATA, needs
 from tests.flower.loopback import Loopback, problem_of, small_task
 
 pytest.importorskip("dp_accounting")
@@ -275,3 +279,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert record["loss"] is None
     assert "epsilon spent" in told.out
     assert "epsilon" in told.err
+
+
+@needs("libsvm")
+def test_the_study_of_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_training, "PROBLEMS", {"a9a": ("a9a", "logistic", "l1:10")})
+    monkeypatch.setattr(private_training, "budgets", lambda scale: (1.0, math.inf))
+    grid = (("rounds", (2,)), ("penalty", ("auto:1",)))
+    config = RunConfig(dataset="a9a", model="logistic", constraint="l1:10", partition="iid", algorithm="fedfw")
+    few = dict.fromkeys((private_training.SELECTION, private_training.NOISE), (config, grid, "auto"))
+    few[private_training.DP_SGD] = (replace(config, algorithm="fedavg"), (("rounds", (2,)), ("lr", (0.5,))), "auto")
+    monkeypatch.setattr(private_training, "methods", lambda name, scale: few)
+    assert main(["reproduce", "dp", "--quick", "--out", str(tmp_path), "--data-dir", str(DATA)]) == 0
+    page = (tmp_path / "dp-quick.html").read_text()
+    assert page.count("<svg") == 1
+    assert "Private selection is best" in page

@@ -158,8 +158,8 @@ def _run(problem: Problem, trial: Trial) -> Trial:
     except NonFiniteError:
         return trial
     assert last.test_loss is not None
-    assert last.loss is not None
-    return replace(trial, held_out_loss=last.test_loss, held_out_accuracy=last.accuracy, loss=last.loss)
+    loss = math.nan if last.loss is None else last.loss  # a private run tells none
+    return replace(trial, held_out_loss=last.test_loss, held_out_accuracy=last.accuracy, loss=loss)
 
 
 def parse_grid(text: str) -> dict[str, Sequence[Any]]:

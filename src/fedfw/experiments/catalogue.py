@@ -17,6 +17,7 @@ from fedfw.experiments import (
     oracle_errors,
     participation,
     penalty,
+    private_training,
     split,
     table1,
     table2,
@@ -100,5 +101,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(oracle_errors, "oracle-errors", "Oracle errors"),
         of(bounds, "theory", "Theory"),
         of(leakage, "privacy", "What an atom reveals", apart=True),
+        of(private_training, "dp", "What privacy costs", apart=True),
     )
     return {section.name: section for section in found}

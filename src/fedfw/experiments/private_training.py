@@ -1,0 +1,181 @@
+"""What privacy costs: accuracy at equal (eps, delta) by private selection, by noise and an oracle, and by DP-SGD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from fedfw.command.build import build_algorithm, build_problem, options_of
+from fedfw.command.config import RunConfig, merge
+from fedfw.command.defaults import resolved
+from fedfw.command.tune import HELD_OUT, Trial, search
+from fedfw.experiments.cells import Grid, data_of, placed
+from fedfw.experiments.figures import Claim, panels
+from fedfw.experiments.lab import Json, Results, Site, Task, was_run
+from fedfw.experiments.protocols import Scale
+from fedfw.problems import Problem
+from fedfw.report.document import Document, csv_text
+from fedfw.simulation import Simulation
+
+DELTA = 1e-5
+PROBLEMS = {
+    "a9a, logistic regression, l1:10": ("a9a", "logistic", "l1:10"),
+    "MNIST, softmax regression, l1:10": ("mnist", "mclr", "l1:10"),
+    "MNIST, softmax regression, l2:10": ("mnist", "mclr", "l2:10"),
+}
+SELECTION, NOISE, DP_SGD = "FedFW, private selection", "FedFW, Gaussian noise and oracle", "projected FedAvg, DP-SGD"
+
+
+@dataclass(frozen=True)
+class PrivateCell:
+    """One method at one budget: its grid tried with seed 0 on lent samples, the best run with several seeds.
+
+    The noise comes from seeds, so that the study repeats; a real run draws it from the operating system.
+    """
+
+    config: RunConfig
+    eps: float
+    grid: Grid
+    seeds: int
+    samples: int | None
+    mechanism: str
+
+    @property
+    def title(self) -> str:
+        c = self.config
+        return f"{c.algorithm} ({self.mechanism}), {c.dataset}, {c.constraint}, eps {self.eps:g}"
+
+    @property
+    def weight(self) -> float:
+        cost = 0.1 if self.config.dataset == "a9a" else 1.0
+        return cost * (sum(r for key, values in self.grid if key == "rounds" for r in values) * 4 + 60 * self.seeds)
+
+    def compute(self, site: Site) -> Json:
+        trials = self._trials(placed(self._with_noise(0), site))
+        best = min(trials, key=lambda trial: trial.rank("loss"))
+        runs = []
+        for seed in range(self.seeds):
+            config = replace(placed(self._with_noise(seed), site), seed=seed)
+            config = resolved(merge(config, best.choice, "grid"), data := self._data(config), algorithm_was_given=True)
+            last = self._simulated(build_problem(config, data), config)
+            runs.append({"accuracy": last.accuracy, "test_loss": last.test_loss, "epsilon": _finite(last.epsilon)})
+        tried = [{"choice": t.choice, "held_out_loss": t.held_out_loss} for t in trials]
+        return {"chosen": best.choice, "trials": tried, "runs": runs}
+
+    def _with_noise(self, seed: int) -> RunConfig:
+        promise = f"eps={self.eps},delta={DELTA},mechanism={self.mechanism},not-private-seed={seed}"
+        return replace(self.config, privacy=promise)
+
+    def _data(self, config: RunConfig) -> Any:
+        return data_of(config, self.samples)
+
+    def _trials(self, config: RunConfig) -> list[Trial]:
+        data, found = self._data(config), []
+        problem = build_problem(resolved(config, data, algorithm_was_given=True), data, HELD_OUT)
+        problem = problem.to(torch.device(config.device))
+        axes: dict[str, Sequence[Any]] = dict(self.grid)
+        for rounds in axes.pop("rounds"):
+            points = search(replace(config, rounds=rounds), data, problem, axes)
+            found += [replace(trial, choice=trial.choice | {"rounds": rounds}) for trial in points]
+        return found
+
+    def _simulated(self, problem: Problem, config: RunConfig) -> Any:
+        options = replace(options_of(config), eval_every=config.rounds)
+        return Simulation(problem, build_algorithm(config), options).run().history[-1]
+
+
+def _finite(epsilon: float | None) -> float | None:
+    return None if epsilon is None or math.isinf(epsilon) else epsilon
+
+
+def budgets(scale: Scale) -> tuple[float, ...]:
+    return (1.0, 8.0, math.inf) if scale.quick else (0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
+
+
+def methods(name: str, scale: Scale) -> dict[str, tuple[RunConfig, Grid, str]]:
+    """Each with a grid of the same size: rounds, and what else it is sensitive to."""
+    dataset, model, constraint = PROBLEMS[name]
+    base = RunConfig(dataset=dataset, model=model, constraint=constraint, partition="iid", clients=10)
+    rounds = (5, 20) if scale.quick else (10, 30, 100)
+    pulls: tuple[Any, ...] = ("auto:0.01", "auto:1") if constraint.startswith("l1") else ("auto:0.1", "auto:3")
+    oracle = replace(base, algorithm="fedfw")
+    with_oracle: Grid = (("rounds", rounds), ("penalty", pulls), ("momentum", (0.0, 0.9)))
+    with_steps: Grid = (("rounds", rounds), ("lr", (0.1, 0.5, 2.5, 12.5)))
+    found = {NOISE: (oracle, with_oracle, "gaussian"), DP_SGD: (replace(base, algorithm="fedavg"), with_steps, "auto")}
+    if constraint.startswith("l1"):
+        found = {SELECTION: (oracle, with_oracle, "auto"), **found}
+    return found
+
+
+def cells(name: str, scale: Scale) -> dict[str, dict[float, PrivateCell]]:
+    """By method and budget."""
+    return {
+        method: {
+            eps: PrivateCell(config, eps, grid, 2 if scale.quick else 5, 2000 if scale.quick else None, mechanism)
+            for eps in budgets(scale)
+        }
+        for method, (config, grid, mechanism) in methods(name, scale).items()
+    }
+
+
+def tasks(scale: Scale) -> list[Task]:
+    return [cell for name in PROBLEMS for row in cells(name, scale).values() for cell in row.values()]
+
+
+def _accuracies(result: Json) -> list[float]:
+    return [100 * run["accuracy"] for run in result["runs"]]
+
+
+def _shown(result: Json) -> str:
+    values, chosen = _accuracies(result), result["chosen"]
+    rest = ", ".join(f"{key} {value}" for key, value in chosen.items() if key != "rounds")
+    return f"{mean(values):.1f} ± {stdev(values):.1f} ({chosen['rounds']} rounds, {rest})"
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    page.text(
+        f"Test accuracy in per cent, mean and deviation over seeds, at equal (eps, {DELTA:g}) for each of ten clients' "
+        "samples, IID. Every method tries 12 settings at each budget (rounds among them) on lent samples; what was "
+        "chosen stands beside the numbers. Samples' gradients are clipped at 1: in the largest entry for selection, "
+        "in l2 for Gaussian noise. eps = inf clips and adds no noise. Tuning itself is not accounted for."
+    )
+    for name in PROBLEMS:
+        found = cells(name, scale)
+        if not all(was_run(results[cell]) for row in found.values() for cell in row.values()):
+            page.text(f"{name}: not run: no data")
+            continue
+        rows = [[f"{eps:g}", *(_shown(results[row[eps]]) for row in found.values())] for eps in budgets(scale)]
+        page.table((f"{name}: eps", *found), rows)
+        figure, (axis,) = panels(1)
+        numbers = []
+        ticks = range(len(budgets(scale)))
+        for method, row in found.items():
+            values = [_accuracies(results[row[eps]]) for eps in budgets(scale)]
+            axis.errorbar(ticks, [mean(v) for v in values], [stdev(v) for v in values], marker="o", label=method)
+            pairs = zip(budgets(scale), values, strict=True)
+            numbers += [(method, eps, seed, v) for eps, seeds in pairs for seed, v in enumerate(seeds)]
+        axis.set_xticks(ticks, [f"{eps:g}" for eps in budgets(scale)])
+        axis.set(xlabel="eps", ylabel="test accuracy (%)", title=name)
+        axis.legend(fontsize="x-small")
+        slug = "-".join(PROBLEMS[name][::2]).replace(":", "-")
+        page.plot(figure, f"What privacy costs: {name}", csv_text(("method", "eps", "seed", "accuracy"), numbers), slug)
+
+
+def claims(scale: Scale, results: Results) -> list[Claim]:
+    """Where choosing a vertex privately beats noise on the gradient."""
+    found = []
+    for name in PROBLEMS:
+        rows = cells(name, scale)
+        if SELECTION not in rows or not all(was_run(results[c]) for row in rows.values() for c in row.values()):
+            continue
+        finite = [eps for eps in budgets(scale) if math.isfinite(eps)]
+        score = {m: {eps: mean(_accuracies(results[row[eps]])) for eps in finite} for m, row in rows.items()}
+        wins = [eps for eps in finite if score[SELECTION][eps] >= max(score[NOISE][eps], score[DP_SGD][eps])]
+        told = f"best at eps {', '.join(f'{eps:g}' for eps in wins) or 'none'} of {', '.join(f'{e:g}' for e in finite)}"
+        found.append(Claim(f"Private selection is best: {name}", len(wins) == len(finite), told, "What privacy costs"))
+    return found
