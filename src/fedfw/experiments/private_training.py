@@ -53,7 +53,8 @@ class PrivateCell:
     @property
     def weight(self) -> float:
         cost = 0.1 if self.config.dataset == "a9a" else 1.0
-        return cost * (sum(r for key, values in self.grid if key == "rounds" for r in values) * 4 + 60 * self.seeds)
+        tried: int = sum(dict(self.grid)["rounds"])
+        return cost * (4 * tried + 60 * self.seeds)
 
     def compute(self, site: Site) -> Json:
         trials = self._trials(placed(self._with_noise(0), site))
