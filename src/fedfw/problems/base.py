@@ -33,6 +33,8 @@ class ClientLosses(ABC):
     """
 
     n: int
+    countable: bool = True
+    """Whether F, a sum over all clients, is worked out at evaluations."""
     sizes: Tensor | None = None
     """(n,) samples of each client; None where there are no samples to draw from."""
 

@@ -105,7 +105,7 @@ class LinearLosses(ClientLosses):
     def __init__(self, model: nn.Linear, derivative: Derivative, stacks: list[Stack], sizes: Tensor) -> None:
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
-        self._model, self._derivative, self._stacks = model, derivative, stacks
+        self.model, self.derivative, self._stacks = model, derivative, stacks
         self.sizes, self.n = sizes, len(sizes)
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}
@@ -118,7 +118,7 @@ class LinearLosses(ClientLosses):
     def to(self, device: torch.device) -> LinearLosses:
         stacks = [stack.to(device) for stack in self._stacks]
         assert self.sizes is not None
-        return LinearLosses(self._model, self._derivative, stacks, self.sizes)
+        return LinearLosses(self.model, self.derivative, stacks, self.sizes)
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return self._all(x, who, None, x.new_empty(0))
@@ -161,7 +161,7 @@ class LinearLosses(ClientLosses):
                 if self.bias:
                     A = torch.cat([A, A.new_ones(size, 1)], 1)
                 largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
-        return _CURVATURE[self._derivative](self.outputs) * largest
+        return _CURVATURE[self.derivative](self.outputs) * largest
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
@@ -177,7 +177,7 @@ class LinearLosses(ClientLosses):
             scores = torch.bmm(A, points[:, : c * f].view(-1, c, f).mT)
             if self.bias:
                 scores += points[:, c * f :].unsqueeze(1)
-            _, R = self._derivative(scores, targets)
+            _, R = self.derivative(scores, targets)
             own = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
             own = own if looked is None else own & looked[:, : A.shape[1]]
             R *= (clip_factors(self._sample_norms(A, R, norm), clip) * own).unsqueeze(2)
@@ -226,7 +226,7 @@ class LinearLosses(ClientLosses):
         scores = torch.bmm(A, W.mT)
         if self.bias:
             scores += x[:, c * f :].unsqueeze(1)
-        losses, R = self._derivative(scores, targets)
+        losses, R = self.derivative(scores, targets)
         if sizes is None:
             values.copy_(losses.mean(1))
             R *= 1 / A.shape[1]

@@ -16,10 +16,11 @@ from fedfw.errors import NonFiniteError
 from fedfw.problems.base import ClientLosses, Oracle, Shapes, Test, normalised_weights
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.functions import FunctionLosses
+from fedfw.problems.generated import GeneratedLosses, Make
 from fedfw.problems.linear import LinearLosses, LossFunction, closed_form
 from fedfw.problems.modules import ModuleLosses, flatten, unflatten
 from fedfw.problems.regularised import RegularisedLosses
-from fedfw.problems.stacks import Samples
+from fedfw.problems.stacks import Samples, Stack
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _EVALUATION_CHUNK = 8192
@@ -114,6 +115,33 @@ class Problem:
         problem.losses = FunctionLosses(losses, tuple(start.shape))
         problem.convex = convex
         problem._smoothness = []
+        return problem
+
+    @classmethod
+    def generated(
+        cls,
+        model: nn.Module,
+        loss: LossFunction,
+        clients: int,
+        make: Make,
+        test: Any = None,
+        convex: bool | None = None,
+    ) -> Problem:
+        """So many clients whose samples are made from their numbers when they take part.
+
+        ``make`` maps numbers (m,) to inputs (m, samples, ...) and targets (m, samples, ...), always the same for the
+        same number. F is a sum over all of them and is not worked out: records have the test data's results.
+        """
+        problem = cls(model, loss, [tuple(t[0] for t in make(torch.zeros(1, dtype=torch.int64)))], test, None, convex)
+        first = problem.losses
+
+        def losses_of(stack: Stack) -> ClientLosses:
+            if isinstance(first, LinearLosses):
+                return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
+            return ModuleLosses(problem.model, loss, problem.shapes, [stack], stack.sizes)
+
+        problem.losses = GeneratedLosses(clients, make, losses_of, problem.start.device)
+        problem.weights = normalised_weights(None, clients)
         return problem
 
     @property

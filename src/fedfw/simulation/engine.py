@@ -21,6 +21,7 @@ from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.history import History, Record
 from fedfw.simulation.ledger import Ledger
+from fedfw.simulation.memory import EveryRow, Memory, TouchedRows
 from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Attendance, Participation
 from fedfw.simulation.random import minibatches
@@ -30,13 +31,14 @@ from fedfw.simulation.setup import (
     constraint_groups,
     describe_setting,
     feasible_start,
+    few_take_part,
     fingerprint,
     private_steps,
     refuse_contradictions,
     usable_device,
 )
 from fedfw.simulation.stopwatch import Stopwatch
-from fedfw.simulation.storage import RunFolder
+from fedfw.simulation.storage import RunFolder, restore
 
 Callback = Callable[["Simulation"], None]
 
@@ -111,14 +113,14 @@ class Simulation:
         self.constraint = problem.bind(self.algorithm.constraint)
         self.participation = Participation(options.participation, problem.n, options.seed)
         self._groups = constraint_groups(self.constraint, options.relax, problem)
-        refuse_contradictions(problem, self.algorithm, self.constraint, options)
+        refuse_contradictions(problem, self.algorithm, self.constraint, self.participation, options)
         self.private = private_steps(problem, self.algorithm, self.constraint, self.participation, options)
         start = feasible_start(self.constraint, problem.start)
         self.clock = Stopwatch(device)
         setting = describe_setting(problem, self.constraint, start, self.participation.p, options)
         self.plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
         self.server: Server = self.algorithm.start_server(start)
-        self.clients: State = self.algorithm.start_clients(start.repeat(problem.n, 1))
+        self.memory = self._start_memory(start)
         self.ledger = Ledger(problem.n, start)
         self.bound = LowerBound(self.constraint, problem.n)
         self._weights = problem.weights.to(start.dtype)
@@ -128,7 +130,18 @@ class Simulation:
         noise = None if self.private is None else self.private.noise
         self.fingerprint = fingerprint(self.plan, self.algorithm, options, start, noise)
         if self.folder is not None:
-            self._restore()
+            restore(self, self.folder)
+
+    def _start_memory(self, start: Tensor) -> Memory:
+        n = self.problem.n
+        if few_take_part(self.problem, self.participation, self.options) and self.algorithm.keeps_points:
+            return TouchedRows(n, self.algorithm.start_clients(start[None].clone()))
+        return EveryRow(self.algorithm.start_clients(start.repeat(n, 1)))
+
+    @property
+    def clients(self) -> State:
+        """The memories of all clients, (n, ...) each."""
+        return self.memory.gather(torch.arange(self.problem.n, device=self.server.xbar.device))
 
     # --- the loop ---
 
@@ -182,7 +195,7 @@ class Simulation:
             groups = [who] if len(self._groups) == 1 else [group[torch.isin(group, who)] for group, _ in self._groups]
             active = [(rows, D) for rows, (_, D) in zip(groups, self._groups, strict=True) if len(rows)]
             gradients = [self._gradient(rows) for rows, _ in active]
-            states = [self._gather(rows) for rows, _ in active]
+            states = [self.memory.gather(rows) for rows, _ in active]
             if (anchored := algorithm.anchor(plan, self.server, states, gradients, t)) is not None:
                 xbar = self.server.xbar
                 self.server, states, learnt = anchored
@@ -195,7 +208,8 @@ class Simulation:
             known = states[0]["x"] if len(states) == 1 else torch.cat([state["x"] for state in states])
             present = torch.cat([rows for rows, _ in active])
             self.server, message = algorithm.broadcast(plan, self.server, present, known, t)
-            message = replace(message, wants_evidence=evaluated and self.private is None)
+            proves = self.certificate.startswith("valid")
+            message = replace(message, wants_evidence=evaluated and proves)
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
             down = self.ledger.down(t, who.cpu(), message.vectors, sums, algorithm.sends_model)
             uploads = []
@@ -205,7 +219,7 @@ class Simulation:
                 state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)
                 if isinstance(atoms, Dense):
                     self._refuse_non_finite(atoms, rows)
-                self._scatter(rows, state)
+                self.memory.scatter(rows, state)
                 uploads.append(Upload(rows, atoms, before, evidence))
             up = sum(upload.atoms.nbytes for upload in uploads) + sums * self.ledger.dense_nbytes * len(who)
             self._learn(uploads)
@@ -297,18 +311,6 @@ class Simulation:
                 f"round {self.t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
             )
 
-    def _gather(self, rows: Tensor) -> State:
-        if len(rows) == self.problem.n:
-            return self.clients
-        return {name: values[rows] for name, values in self.clients.items()}
-
-    def _scatter(self, rows: Tensor, state: State) -> None:
-        if len(rows) == self.problem.n:
-            self.clients = state
-            return
-        for name, values in state.items():
-            self.clients[name][rows] = values
-
     def _learn(self, uploads: Sequence[Upload]) -> None:
         """Update the certificate from what the clients told."""
         if not self.certificate.startswith("valid"):
@@ -343,9 +345,10 @@ class Simulation:
         judged = {"test_loss": test.loss, "accuracy": test.accuracy, "distance": 0.0 if inside else far}
         apart = None
         if self.algorithm.keeps_points:
-            apart = float((self.clients["x"] - xbar).square_().sum(dtype=torch.float64))
+            apart = self.memory.spread(xbar)
             judged["consensus"] = apart**0.5
-        return judged if self.private is not None else judged | self._of_the_data(lam, apart)
+        told = self.private is None and self.problem.losses.countable
+        return judged | self._of_the_data(lam, apart) if told else judged
 
     def _of_the_data(self, lam: float, apart: float | None) -> dict[str, Any]:
         """Loss, gap and surrogate (from ||X - Xbar||^2), which only clients' data tell."""
@@ -367,42 +370,3 @@ class Simulation:
         returned = self.feasible()
         loss = record.loss if returned is self.server.xbar else self.problem.value_and_gradient(returned)[0]
         return loss - self.best_bound <= self.options.tol
-
-    # --- checkpoints ---
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint must hold to go on to the same bits."""
-        held = {f"client.{name}": value for name, value in self.clients.items()}
-        held |= {"server.xbar": self.server.xbar}
-        held |= {f"server.{name}": value for name, value in self.server.vectors.items()}
-        held |= {f"ledger.{name}": value for name, value in self.ledger.state().items()}
-        if self.bound.numbers is not None:
-            held["bound.numbers"] = self.bound.numbers
-        if self.bound.q is not None:
-            held["bound.q"] = self.bound.q
-        if self.private is not None:
-            held["privacy.attended"] = self.attended
-        return held
-
-    def _restore(self) -> None:
-        assert self.folder is not None
-        found = self.folder.latest()
-        if found is None:
-            return
-        tensors, meta = found
-        if meta["fingerprint"] != self.fingerprint:
-            raise ValueError(f"{self.folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
-        device = self.server.xbar.device
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            skip = len(prefix)
-            return {name[skip:]: value.to(device) for name, value in tensors.items() if name.startswith(prefix)}
-
-        self.clients, server = part("client."), part("server.")
-        self.server = Server(server.pop("xbar"), server)
-        self.ledger.load({name: value.cpu() for name, value in part("ledger.").items()})
-        bound = part("bound.")
-        self.bound.numbers, self.bound.q = bound.get("numbers"), bound.get("q")
-        self.attended = part("privacy.").get("attended", self.attended).cpu()
-        self.t, self.best_bound, self.dense_sums = meta["round"], meta["best_bound"], meta["dense_sums"]
-        self.history = History.from_jsonl(meta["history"])

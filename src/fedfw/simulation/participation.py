@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedfw.simulation.random import generator
 
 Attendance = Callable[[int], Sequence[int]]
+_MANY = 100_000
+"""Registered clients from which a draw costs as much as there are participants, not as there are clients."""
 
 
 class Participation:
@@ -26,6 +29,7 @@ class Participation:
         self._function: Attendance | None = None
         self._count: int | None = None
         self._chances: Tensor | None = None
+        self._chance: float | None = None  # where it is the same for all
         self.p = 1.0
         """The probability that schedules go by: the least one."""
         if callable(wanted):
@@ -45,6 +49,14 @@ class Participation:
             if len(chances) not in (1, n) or not bool(((chances > 0) & (chances <= 1)).all()):
                 raise ValueError(f"participation={wanted}, expected a probability in (0, 1], or {n} of them")
             self._chances, self.p = chances.expand(n), float(chances.min())
+            self._chance = float(chances[0]) if len(chances) == 1 else None
+
+    @property
+    def expected(self) -> float | None:
+        """How many take part in a round; None where only a function knows."""
+        if self._function is not None:
+            return None
+        return self._count if self._chances is None else float(self._chances.sum())
 
     @property
     def everyone(self) -> bool:
@@ -61,7 +73,15 @@ class Participation:
         if self.everyone:
             return torch.arange(self._n)
         draw = generator(self._seed, "participation", t)
+        if self._n > _MANY and (self._count is not None or self._chance is not None):
+            return self._few_of_many(draw)
         if self._count is not None:
             return torch.randperm(self._n, generator=draw)[: self._count].sort().values
         assert self._chances is not None
         return (torch.rand(self._n, generator=draw, dtype=torch.float64) < self._chances).nonzero().flatten()
+
+    def _few_of_many(self, draw: torch.Generator) -> Tensor:
+        numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
+        count = self._count if self._chance is None else int(numbers.binomial(self._n, self._chance))
+        chosen = numbers.choice(self._n, count, replace=False, shuffle=False)
+        return torch.from_numpy(np.sort(chosen))

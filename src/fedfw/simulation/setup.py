@@ -67,6 +67,8 @@ def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
 def automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor) -> float:
     """lam_0 = zeta / (2 n diameter), zeta^2 = (1/n) sum ||grad f_i - grad F||^2 at the start (f_i scaled by n w_i)."""
     n = problem.n
+    if not problem.losses.countable:
+        raise ValueError('penalty="auto" asks all clients for their gradient, and these are too many: give a number')
     who = torch.arange(n, device=start.device)
     _, gradients = Oracle(problem.losses, problem.weights.to(start.dtype) * n, who, lambda: None, 0)(
         start.expand(n, -1)
@@ -139,7 +141,9 @@ def usable_device(wanted: str | torch.device) -> torch.device:
     return device
 
 
-def refuse_contradictions(problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, options: Options) -> None:
+def refuse_contradictions(
+    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+) -> None:
     """Raise ValueError for options that make no sense together."""
     if algorithm.needs_projection and not constraint.has_projection:
         raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
@@ -149,13 +153,21 @@ def refuse_contradictions(problem: Problem, algorithm: Algorithm, constraint: Co
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.may_relax:
         raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
-    _refuse_what_does_not_fit(problem)
+    _refuse_what_does_not_fit(problem, participation, options)
     if options.local_steps > 1 and not algorithm.may_step_locally:
         raise ValueError(f"local_steps={options.local_steps}: {algorithm.name} takes one step a round")
 
 
-def _refuse_what_does_not_fit(problem: Problem) -> None:
+def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
+    """Whether most clients never take part, so that only those who do are worth keeping."""
+    expected = participation.expected
+    return expected is not None and 2 * expected * options.rounds < problem.n
+
+
+def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
     """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts to swap."""
+    if few_take_part(problem, participation, options):
+        return
     tensors, start = 4, problem.start
     needed = tensors * problem.n * start.numel() * start.element_size()
     if start.device.type == "cuda":
@@ -188,6 +200,8 @@ def certificate_kind(problem: Problem, algorithm: Algorithm, options: Options) -
     """What the lower bound will rest on, in words; it begins with "valid" where every round proves one."""
     if options.privacy is not None:
         return "none: it would tell of the data"
+    if not problem.losses.countable:
+        return "none: nobody sums over all clients"
     if problem.convex is not True:
         return "not valid: the losses are not known to be convex"
     if options.batch_size is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedfw.algorithms.base import Server
 from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
 from fedfw.simulation.history import History
 
@@ -66,7 +67,7 @@ class RunFolder:
             "dense_sums": simulation.dense_sums,
             "fingerprint": simulation.fingerprint,
         }
-        self.save(simulation.t, simulation.tensors(), meta, simulation.history)
+        self.save(simulation.t, tensors_of(simulation), meta, simulation.history)
 
     def save(self, t: int, tensors: dict[str, Tensor], meta: dict[str, Any], history: History) -> None:
         """A checkpoint of round t, and the history beside it."""
@@ -89,3 +90,42 @@ class RunFolder:
         except ImportError:  # plots are for people who have matplotlib
             return
         save_figure(plot_runs({name: history}), self.path / "plots.png")
+
+
+def tensors_of(simulation: Simulation) -> dict[str, Tensor]:
+    """Everything a checkpoint must hold to go on to the same bits."""
+    held = {f"client.{name}": value for name, value in simulation.memory.tensors().items()}
+    held |= {"server.xbar": simulation.server.xbar}
+    held |= {f"server.{name}": value for name, value in simulation.server.vectors.items()}
+    held |= {f"ledger.{name}": value for name, value in simulation.ledger.state().items()}
+    bound = {"bound.numbers": simulation.bound.numbers, "bound.q": simulation.bound.q}
+    held |= {name: value for name, value in bound.items() if value is not None}
+    if simulation.private is not None:
+        held["privacy.attended"] = simulation.attended
+    return held
+
+
+def restore(simulation: Simulation, folder: RunFolder) -> None:
+    """Put a new simulation where the folder's newest checkpoint left off, if there is one."""
+    found = folder.latest()
+    if found is None:
+        return
+    tensors, meta = found
+    if meta["fingerprint"] != simulation.fingerprint:
+        raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {simulation.fingerprint}")
+    device = simulation.server.xbar.device
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        skip = len(prefix)
+        return {name[skip:]: value.to(device) for name, value in tensors.items() if name.startswith(prefix)}
+
+    simulation.memory.load(part("client."))
+    server = part("server.")
+    simulation.server = Server(server.pop("xbar"), server)
+    simulation.ledger.load({name: value.cpu() for name, value in part("ledger.").items()})
+    bound = part("bound.")
+    simulation.bound.numbers, simulation.bound.q = bound.get("numbers"), bound.get("q")
+    simulation.attended = part("privacy.").get("attended", simulation.attended).cpu()
+    simulation.t, simulation.best_bound = meta["round"], meta["best_bound"]
+    simulation.dense_sums = meta["dense_sums"]
+    simulation.history = History.from_jsonl(meta["history"])

@@ -1,0 +1,62 @@
+"""Clients whose samples are made when they are needed, from their numbers: any number of them takes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from fedfw.problems.base import ClientLosses
+from fedfw.problems.stacks import Samples, Stack
+
+Make = Callable[[Tensor], Samples]
+"""Client numbers (m,) -> inputs (m, samples, ...) and targets (m, samples, ...); the same numbers, the same samples."""
+_NUMBERS_AT_ONCE = 2**26
+
+
+class GeneratedLosses(ClientLosses):
+    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them."""
+
+    countable = False
+
+    def __init__(self, n: int, make: Make, losses_of: Callable[[Stack], ClientLosses], device: torch.device) -> None:
+        self.n, self._make, self._losses_of, self._device = n, make, losses_of, device
+        inputs, _ = make(torch.zeros(1, dtype=torch.int64))
+        self._samples, self._numbers = inputs.shape[1], inputs.numel()
+        self.sizes = torch.tensor(self._samples).expand(n)
+
+    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+        values, gradients = x.new_empty(len(x)), torch.empty_like(x)
+        for part in self._pieces(who):
+            picked = None if picks is None else picks[part]
+            value, gradient = self._stacked(who[part]).value_and_gradient(x[part], self._all(part), picked)
+            values[part], gradients[part] = value, gradient
+        return values, gradients
+
+    def clipped_gradient(
+        self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
+    ) -> Tensor:
+        parts = [
+            self._stacked(who[part]).clipped_gradient(
+                x[part], self._all(part), None if keep is None else keep[part], norm, clip, count[part]
+            )
+            for part in self._pieces(who)
+        ]
+        return torch.cat(parts)
+
+    def to(self, device: torch.device) -> GeneratedLosses:
+        return GeneratedLosses(self.n, self._make, self._losses_of, device)
+
+    def _pieces(self, who: Tensor) -> Iterator[Tensor]:
+        at_once = max(1, _NUMBERS_AT_ONCE // self._numbers)
+        for begin in range(0, len(who), at_once):
+            yield torch.arange(begin, min(len(who), begin + at_once), device=who.device)
+
+    def _all(self, part: Tensor) -> Tensor:
+        return torch.arange(len(part), device=part.device)
+
+    def _stacked(self, who: Tensor) -> ClientLosses:
+        inputs, targets = (t.to(self._device) for t in self._make(who.cpu()))
+        sizes = torch.full((len(who),), self._samples, device=self._device)
+        return self._losses_of(Stack(torch.arange(len(who), device=self._device), inputs, targets, sizes))
