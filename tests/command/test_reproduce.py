@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfw.cli import REPRODUCTIONS, main
+from fedfw.cli import main
+from fedfw.cli_studies import REPRODUCTIONS
 from fedfw.command import reproduce
 from fedfw.experiments import bounds, counterexample, table1, table3, theory
 from fedfw.experiments.catalogue import sections

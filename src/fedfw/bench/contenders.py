@@ -1,0 +1,163 @@
+"""Ways to run the same rounds: this package, a loop over clients, and PyTorch batched by hand for the task."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+import fedfw
+from fedfw.bench.tasks import CLASSES, BenchTask
+from fedfw.problems.modules import flatten, unflatten
+from fedfw.sets.base import shapes_of
+
+Mark = Callable[[], Any]
+"""Called after every round."""
+Contender = Callable[[int, Mark], Tensor]
+"""Rounds and a mark -> the server's model (p,)."""
+RADIUS, PENALTY, FREE = 10.0, 1e-3, 1e6
+
+
+def ours(task: BenchTask, algorithm: fedfw.Algorithm, device: str = "cpu", batch_size: int | None = None) -> Contender:
+    """The simulator; evaluations are left out, everything else is as always."""
+    problem = task.problem(device)
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        return fedfw.simulate(
+            problem,
+            algorithm,
+            rounds,
+            batch_size=batch_size,
+            eval_every=10**9,
+            callbacks=[lambda simulation: mark()],
+        ).x
+
+    return run
+
+
+def fedavg(task: BenchTask) -> fedfw.Algorithm:
+    """One gradient step a client; the ball is so large that it never binds."""
+    return fedfw.FedAvg(fedfw.L2Ball(FREE), lr=task.lr)
+
+
+def fedfw_l1(task: BenchTask) -> fedfw.Algorithm:
+    return fedfw.FedFW(fedfw.L1Ball(RADIUS), penalty=PENALTY)
+
+
+def loop_fedavg(task: BenchTask) -> Contender:
+    """What most people write first: a copy of the model for each client, a step of SGD, the mean of the results."""
+    inputs, targets = task.data()
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        server = task.module()
+        for _ in range(rounds):
+            total = [torch.zeros_like(p) for p in server.parameters()]
+            for x, y in zip(inputs, targets, strict=True):
+                client = copy.deepcopy(server)
+                optimizer = torch.optim.SGD(client.parameters(), task.lr)
+                nnf.cross_entropy(client(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                for sum_, p in zip(total, client.parameters(), strict=True):
+                    sum_ += p.detach()
+            with torch.no_grad():
+                for p, sum_ in zip(server.parameters(), total, strict=True):
+                    p.copy_(sum_ / task.clients)
+            mark()
+        return flatten(list(server.parameters()))
+
+    return run
+
+
+def hand_fedavg(task: BenchTask) -> Contender:
+    """Batched products for softmax regression; torch.func over all clients at once for other models."""
+    inputs, targets = task.data()
+    n = len(targets)
+    model = task.module()
+    if isinstance(model, nn.Linear):
+        return _hand_softmax_fedavg(task, inputs, targets)
+    shapes = shapes_of(model)
+
+    def loss(x: Tensor, a: Tensor, y: Tensor) -> Tensor:
+        return nnf.cross_entropy(functional_call(model, unflatten(x, shapes), (a,)), y)
+
+    each: Callable[..., Tensor] = vmap(grad(loss))
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        xbar = flatten(list(model.parameters()))
+        for _ in range(rounds):
+            x = xbar.expand(n, -1)
+            xbar = (x - task.lr * each(x, inputs, targets)).mean(0)
+            mark()
+        return xbar
+
+    return run
+
+
+def _hand_softmax_fedavg(task: BenchTask, A: Tensor, y: Tensor) -> Contender:
+    n, m, f = A.shape
+    places = y.unsqueeze(2)
+    minus = torch.full((1, 1, 1), -1.0).expand_as(places)
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        W, b = torch.zeros(CLASSES, f), torch.zeros(CLASSES)
+        for _ in range(rounds):
+            X, c = W.expand(n, -1, -1), b.expand(n, -1)
+            R = (torch.bmm(A, X.mT) + c.unsqueeze(1)).softmax(2).scatter_add_(2, places, minus) / m
+            W = (X - task.lr * torch.bmm(R.mT, A)).mean(0)
+            b = (c - task.lr * R.sum(1)).mean(0)
+            mark()
+        return torch.cat([W.flatten(), b])
+
+    return run
+
+
+def hand_fedfw(task: BenchTask) -> Contender:
+    """FedFW on the l1 ball, written for softmax regression alone."""
+    A, y = task.data()
+    n, m, f = A.shape
+    p = CLASSES * f + CLASSES
+    places, rows = y.unsqueeze(2), torch.arange(n)
+    minus = torch.full((1, 1, 1), -1.0).expand_as(places)
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        x, xbar = torch.zeros(n, p), torch.zeros(p)
+        for t in range(1, rounds + 1):
+            scores = torch.bmm(A, x[:, : CLASSES * f].view(n, CLASSES, f).mT)
+            scores += x[:, CLASSES * f :].unsqueeze(1)
+            R = scores.softmax(2).scatter_add_(2, places, minus)
+            R *= 1 / (m * n)
+            g = torch.empty(n, p)
+            g[:, : CLASSES * f] = torch.bmm(R.mT, A).flatten(1)
+            g[:, CLASSES * f :] = R.sum(1)
+            eta, lam = 2 / (t + 1), PENALTY * (t + 1) ** 0.5
+            g += lam * (x - xbar)
+            j = g.abs().argmax(1)
+            s = -g[rows, j].sign() * RADIUS
+            x *= 1 - eta
+            x[rows, j] += eta * s
+            xbar = x.mean(0)
+            mark()
+        return xbar
+
+    return run
+
+
+def bare_products(task: BenchTask) -> Contender:
+    """The gradient's matrix products and nothing else: the floor for softmax regression."""
+    A, _ = task.data()
+    n, m, f = A.shape
+    W, R = torch.randn(n, CLASSES, f), torch.randn(n, m, CLASSES)
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        for _ in range(rounds):
+            torch.bmm(A, W.mT)
+            torch.bmm(R.mT, A)
+            mark()
+        return torch.zeros(0)
+
+    return run

@@ -1,0 +1,104 @@
+"""``fedfw bench``: rounds of FedAvg and FedFW, side by side with a loop, hand-batched PyTorch and other frameworks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedfw.bench import contenders as run_by
+from fedfw.bench.contenders import Contender
+from fedfw.bench.frameworks import SCRIPTS, framework_timing
+from fedfw.bench.tasks import SMALL, TASKS, BenchTask
+from fedfw.bench.timing import Timing, compare, refuse_different
+from fedfw.report.tables import aligned
+from fedfw.simulation.files import write_atomically
+
+HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
+OURS, HAND, LOOP, FLOOR = "fedfw", "by hand", "loop over clients", "bare products"
+PYTHON, SCRIPTS_FOLDER = Path(".venv-frameworks/bin/python"), Path("benchmarks/frameworks")
+
+
+def bench(
+    names: Sequence[str], threads: int, rounds: int | None, repeats: int, frameworks: str, out: Path | None
+) -> int:
+    """Time the tasks, print a table each, and keep the numbers if asked to."""
+    torch.set_num_threads(threads)
+    told: dict[str, Any] = {"threads": threads, "torch": torch.__version__, "tasks": {}}
+    for name in names:
+        if name not in TASKS:
+            raise ValueError(f"task {name!r}, expected one of {', '.join(TASKS)}")
+    for name in names:
+        task = TASKS[name]
+        for algorithm, sides in (("FedAvg", _fedavg(task)), ("FedFW, l1:10", _fedfw(task))):
+            if not sides:
+                continue
+            count = rounds or _enough(task)
+            print(f"{task.label}: {algorithm}, {count} rounds x {repeats} ...", file=sys.stderr, flush=True)
+            found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats))
+            if algorithm == "FedAvg" and frameworks != "none" and (frameworks == "all" or task is SMALL):
+                found |= _others(task)
+            print(f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *_rows(found)])}", flush=True)
+            kept = {who: t if isinstance(t, str) else asdict(t) for who, t in found.items()}
+            told["tasks"].setdefault(name, {"label": task.label})[algorithm] = kept
+    print(
+        "\nOn tiny models these times are overhead: what a framework does around a few microseconds of arithmetic. "
+        "Flower\nships real messages between processes, which a simulation in one process need not."
+    )
+    if out is not None:
+        write_atomically(out, json.dumps(told, indent=1).encode())
+        print(f"numbers: {out}")
+    return 0
+
+
+def _enough(task: BenchTask) -> int:
+    """Rounds that take a second or so."""
+    work = task.clients * task.samples * task.features * (task.features * 50 if task.model == "cnn" else 1)
+    return max(5, min(200, 10**8 // work))
+
+
+def _fedavg(task: BenchTask) -> dict[str, Contender]:
+    sides = {OURS: run_by.ours(task, run_by.fedavg(task)), HAND: run_by.hand_fedavg(task)}
+    sides[LOOP] = run_by.loop_fedavg(task)
+    return sides | ({FLOOR: run_by.bare_products(task)} if task.model == "softmax" else {})
+
+
+def _fedfw(task: BenchTask) -> dict[str, Contender]:
+    if task.model != "softmax":
+        return {}
+    sides = {OURS: run_by.ours(task, run_by.fedfw_l1(task)), HAND: run_by.hand_fedfw(task)}
+    return sides | {FLOOR: run_by.bare_products(task)}
+
+
+def _others(task: BenchTask) -> dict[str, Timing | str]:
+    found: dict[str, Timing | str] = {}
+    for name in SCRIPTS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        # The same number of rounds as we did: their losses are compared.
+        timing = framework_timing(name, task, 20, PYTHON, SCRIPTS_FOLDER)
+        if isinstance(timing, Timing) and timing.loss is not None:
+            x = run_by.hand_fedavg(task)(20, lambda: None)
+            refuse_different(task, {name: timing.loss, HAND: task.problem().value(x)})
+        found[name] = timing
+    return found
+
+
+def _rows(found: dict[str, Timing | str]) -> list[tuple[str, ...]]:
+    hand = found[HAND]
+    assert isinstance(hand, Timing)
+    rows: list[tuple[str, ...]] = []
+    for name, timing in found.items():
+        if isinstance(timing, str):
+            rows.append((name, timing, "", "", "", ""))
+            continue
+        memory = "-" if timing.peak_mb is None else f"{timing.peak_mb:.1f}"
+        ratio = f"{timing.round_ms / hand.round_ms:.2f}"
+        times = (f"{value:.2f}" for value in (timing.round_ms, timing.first_ms, timing.cpu_ms))
+        round_ms, first, cpu = times
+        rows.append((name, round_ms, ratio, first, cpu, memory))
+    return rows
