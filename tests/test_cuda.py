@@ -78,3 +78,26 @@ def test_models_and_the_central_optimum(kind: str) -> None:
         assert fedfw.solve(moved, D).value == pytest.approx(fedfw.solve(problem, D).value, rel=1e-3)
         run = fedfw.simulate(problem, fedfw.FedDR(D), rounds=10, device="cuda")
         assert torch.allclose(run.x.cpu(), fedfw.simulate(problem, fedfw.FedDR(D), rounds=10).x, atol=1e-3)
+
+
+def test_the_fused_kernel_agrees_with_float64_and_repeats() -> None:
+    from fedfw.problems.fused import can_fuse, fused_softmax_gradient
+
+    pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(0)
+    A = torch.rand(3, 1100, 784, generator=generator).cuda()
+    y = torch.randint(0, 10, (3, 1100), generator=generator).cuda()
+    x = (torch.randn(3, 7850, generator=generator) * 0.05).cuda()
+    W, b = x[:, :7840].view(3, 10, 784), x[:, 7840:]
+    assert can_fuse(A, 10, y)
+    losses, of_weights, of_bias = fused_softmax_gradient(A, y, W, b)
+    for i in range(3):
+        w, c = W[i].double().requires_grad_(), b[i].double().requires_grad_()
+        loss = nnf.cross_entropy(A[i].double() @ w.T + c, y[i])
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert torch.allclose(losses[i].double(), loss, rtol=1e-6)
+        for ours, exact in ((of_weights[i], w.grad), (of_bias[i], c.grad)):
+            assert exact is not None
+            assert float((ours - exact).abs().max() / exact.abs().max()) < 2e-6
+    again = fused_softmax_gradient(A, y, W, b)
+    assert all(torch.equal(one, other) for one, other in zip(again, (losses, of_weights, of_bias), strict=True))

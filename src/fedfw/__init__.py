@@ -1,55 +1,60 @@
 """Federated Frank-Wolfe: train across clients that keep their data, inside a hard constraint set."""
 
-from fedfw import testing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedfw._version import __version__
-from fedfw.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    FedADMM,
-    FedAvg,
-    FedDA,
-    FedDR,
-    FedFW,
-    FedFWAnchored,
-    FedFWPlus,
-    FedFWSto,
-    FrankWolfe,
-    NaiveFW,
-    OracleAlgorithm,
-    ProjectedAlgorithm,
-)
-from fedfw.atoms import Atom
-from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
-from fedfw.privacy import Privacy
-from fedfw.problems import Problem
-from fedfw.schedules import Schedule
-from fedfw.sets import (
-    SETS,
-    Birkhoff,
-    Box,
-    CappedSimplex,
-    ConstraintSet,
-    GroupBall,
-    Hull,
-    Hypersimplex,
-    KSparse,
-    KSupport,
-    L1Ball,
-    L2Ball,
-    LinfBall,
-    NuclearBall,
-    PartialIsometry,
-    Polytope,
-    Product,
-    Simplex,
-    Spectrahedron,
-    SpectralBall,
-    enclosing,
-    parse_set,
-)
-from fedfw.simulation import History, Record, Run, simulate
-from fedfw.solve import Optimum, solve
-from fedfw.tasks import load_problem
+
+if TYPE_CHECKING:
+    from fedfw import testing
+    from fedfw.algorithms import (
+        ALGORITHMS,
+        Algorithm,
+        FedADMM,
+        FedAvg,
+        FedDA,
+        FedDR,
+        FedFW,
+        FedFWAnchored,
+        FedFWPlus,
+        FedFWSto,
+        FrankWolfe,
+        NaiveFW,
+        OracleAlgorithm,
+        ProjectedAlgorithm,
+    )
+    from fedfw.atoms import Atom
+    from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
+    from fedfw.optimum import Optimum, solve
+    from fedfw.privacy import Privacy
+    from fedfw.problems import Problem
+    from fedfw.schedules import Schedule
+    from fedfw.sets import (
+        SETS,
+        Birkhoff,
+        Box,
+        CappedSimplex,
+        ConstraintSet,
+        GroupBall,
+        Hull,
+        Hypersimplex,
+        KSparse,
+        KSupport,
+        L1Ball,
+        L2Ball,
+        LinfBall,
+        NuclearBall,
+        PartialIsometry,
+        Polytope,
+        Product,
+        Simplex,
+        Spectrahedron,
+        SpectralBall,
+        enclosing,
+        parse_set,
+    )
+    from fedfw.simulation import History, Record, Run, simulate
+    from fedfw.tasks import load_problem
 
 __all__ = [
     "ALGORITHMS",
@@ -105,3 +110,33 @@ __all__ = [
     "solve",
     "testing",
 ]
+
+_HOMES = (
+    "fedfw.algorithms",
+    "fedfw.atoms",
+    "fedfw.errors",
+    "fedfw.privacy",
+    "fedfw.problems",
+    "fedfw.schedules",
+    "fedfw.sets",
+    "fedfw.simulation",
+    "fedfw.optimum",
+    "fedfw.tasks",
+)
+"""Where the names above live, but for `testing`, which is a module."""
+
+
+def __getattr__(name: str) -> Any:
+    """What is asked for is imported then: a command line that only shows its help does not wait for torch."""
+    if name in __all__:
+        if name == "testing":
+            return import_module("fedfw.testing")
+        for home in map(import_module, _HOMES):
+            if hasattr(home, name):
+                globals()[name] = getattr(home, name)
+                return globals()[name]
+    raise AttributeError(f"module 'fedfw' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedfw.sets.registry import parse_number
+from fedfw.parsing import parse_number
 
 
 def _option(default: Any, help_: str) -> Any:

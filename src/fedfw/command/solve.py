@@ -10,8 +10,8 @@ from typing import Any
 from fedfw.command.build import build_problem, constraint_of, load
 from fedfw.command.defaults import resolved
 from fedfw.command.run import configure
+from fedfw.optimum import solve
 from fedfw.simulation.setup import usable_device
-from fedfw.solve import solve
 
 
 def solve_centrally(file: str | None, flags: dict[str, Any], tol: float, max_steps: int, as_json: bool) -> int:

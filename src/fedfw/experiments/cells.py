@@ -21,9 +21,9 @@ from fedfw.command.tune import HELD_OUT, Trial, search
 from fedfw.data import DATASETS, Data, Part, load_data
 from fedfw.errors import NonFiniteError
 from fedfw.experiments.lab import Json, Site
+from fedfw.optimum import solve
 from fedfw.problems import Problem
 from fedfw.simulation import Run, Simulation
-from fedfw.solve import solve
 
 Grid = tuple[tuple[str, tuple[Any, ...]], ...]
 """Keys of the configuration and the values to try, as a tuple: tasks are hashed."""

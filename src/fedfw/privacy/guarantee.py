@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedfw.sets.registry import parse_number
+from fedfw.parsing import parse_number
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors
+from fedfw.problems.fused import can_fuse, fused_softmax_gradient
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -107,6 +108,7 @@ class LinearLosses(ClientLosses):
         self.bias = model.bias is not None
         self.model, self.derivative, self._stacks = model, derivative, stacks
         self.sizes, self.n = sizes, len(sizes)
+        self._all_in_order: Tensor | None = None  # a list of clients that was found to be the stack's own
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}
 
@@ -201,7 +203,13 @@ class LinearLosses(ClientLosses):
 
     def _select(self, who: Tensor) -> list[tuple[Stack, Tensor | None, Tensor | None]]:
         """(stack, rows of it or None for all, places in ``who`` or None for all) for the stacks that are needed."""
-        if len(self._stacks) == 1 and len(who) == self.n and torch.equal(who.cpu(), self._stacks[0].who.cpu()):
+        known = who is self._all_in_order
+        if (
+            len(self._stacks) == 1
+            and len(who) == self.n
+            and (known or torch.equal(who.cpu(), self._stacks[0].who.cpu()))
+        ):
+            self._all_in_order = who
             return [(self._stacks[0], None, None)]
         rows: list[list[int]] = [[] for _ in self._stacks]
         places: list[list[int]] = [[] for _ in self._stacks]
@@ -223,6 +231,14 @@ class LinearLosses(ClientLosses):
         c, f = self.outputs, self.inputs
         A = inputs.flatten(2)
         W = x[:, : c * f].view(-1, c, f)
+        wanted = bool(gradients.numel()) and sizes is None and self.derivative is _cross_entropy
+        if wanted and can_fuse(A, c, targets):
+            losses, of_weights, of_bias = fused_softmax_gradient(A, targets, W, x[:, c * f :] if self.bias else None)
+            values.copy_(losses)
+            gradients[:, : c * f] = of_weights.flatten(1)
+            if self.bias:
+                gradients[:, c * f :] = of_bias
+            return
         scores = torch.bmm(A, W.mT)
         if self.bias:
             scores += x[:, c * f :].unsqueeze(1)

@@ -6,6 +6,7 @@ Clients of similar size share a stack (b, longest, ...); shorter ones are padded
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Stack:
     targets: Tensor  # (b, longest, ...)
     sizes: Tensor
 
-    @property
+    @cached_property
     def padded(self) -> bool:
         return bool((self.sizes != self.inputs.shape[1]).any())
 

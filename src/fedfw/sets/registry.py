@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from fedfw.parsing import parse_number
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
@@ -90,13 +91,3 @@ def parse_set(text: str) -> ConstraintSet:
         missing = ", ".join(parameter for parameter in known if parameter not in values)
         problem = f"{name} also needs {missing}" if missing else f"expected numbers for {', '.join(known)}"
         raise ValueError(f"{text!r}: {problem}") from None
-
-
-def parse_number(text: str) -> int | float | str:
-    """A whole number, else a number, else the text itself."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

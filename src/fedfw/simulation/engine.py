@@ -122,6 +122,7 @@ class Simulation:
         self.server: Server = self.algorithm.start_server(start)
         self.memory = self._start_memory(start)
         self.ledger = Ledger(problem.n, start)
+        self._everyone = torch.arange(problem.n, device=start.device)
         self.bound = LowerBound(self.constraint, problem.n)
         self._weights = problem.weights.to(start.dtype)
         self.certificate = certificate_kind(problem, self.algorithm, options)
@@ -141,7 +142,7 @@ class Simulation:
     @property
     def clients(self) -> State:
         """The memories of all clients, (n, ...) each."""
-        return self.memory.gather(torch.arange(self.problem.n, device=self.server.xbar.device))
+        return self.memory.gather(self._everyone)
 
     # --- the loop ---
 
@@ -184,9 +185,10 @@ class Simulation:
 
     def _round(self) -> Record:
         t, plan, algorithm = self.t, self.plan, self.algorithm
-        device = self.server.xbar.device
-        who = self.participation(t).to(device)
-        self.attended[who.cpu()] += 1
+        present = self.participation(t)
+        self.attended[present] += 1
+        # The same tensor for everyone in every round: losses recognise it without looking at its numbers.
+        who = self._everyone if len(present) == self.problem.n else present.to(self._everyone.device)
         rates = None if plan.schedule is None else plan.rates(t)
         evaluated = t % self.options.eval_every == 0 or t == self.options.rounds
         up = down = sums = 0
@@ -206,12 +208,12 @@ class Simulation:
                     if self._proven_at_anchor(learnt.loss, anchor_gap):
                         return self._closing_record(learnt.loss, anchor_gap, who)
             known = states[0]["x"] if len(states) == 1 else torch.cat([state["x"] for state in states])
-            present = torch.cat([rows for rows, _ in active])
-            self.server, message = algorithm.broadcast(plan, self.server, present, known, t)
+            taking_part = who if len(active) == 1 else torch.cat([rows for rows, _ in active])
+            self.server, message = algorithm.broadcast(plan, self.server, taking_part, known, t)
             proves = self.certificate.startswith("valid")
             message = replace(message, wants_evidence=evaluated and proves)
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
-            down = self.ledger.down(t, who.cpu(), message.vectors, sums, algorithm.sends_model)
+            down = self.ledger.down(t, present, message.vectors, sums, algorithm.sends_model)
             uploads = []
             for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
                 before = state["x"]
@@ -275,7 +277,7 @@ class Simulation:
         """Whether somebody who takes part in round t has no budget left for it."""
         if self.private is None:
             return False
-        return bool((self.attended[self.participation(t).cpu()] >= self.private.most_rounds).any())
+        return bool((self.attended[self.participation(t)] >= self.private.most_rounds).any())
 
     def _gradient(self, who: Tensor) -> Gradient:
         options = self.options

@@ -1,0 +1,13 @@
+"""Numbers from what people type."""
+
+from __future__ import annotations
+
+
+def parse_number(text: str) -> int | float | str:
+    """A whole number, else a number, else the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
