@@ -3,10 +3,10 @@
     python -m benchmarks.wire
 
 The first table is for 7,850 parameters ([W | b] of 10 x 785 for matrices). An atom that is one of N possible ones needs
-log2(N) bits; singular vectors are counted as the floats they are rounded to. Each atom has one more byte in front of it.
+log2(N) bits; singular vectors are counted as the floats they are rounded to. One more byte goes in front.
 
 The second: softmax regression on the digits that come with scikit-learn, ten IID clients, all bytes up and down. FedFW+
-runs 100 rounds with momentum; projected FedAvg, with the step size that reaches the goal in the fewest rounds, runs until
+runs 100 rounds with momentum; projected FedAvg, with the best of some step sizes, runs until
 its loss is as low. What FedFW+ reached is given as the residual (F - F*) / (F(0) - F*).
 """
 
@@ -53,7 +53,7 @@ def atoms() -> list[Sequence[str]]:
 def to_the_same_loss() -> list[Sequence[str]]:
     rows = []
     for constraint in (fedfw.L1Ball(30.0), fedfw.KSparse(65, 1.0), fedfw.NuclearBall(10.0), fedfw.LinfBall(0.5)):
-        problem = fedfw.load_problem("digits", clients=10, partition="iid")
+        problem = fedfw.load_problem("digits", clients=10, rule="iid")
         optimum = fedfw.solve(problem, constraint)
         begun = problem.value(problem.start)
         multiple = "auto:0.001" if constraint.is_polytope else "auto:0.1"
