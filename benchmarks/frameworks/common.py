@@ -6,6 +6,7 @@ import json
 import resource
 import sys
 import time
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -17,12 +18,17 @@ from torch import nn
 CLASSES = 10
 
 
-def task() -> tuple[torch.Tensor, torch.Tensor, dict, Path]:
-    """The data, the task's words and where the answer goes, from the command line."""
+@lru_cache(maxsize=1)
+def data(path: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of all clients, read once a process."""
     torch.set_num_threads(1)
-    data = np.load(sys.argv[1])
-    inputs, targets = (torch.from_numpy(data[name]) for name in ("inputs", "targets"))
-    return inputs, targets, json.loads(sys.argv[2]), Path(sys.argv[3])
+    held = np.load(path)
+    return torch.from_numpy(held["inputs"]), torch.from_numpy(held["targets"])
+
+
+def task() -> tuple[str, dict, Path]:
+    """Where the data are, the task's words and where the answer goes, from the command line."""
+    return sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
 
 
 def module(spec: dict) -> nn.Module:

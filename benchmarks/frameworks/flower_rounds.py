@@ -6,10 +6,11 @@ import logging
 import os
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))
 
 import torch
 import torch.nn.functional as nnf
-from common import Watch, module, task
+from common import Watch, data, module, task
 from flwr.client import ClientApp, NumPyClient
 from flwr.common import Context, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
@@ -17,13 +18,15 @@ from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-inputs, targets, spec, out = task()
+path, spec, out = task()
+everyone = len(data(path)[0])
 start = [p.detach().numpy() for p in module(spec).parameters()]
 watch, last = Watch(), []
 
 
 class Client(NumPyClient):
     def __init__(self, number: int) -> None:
+        inputs, targets = data(path)  # a worker reads them once: they do not travel
         self.x, self.y = inputs[number], targets[number]
 
     def fit(self, parameters, config):
@@ -53,7 +56,6 @@ def client_fn(context: Context):
 
 
 def server_fn(context: Context) -> ServerAppComponents:
-    everyone = len(inputs)
     strategy = Marked(
         fraction_evaluate=0.0,
         min_fit_clients=everyone,
@@ -66,7 +68,7 @@ def server_fn(context: Context) -> ServerAppComponents:
 run_simulation(
     server_app=ServerApp(server_fn=server_fn),
     client_app=ClientApp(client_fn=client_fn),
-    num_supernodes=len(inputs),
+    num_supernodes=everyone,
     backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count()}},
 )
 watch.tell(out, torch.cat([torch.from_numpy(value).flatten() for value in last]))

@@ -7,7 +7,7 @@ import types
 
 import torch
 import torch.nn.functional as nnf
-from common import Watch, module, task
+from common import Watch, data, module, task
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -18,7 +18,8 @@ from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
-inputs, targets, spec, out = task()
+path, spec, out = task()
+inputs, targets = data(path)
 net = module(spec)
 
 

@@ -67,3 +67,10 @@ def test_a_table_says_how_others_compare() -> None:
     rows = bench._rows({"by hand": Timing(2.0, 3.0, 2.0), "other": Timing(5.0, 6.0, 5.0, 1.5), "gone": "why"})
     assert rows[1][:3] == ("other", "5.00", "2.50")
     assert rows[2][1] == "why"
+
+
+def test_fedfw_sto_by_hand_is_fedfw_sto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "BATCH", 4)
+    task = TINY["softmax"]
+    ours = contenders.ours(task, contenders.fedfw_sto(task), 4)(6, lambda: None)
+    assert torch.allclose(ours, contenders.hand_fedfw_sto(task)(6, lambda: None), atol=1e-5)

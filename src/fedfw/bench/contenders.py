@@ -14,18 +14,20 @@ from torch.func import functional_call, grad, vmap
 import fedfw
 from fedfw.bench.tasks import CLASSES, BenchTask
 from fedfw.problems.modules import flatten, unflatten
+from fedfw.schedules import stochastic
 from fedfw.sets.base import shapes_of
+from fedfw.simulation.random import minibatch
 
 Mark = Callable[[], Any]
 """Called after every round."""
 Contender = Callable[[int, Mark], Tensor]
 """Rounds and a mark -> the server's model (p,)."""
-RADIUS, PENALTY, FREE = 10.0, 1e-3, 1e6
+RADIUS, PENALTY, FREE, BATCH = 10.0, 1e-3, 1e6, 64
 
 
-def ours(task: BenchTask, algorithm: fedfw.Algorithm, device: str = "cpu", batch_size: int | None = None) -> Contender:
+def ours(task: BenchTask, algorithm: fedfw.Algorithm, batch_size: int | None = None) -> Contender:
     """The simulator; evaluations are left out, everything else is as always."""
-    problem = task.problem(device)
+    problem = task.problem()
 
     def run(rounds: int, mark: Mark) -> Tensor:
         return fedfw.simulate(
@@ -140,6 +142,35 @@ def hand_fedfw(task: BenchTask) -> Contender:
             s = -g[rows, j].sign() * RADIUS
             x *= 1 - eta
             x[rows, j] += eta * s
+            xbar = x.mean(0)
+            mark()
+        return xbar
+
+    return run
+
+
+def fedfw_sto(task: BenchTask) -> fedfw.Algorithm:
+    return fedfw.FedFWSto(fedfw.L2Ball(RADIUS), penalty=PENALTY)
+
+
+def hand_fedfw_sto(task: BenchTask) -> Contender:
+    """FedFW-sto on the l2 ball with the simulator's own minibatches."""
+    A, y = task.data()
+    n, m, f = A.shape
+    sizes, rows, schedule = torch.full((n,), m), torch.arange(n)[:, None], stochastic()
+
+    def run(rounds: int, mark: Mark) -> Tensor:
+        x, xbar, d = (torch.zeros(*shape, CLASSES * f + CLASSES) for shape in ((n,), (), (n,)))
+        for t in range(1, rounds + 1):
+            picks = minibatch(0, t - 1, sizes, BATCH)
+            B, places = A[rows, picks], y[rows, picks].unsqueeze(2)
+            scores = torch.bmm(B, x[:, : CLASSES * f].view(n, CLASSES, f).mT) + x[:, CLASSES * f :].unsqueeze(1)
+            R = scores.softmax(2).scatter_add_(2, places, torch.full((1, 1, 1), -1.0).expand_as(places)) / (BATCH * n)
+            g = torch.cat([torch.bmm(R.mT, B).flatten(1), R.sum(1)], 1)
+            d = torch.lerp(d, g, schedule.rho(t)) if t > 1 else g
+            g = d + PENALTY * schedule.growth(t) * (x - xbar)
+            eta = schedule.eta(t)
+            x = (1 - eta) * x - eta * RADIUS * g / g.norm(dim=1, keepdim=True)
             xbar = x.mean(0)
             mark()
         return xbar

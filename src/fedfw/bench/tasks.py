@@ -61,11 +61,10 @@ class BenchTask:
         inputs = torch.rand(self.clients, self.samples, *shape, generator=generator)
         return inputs, torch.randint(0, CLASSES, (self.clients, self.samples), generator=generator)
 
-    def problem(self, device: str = "cpu") -> fedfw.Problem:
+    def problem(self) -> fedfw.Problem:
         """For the simulator, and to judge what others found."""
         inputs, targets = self.data()
-        problem = fedfw.Problem(self.module(), nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
-        return problem.to(torch.device(device))
+        return fedfw.Problem(self.module(), nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
 
 
 SMALL = BenchTask("small", 100, 50, 60)

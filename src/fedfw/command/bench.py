@@ -21,6 +21,7 @@ from fedfw.simulation.files import write_atomically
 
 HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
 OURS, HAND, LOOP, FLOOR = "fedfw", "by hand", "loop over clients", "bare products"
+FEDAVG, STO = "FedAvg", f"FedFW-sto, l2:10, batches of {run_by.BATCH}"
 PYTHON, SCRIPTS_FOLDER = Path(".venv-frameworks/bin/python"), Path("benchmarks/frameworks")
 
 
@@ -35,13 +36,13 @@ def bench(
             raise ValueError(f"task {name!r}, expected one of {', '.join(TASKS)}")
     for name in names:
         task = TASKS[name]
-        for algorithm, sides in (("FedAvg", _fedavg(task)), ("FedFW, l1:10", _fedfw(task))):
+        for algorithm, sides in ((FEDAVG, _fedavg(task)), ("FedFW, l1:10", _fedfw(task)), (STO, _fedfw_sto(task))):
             if not sides:
                 continue
             count = rounds or _enough(task)
             print(f"{task.label}: {algorithm}, {count} rounds x {repeats} ...", file=sys.stderr, flush=True)
             found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats))
-            if algorithm == "FedAvg" and frameworks != "none" and (frameworks == "all" or task is SMALL):
+            if algorithm == FEDAVG and frameworks != "none" and (frameworks == "all" or task is SMALL):
                 found |= _others(task)
             print(f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *_rows(found)])}", flush=True)
             kept = {who: t if isinstance(t, str) else asdict(t) for who, t in found.items()}
@@ -73,6 +74,12 @@ def _fedfw(task: BenchTask) -> dict[str, Contender]:
         return {}
     sides = {OURS: run_by.ours(task, run_by.fedfw_l1(task)), HAND: run_by.hand_fedfw(task)}
     return sides | {FLOOR: run_by.bare_products(task)}
+
+
+def _fedfw_sto(task: BenchTask) -> dict[str, Contender]:
+    if task.model != "softmax" or task.samples < 4 * run_by.BATCH:
+        return {}
+    return {OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH), HAND: run_by.hand_fedfw_sto(task)}
 
 
 def _others(task: BenchTask) -> dict[str, Timing | str]:

@@ -21,6 +21,9 @@ from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Participation
 
 
+_MANY_BYTES = 2**30
+
+
 def constraint_groups(
     constraint: ConstraintSet, relax: Mapping[int, Any] | None, problem: Problem
 ) -> list[tuple[Tensor, ConstraintSet]]:
@@ -159,9 +162,12 @@ def refuse_contradictions(
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
-    """Whether most clients never take part, so that only those who do are worth keeping."""
-    expected = participation.expected
-    return expected is not None and 2 * expected * options.rounds < problem.n
+    """Whether only the rows of those who took part are kept: most never do, or all rows would take a gigabyte."""
+    expected, start = participation.expected, problem.start
+    if expected is None or 2 * expected > problem.n:
+        return False
+    all_rows = problem.n * start.numel() * start.element_size()
+    return 2 * expected * options.rounds < problem.n or all_rows > _MANY_BYTES
 
 
 def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
