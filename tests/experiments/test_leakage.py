@@ -9,9 +9,10 @@ import torch
 
 from fedfw.cli import main
 from fedfw.data.cifar import load_cifar100_images
-from fedfw.experiments import leakage
+from fedfw.experiments import leakage, readings
 from fedfw.experiments.lab import Site
-from fedfw.experiments.leakage import Attack, ClosedForm
+from fedfw.experiments.leakage import Attack
+from fedfw.experiments.readings import ClosedForm
 from tests.data.files import DATA, needs
 
 needs_images = needs("cifar100-small")
@@ -20,7 +21,7 @@ needs_images = needs("cifar100-small")
 @needs_images
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(leakage, "_size", lambda scale: {"images": 2, "steps": 2})
-    monkeypatch.setattr(leakage, "train", lambda model, images, labels, steps, seed: None)
+    monkeypatch.setattr(readings, "train", lambda model, images, labels, steps, seed: None)
     short = [Attack(sends, way, images=2, steps=2, informed=False) for sends, way in leakage.FIGURE_ONE]
     monkeypatch.setattr(leakage, "figure_one", lambda scale: short)
     arguments = ["reproduce", "privacy", "--quick", "--out", str(tmp_path)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -15,26 +14,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedfw.data.cifar import load_cifar100_images
+from fedfw.experiments import readings
 from fedfw.experiments.figures import Claim, panels
 from fedfw.experiments.lab import Json, Results, Site, Task, was_run
 from fedfw.experiments.protocols import Scale
+from fedfw.experiments.readings import victims_of
 from fedfw.privacy.leakage import (
-    MODELS,
-    Victims,
     holding,
     psnr,
     reconstruct,
     shared_gradients,
     ssim,
-    train,
     trivial_guesses,
     watch_fedfw,
 )
-from fedfw.privacy.leakage.closed_forms import cosine, from_rank_one, from_rows, to_unit_range
 from fedfw.report.document import Document, csv_text
-from fedfw.sets import Product, parse_set
-from fedfw.sets.base import shapes_of
 
 RECOVERED = 25.0
 """PSNR in dB from which an image counts as recovered."""
@@ -97,7 +91,7 @@ class Attack:
         return 1e-2 * self.steps * self.restarts * self.rounds * (3 + self.images * self.batch)
 
     def compute(self, site: Site) -> Json:
-        victims, public = victims_of(self, site)
+        victims, public = victims_of(site, self.images, self.batch, self.model, self.trained, self.seed)
         if self.sends == _GRADIENT:
             seen = [shared_gradients(victims)]
         else:
@@ -126,68 +120,6 @@ class Attack:
             "pictures": [_packed(image) for image in found.images[:_PICTURES, 0]],
             "truth": [_packed(image) for image in victims.images[:_PICTURES, 0]],
         }
-
-
-@dataclass(frozen=True)
-class ClosedForm:
-    """Reading samples off a linear layer, without a search."""
-
-    sends: str
-    per_parameter: bool = False
-    images: int = 50
-    seed: int = 0
-    weight: float = 1.0
-
-    @property
-    def label(self) -> str:
-        return self.sends + (", each parameter" if self.per_parameter else "")
-
-    @property
-    def title(self) -> str:
-        return f"closed form on {self.label}"
-
-    def compute(self, site: Site) -> Json:
-        attack = Attack(self.sends, "explain", self.per_parameter, self.images, model="softmax", seed=self.seed)
-        victims, _ = victims_of(attack, site)
-        layer = victims.model[-1]  # type: ignore[index]
-        g = shared_gradients(victims).sent
-        likeness, scores, labels, nbytes = [], [], [], 0
-        constraint: Any = None
-        if self.sends != _GRADIENT:
-            constraint = parse_set(self.sends)
-            constraint = (Product({"*": constraint}) if self.per_parameter else constraint).bind(shapes_of(layer))
-        for row, image, label in zip(g, victims.images[:, 0], victims.labels[:, 0], strict=True):
-            atom = None if constraint is None else constraint.lmo(row)
-            sent = -row if atom is None else atom.dense()
-            nbytes = 4 * len(row) if atom is None else len(atom.to_bytes())
-            W, b = sent[: layer.weight.numel()].reshape(layer.weight.shape), sent[layer.weight.numel() :]
-            labels.append(int((W.sum(1) + b).argmax()) == int(label))
-            sample = None if atom is None else from_rank_one(atom, image.numel())
-            if sample is None and float(b.abs().max()) > 0 and int(W[b.abs().argmax()].count_nonzero()) > 1:
-                sample = from_rows(W, b)
-            if sample is not None:
-                likeness.append(cosine(sample, image))
-                scores.append(float(psnr(to_unit_range(sample, tuple(image.shape)) * image.max(), image)))
-        return {"cosine": likeness, "psnr": scores, "labels": labels, "nbytes": nbytes}
-
-
-def victims_of(attack: Attack, site: Site) -> tuple[Victims, Tensor]:
-    """The clients of an attack, and public images that are nobody's."""
-    images, labels = load_cifar100_images(Path(site.data_dir or "."))
-    generator = torch.Generator().manual_seed(attack.seed)
-    order = torch.randperm(len(images), generator=generator)
-    count = attack.images * attack.batch
-    if count >= len(images):
-        raise ValueError(f"{attack.images} clients with {attack.batch} images each, and there are {len(images)}")
-    device = torch.device(site.device)
-    x, y = images.float().to(device) / 255, labels.to(device)
-    own, public = order[:count], order[count:]
-    torch.manual_seed(attack.seed)
-    model = MODELS[attack.model]().to(device)
-    if attack.trained:
-        train(model, x[public], y[public], 2000, attack.seed)
-    shape = (attack.images, attack.batch)
-    return Victims(model, x[own].reshape(*shape, *x.shape[1:]), y[own].reshape(shape), 100), x[public]
 
 
 def _packed(image: Tensor) -> str:
@@ -258,18 +190,9 @@ def variations(scale: Scale) -> dict[str, list[Attack]]:
     }
 
 
-def closed_forms(scale: Scale) -> list[ClosedForm]:
-    images = 10 if scale.quick else 50
-    joint = [
-        ClosedForm(sends, images=images)
-        for sends in (_GRADIENT, "l2:10", "linf:10", "ksparse:k=100,r=10", "l1:10", "group:10", "nuclear:10")
-    ]
-    return [*joint, ClosedForm("l2:10", True, images), ClosedForm("l1:10", True, images)]
-
-
 def tasks(scale: Scale) -> list[Task]:
     others = [attack for attacks in variations(scale).values() for attack in attacks]
-    return [*figure_one(scale), *by_set(scale), *others, *closed_forms(scale)]
+    return [*figure_one(scale), *by_set(scale), *others, *readings.readings(scale)]
 
 
 # --- how it is shown ---
@@ -292,7 +215,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         page.heading(f"Searches: {name}", 3)
         _show_attacks(attacks, results, page)
     page.heading("Closed forms: softmax regression, one sample", 3)
-    _show_closed_forms(closed_forms(scale), results, page)
+    readings.show(readings.readings(scale), results, page)
 
 
 def _show_figure_one(scale: Scale, results: Results, page: Document) -> None:
@@ -370,23 +293,6 @@ def _show_quartiles(attacks: Sequence[Attack], results: Results, page: Document)
     page.plot(
         figure, "PSNR of the reconstructions, by what is sent", csv_text(("sent", "attack", "psnr"), rows), "sets"
     )
-
-
-def _show_closed_forms(forms: Sequence[ClosedForm], results: Results, page: Document) -> None:
-    rows = []
-    for form in forms:
-        result = results[form]
-        exact = result["cosine"]
-        rows.append(
-            (
-                form.label,
-                f"{result['nbytes']:,}",
-                "none" if not exact else f"{min(exact):.6f}",
-                "-" if not exact else f"{median(result['psnr']):.1f}",
-                f"{100 * float(np.mean(result['labels'])):.0f} %",
-            )
-        )
-    page.table(("sent", "bytes", "the sample: least cosine", "PSNR, brightness known", "labels read off"), rows)
 
 
 def claims(scale: Scale, results: Results) -> list[Claim]:

@@ -20,7 +20,6 @@ from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Participation
 
-
 _MANY_BYTES = 2**30
 
 
