@@ -10,6 +10,7 @@ from fedfw.algorithms.base import Server
 from fedfw.experiments.quadratics import SETS, P, Quadratics
 from fedfw.problems.base import Oracle
 from fedfw.simulation import Options, Simulation
+from fedfw.simulation.memory import EveryRow
 
 
 def baselines(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
@@ -79,7 +80,7 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
         )
     for algorithm, (clients, vectors) in rest.items():
         simulation = Simulation(q.problem, algorithm, Options(rounds=5, local_steps=local_steps))
-        simulation.clients, simulation.server = clients, Server(x, vectors)
+        simulation.memory, simulation.server = EveryRow(clients), Server(x, vectors)
         run = simulation.run()
         assert torch.allclose(run.x, x, atol=1e-7), algorithm
         for key in set(clients) - {"xhat"}:

@@ -22,11 +22,12 @@ from fedfw.cli import main
 from fedfw.command.config import RunConfig
 from fedfw.errors import MessageError
 from fedfw.experiments import private_training
-from fedfw.flower import Coordinator, Deployment
-from fedfw.flower.messages import GRADIENT
+from fedfw.flower import Client, Coordinator, Deployment
+from fedfw.flower.messages import GRADIENT, encode_vector
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.mechanisms import Mechanism, mechanism_for
 from fedfw.privacy.noise import Noise
+from fedfw.privacy.steps import PrivateSteps
 from fedfw.simulation import Options
 from fedfw.simulation.engine import Simulation
 from fedfw.simulation.storage import RunFolder
@@ -294,3 +295,55 @@ def test_the_study_of_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.Mon
     page = (tmp_path / "dp-quick.html").read_text()
     assert page.count("<svg") == 1
     assert "Private selection is best" in page
+
+
+def _order(loop: Loopback, **changes: Any) -> Any:
+    order = loop.server.open({0, 1, 2})[0]
+    return order.__class__(**(vars(order) | changes))
+
+
+def test_a_client_does_not_trust_the_server_with_its_promise(tmp_path: Path) -> None:
+    promise = Privacy(1.0, DELTA)
+    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), rounds=3, privacy=promise)
+    for weight in (-0.1, 0.0, 2.0, math.nan):
+        with pytest.raises(MessageError, match="weight"):
+            Loopback(Coordinator(task), tmp_path / "weights").client(0).handle(
+                _order(Loopback(Coordinator(task), tmp_path), weight=weight)
+            )
+    far = {"x": encode_vector(torch.full((15,), 1e30))}
+    loop = Loopback(Coordinator(task), tmp_path / "points")
+    order = _order(loop, memory=far)
+    with pytest.raises(MessageError, match="outside"):
+        loop.client(0).handle(order)
+    # More rounds would mean less noise: the releases so far were planned otherwise.
+    loop = Loopback(Coordinator(task), tmp_path / "rounds")
+    first = _order(loop)
+    assert loop.client(0).handle(first).kind == "atom"
+    longer = small_task(task.algorithm, rounds=500, privacy=promise)
+    later = first.__class__(**(vars(first) | {"t": 2, "counted": 1}))
+    assert Client(longer, 0, tmp_path / "rounds").handle(later).kind == "leaving"
+
+
+def test_noise_follows_the_largest_weight_where_gradients_are_averaged() -> None:
+    p = problem()
+    ball = fedfw.L1Ball(1.0)
+    steps = PrivateSteps.plan(Privacy(1.0, DELTA), fedfw.FedFW(ball), ball, (21,), 40, 5, 1, None)
+    weights, who = torch.tensor([0.01]), torch.tensor([0])
+    scale = steps.gradient(p.losses, weights, who, 1, who).scale
+    larger = steps.gradient(p.losses, weights, who, 1, who, torch.tensor([0.5])).scale
+    assert float(larger / scale) == pytest.approx(50)
+
+
+def test_sampling_goes_far_with_little_noise() -> None:
+    """Thousands of sampled releases: amplification must not be lost where losses are large."""
+    accountant = Accountant(DELTA, gaussian=True, rate=0.01)
+    assert accountant.least_noise(4.0, 1000) < 1.0
+    assert accountant.epsilon(1.0, 1000) < 2.2
+    assert accountant.epsilon(0.25, 10) < 60  # by Renyi accounting
+
+
+def test_a_sample_that_is_not_finite_is_left_out() -> None:
+    p = problem()
+    x = torch.full((3, 21), 3e38)
+    gradient = p.losses.clipped_gradient(x, torch.arange(3), None, "linf", 1.0, torch.full((3,), 40.0))
+    assert bool(gradient.isfinite().all())

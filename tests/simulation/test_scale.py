@@ -133,3 +133,13 @@ def test_draws_from_many_are_fair_and_repeat() -> None:
         everyone = torch.cat(rounds).double()
         assert abs(float(everyone.mean()) / n - 0.5) < 0.01
         assert 18_000 < len(everyone) < 22_000
+
+
+def test_more_rounds_than_planned_may_keep_rows_in_the_other_form(tmp_path: Path) -> None:
+    algorithm = ALGORITHMS["l1"]
+    fedfw.simulate(stored(), algorithm, 4, participation=3, out=tmp_path)
+    resumed = Simulation(stored(), algorithm, Options(rounds=30, participation=3), RunFolder(tmp_path, resume=True))
+    assert isinstance(resumed.memory, TouchedRows)
+    whole = Simulation(stored(), algorithm, Options(rounds=30, participation=3))
+    assert isinstance(whole.memory, EveryRow)
+    assert torch.equal(resumed.run().x, whole.run().x)

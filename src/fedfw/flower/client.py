@@ -31,7 +31,7 @@ from fedfw.flower.messages import (
     decode_vector,
     encode_vector,
 )
-from fedfw.flower.store import ClientStore, Memory, Step
+from fedfw.flower.store import Budget, ClientStore, Memory, Step
 from fedfw.flower.task import Task
 from fedfw.privacy.steps import PrivateGradient, PrivateSteps
 from fedfw.problems.base import Oracle
@@ -100,9 +100,10 @@ class Client:
             event, answer = self._answer(order, store)
         except NonFiniteError:
             raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
-        store.note(
-            round=order.t, event=event, counted=order.counted, seconds=time.perf_counter() - began, at=time.time()
-        )
+        spent = None if self._private is None else store.budget()
+        epsilon = {} if spent is None or self._private is None else {"epsilon": self._private.epsilon(spent.released)}
+        seconds = time.perf_counter() - began
+        store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)
         return answer
 
     def _answer(self, order: Order, store: ClientStore) -> tuple[str, Answer]:
@@ -135,12 +136,10 @@ class Client:
                 digest(counted.state["x"][0]),
                 float(loss),
             )
-        # A disk that was lost may have held a release in each earlier round.
-        released = order.t - 1 if memory is None else memory.released
-        if self._private is not None and released >= self._private.most_rounds:
+        if self._private is not None and not self._may_release(order, store, counted.state, xbar):
             return "budget spent", self._plain(order, LEAVING)
-        state, answer = self._step(order, counted.state, xbar)
-        store.save(Memory(counted, Step(order.t, state, xbar), answer, _handed(order), released + 1))
+        state, answer = self._step(order, counted.state, xbar, store)
+        store.save(Memory(counted, Step(order.t, state, xbar), answer, _handed(order)))
         undone = memory is not None and memory.pending is not None and counted is memory.counted
         return "restored" if order.memory else "undone, then stepped" if undone else "stepped", answer
 
@@ -157,13 +156,34 @@ class Client:
             return Step(0, self.task.algorithm.start_clients(start[None].clone()), start) if not order.counted else None
         return memory.at(order.counted)
 
-    def _step(self, order: Order, state: State, xbar: Tensor) -> tuple[State, Answer]:
+    def _may_release(self, order: Order, store: ClientStore, state: State, xbar: Tensor) -> bool:
+        """Whether a step fits into the budget; if so it is spent, before anything is drawn.
+
+        What a server asks for must not make noise small or sums overflow: points lie in the set, weights in (0, 1].
+        """
+        assert self._private is not None
+        constraint = self.task.constraint
+        lost = order.t if order.counted or order.memory else order.t - 1
+        inside = constraint.contains(xbar, 1e-3) and constraint.contains(state["x"][0], 1e-3)
+        finite = all(bool(value.isfinite().all()) for value in state.values())
+        if not (inside and finite and 0 < order.weight <= 1):
+            raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
+        spent = store.budget()
+        if spent is None:  # a disk that was lost may have held a release in each round so far
+            spent = Budget(lost, self._private.signature, 0.0)
+        if spent.promise != self._private.signature or spent.released >= self._private.most_rounds:
+            return False
+        store.spend(Budget(spent.released + 1, spent.promise, max(spent.weight, order.weight)))
+        return True
+
+    def _step(self, order: Order, state: State, xbar: Tensor, store: ClientStore) -> tuple[State, Answer]:
         task, plan = self.task, self.task.plan_for(order.n)
         vectors = {name: decode_vector(data, xbar) for name, data in order.vectors.items()}
         message = Message(order.t, xbar, vectors, wants_evidence=self._may_tell(order))
         before = digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
-        gradient = self._gradient(order)
+        spent = store.budget() if self._private is not None else None
+        gradient = self._gradient(order, None if spent is None else spent.weight)
         lmo: Callable[[Tensor], Atom] = partial(task.constraint.lmo, batch=True, tol=tol)
         if isinstance(gradient, PrivateGradient):
             lmo = gradient.lmo(task.constraint, tol)
@@ -181,12 +201,13 @@ class Client:
         loss, _ = self._gradient(order)(xbar[None], full=True)
         return float(loss), None if evidence is None else float(evidence.number)
 
-    def _gradient(self, order: Order) -> Oracle | PrivateGradient:
+    def _gradient(self, order: Order, largest_weight: float | None = None) -> Oracle | PrivateGradient:
         losses, options = self._problem.losses, self.task.options
         weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
         alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
         if self._private is not None:
-            return self._private.gradient(losses, weight, alone, order.t, own)
+            largest = None if largest_weight is None else torch.full_like(weight, largest_weight)
+            return self._private.gradient(losses, weight, alone, order.t, own, largest)
         everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
         sizes = None if losses.sizes is None else losses.sizes.expand(everyone)
         pick = minibatches(options.seed, order.t, options.local_steps, sizes, options.batch_size, own)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import State
 from fedfw.flower.messages import SCHEMA, Answer
-from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint
+from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
 
 
 def state_folder(wanted: str | Path | None = None) -> Path:
@@ -42,12 +43,19 @@ class Memory:
     answer: Answer | None = None
     handed: str = ""
     """Stands for the memory that the pending step's order handed over."""
-    released: int = 0
-    """In how many rounds it has sent something that was worked out from its data."""
 
     def at(self, t: int) -> Step | None:
         """The step after round t, if it is one of the two."""
         return next((step for step in (self.pending, self.counted) if step is not None and step.t == t), None)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a private client has released: in how many rounds, under which promise, at which largest weight."""
+
+    released: int
+    promise: str
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -86,16 +94,14 @@ class ClientStore:
             held = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(name + ".")}
             return Step(meta[name], {key: v for key, v in held.items() if key != "xbar"}, held["xbar"])
 
-        released = int(meta.get("released", 0))
         if meta["answer"] is None:
-            return Memory(step("counted"), released=released)
+            return Memory(step("counted"))
         payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
-        return Memory(step("counted"), step("pending"), Answer.of(meta["answer"] | payloads), meta["handed"], released)
+        return Memory(step("counted"), step("pending"), Answer.of(meta["answer"] | payloads), meta["handed"])
 
     def save(self, memory: Memory) -> None:
         """Replace the file in one piece."""
         meta: dict[str, Any] = {"schema": SCHEMA, "counted": memory.counted.t, "answer": None}
-        meta["released"] = memory.released
         tensors = _named("counted", memory.counted)
         if memory.pending is not None and memory.answer is not None:
             tensors |= _named("pending", memory.pending)
@@ -107,8 +113,21 @@ class ClientStore:
             }
         save_checkpoint(self.path, tensors, meta)
 
+    def budget(self) -> Budget | None:
+        """What a private client has spent in this run; None where nothing is known of it."""
+        path = self._budget_path()
+        return Budget(**json.loads(path.read_text())) if path.is_file() else None
+
+    def spend(self, budget: Budget) -> None:
+        """Write it down, before anything is drawn."""
+        write_atomically(self._budget_path(), json.dumps(asdict(budget)).encode())
+
+    def _budget_path(self) -> Path:
+        # A server that went back to an older checkpoint calls the run by another name: the data are the same.
+        return self.folder / f"{re.sub(r'([.][0-9]+)+$', '', self.run)}-client-{self.client}.budget.json"
+
     def forget(self) -> None:
-        """Remove the file."""
+        """Remove the file; what was spent stays spent."""
         self.path.unlink(missing_ok=True)
 
     def note(self, **event: Any) -> None:

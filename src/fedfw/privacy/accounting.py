@@ -70,7 +70,8 @@ class Accountant:
 def _spent(account: Accountant, noise: float, releases: int) -> float:
     dp = _library()
     # Distributions of huge losses are huge, and nobody asks for them precisely.
-    if account.gaussian and noise / math.sqrt(releases) > _LITTLE_NOISE:
+    little = noise / math.sqrt(releases) if account.rate == 1 else noise / 2
+    if account.gaussian and little > _LITTLE_NOISE:
         from dp_accounting import pld
 
         distribution = pld.PLDAccountant(value_discretization_interval=_FINE)
@@ -82,7 +83,10 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
     from dp_accounting import rdp
 
     concentrated = rdp.RdpAccountant()
-    concentrated.compose(dp.ZCDpEvent(1 / (2 * noise**2)), releases)
+    event = dp.ZCDpEvent(1 / (2 * noise**2))
+    if account.gaussian and account.rate < 1:
+        event = dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise))
+    concentrated.compose(event, releases)
     spent = float(concentrated.get_epsilon(account.delta))
     if account.choices is None:
         return spent

@@ -87,7 +87,20 @@ class PrivateSteps:
         """What a client that took part in so many rounds has spent."""
         return self.accountant.epsilon(self.noise, rounds * self.local_steps)
 
-    def gradient(self, losses: ClientLosses, weights: Tensor, who: Tensor, t: int, numbers: Tensor) -> PrivateGradient:
+    @property
+    def signature(self) -> str:
+        """What must stay the same for a client's releases to add up as planned."""
+        return f"{self.privacy!r}, noise {self.noise!r}, {self.mechanism!r}, rate {self.accountant.rate!r}"
+
+    def gradient(
+        self,
+        losses: ClientLosses,
+        weights: Tensor,
+        who: Tensor,
+        t: int,
+        numbers: Tensor,
+        largest_weights: Tensor | None = None,
+    ) -> PrivateGradient:
         """w_i times the mean of clipped gradients of the clients ``who`` (m,), with noise where it belongs there.
 
         Parameters
@@ -96,6 +109,8 @@ class PrivateSteps:
             w_i (m,).
         numbers
             (m,) what the clients are called elsewhere, for noise from a seed.
+        largest_weights
+            (m,) the largest they have had, where weights change: averages of past gradients hold those.
         """
         sizes = losses.sizes
         if sizes is None:
@@ -104,7 +119,7 @@ class PrivateSteps:
         if self.batch_size is not None:
             expected = expected.clamp(max=self.batch_size)
         noise = Noise(self.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
-        return PrivateGradient(self, losses, weights, who, t, expected, noise)
+        return PrivateGradient(self, losses, weights, who, t, expected, noise, largest_weights)
 
 
 @dataclass(frozen=True)
@@ -118,11 +133,13 @@ class PrivateGradient:
     t: int
     expected: Tensor
     noise: Noise
+    largest_weights: Tensor | None = None
 
     @property
     def scale(self) -> Tensor:
         """(m, 1): by how much one sample can change a client's gradient, times the noise multiplier."""
-        sensitivity = self.weights.double() * self.steps.privacy.clip / self.expected
+        weights = self.weights if self.largest_weights is None else self.largest_weights
+        sensitivity = weights.double() * self.steps.privacy.clip / self.expected
         return (sensitivity * self.steps.noise)[:, None]
 
     def lmo(self, constraint: ConstraintSet, tol: float | None) -> Callable[[Tensor], Atom]:

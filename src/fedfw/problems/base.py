@@ -15,8 +15,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """What to multiply vectors of these norms by, so that none is longer than ``clip``; shorter ones stay."""
-    return clip / norms.clamp(min=clip)
+    """What to multiply vectors of these norms by, so that none is longer than ``clip``; shorter ones stay.
+
+    Zero where a norm is not finite: a private run must not tell of a sample by failing.
+    """
+    return torch.where(norms.isfinite(), clip / norms.clamp(min=clip), 0.0)
 
 
 class Test(NamedTuple):

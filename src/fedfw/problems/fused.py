@@ -40,19 +40,21 @@ def fused_softmax_gradient(A: Tensor, targets: Tensor, W: Tensor, bias: Tensor |
     blocks = -(-m // (_ROWS * each))
     sums = torch.empty(b, each, c, f, device=A.device)
     tails = torch.empty(b, each, 2, _CLASSES, device=A.device)  # sums of R, and the losses
-    _kernel[(b * each,)](
-        *(A, targets, W, W if bias is None else bias, sums, tails),
-        *(m, f, c, each, blocks),
-        *(A.stride(0), A.stride(1), W.stride(0), W.stride(1), 0 if bias is None else bias.stride(0)),
-        HAS_BIAS=bias is not None,
-        ROWS=_ROWS,
-        CHUNK=_CHUNK,
-        CHUNKS=-(-f // _CHUNK),
-        CLASSES=_CLASSES,
-        PRECISION=_PRECISION,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
-    )
+    launch = _kernel[(b * each,)]
+    with torch.cuda.device(A.device):  # Triton goes by the current one
+        launch(
+            *(A, targets, W, W if bias is None else bias, sums, tails),
+            *(m, f, c, each, blocks),
+            *(A.stride(0), A.stride(1), W.stride(0), W.stride(1), 0 if bias is None else bias.stride(0)),
+            HAS_BIAS=bias is not None,
+            ROWS=_ROWS,
+            CHUNK=_CHUNK,
+            CHUNKS=-(-f // _CHUNK),
+            CLASSES=_CLASSES,
+            PRECISION=_PRECISION,
+            num_warps=_WARPS,
+            num_stages=_STAGES,
+        )
     tails = tails.sum(1) / m
     return tails[:, 1, 0], sums.sum(1).div_(m), tails[:, 0, :c]
 

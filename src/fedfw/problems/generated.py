@@ -16,12 +16,12 @@ _NUMBERS_AT_ONCE = 2**26
 
 
 class GeneratedLosses(ClientLosses):
-    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them."""
+    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them, in the dtype of ``like``."""
 
     countable = False
 
-    def __init__(self, n: int, make: Make, losses_of: Callable[[Stack], ClientLosses], device: torch.device) -> None:
-        self.n, self._make, self._losses_of, self._device = n, make, losses_of, device
+    def __init__(self, n: int, make: Make, losses_of: Callable[[Stack], ClientLosses], like: Tensor) -> None:
+        self.n, self._make, self._losses_of, self._like = n, make, losses_of, like
         inputs, _ = make(torch.zeros(1, dtype=torch.int64))
         self._samples, self._numbers = inputs.shape[1], inputs.numel()
         self.sizes = torch.tensor(self._samples).expand(n)
@@ -46,7 +46,7 @@ class GeneratedLosses(ClientLosses):
         return torch.cat(parts)
 
     def to(self, device: torch.device) -> GeneratedLosses:
-        return GeneratedLosses(self.n, self._make, self._losses_of, device)
+        return GeneratedLosses(self.n, self._make, self._losses_of, self._like.to(device))
 
     def _pieces(self, who: Tensor) -> Iterator[Tensor]:
         at_once = max(1, _NUMBERS_AT_ONCE // self._numbers)
@@ -57,6 +57,8 @@ class GeneratedLosses(ClientLosses):
         return torch.arange(len(part), device=part.device)
 
     def _stacked(self, who: Tensor) -> ClientLosses:
-        inputs, targets = (t.to(self._device) for t in self._make(who.cpu()))
-        sizes = torch.full((len(who),), self._samples, device=self._device)
-        return self._losses_of(Stack(torch.arange(len(who), device=self._device), inputs, targets, sizes))
+        device = self._like.device
+        made = (t.to(self._like if t.is_floating_point() else device) for t in self._make(who.cpu()))
+        inputs, targets = made
+        sizes = torch.full((len(who),), self._samples, device=device)
+        return self._losses_of(Stack(torch.arange(len(who), device=device), inputs, targets, sizes))

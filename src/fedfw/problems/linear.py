@@ -182,7 +182,8 @@ class LinearLosses(ClientLosses):
             _, R = self.derivative(scores, targets)
             own = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
             own = own if looked is None else own & looked[:, : A.shape[1]]
-            R *= (clip_factors(self._sample_norms(A, R, norm), clip) * own).unsqueeze(2)
+            factors = clip_factors(self._sample_norms(A, R, norm), clip) * own
+            R = torch.where(factors.unsqueeze(2) > 0, R * factors.unsqueeze(2), 0.0)
             part = torch.empty_like(points)
             part[:, : c * f] = torch.bmm(R.mT, A).flatten(1)
             if self.bias:

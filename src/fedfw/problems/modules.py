@@ -126,6 +126,7 @@ class ModuleLosses(ClientLosses):
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
                 of_samples = each(x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part])
                 factors = clip_factors(torch.linalg.vector_norm(of_samples, order, dim=2), clip) * own[:, part]
+                of_samples = torch.where(factors.unsqueeze(2) > 0, of_samples, 0.0)
                 gradients[at] += torch.einsum("bm,bmp->bp", factors, of_samples)
         return gradients / count[:, None]
 

@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -135,12 +136,16 @@ class Problem:
         problem = cls(model, loss, [tuple(t[0] for t in make(torch.zeros(1, dtype=torch.int64)))], test, None, convex)
         first = problem.losses
 
+        @lru_cache
+        def model_on(device: torch.device) -> nn.Module:
+            return copy.deepcopy(problem.model).to(device)
+
         def losses_of(stack: Stack) -> ClientLosses:
             if isinstance(first, LinearLosses):
                 return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
-            return ModuleLosses(problem.model, loss, problem.shapes, [stack], stack.sizes)
+            return ModuleLosses(model_on(stack.inputs.device), loss, problem.shapes, [stack], stack.sizes)
 
-        problem.losses = GeneratedLosses(clients, make, losses_of, problem.start.device)
+        problem.losses = GeneratedLosses(clients, make, losses_of, problem.start)
         problem.weights = normalised_weights(None, clients)
         return problem
 

@@ -120,7 +120,7 @@ class Simulation:
         setting = describe_setting(problem, self.constraint, start, self.participation.p, options)
         self.plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
         self.server: Server = self.algorithm.start_server(start)
-        self.memory = self._start_memory(start)
+        self.memory = self.new_memory(start, few_take_part(problem, self.participation, options))
         self.ledger = Ledger(problem.n, start)
         self._everyone = torch.arange(problem.n, device=start.device)
         self.bound = LowerBound(self.constraint, problem.n)
@@ -133,9 +133,10 @@ class Simulation:
         if self.folder is not None:
             restore(self, self.folder)
 
-    def _start_memory(self, start: Tensor) -> Memory:
+    def new_memory(self, start: Tensor, few: bool) -> Memory:
+        """Of clients that begin at start (p,); all rows, or with ``few`` only those of clients that take part."""
         n = self.problem.n
-        if few_take_part(self.problem, self.participation, self.options) and self.algorithm.keeps_points:
+        if few and self.algorithm.keeps_points:
             return TouchedRows(n, self.algorithm.start_clients(start[None].clone()))
         return EveryRow(self.algorithm.start_clients(start.repeat(n, 1)))
 
@@ -190,7 +191,8 @@ class Simulation:
         # The same tensor for everyone in every round: losses recognise it without looking at its numbers.
         who = self._everyone if len(present) == self.problem.n else present.to(self._everyone.device)
         rates = None if plan.schedule is None else plan.rates(t)
-        evaluated = t % self.options.eval_every == 0 or t == self.options.rounds
+        last = t == self.options.rounds or self._budget_is_spent(t + 1)
+        evaluated = t % self.options.eval_every == 0 or last
         up = down = sums = 0
         anchor_gap = None
         if len(who):

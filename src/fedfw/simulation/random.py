@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+_MANY = 100_000
+
 
 def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
     """A CPU generator of its own for each purpose and counters."""
@@ -30,6 +32,9 @@ def minibatches(
     def pick() -> Tensor | None:
         if batch_size is None or sizes is None:
             return None
-        return minibatch(seed, (t - 1) * local_steps + next(steps), sizes, batch_size)[who.cpu()].to(who.device)
+        tick = (t - 1) * local_steps + next(steps)
+        if len(sizes) > _MANY:  # a draw for all of them would cost more than the round
+            return minibatch(seed, tick, sizes[who.cpu()], batch_size).to(who.device)
+        return minibatch(seed, tick, sizes, batch_size)[who.cpu()].to(who.device)
 
     return pick

@@ -197,7 +197,7 @@ def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tenso
         f"{algorithm.name} on {plan.constraint!r}, {chosen}, lam_0 {plan.lam_0!r}, lr {plan.lr!r}, "
         f"rates {[(r.eta, r.lam, r.rho) for r in rates]}, {plan.n} clients, {tuple(start.shape)} {start.dtype} "
         f"from {digest}, {options.local_steps} local steps, batch {options.batch_size}, seed {options.seed}"
-        + ("" if options.privacy is None else f", {options.privacy}, noise {noise!r}")
+        + ("" if options.privacy is None else f", {options.privacy!r}, noise {noise!r}, {options.rounds} rounds")
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedfw.algorithms.base import Server
 from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
 from fedfw.simulation.history import History
+from fedfw.simulation.memory import TouchedRows
 
 if TYPE_CHECKING:
     from fedfw.simulation.engine import Simulation
@@ -119,7 +120,10 @@ def restore(simulation: Simulation, folder: RunFolder) -> None:
         skip = len(prefix)
         return {name[skip:]: value.to(device) for name, value in tensors.items() if name.startswith(prefix)}
 
-    simulation.memory.load(part("client."))
+    held = part("client.")
+    if ("touched" in held) != isinstance(simulation.memory, TouchedRows):  # more rounds, and another form, than then
+        simulation.memory = simulation.new_memory(simulation.server.xbar, "touched" in held)
+    simulation.memory.load(held)
     server = part("server.")
     simulation.server = Server(server.pop("xbar"), server)
     simulation.ledger.load({name: value.cpu() for name, value in part("ledger.").items()})
