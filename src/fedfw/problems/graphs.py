@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,13 +58,15 @@ class Replayed:
     def _can_be_recorded(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether it never looks at its numbers on the way: a recording that breaks off leaves libraries unusable."""
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            self._function(*inputs)
-        except RuntimeError:
-            return False
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls this mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self._function(*inputs)
+            except RuntimeError:
+                return False
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         return True
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recording:
