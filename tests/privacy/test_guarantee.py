@@ -176,8 +176,16 @@ def test_the_penalty_is_worked_out_without_data() -> None:
     assert plans[0].lam_0 == plans[1].lam_0 > 0
 
 
-@pytest.mark.parametrize("mechanism", ["auto", "gaussian"])
-@pytest.mark.parametrize("algorithm", [fedfw.FedFWPlus, fedfw.FedFWSto, fedfw.NaiveFW, fedfw.FrankWolfe])
+@pytest.mark.parametrize(
+    ("algorithm", "mechanism"),
+    [
+        (fedfw.FedFWPlus, "auto"),
+        (fedfw.FedFWPlus, "gaussian"),
+        (fedfw.FedFWSto, "auto"),
+        (fedfw.NaiveFW, "auto"),
+        (fedfw.FrankWolfe, "auto"),
+    ],
+)
 def test_much_data_and_a_large_budget_come_close_to_no_noise(algorithm: Any, mechanism: str) -> None:
     p = problem(4000)
     exact = fedfw.simulate(p, algorithm(fedfw.L2Ball(3.0), **_penalty(algorithm)), 20).x
