@@ -138,8 +138,10 @@ class OracleAlgorithm(Algorithm):
         return replace(server, xbar=move_mean(server.xbar, keep, eta / plan.n, total))
 
 
-def move_mean(xbar: Tensor, keep: float, scale: float, total: Tensor) -> Tensor:
+def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: Tensor) -> Tensor:
     """keep * xbar + scale * total: the server's step, and what a client does that is sent ``total`` (p,)."""
+    if isinstance(scale, Tensor):
+        return (xbar * keep).addcmul_(total, scale.to(xbar.dtype))
     return (xbar * keep).add_(total, alpha=scale)
 
 

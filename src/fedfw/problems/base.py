@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedfw.checks import holds
 from fedfw.errors import NonFiniteError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -40,6 +41,8 @@ class ClientLosses(ABC):
     """Whether F, a sum over all clients, is worked out at evaluations."""
     sizes: Tensor | None = None
     """(n,) samples of each client; None where there are no samples to draw from."""
+    plain_kernels: bool = False
+    """Whether full gradients of everyone are the same kernels in the same order every time, on one stream."""
 
     @abstractmethod
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -85,14 +88,15 @@ class Oracle:
     def __init__(
         self, losses: ClientLosses, weights: Tensor, who: Tensor, pick: Callable[[], Tensor | None], round_: int
     ) -> None:
-        self._losses, self._weights, self._who, self._pick, self._round = losses, weights[who], who, pick, round_
+        self._losses, self._weights, self._who, self._pick, self._round = losses, weights, who, pick, round_
 
     def __call__(self, x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]:
         """``full`` asks for all samples even in a minibatch run."""
         picks = None if full else self._pick()
         values, gradients = self._losses.value_and_gradient(x, self._who, picks)
-        values = values * self._weights
-        gradients *= self._weights[:, None]
+        weights = self._weights[self._who]
+        values = values * weights
+        gradients *= weights[:, None]
         refuse_non_finite(values, gradients, self._who, self._round)
         return values, gradients
 
@@ -103,7 +107,7 @@ def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: in
     Only the values are looked at: a gradient that is not finite makes a direction that is not, and the oracle that is
     given it refuses that, again with client and round.
     """
-    if bool(values.isfinite().all()):
+    if holds(values.isfinite()):
         return
     bad = ~values.isfinite() | ~gradients.isfinite().all(1)
     clients = who[bad].tolist()

@@ -6,11 +6,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
+Result = TypeVar("Result")
 _SEEN_BEFORE = 3
 """Calls with the same shapes before they are recorded: libraries choose kernels and set up workspaces in them."""
 _MOST_RECORDINGS = 16
@@ -18,27 +20,36 @@ _MOST_RECORDINGS = 16
 
 
 @dataclass(frozen=True)
-class _Recording:
+class _Recording(Generic[Result]):
     graph: torch.cuda.CUDAGraph
     places: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
+    results: Result
 
 
-class Replayed:
+class Replayed(Generic[Result]):
     """A function of CUDA tensors whose work depends on nothing but their shapes, kept as CUDA graphs.
 
-    What it returns is overwritten by the next call: copy what is to stay.
+    The tensors in what it returns are overwritten by the next call: copy what is to stay.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+    given: tuple[Tensor, ...] = ()
+    """What the last call was given, in places that its results did not overwrite."""
+
+    def __init__(self, function: Callable[..., Result]) -> None:
         self._function = function
-        self._recordings: dict[tuple[torch.Size, ...], _Recording] = {}
+        self._recordings: dict[tuple[torch.Size, ...], _Recording[Result]] = {}
         self._seen: Counter[tuple[torch.Size, ...]] = Counter()
         self._recordings_left = _MOST_RECORDINGS
         # One pool for all of them: they never run at the same time, and nobody keeps their results.
         self._memory = torch.cuda.graph_pool_handle()
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+    @property
+    def gave_up(self) -> bool:
+        """Whether nothing is recorded, now or later."""
+        return not self._recordings and self._recordings_left == 0
+
+    def __call__(self, *inputs: Tensor) -> Result:
+        self.given = inputs
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes not in self._recordings:
             self._seen[shapes] += 1
@@ -52,6 +63,7 @@ class Replayed:
         recording = self._recordings[shapes]
         for place, tensor in zip(recording.places, inputs, strict=True):
             place.copy_(tensor)
+        self.given = recording.places
         recording.graph.replay()
         return recording.results
 
@@ -69,7 +81,7 @@ class Replayed:
                 torch.cuda.set_sync_debug_mode(mode)
         return True
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> _Recording:
+    def _record(self, inputs: tuple[Tensor, ...]) -> _Recording[Result]:
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):

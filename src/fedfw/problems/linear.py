@@ -107,7 +107,7 @@ class LinearLosses(ClientLosses):
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
         self.model, self.derivative, self._stacks = model, derivative, stacks
-        self.sizes, self.n = sizes, len(sizes)
+        self.sizes, self.n, self.plain_kernels = sizes, len(sizes), len(stacks) == 1
         self._all_in_order: Tensor | None = None  # a list of clients that was found to be the stack's own
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}

@@ -13,7 +13,7 @@ class RegularisedLosses(ClientLosses):
 
     def __init__(self, inner: ClientLosses, l2: float) -> None:
         self.inner, self.l2 = inner, l2
-        self.n, self.sizes = inner.n, inner.sizes
+        self.n, self.sizes, self.plain_kernels = inner.n, inner.sizes, inner.plain_kernels
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return self.inner.value(x, who) + self._term(x)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, DenseAtom, ReadAtom, SparseAtom
 from fedfw.atoms.mixture import mixture_readers
+from fedfw.checks import holds
 from fedfw.errors import NonFiniteError, NoProjectionError
 from fedfw.linalg.selection import row_norms
 
@@ -253,7 +254,7 @@ def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
 def check_finite(rows: Tensor) -> None:
     """Refuse rows (n, p) with a NaN or an infinity."""
     # A sum is one fast pass and not finite whenever an entry is not; only then is it worth looking closer.
-    if bool(rows.sum(1).isfinite().all()):
+    if holds(rows.sum(1).isfinite()):
         return
     bad = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Server, State, Upload
-from fedfw.atoms import Atom, Dense
+from fedfw.algorithms.base import Algorithm, Gradient, Message, Plan, Server, State, Upload
+from fedfw.atoms import Atom
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.errors import NonFiniteError
 from fedfw.privacy.guarantee import Privacy
@@ -25,8 +25,10 @@ from fedfw.simulation.memory import EveryRow, Memory, TouchedRows
 from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Attendance, Participation
 from fedfw.simulation.random import minibatches
+from fedfw.simulation.recorded import RecordedRounds
 from fedfw.simulation.result import Run
 from fedfw.simulation.setup import (
+    can_be_recorded,
     certificate_kind,
     constraint_groups,
     describe_setting,
@@ -37,6 +39,7 @@ from fedfw.simulation.setup import (
     refuse_contradictions,
     usable_device,
 )
+from fedfw.simulation.steps import Party, Taken, take_steps
 from fedfw.simulation.stopwatch import Stopwatch
 from fedfw.simulation.storage import RunFolder, restore
 
@@ -127,6 +130,8 @@ class Simulation:
         self._weights = problem.weights.to(start.dtype)
         self.certificate = certificate_kind(problem, self.algorithm, options)
         self.dense_sums = 0
+        alike = can_be_recorded(problem, self.participation, options, self.plan)
+        self._recorded = RecordedRounds(self.plan, self._steps_of_everyone, device) if alike else None
         self.attended = torch.zeros(problem.n, dtype=torch.int64)
         noise = None if self.private is None else self.private.noise
         self.fingerprint = fingerprint(self.plan, self.algorithm, options, start, noise)
@@ -198,7 +203,7 @@ class Simulation:
         if len(who):
             groups = [who] if len(self._groups) == 1 else [group[torch.isin(group, who)] for group, _ in self._groups]
             active = [(rows, D) for rows, (_, D) in zip(groups, self._groups, strict=True) if len(rows)]
-            gradients = [self._gradient(rows) for rows, _ in active]
+            gradients = [self._gradient(plan, rows) for rows, _ in active]
             states = [self.memory.gather(rows) for rows, _ in active]
             if (anchored := algorithm.anchor(plan, self.server, states, gradients, t)) is not None:
                 xbar = self.server.xbar
@@ -216,21 +221,19 @@ class Simulation:
             message = replace(message, wants_evidence=evaluated and proves)
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
             down = self.ledger.down(t, present, message.vectors, sums, algorithm.sends_model)
-            uploads = []
-            for (rows, D), state, gradient in zip(active, states, gradients, strict=True):
-                before = state["x"]
-                lmo = self._lmo(D, rows, gradient)
-                state, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)
-                if isinstance(atoms, Dense):
-                    self._refuse_non_finite(atoms, rows)
+            taken = self._replayed(states[0], message) if self._recorded is not None else None
+            if taken is None:
+                parties = [
+                    Party(rows, state, gradient, self._lmo(plan, D, rows, gradient))
+                    for (rows, D), state, gradient in zip(active, states, gradients, strict=True)
+                ]
+                taken = take_steps(algorithm, plan, self.server, message, parties)
+            for (rows, _), state in zip(active, taken.states, strict=True):
                 self.memory.scatter(rows, state)
-                uploads.append(Upload(rows, atoms, before, evidence))
-            up = sum(upload.atoms.nbytes for upload in uploads) + sums * self.ledger.dense_nbytes * len(who)
-            self._learn(uploads)
-            xbar = self.server.xbar
-            self.server = algorithm.server_step(plan, self.server, uploads, t)
-            everyone = len(who) == plan.n
-            self.ledger.step(t, xbar, self.server.xbar, [upload.atoms for upload in uploads], everyone)
+            self.server = taken.server
+            self.ledger.step(t, *taken.marks.cpu())
+            up = sum(upload.atoms.nbytes for upload in taken.uploads) + sums * self.ledger.dense_nbytes * len(who)
+            self._learn(taken.uploads)
         evaluate = self.clock.timed("evaluation", self._evaluate)
         judged = evaluate(0.0 if rates is None else rates.lam) if evaluated else {}
         return Record(
@@ -281,19 +284,32 @@ class Simulation:
             return False
         return bool((self.attended[self.participation(t)] >= self.private.most_rounds).any())
 
-    def _gradient(self, who: Tensor) -> Gradient:
+    def _replayed(self, state: State, message: Message) -> Taken | None:
+        """The round's steps as a recording, while that works."""
+        assert self._recorded is not None
+        taken: Taken | None = self.clock.timed("steps", self._recorded)(self.server, state, message)
+        if self._recorded.gave_up:
+            self._recorded = None
+        return taken
+
+    def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> Taken:
+        gradient = self._gradient(plan, self._everyone)
+        party = Party(self._everyone, state, gradient, self._lmo(plan, self.constraint, self._everyone, gradient))
+        return take_steps(self.algorithm, plan, server, message, [party])
+
+    def _gradient(self, plan: Plan, who: Tensor) -> Gradient:
         options = self.options
         if self.private is not None:
             return self.private.gradient(self.problem.losses, self._weights[who], who, self.t, who)
         pick = minibatches(
             options.seed, self.t, options.local_steps, self.problem.losses.sizes, options.batch_size, who
         )
-        return self.clock.timed("gradient", Oracle(self.problem.losses, self._weights, who, pick, self.t))
+        return plan.watch("gradient", Oracle(self.problem.losses, self._weights, who, pick, self.t))
 
-    def _lmo(self, constraint: ConstraintSet, who: Tensor, gradient: Gradient) -> Callable[[Tensor], Atom]:
-        tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
+    def _lmo(self, plan: Plan, constraint: ConstraintSet, who: Tensor, gradient: Gradient) -> Callable[[Tensor], Atom]:
+        tol = None if plan.schedule is None else plan.oracle_tol(self.t)
         if isinstance(gradient, PrivateGradient):
-            return self.clock.timed("oracle", gradient.lmo(constraint, tol))
+            return plan.watch("oracle", gradient.lmo(constraint, tol))
 
         def oracle(g: Tensor) -> Atom:
             try:
@@ -304,16 +320,7 @@ class Simulation:
                     f"round {self.t}: NaN or infinity in the direction of client {clients}", clients
                 ) from None
 
-        return self.clock.timed("oracle", oracle)
-
-    def _refuse_non_finite(self, sent: Dense, who: Tensor) -> None:
-        """Dense vectors pass no oracle that would look at them."""
-        bad = ~sent.values.sum(1).isfinite()
-        if bool(bad.any()):
-            clients = who[bad].tolist()
-            raise NonFiniteError(
-                f"round {self.t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
-            )
+        return plan.watch("oracle", oracle)
 
     def _learn(self, uploads: Sequence[Upload]) -> None:
         """Update the certificate from what the clients told."""

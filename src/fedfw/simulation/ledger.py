@@ -142,13 +142,15 @@ class Ledger:
             return self.dense_nbytes
         return min(self.dense_nbytes, sparse_nbytes(places, self.p, self.itemsize))
 
-    def step(self, t: int, before: Tensor, after: Tensor, atoms: list[Atom], everyone: bool) -> None:
-        """Note what round t did to xbar."""
-        self.last_changed.masked_fill_((before != after).cpu(), t)
-        support = _support(atoms, before) if everyone else None
-        # The sum's message has two rates (16 bytes) in front of the coordinates.
-        self.sum_round = t
-        self.sum_nbytes = None if support is None else 16 + sparse_nbytes(support, self.p, self.itemsize)
+    def step(self, t: int, changed: Tensor, support: Tensor | None = None) -> None:
+        """Note what round t did to xbar: which coordinates (p,) changed, and in which the sum of the atoms is not zero.
+
+        ``support`` is for rounds in which everyone sent a sparse atom.
+        """
+        self.last_changed.masked_fill_(changed, t)
+        self.sum_round, self.sum_nbytes = t, None
+        if support is not None:  # the sum's message has two rates (16 bytes) in front of the coordinates
+            self.sum_nbytes = 16 + sparse_nbytes(support.nonzero().flatten(), self.p, self.itemsize)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
@@ -170,14 +172,14 @@ class Ledger:
         self.vectors_changed = {key[len("changed.") :]: v for key, v in held.items() if key.startswith("changed.")}
 
 
-def _support(atoms: list[Atom], like: Tensor) -> Tensor | None:
-    """Ascending coordinates where the sum of sparse atoms is not zero; None where atoms are not sparse."""
+def support(atoms: list[Atom], like: Tensor) -> Tensor | None:
+    """Where the sum of sparse atoms is not zero, (p,) of bool; None where atoms are not sparse."""
     if not all(_is_sparse(atom) for atom in atoms):
         return None
     total = torch.zeros_like(like)
     for atom in atoms:
         atom.add_sum_to(total)
-    return total.nonzero().flatten()
+    return total != 0
 
 
 def _is_sparse(atom: Atom) -> bool:

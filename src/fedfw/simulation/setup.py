@@ -169,6 +169,14 @@ def few_take_part(problem: Problem, participation: Participation, options: Optio
     return 2 * expected * options.rounds < problem.n or all_rows > _MANY_BYTES
 
 
+def can_be_recorded(problem: Problem, participation: Participation, options: Options, plan: Plan) -> bool:
+    """Whether rounds differ in nothing but their numbers, so that a GPU may replay them."""
+    same_work = participation.everyone and options.batch_size is None and not options.relax and options.privacy is None
+    # The atoms of several steps are weighed before they are sent: that is looking at them.
+    one_step = plan.schedule is None or plan.local_steps == 1
+    return problem.start.is_cuda and problem.losses.plain_kernels and same_work and one_step
+
+
 def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
     """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts to swap."""
     if few_take_part(problem, participation, options):

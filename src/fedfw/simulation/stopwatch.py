@@ -16,7 +16,8 @@ Moment = float | torch.cuda.Event
 class Stopwatch:
     """Splits a round's seconds into gradient, oracle, projection, evaluation and the rest.
 
-    On a GPU a moment is an event in its queue: the host waits for them once a round, not at every part.
+    A round that is replayed as a whole has ``steps`` in place of the first three. On a GPU a moment is an event in its
+    queue: the host waits for them once a round, not at every part.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +50,7 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:
-            parts[part] += _seconds(begin, end)
+            parts[part] = parts.get(part, 0.0) + _seconds(begin, end)
         rest = time.perf_counter() - self._begin - sum(parts.values())
         return {**parts, "rest": rest}
 

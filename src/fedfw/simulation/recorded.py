@@ -1,0 +1,118 @@
+"""Rounds on a GPU without Python between their kernels: all steps of a round, replayed as one CUDA graph.
+
+The steps are the same functions. Numbers that change from round to round are read from the device's memory, and
+checks are looked at once, at the end: a round that fails one is taken again step by step, which names the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Message, Plan, Rates, Server, State
+from fedfw.checks import postponed
+from fedfw.problems.graphs import Replayed
+from fedfw.simulation.steps import Taken
+
+Steps = Callable[[Plan, Server, State, Message], Taken]
+"""The steps of all clients, stacked, and of the server."""
+
+
+class _AnyRound:
+    """Stands for the number of the round: a step that looked at it could not be replayed in another round."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise TypeError("a recorded step depends on its round through plan.rates alone")
+
+
+@dataclass(frozen=True)
+class _LivePlan(Plan):
+    """The plan with the present round's rates (3,) in the device's memory."""
+
+    now: Any = None
+    tolerance: Callable[[], float] = lambda: 0.0
+
+    def rates(self, t: int, k: int = 0) -> Rates:
+        return Rates(*self.now)
+
+    def oracle_tol(self, t: int) -> float:
+        return self.tolerance()
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Which tensors a round takes, and whether its clients tell of the optimum."""
+
+    state: tuple[str, ...]
+    server: tuple[str, ...]
+    message: tuple[str, ...]
+    wants_evidence: bool
+
+
+class RecordedRounds:
+    """Takes rounds in which all clients of one set take part with all of their samples.
+
+    Parameters
+    ----------
+    replay
+        Makes a function of tensors one that replays its kernels.
+    """
+
+    def __init__(self, plan: Plan, steps: Steps, device: torch.device, replay: Callable[..., Any] = Replayed) -> None:
+        self._plan, self._steps, self._replay = plan, steps, replay
+        self._rates = torch.zeros(3, dtype=torch.float64, device=device)
+        self._on_host = torch.zeros(3, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._t = 0
+        self._ways: dict[_Names, Any] = {}
+        self.gave_up = False
+
+    def __call__(self, server: Server, state: State, message: Message) -> Taken | None:
+        """What the round gave, to be copied before the next one; None where it cannot be replayed."""
+        self._t = message.t
+        if self._plan.schedule is not None:
+            rates = self._plan.rates(message.t)
+            for place, rate in enumerate((rates.eta, rates.lam, rates.rho)):
+                self._on_host[place] = rate
+            self._rates.copy_(self._on_host, non_blocking=True)
+        names = _Names(tuple(state), tuple(server.vectors), tuple(message.vectors), message.wants_evidence)
+        if names not in self._ways:
+            self._ways[names] = self._replay(lambda *tensors: self._live(names, tensors))
+        way = self._ways[names]
+        given = (*state.values(), server.xbar, *server.vectors.values(), *message.vectors.values(), self._rates)
+        try:
+            taken, seen = way(*given)
+        except TypeError:  # it looks at the round; what else is wrong will show when it is taken step by step
+            self.gave_up = True
+            return None
+        self.gave_up = way.gave_up
+        seen = seen.cpu()
+        if not bool(seen[0]):
+            return self._steps(self._plan, *_sorted_out(names, way.given, message.t))
+        # What is replayed is overwritten: the model is for everyone to keep.
+        kept: Taken = replace(taken, server=replace(taken.server, xbar=taken.server.xbar.clone()))
+        return replace(kept, marks=seen[1:].view(kept.marks.shape))
+
+    def _live(self, names: _Names, tensors: tuple[Tensor, ...]) -> tuple[Taken, Tensor]:
+        """The steps with live rates; what they gave, and whether all is well followed by its marks."""
+        static = {f.name: getattr(self._plan, f.name) for f in fields(Plan) if f.name != "watch"}
+        plan = _LivePlan(**static, now=tensors[-1], tolerance=lambda: self._plan.oracle_tol(self._t))
+        any_round: Any = _AnyRound()
+        with postponed() as checks:
+            taken = self._steps(plan, *_sorted_out(names, tensors, any_round))
+        well = torch.stack(checks).all().view(1) if checks else taken.marks.new_ones(1)
+        return taken, torch.cat([well, taken.marks.flatten()])
+
+
+def _sorted_out(names: _Names, tensors: tuple[Tensor, ...], t: int) -> tuple[Server, State, Message]:
+    rest = iter(tensors)
+    state = {name: next(rest) for name in names.state}
+    xbar = next(rest)
+    server = Server(xbar, {name: next(rest) for name in names.server})
+    vectors = {name: next(rest) for name in names.message}
+    return server, state, Message(t, xbar, vectors, names.wants_evidence)

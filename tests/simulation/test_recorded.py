@@ -1,0 +1,118 @@
+"""Rounds that are replayed: the same as those taken step by step, here with a stand-in for the GPU's recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+import fedfw
+from fedfw.algorithms.base import Message, Plan, Rates, State
+from fedfw.errors import NonFiniteError
+from fedfw.simulation import engine as engine_module
+from fedfw.simulation.recorded import RecordedRounds
+from fedfw.simulation.steps import Taken
+
+
+class Overwriting:
+    """What a CUDA graph does to its results: the next replay overwrites them."""
+
+    gave_up = False
+    replays = 0
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.given, self.last = function, (), None  # type: tuple[Any, Any, Any]
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        self.given = tuple(tensor.clone() for tensor in inputs)
+        if self.last is not None:
+            for tensor in tensors_of(self.last):
+                tensor.zero_()
+        self.last, seen = self.function(*self.given)
+        Overwriting.replays += 1
+        return self.last, seen
+
+
+def tensors_of(taken: Taken) -> list[Tensor]:
+    upload = taken.uploads[0]
+    sent = [part for part in vars(upload.atoms).values() if isinstance(part, Tensor) and part.is_floating_point()]
+    told = [] if upload.evidence is None else [upload.evidence.number, upload.evidence.q]
+    return [*taken.states[0].values(), taken.server.xbar, *taken.server.vectors.values(), *sent, *told]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def turn_on() -> None:
+        Overwriting.replays = 0
+        monkeypatch.setattr(engine_module, "can_be_recorded", lambda *of: True)
+        monkeypatch.setattr(engine_module, "RecordedRounds", partial(RecordedRounds, replay=Overwriting))
+
+    return turn_on
+
+
+def problem() -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 20, 6, generator=generator)
+    targets = torch.randint(0, 3, (4, 20), generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+    return fedfw.Problem(model, nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
+
+
+@pytest.mark.parametrize("constraint", ["l1:3", "l2:3", "nuclear:3"])
+@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
+def test_replayed_rounds_are_the_rounds(name: str, constraint: str, recorded: Callable[[], None]) -> None:
+    algorithm = fedfw.ALGORITHMS[name](fedfw.parse_set(constraint))
+    plain = fedfw.simulate(problem(), algorithm, 12, eval_every=4)
+    recorded()
+    models: list[Tensor] = []
+    keep = [lambda simulation: models.append(simulation.server.xbar)]
+    replayed = fedfw.simulate(problem(), algorithm, 12, eval_every=4, callbacks=keep)
+    assert Overwriting.replays == 12
+    assert torch.allclose(plain.x, replayed.x, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(models[3], models[11])  # what callbacks keep is not overwritten
+    for column in ("bytes_up", "bytes_down", "participants", "eta", "lam"):
+        assert plain.history.to_dict()[column] == replayed.history.to_dict()[column]
+    for column in ("loss", "gap", "lower_bound", "surrogate"):
+        pairs = zip(plain.history, replayed.history, strict=True)
+        for one, other in ((getattr(a, column), getattr(b, column)) for a, b in pairs):
+            assert (one is None) == (other is None)
+            assert one is None or one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_number_that_is_not_one_still_names_its_client_and_round(recorded: Callable[[], None]) -> None:
+    recorded()
+    there = problem()
+    algorithm = fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.01)
+
+    def spoil(simulation: Any) -> None:
+        if simulation.t == 5:
+            simulation.problem.losses._stacks[0].inputs[2, 3] = torch.nan
+
+    with pytest.raises(NonFiniteError, match=r"round 6: .* client 2"):
+        fedfw.simulate(there, algorithm, 12, eval_every=100, callbacks=[spoil])
+
+
+@dataclass(frozen=True)
+class Slowing(fedfw.FedFW):
+    """Looks at the number of the round, which no recording can know."""
+
+    name = "slowing"
+
+    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        return super().direction(plan, state, message, a / message.t, rates)
+
+
+def test_an_algorithm_that_looks_at_the_round_is_not_replayed(recorded: Callable[[], None]) -> None:
+    algorithm = Slowing(fedfw.L1Ball(3.0), penalty=0.01)
+    plain = fedfw.simulate(problem(), algorithm, 8)
+    recorded()
+    assert torch.equal(plain.x, fedfw.simulate(problem(), algorithm, 8).x)
+    assert Overwriting.replays == 0
