@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as nnf
 
 import fedfw
+from fedfw.simulation import engine as engine_module
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -48,6 +49,33 @@ def test_runs_repeat_to_the_bit_and_agree_with_the_cpu(name: str, constraint: st
     assert runs[0].history.to_dict()["bytes_up"] == runs[2].history.to_dict()["bytes_up"]
 
 
+@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
+@pytest.mark.parametrize("constraint", ["l1:5", "l2:5", "linf:0.1", "nuclear:5"])
+def test_replayed_rounds_are_the_rounds(name: str, constraint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(4, 30, 20, generator=generator), torch.randint(0, 4, (4, 30), generator=generator)
+    problem = fedfw.Problem(torch.nn.Linear(20, 4), nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
+    algorithm = fedfw.ALGORITHMS[name](fedfw.parse_set(constraint))
+
+    def run(rounds: int = 20) -> tuple[fedfw.Run, bool]:
+        parts: list[dict[str, float]] = []
+        note = [lambda simulation: parts.append(simulation.history[-1].seconds)]
+        result = fedfw.simulate(problem, algorithm, rounds, eval_every=3, device="cuda", callbacks=note)
+        return result, parts[-1].get("steps", 0.0) > 0
+
+    (one, replayed), (again, _) = run(), run()
+    # Those that decompose matrices look at numbers on the way, and so does the projection on the l1 ball.
+    projects = fedfw.ALGORITHMS[name].needs_projection
+    assert replayed == (constraint != "nuclear:5" and not (constraint == "l1:5" and projects))
+    monkeypatch.setattr(engine_module, "can_be_recorded", lambda *of: False)
+    plain, not_replayed = run()
+    assert not not_replayed
+    assert torch.equal(one.x, again.x)
+    assert torch.equal(one.x, plain.x)
+    for column in ("bytes_up", "bytes_down", "loss", "gap", "lower_bound"):
+        assert one.history.to_dict()[column] == plain.history.to_dict()[column]
+
+
 @pytest.mark.parametrize("kind", ["completion", "cnn", "least squares"])
 def test_models_and_the_central_optimum(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -80,24 +108,31 @@ def test_models_and_the_central_optimum(kind: str) -> None:
         assert torch.allclose(run.x.cpu(), fedfw.simulate(problem, fedfw.FedDR(D), rounds=10).x, atol=1e-3)
 
 
-def test_the_fused_kernel_agrees_with_float64_and_repeats() -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_fused_kernel_agrees_with_float64_and_repeats(bias: bool) -> None:
     from fedfw.problems.fused import can_fuse, fused_softmax_gradient
 
     pytest.importorskip("triton")
     generator = torch.Generator().manual_seed(0)
     A = torch.rand(3, 1100, 784, generator=generator).cuda()
     y = torch.randint(0, 10, (3, 1100), generator=generator).cuda()
-    x = (torch.randn(3, 7850, generator=generator) * 0.05).cuda()
-    W, b = x[:, :7840].view(3, 10, 784), x[:, 7840:]
+    x = (torch.randn(3, 7850 if bias else 7840, generator=generator) * 0.05).cuda()
     assert can_fuse(A, 10, y)
-    losses, of_weights, of_bias = fused_softmax_gradient(A, y, W, b)
+
+    def evaluated() -> tuple[torch.Tensor, torch.Tensor]:
+        values, gradients = torch.empty(3, device="cuda"), torch.empty_like(x)
+        fused_softmax_gradient(A, y, x, 10, values, gradients)
+        return values, gradients
+
+    values, gradients = evaluated()
     for i in range(3):
-        w, c = W[i].double().requires_grad_(), b[i].double().requires_grad_()
-        loss = nnf.cross_entropy(A[i].double() @ w.T + c, y[i])
+        point = x[i].double().requires_grad_()
+        scores = A[i].double() @ point[:7840].view(10, 784).T + (point[7840:] if bias else 0.0)
+        loss = nnf.cross_entropy(scores, y[i])
         loss.backward()  # type: ignore[no-untyped-call]
-        assert torch.allclose(losses[i].double(), loss, rtol=1e-6)
-        for ours, exact in ((of_weights[i], w.grad), (of_bias[i], c.grad)):
-            assert exact is not None
-            assert float((ours - exact).abs().max() / exact.abs().max()) < 2e-6
-    again = fused_softmax_gradient(A, y, W, b)
-    assert all(torch.equal(one, other) for one, other in zip(again, (losses, of_weights, of_bias), strict=True))
+        assert point.grad is not None
+        assert torch.allclose(values[i].double(), loss, rtol=1e-6)
+        for part in (slice(0, 7840), slice(7840, None))[: 1 + bias]:
+            exact = point.grad[part]
+            assert float((gradients[i, part] - exact).abs().max() / exact.abs().max()) < 2e-6
+    assert all(torch.equal(one, other) for one, other in zip(evaluated(), (values, gradients), strict=True))

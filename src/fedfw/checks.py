@@ -16,13 +16,13 @@ def holds(condition: Tensor) -> bool:
     noted = _noted.get()
     if noted is None:
         return bool(condition.all())
-    noted.append(condition.all())
+    noted.append(condition)
     return True
 
 
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
-    """Within, `holds` looks at nothing: its conditions () are in this list, for whoever looks later."""
+    """Within, `holds` looks at nothing: its conditions are in this list, for whoever looks later."""
     noted: list[Tensor] = []
     token = _noted.set(noted)
     try:

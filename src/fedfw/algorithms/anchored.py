@@ -95,7 +95,7 @@ class FedFWAnchored(OracleAlgorithm):
         g = a + state["y"]
         if "ybar" in message.vectors:
             g -= message.vectors["ybar"]
-        if rates.lam:
+        if plan.lam_0:
             g += rates.lam * (state["x"] - message.xbar)
         if self.momentum:
             state = running_average(state, g, 1 - self.momentum)

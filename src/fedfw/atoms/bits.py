@@ -90,7 +90,8 @@ def read_bits(reader: Reader, count: int) -> Bits:
 @lru_cache(maxsize=64)
 def _subsets(p: int, k: int) -> int | None:
     """C(p, k) when the enumerative code is used for it, else None."""
-    if min(k, p - k) > _ENUMERATIVE_BITS:
+    bits = (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2)
+    if bits > 2 * _ENUMERATIVE_BITS:  # clearly too many: no need for the number itself
         return None
     count = math.comb(p, k)
     return count if count.bit_length() <= _ENUMERATIVE_BITS else None
@@ -194,17 +195,25 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
     return (indices if coded == k else _complement(indices, p)), tail
 
 
+def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
+    """Length of `write_index_set` for any ``k`` indices, where it does not depend on which."""
+    count = _subsets(p, min(k, p - k))
+    return None if count is None else byte_width(count << extra)
+
+
 def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
     """Length of `write_index_set` without writing; ``indices`` is a stack (n, k), and the n lengths are summed."""
     n, k = indices.shape
     coded = min(k, p - k)
-    count = _subsets(p, coded)
-    if count is not None:
-        return int(n * byte_width(count << extra))
+    fixed = fixed_nbytes(k, p, extra)
+    if fixed is not None:
+        return int(n * fixed)
     if coded != k:
         indices = np.stack([_complement(row, p) for row in indices])
     low = _rice_parameter(p, coded)
-    gaps = np.diff(indices, axis=1, prepend=-1) - 1
+    gaps = indices - 1
+    gaps[:, 0] += 1
+    gaps[:, 1:] -= indices[:, :-1]
     bits = (gaps >> low).sum(1) + coded * (low + 1) + extra
     return int(((bits + 7) // 8).sum())
 

@@ -18,6 +18,7 @@ from fedfw.atoms.bits import (
     Indices,
     Reader,
     byte_width,
+    fixed_nbytes,
     index_set_nbytes,
     permutation_nbytes,
     read_index_set,
@@ -129,8 +130,10 @@ class SparseSigns(SparseAtom):
         indices = self.indices
         if not self.signed:  # only sets without signs have the origin among their vertices
             indices = indices[self.signs[:, 0] != 0]
-        signs = indices.shape[1] if self.signed else 0
-        return index_set_nbytes(indices.cpu().numpy(), prod(self.shape), signs)
+        (n, k), p = indices.shape, prod(self.shape)
+        signs = k if self.signed else 0
+        fixed = fixed_nbytes(k, p, signs)  # without a look at indices that may be on a GPU
+        return n * fixed if fixed is not None else index_set_nbytes(indices.cpu().numpy(), p, signs)
 
     def _is_zero(self) -> bool:
         return not self.signed and not self.signs.any()

@@ -44,6 +44,14 @@ class ClientLosses(ABC):
     plain_kernels: bool = False
     """Whether full gradients of everyone are the same kernels in the same order every time, on one stream."""
 
+    _everyone: Tensor | None = None
+
+    def everyone(self, device: torch.device) -> Tensor:
+        """The numbers (n,) of all clients: the same tensor every time, known without a look at its numbers."""
+        if self._everyone is None or self._everyone.device != device:
+            self._everyone = torch.arange(self.n, device=device)
+        return self._everyone
+
     @abstractmethod
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         """f_i and its gradient for the clients ``who`` (m,), client who[j] at x[j].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -42,6 +43,8 @@ class Replayed(Generic[Result]):
         self._recordings_left = _MOST_RECORDINGS
         # One pool for all of them: they never run at the same time, and nobody keeps their results.
         self._memory = torch.cuda.graph_pool_handle()
+        # Libraries set up what they need for a stream when it is first used, which no recording survives.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     @property
     def gave_up(self) -> bool:
@@ -61,8 +64,7 @@ class Replayed(Generic[Result]):
             self._recordings[shapes] = self._record(inputs)
             self._recordings_left -= 1
         recording = self._recordings[shapes]
-        for place, tensor in zip(recording.places, inputs, strict=True):
-            place.copy_(tensor)
+        torch._foreach_copy_(recording.places, inputs)
         self.given = recording.places
         recording.graph.replay()
         return recording.results
@@ -73,19 +75,28 @@ class Replayed(Generic[Result]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls this mode a prototype
             torch.cuda.set_sync_debug_mode("error")
+            self._stream.wait_stream(torch.cuda.current_stream())
             try:
-                self._function(*inputs)
+                with torch.cuda.stream(self._stream):
+                    self._function(*inputs)
             except RuntimeError:
                 return False
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
+                torch.cuda.current_stream().wait_stream(self._stream)
         return True
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recording[Result]:
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            results = self._function(*places)
+        collects = gc.isenabled()
+        gc.disable()  # it might free a device's memory, which ends a recording
+        try:
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+                results = self._function(*places)
+        finally:
+            if collects:
+                gc.enable()
         return _Recording(graph, places, results)
 
 

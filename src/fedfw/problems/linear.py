@@ -107,8 +107,9 @@ class LinearLosses(ClientLosses):
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
         self.model, self.derivative, self._stacks = model, derivative, stacks
-        self.sizes, self.n, self.plain_kernels = sizes, len(sizes), len(stacks) == 1
-        self._all_in_order: Tensor | None = None  # a list of clients that was found to be the stack's own
+        self.sizes, self.n = sizes, len(sizes)
+        self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
+        self.plain_kernels = self._in_order
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}
 
@@ -204,13 +205,8 @@ class LinearLosses(ClientLosses):
 
     def _select(self, who: Tensor) -> list[tuple[Stack, Tensor | None, Tensor | None]]:
         """(stack, rows of it or None for all, places in ``who`` or None for all) for the stacks that are needed."""
-        known = who is self._all_in_order
-        if (
-            len(self._stacks) == 1
-            and len(who) == self.n
-            and (known or torch.equal(who.cpu(), self._stacks[0].who.cpu()))
-        ):
-            self._all_in_order = who
+        all_of_them = who is self._everyone or (len(who) == self.n and torch.equal(who.cpu(), torch.arange(self.n)))
+        if self._in_order and all_of_them:
             return [(self._stacks[0], None, None)]
         rows: list[list[int]] = [[] for _ in self._stacks]
         places: list[list[int]] = [[] for _ in self._stacks]
@@ -234,11 +230,7 @@ class LinearLosses(ClientLosses):
         W = x[:, : c * f].view(-1, c, f)
         wanted = bool(gradients.numel()) and sizes is None and self.derivative is _cross_entropy
         if wanted and can_fuse(A, c, targets):
-            losses, of_weights, of_bias = fused_softmax_gradient(A, targets, W, x[:, c * f :] if self.bias else None)
-            values.copy_(losses)
-            gradients[:, : c * f] = of_weights.flatten(1)
-            if self.bias:
-                gradients[:, c * f :] = of_bias
+            fused_softmax_gradient(A, targets, x, c, values, gradients)
             return
         scores = torch.bmm(A, W.mT)
         if self.bias:

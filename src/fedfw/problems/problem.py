@@ -170,7 +170,7 @@ class Problem:
 
     def value_and_gradient(self, x: Tensor, round_: int = 0) -> tuple[float, Tensor]:
         """F and its gradient (p,) at one point x (p,)."""
-        who = torch.arange(self.n, device=x.device)
+        who = self.losses.everyone(x.device)
         oracle = Oracle(self.losses, self.weights.to(x.dtype), who, lambda: None, round_)
         values, gradients = oracle(x.expand(self.n, -1))
         gradient = gradients.sum(0)
@@ -181,7 +181,7 @@ class Problem:
 
     def value(self, x: Tensor) -> float:
         """F at one point x (p,)."""
-        who = torch.arange(self.n, device=x.device)
+        who = self.losses.everyone(x.device)
         return float((self.losses.value(x.expand(self.n, -1), who).double() * self.weights).sum())
 
     def smoothness(self) -> float | None:

@@ -15,6 +15,9 @@ class RegularisedLosses(ClientLosses):
         self.inner, self.l2 = inner, l2
         self.n, self.sizes, self.plain_kernels = inner.n, inner.sizes, inner.plain_kernels
 
+    def everyone(self, device: torch.device) -> Tensor:
+        return self.inner.everyone(device)
+
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return self.inner.value(x, who) + self._term(x)
 

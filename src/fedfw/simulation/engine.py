@@ -125,13 +125,13 @@ class Simulation:
         self.server: Server = self.algorithm.start_server(start)
         self.memory = self.new_memory(start, few_take_part(problem, self.participation, options))
         self.ledger = Ledger(problem.n, start)
-        self._everyone = torch.arange(problem.n, device=start.device)
+        self._everyone = problem.losses.everyone(start.device)
         self.bound = LowerBound(self.constraint, problem.n)
         self._weights = problem.weights.to(start.dtype)
         self.certificate = certificate_kind(problem, self.algorithm, options)
         self.dense_sums = 0
         alike = can_be_recorded(problem, self.participation, options, self.plan)
-        self._recorded = RecordedRounds(self.plan, self._steps_of_everyone, device) if alike else None
+        self._recorded = RecordedRounds(self.plan, self._steps_of_everyone, self.clock, start.device) if alike else None
         self.attended = torch.zeros(problem.n, dtype=torch.int64)
         noise = None if self.private is None else self.private.noise
         self.fingerprint = fingerprint(self.plan, self.algorithm, options, start, noise)
@@ -192,15 +192,17 @@ class Simulation:
     def _round(self) -> Record:
         t, plan, algorithm = self.t, self.plan, self.algorithm
         present = self.participation(t)
-        self.attended[present] += 1
+        count, everyone = present.shape[0], present.shape[0] == plan.n
+        if self.private is not None:
+            self.attended[present] += 1
         # The same tensor for everyone in every round: losses recognise it without looking at its numbers.
-        who = self._everyone if len(present) == self.problem.n else present.to(self._everyone.device)
+        who = self._everyone if everyone else present.to(self._everyone.device)
         rates = None if plan.schedule is None else plan.rates(t)
         last = t == self.options.rounds or self._budget_is_spent(t + 1)
         evaluated = t % self.options.eval_every == 0 or last
         up = down = sums = 0
         anchor_gap = None
-        if len(who):
+        if count:
             groups = [who] if len(self._groups) == 1 else [group[torch.isin(group, who)] for group, _ in self._groups]
             active = [(rows, D) for rows, (_, D) in zip(groups, self._groups, strict=True) if len(rows)]
             gradients = [self._gradient(plan, rows) for rows, _ in active]
@@ -208,9 +210,9 @@ class Simulation:
             if (anchored := algorithm.anchor(plan, self.server, states, gradients, t)) is not None:
                 xbar = self.server.xbar
                 self.server, states, learnt = anchored
-                sums = 1 if len(who) == plan.n else 2
+                sums = 1 if everyone else 2
                 self.dense_sums += sums
-                if len(who) == plan.n:
+                if everyone:
                     anchor_gap = frank_wolfe_gap(self.constraint, xbar, learnt.gradient)
                     if self._proven_at_anchor(learnt.loss, anchor_gap):
                         return self._closing_record(learnt.loss, anchor_gap, who)
@@ -218,11 +220,13 @@ class Simulation:
             taking_part = who if len(active) == 1 else torch.cat([rows for rows, _ in active])
             self.server, message = algorithm.broadcast(plan, self.server, taking_part, known, t)
             proves = self.certificate.startswith("valid")
-            message = replace(message, wants_evidence=evaluated and proves)
+            message = replace(message, wants_evidence=True) if evaluated and proves else message
+            replayed = self._recorded.begin(self.server, states[0], message) if self._recorded is not None else None
             # An anchor sends its mean gradient down and, with absentees, xbar again: those present moved to it.
             down = self.ledger.down(t, present, message.vectors, sums, algorithm.sends_model)
-            taken = self._replayed(states[0], message) if self._recorded is not None else None
-            if taken is None:
+            if replayed is not None:
+                taken = replayed()
+            else:
                 parties = [
                     Party(rows, state, gradient, self._lmo(plan, D, rows, gradient))
                     for (rows, D), state, gradient in zip(active, states, gradients, strict=True)
@@ -231,8 +235,8 @@ class Simulation:
             for (rows, _), state in zip(active, taken.states, strict=True):
                 self.memory.scatter(rows, state)
             self.server = taken.server
-            self.ledger.step(t, *taken.marks.cpu())
-            up = sum(upload.atoms.nbytes for upload in taken.uploads) + sums * self.ledger.dense_nbytes * len(who)
+            self.ledger.step(t, *(mark.cpu() for mark in taken.marks))
+            up = sum(upload.atoms.nbytes for upload in taken.uploads) + sums * self.ledger.dense_nbytes * count
             self._learn(taken.uploads)
         evaluate = self.clock.timed("evaluation", self._evaluate)
         judged = evaluate(0.0 if rates is None else rates.lam) if evaluated else {}
@@ -240,11 +244,11 @@ class Simulation:
             round=t,
             anchor_gap=anchor_gap,
             lower_bound=self.best_bound,
-            participants=len(who),
+            participants=count,
             **({} if rates is None else vars(rates)),
             bytes_up=up,
             bytes_down=down,
-            bytes_dense=2 * len(who) * self.ledger.dense_nbytes,
+            bytes_dense=2 * count * self.ledger.dense_nbytes,
             epsilon=None if self.private is None else self.private.epsilon(int(self.attended.max())),
             seconds=self.clock.split(),
             **judged,
@@ -283,14 +287,6 @@ class Simulation:
         if self.private is None:
             return False
         return bool((self.attended[self.participation(t)] >= self.private.most_rounds).any())
-
-    def _replayed(self, state: State, message: Message) -> Taken | None:
-        """The round's steps as a recording, while that works."""
-        assert self._recorded is not None
-        taken: Taken | None = self.clock.timed("steps", self._recorded)(self.server, state, message)
-        if self._recorded.gave_up:
-            self._recorded = None
-        return taken
 
     def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> Taken:
         gradient = self._gradient(plan, self._everyone)
@@ -371,7 +367,7 @@ class Simulation:
         told = {"loss": loss, "gap": gap}
         if apart is not None:
             points = self.clients["x"]
-            values = self.problem.losses.value(points, torch.arange(self.problem.n, device=points.device))
+            values = self.problem.losses.value(points, self._everyone)
             told["surrogate"] = float((values.double() * self.problem.weights).sum()) + lam / 2 * apart
         return told
 

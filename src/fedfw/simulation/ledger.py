@@ -17,18 +17,21 @@ from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms import Atom, SparseAtom, TupleAtom
-from fedfw.atoms.bits import Reader, index_set_nbytes, read_index_set, write_index_set
+from fedfw.atoms.bits import Indices, Reader, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.atoms.mixture import Mixture
 from fedfw.errors import AtomError
 
 DENSE, VALUES, SUM = 0, 1, 2
 _NO_BITS = np.empty(0, np.uint8)
+Rounds = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 def encode_dense(x: Tensor) -> bytes:
@@ -86,7 +89,10 @@ def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 def sparse_nbytes(indices: Tensor, p: int, itemsize: int) -> int:
     """Length of `encode_values` for k ascending indices."""
-    places = indices.cpu().numpy()
+    return _sparse_nbytes(indices.cpu().numpy(), p, itemsize)
+
+
+def _sparse_nbytes(places: Indices, p: int, itemsize: int) -> int:
     return 1 + 4 + index_set_nbytes(places[None], p, 0) + len(places) * itemsize
 
 
@@ -95,12 +101,13 @@ class Ledger:
 
     def __init__(self, n: int, xbar: Tensor) -> None:
         self.p, self.itemsize = len(xbar), xbar.element_size()
-        self.last_seen = torch.zeros(n, dtype=torch.int64)  # round in which a client last got xbar; 0: never
-        self.last_changed = torch.zeros(self.p, dtype=torch.int64)  # round whose step last changed a coordinate
+        self.last_seen = np.zeros(n, np.int64)  # round in which a client last got xbar; 0: never
+        self.last_changed = np.zeros(self.p, np.int64)  # round whose step last changed a coordinate
         self.sum_nbytes: int | None = None  # of the last step, when everyone took it
         self.sum_round = 0  # the round of that step
+        self._last_step: tuple[int, Mask, Mask | None] | None = None
         self.vectors: dict[str, Tensor] = {}  # further vectors (p,) as last sent; one that is not sent is zero
-        self.vectors_changed: dict[str, Tensor] = {}  # round whose message last changed a coordinate of them
+        self.vectors_changed: dict[str, Rounds] = {}  # round whose message last changed a coordinate of them
 
     @property
     def dense_nbytes(self) -> int:
@@ -112,18 +119,19 @@ class Ledger:
 
         Where clients never get the model, they get x^1 once.
         """
+        self._settle()
         self._note(t, vectors)
-        total = dense * self.dense_nbytes * len(who)
-        for since, clients in Counter(self.last_seen[who].tolist()).items():
+        clients = who.numpy()
+        total = dense * self.dense_nbytes * len(clients)
+        for since, count in Counter(self.last_seen[clients].tolist()).items():
             a_client = sum(self._nbytes(self.vectors_changed[name] > since, since) for name in vectors)
             if model:
-                by_values = self._nbytes(self.last_changed >= since, since)
                 by_sum = self.sum_nbytes if since == self.sum_round else None
-                a_client += by_values if by_sum is None or not since else min(by_values, by_sum)
+                a_client += self._nbytes(self.last_changed >= since, since, by_sum)
             elif not since:
                 a_client += self.dense_nbytes
-            total += clients * a_client
-        self.last_seen[who] = t
+            total += count * a_client
+        self.last_seen[clients] = t
         return total
 
     def _note(self, t: int, vectors: Mapping[str, Tensor]) -> None:
@@ -131,45 +139,62 @@ class Ledger:
         for name in {**self.vectors, **vectors}:
             zero = torch.zeros(self.p)
             before, after = self.vectors.get(name, zero), vectors[name].cpu() if name in vectors else zero
-            marks = self.vectors_changed.setdefault(name, torch.zeros(self.p, dtype=torch.int64))
-            marks.masked_fill_(before.to(after.dtype) != after, t)
+            marks = self.vectors_changed.setdefault(name, np.zeros(self.p, np.int64))
+            marks[(before.to(after.dtype) != after).numpy()] = t
             self.vectors[name] = after.clone()
 
-    def _nbytes(self, changed: Tensor, since: int) -> int:
-        """Of a vector for a client that last saw it in round ``since``: its changed coordinates (p,), or all of it."""
-        places = changed.nonzero().flatten()
-        if not since or len(places) * self.itemsize >= self.dense_nbytes:
+    def _nbytes(self, changed: Mask, since: int, otherwise: int | None = None) -> int:
+        """Of a vector for a client that last saw it in round ``since``: its changed coordinates (p,), or all of it.
+
+        Or ``otherwise``, the length of another description for those who ever saw it.
+        """
+        if not since:
             return self.dense_nbytes
-        return min(self.dense_nbytes, sparse_nbytes(places, self.p, self.itemsize))
+        shortest = self.dense_nbytes if otherwise is None else min(otherwise, self.dense_nbytes)
+        values = 5 + int(np.count_nonzero(changed)) * self.itemsize  # without saying where they belong
+        if values >= shortest:
+            return shortest
+        return min(shortest, _sparse_nbytes(np.flatnonzero(changed), self.p, self.itemsize))
 
     def step(self, t: int, changed: Tensor, support: Tensor | None = None) -> None:
         """Note what round t did to xbar: which coordinates (p,) changed, and in which the sum of the atoms is not zero.
 
         ``support`` is for rounds in which everyone sent a sparse atom.
         """
-        self.last_changed.masked_fill_(changed, t)
+        self._settle()
+        self._last_step = t, changed.numpy().copy(), None if support is None else support.numpy().copy()
+
+    def _settle(self) -> None:
+        """Work out the last step: the next message asks for it, and by then a GPU is busy with the next round."""
+        if self._last_step is None:
+            return
+        (t, changed, support), self._last_step = self._last_step, None
+        self.last_changed[changed] = t
         self.sum_round, self.sum_nbytes = t, None
         if support is not None:  # the sum's message has two rates (16 bytes) in front of the coordinates
-            self.sum_nbytes = 16 + sparse_nbytes(support.nonzero().flatten(), self.p, self.itemsize)
+            self.sum_nbytes = 16 + _sparse_nbytes(np.flatnonzero(support), self.p, self.itemsize)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
+        self._settle()
         return {
-            "last_seen": self.last_seen,
-            "last_changed": self.last_changed,
+            "last_seen": torch.from_numpy(self.last_seen),
+            "last_changed": torch.from_numpy(self.last_changed),
             "sum": torch.tensor([self.sum_round, -1 if self.sum_nbytes is None else self.sum_nbytes]),
             **{f"vector.{name}": value for name, value in self.vectors.items()},
-            **{f"changed.{name}": value for name, value in self.vectors_changed.items()},
+            **{f"changed.{name}": torch.from_numpy(value) for name, value in self.vectors_changed.items()},
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`."""
-        self.last_seen, self.last_changed = state["last_seen"].clone(), state["last_changed"].clone()
-        self.sum_round, stored = state["sum"].tolist()
-        self.sum_nbytes = None if stored < 0 else stored
+        self._last_step = None
         held = {name: value.clone() for name, value in state.items()}
+        self.last_seen, self.last_changed = held["last_seen"].numpy(), held["last_changed"].numpy()
+        self.sum_round, stored = held["sum"].tolist()
+        self.sum_nbytes = None if stored < 0 else stored
         self.vectors = {key[len("vector.") :]: value for key, value in held.items() if key.startswith("vector.")}
-        self.vectors_changed = {key[len("changed.") :]: v for key, v in held.items() if key.startswith("changed.")}
+        changed = {key[len("changed.") :]: v.numpy() for key, v in held.items() if key.startswith("changed.")}
+        self.vectors_changed = changed
 
 
 def support(atoms: list[Atom], like: Tensor) -> Tensor | None:

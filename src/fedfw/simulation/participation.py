@@ -30,6 +30,7 @@ class Participation:
         self._count: int | None = None
         self._chances: Tensor | None = None
         self._chance: float | None = None  # where it is the same for all
+        self._all: Tensor | None = None
         self.p = 1.0
         """The probability that schedules go by: the least one."""
         if callable(wanted):
@@ -71,7 +72,8 @@ class Participation:
                 raise ValueError(f"round {t}: participation names clients {who.tolist()}, expected 0 to {self._n - 1}")
             return who
         if self.everyone:
-            return torch.arange(self._n)
+            self._all = torch.arange(self._n) if self._all is None else self._all
+            return self._all
         draw = generator(self._seed, "participation", t)
         if self._n > _MANY and (self._count is not None or self._chance is not None):
             return self._few_of_many(draw)

@@ -6,8 +6,9 @@ checks are looked at once, at the end: a round that fails one is taken again ste
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +18,7 @@ from fedfw.algorithms.base import Message, Plan, Rates, Server, State
 from fedfw.checks import postponed
 from fedfw.problems.graphs import Replayed
 from fedfw.simulation.steps import Taken
+from fedfw.simulation.stopwatch import Stopwatch
 
 Steps = Callable[[Plan, Server, State, Message], Taken]
 """The steps of all clients, stacked, and of the server."""
@@ -64,49 +66,66 @@ class RecordedRounds:
         Makes a function of tensors one that replays its kernels.
     """
 
-    def __init__(self, plan: Plan, steps: Steps, device: torch.device, replay: Callable[..., Any] = Replayed) -> None:
-        self._plan, self._steps, self._replay = plan, steps, replay
+    def __init__(
+        self, plan: Plan, steps: Steps, clock: Stopwatch, device: torch.device, replay: Callable[..., Any] = Replayed
+    ) -> None:
+        self._plan, self._steps, self._clock, self._replay = plan, steps, clock, replay
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._rates = torch.zeros(3, dtype=torch.float64, device=device)
         self._on_host = torch.zeros(3, dtype=torch.float64, pin_memory=device.type == "cuda")
         self._t = 0
+        self._seen: dict[int, Tensor] = {}  # on the host, by its length
         self._ways: dict[_Names, Any] = {}
-        self.gave_up = False
+        self._cannot = False
 
-    def __call__(self, server: Server, state: State, message: Message) -> Taken | None:
-        """What the round gave, to be copied before the next one; None where it cannot be replayed."""
-        self._t = message.t
+    def begin(self, server: Server, state: State, message: Message) -> Callable[[], Taken] | None:
+        """Sets a round going; the function waits for it. None where it cannot be replayed.
+
+        What the round gave is overwritten by the next one, but for the server's memory, which is for all to keep.
+        """
+        if self._cannot:
+            return None
+        begun, self._t = time.perf_counter(), message.t
         if self._plan.schedule is not None:
             rates = self._plan.rates(message.t)
-            for place, rate in enumerate((rates.eta, rates.lam, rates.rho)):
-                self._on_host[place] = rate
-            self._rates.copy_(self._on_host, non_blocking=True)
+            self._on_host.numpy()[:] = rates.eta, rates.lam, rates.rho
         names = _Names(tuple(state), tuple(server.vectors), tuple(message.vectors), message.wants_evidence)
         if names not in self._ways:
             self._ways[names] = self._replay(lambda *tensors: self._live(names, tensors))
         way = self._ways[names]
-        given = (*state.values(), server.xbar, *server.vectors.values(), *message.vectors.values(), self._rates)
         try:
-            taken, seen = way(*given)
+            taken, seen = way(*state.values(), server.xbar, *server.vectors.values(), *message.vectors.values())
         except TypeError:  # it looks at the round; what else is wrong will show when it is taken step by step
-            self.gave_up = True
+            self._cannot = True
             return None
-        self.gave_up = way.gave_up
-        seen = seen.cpu()
-        if not bool(seen[0]):
-            return self._steps(self._plan, *_sorted_out(names, way.given, message.t))
-        # What is replayed is overwritten: the model is for everyone to keep.
-        kept: Taken = replace(taken, server=replace(taken.server, xbar=taken.server.xbar.clone()))
-        return replace(kept, marks=seen[1:].view(kept.marks.shape))
+        self._cannot = way.gave_up
+
+        def finish() -> Taken:
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._clock.add("steps", begun)
+            marks = seen.split([1] + [len(mark) for mark in taken.marks])
+            if not marks[0]:
+                return self._steps(self._plan, *_sorted_out(names, way.given, message.t))
+            vectors = {name: vector.clone() for name, vector in taken.server.vectors.items()}
+            after = Server(taken.server.xbar.clone(), vectors)
+            return Taken(after, taken.states, taken.uploads, marks[1:])
+
+        return finish
 
     def _live(self, names: _Names, tensors: tuple[Tensor, ...]) -> tuple[Taken, Tensor]:
-        """The steps with live rates; what they gave, and whether all is well followed by its marks."""
+        """The steps with live rates; what they gave, and on the host whether all is well followed by their marks."""
         static = {f.name: getattr(self._plan, f.name) for f in fields(Plan) if f.name != "watch"}
-        plan = _LivePlan(**static, now=tensors[-1], tolerance=lambda: self._plan.oracle_tol(self._t))
+        now = self._rates.copy_(self._on_host, non_blocking=True)
+        plan = _LivePlan(**static, now=now, tolerance=lambda: self._plan.oracle_tol(self._t))
         any_round: Any = _AnyRound()
         with postponed() as checks:
             taken = self._steps(plan, *_sorted_out(names, tensors, any_round))
-        well = torch.stack(checks).all().view(1) if checks else taken.marks.new_ones(1)
-        return taken, torch.cat([well, taken.marks.flatten()])
+        well = torch.cat([check.flatten() for check in checks]).all().view(1)
+        seen = torch.cat([well, *taken.marks])
+        if len(seen) not in self._seen:
+            self._seen[len(seen)] = torch.zeros(len(seen), dtype=torch.bool, pin_memory=seen.is_cuda)
+        return taken, self._seen[len(seen)].copy_(seen, non_blocking=True)
 
 
 def _sorted_out(names: _Names, tensors: tuple[Tensor, ...], t: int) -> tuple[Server, State, Message]:

@@ -71,7 +71,7 @@ def automatic_penalty(problem: Problem, constraint: ConstraintSet, start: Tensor
     n = problem.n
     if not problem.losses.countable:
         raise ValueError('penalty="auto" asks all clients for their gradient, and these are too many: give a number')
-    who = torch.arange(n, device=start.device)
+    who = problem.losses.everyone(start.device)
     _, gradients = Oracle(problem.losses, problem.weights.to(start.dtype) * n, who, lambda: None, 0)(
         start.expand(n, -1)
     )

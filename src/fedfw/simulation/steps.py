@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Gradient, Lmo, Message, Plan, Server, State, Upload
@@ -29,14 +28,14 @@ class Party:
 class Taken:
     """What a round's steps gave.
 
-    ``marks`` (1 or 2, p) says which coordinates of xbar changed and, where everyone sent a sparse atom, which of their
-    sum are not zero.
+    ``marks``, (p,) of bool each, say which coordinates of xbar changed and, where everyone sent a sparse atom, which
+    of their sum are not zero.
     """
 
     server: Server
     states: list[State]
     uploads: list[Upload]
-    marks: Tensor
+    marks: tuple[Tensor, ...]
 
 
 def take_steps(algorithm: Algorithm, plan: Plan, server: Server, message: Message, parties: Sequence[Party]) -> Taken:
@@ -50,11 +49,10 @@ def take_steps(algorithm: Algorithm, plan: Plan, server: Server, message: Messag
         states.append(state)
         uploads.append(Upload(party.who, atoms, before, evidence))
     after = algorithm.server_step(plan, server, uploads, message.t)
-    marks = [server.xbar != after.xbar]
-    if sum(len(party.who) for party in parties) == plan.n:
-        where = support([upload.atoms for upload in uploads], after.xbar)
-        marks += [] if where is None else [where]
-    return Taken(after, states, uploads, torch.stack(marks))
+    everyone = sum(len(party.who) for party in parties) == plan.n
+    where = support([upload.atoms for upload in uploads], after.xbar) if everyone else None
+    changed = server.xbar != after.xbar
+    return Taken(after, states, uploads, (changed,) if where is None else (changed, where))
 
 
 def _refuse_non_finite(sent: Dense, who: Tensor, t: int) -> None:

@@ -28,7 +28,7 @@ class Stopwatch:
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event.record()
         return event
 
     @contextmanager
@@ -45,8 +45,13 @@ class Stopwatch:
 
         return wrapped
 
+    def add(self, part: str, begin: float) -> None:
+        """A part that began at ``begin`` by `time.perf_counter`, and has waited for the GPU itself."""
+        self._spans.append((part, begin, time.perf_counter()))
+
     def split(self) -> dict[str, float]:
-        if self._device.type == "cuda":
+        """The parts' seconds so far."""
+        if any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:
