@@ -304,7 +304,7 @@ def test_the_study_of_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["reproduce", "dp", "--quick", "--out", str(tmp_path), "--data-dir", str(DATA)]) == 0
     page = (tmp_path / "dp-quick.html").read_text()
     assert page.count("<svg") == 1
-    assert "Private selection is best" in page
+    assert "Private selection has the least" in page
 
 
 def _order(loop: Loopback, **changes: Any) -> Any:

@@ -106,7 +106,7 @@ def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Resu
         page.table(("", "in short"), summaries)
     claims = [claim for section in complete for claim in section.claims(scale, results)]
     if claims:
-        page.heading("Claims of the paper")
+        page.heading("Claims")
         page.table(("claim", "verdict", "found", "see"), map(_verdict, claims))
     if summaries:
         page.heading("Protocols")
