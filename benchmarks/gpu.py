@@ -19,7 +19,7 @@ import torch
 
 import fedfw
 from benchmarks.common import machine, markdown
-from fedfw.bench.contenders import PENALTY, RADIUS, fedfw_l1
+from fedfw.bench.contenders import PENALTY, RADIUS, frank_wolfe
 from fedfw.bench.tasks import CLASSES, TASKS
 from fedfw.data.base import Data, Part
 from fedfw.models import make_model
@@ -97,7 +97,7 @@ def ours(rounds: int) -> tuple[float, torch.Tensor, fedfw.Problem]:
     marks: list[float] = []
     problem = TASKS["mnist"].problem()
     note = [lambda simulation: marks.append(time.perf_counter())]
-    run = fedfw.simulate(problem, fedfw_l1(TASKS["mnist"]), rounds, eval_every=10**9, device="cuda", callbacks=note)
+    run = fedfw.simulate(problem, frank_wolfe(), rounds, eval_every=10**9, device="cuda", callbacks=note)
     return 1e3 * median(b - a for a, b in pairwise(marks)), run.x, run.problem
 
 

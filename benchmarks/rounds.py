@@ -18,7 +18,7 @@ from pathlib import Path
 
 import fedfw
 from benchmarks.common import machine, publish
-from fedfw.bench.contenders import bare_products, fedfw_l1, hand_fedfw, ours
+from fedfw.bench.contenders import bare_products, frank_wolfe, hand_fedfw, ours
 from fedfw.bench.tasks import CLASSES, BenchTask
 from fedfw.bench.tasks import TASKS as BENCH
 from fedfw.bench.timing import compare
@@ -31,13 +31,13 @@ TASKS = {
 
 
 def simulated(problem: fedfw.Problem, task: BenchTask, rounds: int) -> fedfw.Run:
-    return fedfw.simulate(problem, fedfw_l1(task), rounds=rounds, eval_every=10**9)
+    return fedfw.simulate(problem, frank_wolfe(), rounds=rounds, eval_every=10**9)
 
 
 def measure(name: str) -> str:
     task = TASKS[name]
     rounds = 20 if task.samples * task.clients * task.features > 10**6 else 200
-    sides = {"ours": ours(task, fedfw_l1(task)), "by hand": hand_fedfw(task), "products": bare_products(task)}
+    sides = {"ours": ours(task, frank_wolfe()), "by hand": hand_fedfw(task), "products": bare_products(task)}
     times = compare(task, sides, rounds, repeats=7)
     own, hand, bare = (times[side].round_ms for side in sides)
     run = simulated(task.problem(), task, rounds)

@@ -36,10 +36,13 @@ def test_all_contenders_compute_the_same_rounds(name: str) -> None:
     assert all(timing.round_ms > 0 and timing.loss is not None for timing in timings.values())
 
 
-def test_fedfw_by_hand_is_fedfw() -> None:
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("ball", contenders.BALLS)
+def test_fedfw_by_hand_is_fedfw(ball: str, plus: bool) -> None:
     task = TINY["softmax"]
-    ours = contenders.ours(task, contenders.fedfw_l1(task))(6, lambda: None)
-    assert torch.allclose(ours, contenders.hand_fedfw(task)(6, lambda: None), atol=1e-5)
+    ours = contenders.ours(task, contenders.frank_wolfe(ball, plus))(6, lambda: None)
+    assert torch.allclose(ours, contenders.hand_fedfw(task, ball, plus)(6, lambda: None), atol=1e-4)
+    assert bool(ours.any())
 
 
 def test_different_losses_are_not_timed() -> None:

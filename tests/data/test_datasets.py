@@ -85,6 +85,22 @@ def test_diabetes() -> None:
     assert torch.allclose(everything.square().sum(0), torch.ones(10), atol=1e-5)  # as scikit-learn scales them
 
 
+def test_sparse() -> None:
+    data, again, other = load_data("sparse:60"), load_data("sparse:60"), load_data("sparse:60", seed=1)
+    assert (data.classes, data.shape, len(data.train), len(data.test)) == (2, (60,), 5000, 2000)
+    assert torch.equal(data.train.inputs, again.train.inputs)
+    assert not torch.equal(data.train.inputs, other.train.inputs)
+    assert torch.equal(data.train.inputs.abs(), torch.ones(5000, 60))
+    # The mean of y x is far from zero for the ten features that matter, and for no other.
+    told = ((2.0 * data.train.targets - 1)[:, None] * data.train.inputs).mean(0).abs()
+    assert int((told > 0.08).sum()) == 10
+    assert float(told.sort().values[-11]) < 0.06
+    assert load_data("sparse").shape == (1000,)
+    for wrong in ("sparse:9", "sparse:few"):
+        with pytest.raises(ValueError, match="expected sparse:P with at least 10 features"):
+            load_data(wrong)
+
+
 def test_the_table_says_what_the_data_are() -> None:
     for name in ("digits", "diabetes"):
         entry, data = DATASETS[name], load_data(name)

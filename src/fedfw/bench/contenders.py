@@ -47,8 +47,10 @@ def fedavg(task: BenchTask) -> fedfw.Algorithm:
     return fedfw.FedAvg(fedfw.L2Ball(FREE), lr=task.lr)
 
 
-def fedfw_l1(task: BenchTask) -> fedfw.Algorithm:
-    return fedfw.FedFW(fedfw.L1Ball(RADIUS), penalty=PENALTY)
+def frank_wolfe(ball: str = "l1", plus: bool = False) -> fedfw.Algorithm:
+    """FedFW or FedFW+ on a ball."""
+    kind = fedfw.FedFWPlus if plus else fedfw.FedFW
+    return kind(fedfw.parse_set(f"{ball}:{RADIUS:g}"), penalty=PENALTY)
 
 
 def loop_fedavg(task: BenchTask) -> Contender:
@@ -118,35 +120,66 @@ def _hand_softmax_fedavg(task: BenchTask, A: Tensor, y: Tensor) -> Contender:
     return run
 
 
-def hand_fedfw(task: BenchTask) -> Contender:
-    """FedFW on the l1 ball, written for softmax regression alone."""
+def hand_fedfw(task: BenchTask, ball: str = "l1", plus: bool = False) -> Contender:
+    """FedFW and FedFW+ on a ball, written for softmax regression alone."""
     A, y = task.data()
     n, m, f = A.shape
-    p = CLASSES * f + CLASSES
-    places, rows = y.unsqueeze(2), torch.arange(n)
+    p, split, move = CLASSES * f + CLASSES, CLASSES * f, _MOVES[ball]
+    places = y.unsqueeze(2)
     minus = torch.full((1, 1, 1), -1.0).expand_as(places)
 
     def run(rounds: int, mark: Mark) -> Tensor:
-        x, xbar = torch.zeros(n, p), torch.zeros(p)
+        x, xbar, duals = torch.zeros(n, p), torch.zeros(p), torch.zeros(n, p)
         for t in range(1, rounds + 1):
-            scores = torch.bmm(A, x[:, : CLASSES * f].view(n, CLASSES, f).mT)
-            scores += x[:, CLASSES * f :].unsqueeze(1)
+            scores = torch.bmm(A, x[:, :split].view(n, CLASSES, f).mT)
+            scores += x[:, split:].unsqueeze(1)
             R = scores.softmax(2).scatter_add_(2, places, minus)
             R *= 1 / (m * n)
             g = torch.empty(n, p)
-            g[:, : CLASSES * f] = torch.bmm(R.mT, A).flatten(1)
-            g[:, CLASSES * f :] = R.sum(1)
+            g[:, :split] = torch.bmm(R.mT, A).flatten(1)
+            g[:, split:] = R.sum(1)
             eta, lam = 2 / (t + 1), PENALTY * (t + 1) ** 0.5
-            g += lam * (x - xbar)
-            j = g.abs().argmax(1)
-            s = -g[rows, j].sign() * RADIUS
+            away = x - xbar
+            g += lam * away
+            if plus:
+                duals += PENALTY * away
+                g += duals
             x *= 1 - eta
-            x[rows, j] += eta * s
+            move(x, g, eta * RADIUS)
             xbar = x.mean(0)
             mark()
         return xbar
 
     return run
+
+
+def _to_a_vertex(x: Tensor, g: Tensor, length: float) -> None:
+    j = g.abs().argmax(1, keepdim=True)
+    x.scatter_add_(1, j, -length * g.gather(1, j).sign())
+
+
+def _down_the_gradient(x: Tensor, g: Tensor, length: float) -> None:
+    x -= length * g / g.norm(dim=1, keepdim=True)
+
+
+def _to_rank_one(x: Tensor, g: Tensor, length: float) -> None:
+    """The set is on [W | b]: the leading pair of singular vectors from the Gram matrix of its ten rows."""
+    split = x.shape[1] - CLASSES
+    W, b = g[:, :split].view(len(g), CLASSES, -1), g[:, split:]
+    gram = torch.baddbmm(b.unsqueeze(2) * b.unsqueeze(1), W, W.mT)
+    left = torch.linalg.eigh(gram).eigenvectors[:, :, -1:]
+    along_w, along_b = torch.bmm(left.mT, W), (left.squeeze(2) * b).sum(1, keepdim=True)
+    size = (along_w.square().sum(2) + along_b.square()).sqrt()
+    x[:, :split].view_as(W).baddbmm_(left, along_w / size.unsqueeze(2), alpha=-length)
+    x[:, split:] -= length * left.squeeze(2) * along_b / size
+
+
+_MOVES: dict[str, Callable[[Tensor, Tensor, float], None]] = {
+    "l1": _to_a_vertex,
+    "l2": _down_the_gradient,
+    "nuclear": _to_rank_one,
+}
+BALLS = tuple(_MOVES)
 
 
 def fedfw_sto(task: BenchTask) -> fedfw.Algorithm:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,7 @@ def bench(
             raise ValueError(f"task {name!r}, expected one of {', '.join(TASKS)}")
     for name in names:
         task = TASKS[name]
-        for algorithm, sides in ((FEDAVG, _fedavg(task)), ("FedFW, l1:10", _fedfw(task)), (STO, _fedfw_sto(task))):
-            if not sides:
-                continue
+        for algorithm, sides in _matches(task).items():
             count = rounds or _enough(task)
             print(f"{task.label}: {algorithm}, {count} rounds x {repeats} ...", file=sys.stderr, flush=True)
             found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats))
@@ -69,16 +68,27 @@ def _fedavg(task: BenchTask) -> dict[str, Contender]:
     return sides | ({FLOOR: run_by.bare_products(task)} if task.model == "softmax" else {})
 
 
-def _fedfw(task: BenchTask) -> dict[str, Contender]:
-    if task.model != "softmax":
-        return {}
-    sides = {OURS: run_by.ours(task, run_by.fedfw_l1(task)), HAND: run_by.hand_fedfw(task)}
+def _matches(task: BenchTask) -> dict[str, dict[str, Contender]]:
+    """Algorithms with their contenders: all of them on the task of MNIST's size."""
+    matches = {FEDAVG: _fedavg(task)}
+    if task.model == "softmax":
+        many = task.name == "mnist"
+        for plus, ball in product((False, True) if many else (False,), run_by.BALLS if many else ("l1",)):
+            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADIUS:g}"] = _fedfw(task, ball, plus)
+        if task.samples >= 4 * run_by.BATCH:
+            matches[STO] = _fedfw_sto(task)
+    return matches
+
+
+def _fedfw(task: BenchTask, ball: str, plus: bool) -> dict[str, Contender]:
+    sides = {
+        OURS: run_by.ours(task, run_by.frank_wolfe(ball, plus)),
+        HAND: run_by.hand_fedfw(task, ball, plus),
+    }
     return sides | {FLOOR: run_by.bare_products(task)}
 
 
 def _fedfw_sto(task: BenchTask) -> dict[str, Contender]:
-    if task.model != "softmax" or task.samples < 4 * run_by.BATCH:
-        return {}
     return {OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH), HAND: run_by.hand_fedfw_sto(task)}
 
 

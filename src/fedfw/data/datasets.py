@@ -16,6 +16,7 @@ from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
 from fedfw.data.mnist import load_idx_images, load_mnist
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
 from fedfw.data.sources import CIFAR10_FILES, IDX_FILES
+from fedfw.data.sparse import SAMPLES, load_sparse
 from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
 
 
@@ -87,6 +88,14 @@ _ENTRIES = (
         (FEATURES,),
         owners=("client",),
         argument=" | ".join(FORMS),
+    ),
+    Dataset(
+        "sparse",
+        "two classes, ten of many features matter",
+        load_sparse,
+        classes=2,
+        samples=SAMPLES,
+        argument="P",
     ),
     Dataset(
         "mnist",
