@@ -1,6 +1,7 @@
 """One gradient of softmax regression on a GPU, and one simulated round of FedFW.
 
     python -m benchmarks.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
+    python -m benchmarks.gpu --profile  where the GPU's time of 200 simulated rounds goes, by kernel
 
 Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against float64 is printed.
 So is a round of FedFW on the l1 ball that was written by hand for this task; it ends where the simulator's rounds end.
@@ -16,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import fedfw
 from benchmarks.common import machine, markdown
@@ -132,9 +134,19 @@ def convolutions() -> list[tuple[str, str]]:
     return [("a CNN's passes over all 60,000 images", f"{together:.1f}"), ("a round with it", f"{each:.1f}")]
 
 
+def print_profile() -> None:
+    ours(50)  # compiles the kernel
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        ours(200)
+    print(watched.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70))
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this needs a CUDA device")
+    if "--profile" in sys.argv:
+        print_profile()
+        return
     A, y = (t.cuda() for t in TASKS["mnist"].data())
     W, b = 0.05 * torch.randn(len(A), CLASSES, A.shape[2], device="cuda"), torch.zeros(len(A), CLASSES, device="cuda")
     R, copy = torch.randn(len(A), A.shape[1], CLASSES, device="cuda"), torch.empty_like(A)

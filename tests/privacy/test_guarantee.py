@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fedfw.errors import MessageError
 from fedfw.experiments import private_training
 from fedfw.flower import Client, Coordinator, Deployment
 from fedfw.flower.messages import GRADIENT, encode_vector
+from fedfw.flower.store import ClientStore
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.mechanisms import Mechanism, mechanism_for
 from fedfw.privacy.noise import Noise
@@ -310,6 +312,26 @@ def test_the_study_of_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.Mon
 def _order(loop: Loopback, **changes: Any) -> Any:
     order = loop.server.open({0, 1, 2})[0]
     return order.__class__(**(vars(order) | changes))
+
+
+def test_two_processes_of_one_client_release_one_draw(tmp_path: Path) -> None:
+    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, DELTA))
+    loop = Loopback(Coordinator(task), tmp_path)
+    order = _order(loop)
+    answers: list[bytes] = []
+    twins = [Thread(target=lambda: answers.append(loop.client(0).handle(order).payload)) for _ in range(2)]
+    store = ClientStore(tmp_path, order.run, 0)
+    with store.alone():
+        for twin in twins:
+            twin.start()
+        twins[0].join(0.2)
+        assert all(twin.is_alive() for twin in twins)  # both wait: somebody else is at work
+    for twin in twins:
+        twin.join()
+    assert answers[0] == answers[1]
+    assert store.budget() is not None
+    log = store.path.with_suffix(".log.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["event"] for line in log) == ["repeated", "stepped"]
 
 
 def test_a_client_does_not_trust_the_server_with_its_promise(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ class Client:
             raise MessageError(f"asked for {order.ask!r}, expected {STEP} or {GRADIENT}")
         store = ClientStore(self.folder, order.run, self.number)
         try:
-            event, answer = self._answer(order, store)
+            with store.alone():
+                event, answer = self._answer(order, store)
         except NonFiniteError:
             raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
         spent = None if self._private is None else store.budget()

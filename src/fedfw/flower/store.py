@@ -6,6 +6,8 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ from torch import Tensor
 from fedfw.algorithms.base import State
 from fedfw.flower.messages import SCHEMA, Answer
 from fedfw.simulation.files import DamagedCheckpointError, load_checkpoint, save_checkpoint, write_atomically
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def state_folder(wanted: str | Path | None = None) -> Path:
@@ -77,6 +84,15 @@ class ClientStore:
         if not self.run or any(not (c.isalnum() or c in "-_.") for c in self.run) or self.run.startswith("."):
             raise ValueError(f"run={self.run!r}, expected letters, digits, '-', '_' and '.'")
         object.__setattr__(self, "path", self.folder / self.run / f"client-{self.client}.bin")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, no other process works on this client's file: two of them would draw noise for one release."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path.with_suffix(".lock"), "w") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+            yield
 
     def load(self) -> Memory | None:
         """What was saved last; None where there is nothing, or nothing that is whole."""
