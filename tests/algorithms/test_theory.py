@@ -15,6 +15,9 @@ import fedfw.problems.quadratics
 from fedfw.experiments import theory
 from fedfw.experiments.quadratics import SETS, P, Quadratics, slope
 
+# A curved set and one with corners by default; `pytest -m slow` has the others.
+MINUTES_OF_THEM = [name if name in ("l1", "l2") else pytest.param(name, marks=pytest.mark.slow) for name in SETS]
+
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_reference_optimum_agrees_with_scipy(name: str) -> None:
@@ -45,7 +48,7 @@ def test_the_reference_optimum_agrees_with_scipy(name: str) -> None:
     assert q.least == pytest.approx(found.fun, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
 def test_convex_bound_holds_every_round_for_any_penalty(name: str) -> None:
     """T1."""
     q = Quadratics.on(name)
@@ -56,7 +59,7 @@ def test_convex_bound_holds_every_round_for_any_penalty(name: str) -> None:
         assert bool((q.residuals(run) <= theory.convex_bound(q, lam, t)).all())
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
 def test_convex_slopes(name: str) -> None:
     q = Quadratics.on(name)
     lam = 3 * q.best_penalty
@@ -66,7 +69,7 @@ def test_convex_slopes(name: str) -> None:
         assert slope(t, q.residuals(run)[-len(t) :]) <= steepest
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_participation_bound_and_slope(name: str, p: float) -> None:
     """T1p, over ten seeds."""
@@ -87,7 +90,7 @@ def test_participation_bound_and_slope(name: str, p: float) -> None:
     assert slope(t, q.residuals(long)[-len(t) :]) <= -0.5
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
 def test_nonconvex_bound_and_slope(name: str) -> None:
     """T2 on indefinite quadratics: the mean gap, and how the least gap falls with the horizon."""
     q = theory.indefinite(name)
@@ -117,7 +120,7 @@ def test_nonconvex_bound_with_absentees() -> None:
     assert sum(means) / len(means) <= bound
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
 def test_stochastic_bound_and_slope(name: str) -> None:
     """T3, over five seeds."""
     q, sigma = Quadratics.on(name), 1.0
@@ -136,7 +139,7 @@ def test_stochastic_bound_and_slope(name: str) -> None:
     assert slope(t[late], mean[late]) <= -0.30
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
 def test_dual_variables_with_absentees_go_on_improving(name: str) -> None:
     q = Quadratics.on(name)
     algorithm = fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty)
@@ -145,7 +148,7 @@ def test_dual_variables_with_absentees_go_on_improving(name: str) -> None:
     assert loss[4000] - q.least < 0.5 * (loss[1000] - q.least)
 
 
-@pytest.mark.parametrize("name", ["l1", "l2", "box"])
+@pytest.mark.parametrize("name", MINUTES_OF_THEM[:3])
 @pytest.mark.parametrize("every", [1, 5, 20])
 def test_anchored_bound_and_slope(name: str, every: int) -> None:
     q = Quadratics.on(name)

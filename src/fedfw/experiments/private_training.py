@@ -30,9 +30,13 @@ PROBLEMS = {
     "MNIST, softmax regression, l1:10": ("mnist", "mclr", "l1:10"),
     "MNIST, softmax regression, l2:10": ("mnist", "mclr", "l2:10"),
 }
-# No entry of a sample's gradient exceeds 1 here; its length begins at about 2 on a9a, 16 on sparse and 9 on MNIST.
-CLIP_ENTRIES = (0.1, 0.3, 1.0)
-CLIP_LENGTH = {"a9a": (0.3, 1.0, 3.0), "sparse:1000": (3.0, 10.0, 30.0), "mnist": (1.0, 3.0, 10.0)}
+# Bounds on the entries and on the length of a sample's gradient, and step sizes. No entry exceeds 1 here; the length
+# begins at about 2 on a9a, 16 on sparse and 9 on MNIST.
+RANGES = {
+    "a9a": ((0.1, 0.3, 1.0), (0.3, 1.0, 3.0), (0.1, 0.5, 2.5, 12.5)),
+    "sparse:1000": ((0.03, 0.1, 0.3), (1.0, 3.0, 10.0), (0.5, 2.5, 12.5, 62.5)),
+    "mnist": ((0.1, 0.3, 1.0), (1.0, 3.0, 10.0), (0.1, 0.5, 2.5, 12.5)),
+}
 SELECTION, NOISE, DP_SGD = "FedFW, private selection", "FedFW, Gaussian noise and oracle", "projected FedAvg, DP-SGD"
 
 
@@ -132,14 +136,15 @@ def methods(name: str, scale: Scale) -> dict[str, tuple[RunConfig, Grid, str]]:
     pulls: tuple[Any, ...] = ("auto:0.01", "auto:1") if constraint.startswith("l1") else ("auto:0.1", "auto:3")
     oracle = replace(base, algorithm="fedfw")
     with_oracle: Grid = (("rounds", rounds), ("penalty", pulls), ("momentum", (0.0, 0.9)))
-    with_steps: Grid = (("rounds", rounds), ("lr", (0.1, 0.5, 2.5, 12.5)))
-    length: Grid = (("clip", CLIP_LENGTH[dataset]),)
+    entries, lengths, steps = RANGES[dataset]
+    with_steps: Grid = (("rounds", rounds), ("lr", steps))
+    length: Grid = (("clip", lengths),)
     found = {
         NOISE: (oracle, with_oracle + length, "gaussian"),
         DP_SGD: (replace(base, algorithm="fedavg"), with_steps + length, "auto"),
     }
     if constraint.startswith("l1"):
-        found = {SELECTION: (oracle, (*with_oracle, ("clip", CLIP_ENTRIES)), "auto"), **found}
+        found = {SELECTION: (oracle, (*with_oracle, ("clip", entries)), "auto"), **found}
     return found
 
 
