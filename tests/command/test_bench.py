@@ -37,7 +37,7 @@ def test_all_contenders_compute_the_same_rounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("plus", [False, True])
-@pytest.mark.parametrize("ball", contenders.BALLS)
+@pytest.mark.parametrize("ball", contenders.RADII)
 def test_fedfw_by_hand_is_fedfw(ball: str, plus: bool) -> None:
     task = TINY["softmax"]
     ours = contenders.ours(task, contenders.frank_wolfe(ball, plus))(6, lambda: None)

@@ -73,8 +73,8 @@ def _matches(task: BenchTask) -> dict[str, dict[str, Contender]]:
     matches = {FEDAVG: _fedavg(task)}
     if task.model == "softmax":
         many = task.name == "mnist"
-        for plus, ball in product((False, True) if many else (False,), run_by.BALLS if many else ("l1",)):
-            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADIUS:g}"] = _fedfw(task, ball, plus)
+        for plus, ball in product((False, True) if many else (False,), run_by.RADII if many else ("l1",)):
+            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADII[ball]:g}"] = _fedfw(task, ball, plus)
         if task.samples >= 4 * run_by.BATCH:
             matches[STO] = _fedfw_sto(task)
     return matches
