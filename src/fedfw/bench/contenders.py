@@ -179,8 +179,8 @@ _MOVES: dict[str, Callable[[Tensor, Tensor, float], None]] = {
     "l2": _down_the_gradient,
     "nuclear": _to_rank_one,
 }
-# In a large nuclear ball the first steps jump far, and the last bits of a singular vector show in the loss.
-RADII = {"l1": RADIUS, "l2": RADIUS, "nuclear": RADIUS / 10}
+# In a large curved ball the first steps jump far, and the last bits of a direction show in the loss.
+RADII = {"l1": RADIUS, "l2": RADIUS / 10, "nuclear": RADIUS / 10}
 
 
 def fedfw_sto(task: BenchTask) -> fedfw.Algorithm:

@@ -57,9 +57,9 @@ def bench(
 
 
 def _enough(task: BenchTask) -> int:
-    """Rounds that take a second or so."""
+    """Rounds that take a second or so, and some more where they are long."""
     work = task.clients * task.samples * task.features * (task.features * 50 if task.model == "cnn" else 1)
-    return max(5, min(200, 10**8 // work))
+    return max(15, min(200, 10**8 // work))
 
 
 def _fedavg(task: BenchTask) -> dict[str, Contender]:

@@ -198,7 +198,8 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         f"for each of ten clients' samples, IID. Every method tries {tried} settings at each budget, rounds and the "
         "bound at which samples' gradients are clipped among them (in the largest entry for selection, in l2 for "
         "Gaussian noise), and is tuned by the loss on lent samples: all settings with one draw of noise, the best "
-        f"{FINALISTS} with {draws}. eps = inf clips and adds no noise. Tuning itself is not accounted for."
+        f"{FINALISTS} with {draws}. eps = inf clips and adds no noise. Seeds are draws of noise and of "
+        "who holds what, not of data. Tuning itself is not accounted for."
     )
     for name in PROBLEMS:
         found = cells(name, scale)

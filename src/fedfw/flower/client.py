@@ -99,9 +99,9 @@ class Client:
         try:
             with store.alone():
                 event, answer = self._answer(order, store)
+                spent = None if self._private is None else store.budget()
         except NonFiniteError:
             raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
-        spent = None if self._private is None else store.budget()
         epsilon = {} if spent is None or self._private is None else {"epsilon": self._private.epsilon(spent.released)}
         seconds = time.perf_counter() - began
         store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)

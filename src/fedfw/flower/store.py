@@ -88,8 +88,8 @@ class ClientStore:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Within, no other process works on this client's file: two of them would draw noise for one release."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_suffix(".lock"), "w") as lock:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self._budget_path().with_suffix(".lock"), "w") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
             yield

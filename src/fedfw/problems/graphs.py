@@ -43,8 +43,7 @@ class Replayed(Generic[Result]):
         self._recordings_left = _MOST_RECORDINGS
         # One pool for all of them: they never run at the same time, and nobody keeps their results.
         self._memory = torch.cuda.graph_pool_handle()
-        # Libraries set up what they need for a stream when it is first used, which no recording survives.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
 
     @property
     def gave_up(self) -> bool:
@@ -58,10 +57,11 @@ class Replayed(Generic[Result]):
             self._seen[shapes] += 1
             if self._seen[shapes] <= _SEEN_BEFORE or self._recordings_left == 0:
                 return self._function(*inputs)
-            if not self._can_be_recorded(inputs):
-                self._recordings_left = 0
-                return self._function(*inputs)
-            self._recordings[shapes] = self._record(inputs)
+            with torch.cuda.device(inputs[0].device):  # streams and recordings are the current device's
+                if not self._can_be_recorded(inputs):
+                    self._recordings_left = 0
+                    return self._function(*inputs)
+                self._recordings[shapes] = self._record(inputs)
             self._recordings_left -= 1
         recording = self._recordings[shapes]
         torch._foreach_copy_(recording.places, inputs)
@@ -70,7 +70,11 @@ class Replayed(Generic[Result]):
         return recording.results
 
     def _can_be_recorded(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether it never looks at its numbers on the way: a recording that breaks off leaves libraries unusable."""
+        """Whether it never looks at its numbers on the way: a recording that breaks off leaves libraries unusable.
+
+        Tried on the stream of the recording: libraries set up what they need for a stream when it is first used.
+        """
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls this mode a prototype

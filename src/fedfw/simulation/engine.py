@@ -148,7 +148,9 @@ class Simulation:
     @property
     def clients(self) -> State:
         """The memories of all clients, (n, ...) each."""
-        return self.memory.gather(self._everyone)
+        state = self.memory.gather(self._everyone)
+        # A replay overwrites its results.
+        return state if self._recorded is None else {name: values.clone() for name, values in state.items()}
 
     # --- the loop ---
 
@@ -169,6 +171,7 @@ class Simulation:
             done = self._within_tolerance(record)
             if self.folder is not None:
                 self.folder.after_round(self, last=done or self.t == self.options.rounds)
+        self._recorded = None  # its steps are this object's: both would stay until the garbage is collected
         if done:
             stopped = f"within tol={self.options.tol:g} of the optimum"
         run = Run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
 import torch
@@ -24,13 +24,19 @@ Steps = Callable[[Plan, Server, State, Message], Taken]
 """The steps of all clients, stacked, and of the server."""
 
 
-class _AnyRound:
-    """Stands for the number of the round: a step that looked at it could not be replayed in another round."""
+class _Unknown:
+    """Stands for what differs from round to round: a step that looked at it could not be replayed in another one."""
 
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> NoReturn:
         raise TypeError("a recorded step depends on its round through plan.rates alone")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a recorded step depends on its round through plan.rates alone")
+
+
+_UNKNOWN: Any = _Unknown()
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,13 @@ class _LivePlan(Plan):
     """The plan with the present round's rates (3,) in the device's memory."""
 
     now: Any = None
-    tolerance: Callable[[], float] = lambda: 0.0
 
     def rates(self, t: int, k: int = 0) -> Rates:
         return Rates(*self.now)
 
     def oracle_tol(self, t: int) -> float:
-        return self.tolerance()
+        tol: float = _UNKNOWN  # oracles that iterate cannot be replayed
+        return tol
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,9 @@ class RecordedRounds:
         self, plan: Plan, steps: Steps, clock: Stopwatch, device: torch.device, replay: Callable[..., Any] = Replayed
     ) -> None:
         self._plan, self._steps, self._clock, self._replay = plan, steps, clock, replay
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
         self._rates = torch.zeros(3, dtype=torch.float64, device=device)
         self._on_host = torch.zeros(3, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._t = 0
         self._seen: dict[int, Tensor] = {}  # on the host, by its length
         self._ways: dict[_Names, Any] = {}
         self._cannot = False
@@ -85,7 +90,9 @@ class RecordedRounds:
         """
         if self._cannot:
             return None
-        begun, self._t = time.perf_counter(), message.t
+        begun = time.perf_counter()
+        if self._stream is None and self._rates.is_cuda:
+            self._stream = torch.cuda.current_stream(self._rates.device)
         if self._plan.schedule is not None:
             rates = self._plan.rates(message.t)
             self._on_host.numpy()[:] = rates.eta, rates.lam, rates.rho
@@ -95,7 +102,9 @@ class RecordedRounds:
         way = self._ways[names]
         try:
             taken, seen = way(*state.values(), server.xbar, *server.vectors.values(), *message.vectors.values())
-        except TypeError:  # it looks at the round; what else is wrong will show when it is taken step by step
+        except (
+            Exception
+        ):  # it looks at the round, or refuses a NaN that no check stopped: taken step by step that shows
             self._cannot = True
             return None
         self._cannot = way.gave_up
@@ -117,15 +126,25 @@ class RecordedRounds:
         """The steps with live rates; what they gave, and on the host whether all is well followed by their marks."""
         static = {f.name: getattr(self._plan, f.name) for f in fields(Plan) if f.name != "watch"}
         now = self._rates.copy_(self._on_host, non_blocking=True)
-        plan = _LivePlan(**static, now=now, tolerance=lambda: self._plan.oracle_tol(self._t))
-        any_round: Any = _AnyRound()
+        server, state, message = _sorted_out(names, tensors, _UNKNOWN)
         with postponed() as checks:
-            taken = self._steps(plan, *_sorted_out(names, tensors, any_round))
+            taken = self._steps(_LivePlan(**static, now=now), server, state, message)
+        taken = replace(taken, states=[_apart(new, names, tensors) for new in taken.states])
         well = torch.cat([check.flatten() for check in checks]).all().view(1)
         seen = torch.cat([well, *taken.marks])
         if len(seen) not in self._seen:
             self._seen[len(seen)] = torch.zeros(len(seen), dtype=torch.bool, pin_memory=seen.is_cuda)
         return taken, self._seen[len(seen)].copy_(seen, non_blocking=True)
+
+
+def _apart(state: State, names: _Names, tensors: tuple[Tensor, ...]) -> State:
+    """A state with copies of what lies in the place of another input: the next round's is put there."""
+    homes = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(tensors)}
+    own = {name: number for number, name in enumerate(names.state)}
+    return {
+        name: value if homes.get(value.untyped_storage().data_ptr(), own[name]) == own[name] else value.clone()
+        for name, value in state.items()
+    }
 
 
 def _sorted_out(names: _Names, tensors: tuple[Tensor, ...], t: int) -> tuple[Server, State, Message]:

@@ -21,6 +21,8 @@ from fedfw.simulation.options import Options
 from fedfw.simulation.participation import Participation
 
 _MANY_BYTES = 2**30
+_LARGE_STATE = 2**25
+"""Numbers of all clients together from which rounds are not recorded: it would take memory and save little time."""
 
 
 def constraint_groups(
@@ -170,7 +172,9 @@ def few_take_part(problem: Problem, participation: Participation, options: Optio
 
 
 def can_be_recorded(problem: Problem, participation: Participation, options: Options, plan: Plan) -> bool:
-    """Whether rounds differ in nothing but their numbers, so that a GPU may replay them."""
+    """Whether rounds differ in nothing but their numbers, and are short enough that a GPU should replay them."""
+    if type(plan) is not Plan or problem.n * problem.start.numel() > _LARGE_STATE:
+        return False
     same_work = participation.everyone and options.batch_size is None and not options.relax and options.privacy is None
     # The atoms of several steps are weighed before they are sent: that is looking at them.
     one_step = plan.schedule is None or plan.local_steps == 1
