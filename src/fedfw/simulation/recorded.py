@@ -142,7 +142,7 @@ def _apart(state: State, names: _Names, tensors: tuple[Tensor, ...]) -> State:
     homes = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(tensors)}
     own = {name: number for number, name in enumerate(names.state)}
     return {
-        name: value if homes.get(value.untyped_storage().data_ptr(), own[name]) == own[name] else value.clone()
+        name: value if homes.get(value.untyped_storage().data_ptr(), own.get(name)) == own.get(name) else value.clone()
         for name, value in state.items()
     }
 
