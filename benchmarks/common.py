@@ -14,7 +14,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def machine(device: str = "cpu") -> str:
     """Where and when the numbers were taken."""
-    on_cpu = f"{torch.get_num_threads()} threads of a {platform.machine()} machine"
+    on_cpu = f"{(n := torch.get_num_threads())} thread{'s' * (n > 1)} of a {platform.machine()} machine"
     where = on_cpu if device == "cpu" else f"an {torch.cuda.get_device_name()}"
     date = time.strftime("%Y-%m-%d")
     return f"One run on {where}, torch {torch.__version__}, {date}. Timings are noisy: read the ratios."
