@@ -102,9 +102,7 @@ class RecordedRounds:
         way = self._ways[names]
         try:
             taken, seen = way(*state.values(), server.xbar, *server.vectors.values(), *message.vectors.values())
-        except (
-            Exception
-        ):  # it looks at the round, or refuses a NaN that no check stopped: taken step by step that shows
+        except Exception:  # it looks at the round, or at a NaN that no check stopped: step by step that shows
             self._cannot = True
             return None
         self._cannot = way.gave_up
