@@ -61,7 +61,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     told = capsys.readouterr().out
     assert "not installed: bash benchmarks/frameworks/setup.sh" in told
     kept = json.loads(out.read_text())["tasks"]["small"]
-    assert set(kept["FedAvg"]) == {"fedfw", "by hand", "loop over clients", "bare products", "pfl", "Flower simulation"}
+    size = TINY["softmax"]
+    floor = f"bare products, {8 * size.clients * size.samples * size.features / 1e6:.1f} MB read"
+    assert set(kept["FedAvg"]) == {"fedfw", "by hand", "loop over clients", floor, "pfl", "Flower simulation"}
     assert kept["FedFW, l1:10"]["fedfw"]["round_ms"] > 0
     assert main(["bench", "nothing"]) == 2
 

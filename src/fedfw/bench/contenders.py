@@ -23,6 +23,8 @@ Mark = Callable[[], Any]
 Contender = Callable[[int, Mark], Tensor]
 """Rounds and a mark -> the server's model (p,)."""
 RADIUS, PENALTY, FREE, BATCH = 10.0, 1e-3, 1e6, 64
+# In a large curved ball the first steps jump far, and the last bits of a direction show in the loss.
+RADII = {"l1": RADIUS, "l2": RADIUS / 10, "nuclear": RADIUS / 10}
 
 
 def ours(task: BenchTask, algorithm: fedfw.Algorithm, batch_size: int | None = None) -> Contender:
@@ -179,12 +181,10 @@ _MOVES: dict[str, Callable[[Tensor, Tensor, float], None]] = {
     "l2": _down_the_gradient,
     "nuclear": _to_rank_one,
 }
-# In a large curved ball the first steps jump far, and the last bits of a direction show in the loss.
-RADII = {"l1": RADIUS, "l2": RADIUS / 10, "nuclear": RADIUS / 10}
 
 
 def fedfw_sto(task: BenchTask) -> fedfw.Algorithm:
-    return fedfw.FedFWSto(fedfw.L2Ball(RADIUS), penalty=PENALTY)
+    return fedfw.FedFWSto(fedfw.L2Ball(RADII["l2"]), penalty=PENALTY)
 
 
 def hand_fedfw_sto(task: BenchTask) -> Contender:
@@ -204,7 +204,7 @@ def hand_fedfw_sto(task: BenchTask) -> Contender:
             d = torch.lerp(d, g, schedule.rho(t)) if t > 1 else g
             g = d + PENALTY * schedule.growth(t) * (x - xbar)
             eta = schedule.eta(t)
-            x = (1 - eta) * x - eta * RADIUS * g / g.norm(dim=1, keepdim=True)
+            x = (1 - eta) * x - eta * RADII["l2"] * g / g.norm(dim=1, keepdim=True)
             xbar = x.mean(0)
             mark()
         return xbar
@@ -212,9 +212,9 @@ def hand_fedfw_sto(task: BenchTask) -> Contender:
     return run
 
 
-def bare_products(task: BenchTask) -> Contender:
-    """The gradient's matrix products and nothing else: the floor for softmax regression."""
-    A, _ = task.data()
+def bare_products(task: BenchTask, batch: int | None = None) -> Contender:
+    """The gradient's matrix products and nothing else, on all samples or on a batch: softmax regression's floor."""
+    A = task.data()[0][:, :batch].contiguous()
     n, m, f = A.shape
     W, R = torch.randn(n, CLASSES, f), torch.randn(n, m, CLASSES)
 

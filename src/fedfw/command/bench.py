@@ -21,8 +21,8 @@ from fedfw.report.tables import aligned
 from fedfw.simulation.files import write_atomically
 
 HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
-OURS, HAND, LOOP, FLOOR = "fedfw", "by hand", "loop over clients", "bare products"
-FEDAVG, STO = "FedAvg", f"FedFW-sto, l2:10, batches of {run_by.BATCH}"
+OURS, HAND, LOOP = "fedfw", "by hand", "loop over clients"
+FEDAVG, STO = "FedAvg", f"FedFW-sto, l2:{run_by.RADII['l2']:g}, batches of {run_by.BATCH}"
 PYTHON, SCRIPTS_FOLDER = Path(".venv-frameworks/bin/python"), Path("benchmarks/frameworks")
 
 
@@ -65,7 +65,7 @@ def _enough(task: BenchTask) -> int:
 def _fedavg(task: BenchTask) -> dict[str, Contender]:
     sides = {OURS: run_by.ours(task, run_by.fedavg(task)), HAND: run_by.hand_fedavg(task)}
     sides[LOOP] = run_by.loop_fedavg(task)
-    return sides | ({FLOOR: run_by.bare_products(task)} if task.model == "softmax" else {})
+    return sides | (_floor(task) if task.model == "softmax" else {})
 
 
 def _matches(task: BenchTask) -> dict[str, dict[str, Contender]]:
@@ -85,11 +85,18 @@ def _fedfw(task: BenchTask, ball: str, plus: bool) -> dict[str, Contender]:
         OURS: run_by.ours(task, run_by.frank_wolfe(ball, plus)),
         HAND: run_by.hand_fedfw(task, ball, plus),
     }
-    return sides | {FLOOR: run_by.bare_products(task)}
+    return sides | _floor(task)
 
 
 def _fedfw_sto(task: BenchTask) -> dict[str, Contender]:
-    return {OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH), HAND: run_by.hand_fedfw_sto(task)}
+    sides = {OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH), HAND: run_by.hand_fedfw_sto(task)}
+    return sides | _floor(task, run_by.BATCH)
+
+
+def _floor(task: BenchTask, batch: int | None = None) -> dict[str, Contender]:
+    """The two products, which read the samples twice."""
+    read = 2 * 4 * task.clients * (batch or task.samples) * task.features
+    return {f"bare products, {read / 1e6:.1f} MB read": run_by.bare_products(task, batch)}
 
 
 def _others(task: BenchTask) -> dict[str, Timing | str]:
