@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 
 import torch
 
 import fedfw
 from benchmarks.common import machine, markdown, publish
-from fedfw.command.build import build_algorithm, build_problem, load
-from fedfw.command.config import RunConfig
-from fedfw.command.defaults import resolved
-from fedfw.command.progress import human_bytes
-from fedfw.command.tune import HELD_OUT, search, usual_grid
+from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load
 from fedfw.data import Data
+from fedfw.report.tables import human_bytes
+from fedfw.tuning import HELD_OUT
 
 SETS = ("l2:10", "l1:10")
 NAMES = tuple(name for name in fedfw.ALGORITHMS if name not in ("fedfw-sto", "naive"))
 
 
 def configuration(name: str, constraint: str, options: argparse.Namespace) -> RunConfig:
-    return RunConfig(
+    return RunConfig.of(
         dataset="mnist",
         data_dir=options.data_dir,
         partition="labels:3",
@@ -41,12 +38,11 @@ def configuration(name: str, constraint: str, options: argparse.Namespace) -> Ru
     )
 
 
-def tuned(config: RunConfig, data: Data, problem: fedfw.Problem) -> RunConfig:
+def tuned(config: RunConfig, problem: fedfw.Problem) -> RunConfig:
     """The best of the algorithm's grid on the lent samples."""
-    trials = search(config, data, problem, usual_grid(config, data, problem))
-    best = min(trials, key=lambda trial: trial.rank("loss"))
+    best = fedfw.tune(problem, build_algorithm(config), rounds=config.rounds, device=config.device).best
     print(f"... {config.algorithm} on {config.constraint}: {best.choice}", file=sys.stderr, flush=True)
-    return best.config
+    return config.having(**best.choice, rounds=best.rounds)
 
 
 def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tuple[str, ...]:
@@ -71,9 +67,8 @@ def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tu
 
 
 def section(constraint: str, data: Data, options: argparse.Namespace) -> list[str]:
-    configs = [resolved(configuration(n, constraint, options), data, algorithm_was_given=True) for n in NAMES]
-    momentum = replace(configuration("fedfw+", constraint, options), momentum=0.9)
-    configs.insert(2, resolved(momentum, data, algorithm_was_given=True))
+    configs = [completed(configuration(name, constraint, options), data) for name in NAMES]
+    configs.insert(2, configs[1].having(momentum=0.9))
     problem = build_problem(configs[0], data)
     print(f"... the optimum on {constraint}", file=sys.stderr, flush=True)
     problem = problem.to(torch.device(options.device))
@@ -92,7 +87,7 @@ def section(constraint: str, data: Data, options: argparse.Namespace) -> list[st
     ]
     if options.tune:
         lent = build_problem(configs[0], data, HELD_OUT).to(torch.device(options.device))
-        best = [tuned(configuration(n, constraint, options), data, lent) for n in NAMES]
+        best = [tuned(config, lent) for config in configs if config.get("momentum") is None]
         lines += ["Each one's best on its grid:", ""]
         lines += [*markdown(header, [row(config, problem, optimum) for config in best]), ""]
     return lines

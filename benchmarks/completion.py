@@ -19,32 +19,32 @@ from pathlib import Path
 
 import fedfw
 from benchmarks.common import DOCS, machine, markdown, publish
-from fedfw.command.progress import human_bytes
 from fedfw.data import load_data
-from fedfw.tasks import make_problem
+from fedfw.presets import ProblemOptions, make_problem
+from fedfw.report.tables import human_bytes
 
 LOCAL_STEPS = 5
 GRIDS: dict[str, list[fedfw.Algorithm]] = {
     "fedfw+": [
         fedfw.FedFWPlus(fedfw.NuclearBall(r), penalty=penalty, momentum=0.9)
         for r in (500.0, 1000.0)
-        for penalty in ("auto:0.3", "auto:1", "auto:3", "auto:10")
+        for penalty in ("theory:0.3", "theory:1", "theory:3", "theory:10")
     ],
     "fedavg": [
         fedfw.FedAvg(fedfw.NuclearBall(r), lr=lr)
         for r in (500.0, 1000.0)
-        for lr in ("auto:0.1", "auto:0.3", "auto:1", "auto:1.9")
+        for lr in ("theory:0.1", "theory:0.3", "theory:1", "theory:1.9")
     ],
     "feddr": [
-        fedfw.FedDR(fedfw.NuclearBall(r), lr="auto", eta=eta, alpha=1.9)
+        fedfw.FedDR(fedfw.NuclearBall(r), lr="theory", eta=eta, alpha=1.9)
         for r in (500.0, 1000.0)
         for eta in (1e3, 3e3, 1e4, 3e4)
     ],
 }
 CHOSEN: list[fedfw.Algorithm] = [
-    fedfw.FedFWPlus(fedfw.NuclearBall(500.0), penalty="auto:1", momentum=0.9),
-    fedfw.FedAvg(fedfw.NuclearBall(500.0), lr="auto:1.9"),
-    fedfw.FedDR(fedfw.NuclearBall(500.0), lr="auto", eta=3e4, alpha=1.9),
+    fedfw.FedFWPlus(fedfw.NuclearBall(500.0), penalty="theory:1", momentum=0.9),
+    fedfw.FedAvg(fedfw.NuclearBall(500.0), lr="theory:1.9"),
+    fedfw.FedDR(fedfw.NuclearBall(500.0), lr="theory", eta=3e4, alpha=1.9),
 ]
 
 
@@ -128,10 +128,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/completion.md and its picture")
     options = parser.parse_args()
     data = load_data("ml-100k", options.data_dir)
+    wanted = ProblemOptions(dataset="ml-100k", model="completion", clients=10, partition="user")
     if options.tune:
-        tune(make_problem(data, "completion", 10, "user", held_out=0.2), 50, options.device)
+        tune(make_problem(data, wanted, held_out=0.2), 50, options.device)
         return
-    problem = make_problem(data, "completion", 10, "user")
+    problem = make_problem(data, wanted)
     means = problem.test(problem.start).loss
     assert means is not None
     runs = [simulate(problem, algorithm, options.rounds, 20) for algorithm in CHOSEN]

@@ -21,11 +21,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import fedfw
 from benchmarks.common import machine, markdown
-from fedfw.bench.contenders import PENALTY, RADIUS, frank_wolfe
-from fedfw.bench.tasks import CLASSES, TASKS
 from fedfw.data.base import Data, Part
+from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.models import make_model
-from fedfw.problems.fused import can_fuse, fused_softmax_gradient
+from fedfw.studies.bench.contenders import PENALTY, RADIUS, frank_wolfe
+from fedfw.studies.bench.tasks import CLASSES, TASKS
 
 
 def replayed_ms(function: Callable[[], Any], times: int = 200) -> float:
@@ -98,8 +98,14 @@ def ours(rounds: int) -> tuple[float, torch.Tensor, fedfw.Problem]:
     """Milliseconds of a simulated round, with its records, and the model after ``rounds``."""
     marks: list[float] = []
     problem = TASKS["mnist"].problem()
-    note = [lambda simulation: marks.append(time.perf_counter())]
-    run = fedfw.simulate(problem, frank_wolfe(), rounds, eval_every=10**9, device="cuda", callbacks=note)
+    run = fedfw.simulate(
+        problem,
+        frank_wolfe(),
+        rounds=rounds,
+        eval_every=10**9,
+        device="cuda",
+        callbacks=lambda simulation: marks.append(time.perf_counter()),
+    )
     return 1e3 * median(b - a for a, b in pairwise(marks)), run.x, run.problem
 
 
@@ -113,9 +119,14 @@ def convolutions() -> list[tuple[str, str]]:
     clients = list(zip(images.split(6000), classes.split(6000), strict=True))
     problem = fedfw.Problem(model, torch.nn.functional.cross_entropy, clients)
     marks: list[float] = []
-    note = [lambda simulation: marks.append(time.perf_counter())]
-    D = fedfw.L2Ball(10.0)
-    fedfw.simulate(problem, fedfw.FedFW(D, penalty=1e-3), 25, eval_every=10**9, device="cuda", callbacks=note)
+    fedfw.simulate(
+        problem,
+        fedfw.FedFW(fedfw.L2Ball(10.0), penalty=1e-3, momentum=0.0),
+        rounds=25,
+        eval_every=10**9,
+        device="cuda",
+        callbacks=lambda simulation: marks.append(time.perf_counter()),
+    )
     model, pooled = model.cuda(), [(a.cuda(), y.cuda()) for a, y in clients]
 
     def plain() -> None:

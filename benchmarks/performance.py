@@ -26,9 +26,9 @@ TEXT = Path(__file__).parent / "performance-text.md"
 MARGIN = 1.5
 
 
-def bench_tables(told: dict) -> list[str]:
+def bench_tables(numbers: dict) -> list[str]:
     lines = []
-    for task in told["tasks"].values():
+    for task in numbers["tasks"].values():
         for algorithm in (name for name in task if name != "label"):
             found = task[algorithm]
             hand = found["by hand"]["round_ms"]
@@ -37,8 +37,8 @@ def bench_tables(told: dict) -> list[str]:
                 if isinstance(timing, str):
                     rows.append((who, timing, "", "", "", ""))
                     continue
-                numbers = (timing[key] for key in ("round_ms", "first_ms", "cpu_ms"))
-                round_ms, first, cpu = (f"{value:.2f}" for value in numbers)
+                times = (timing[key] for key in ("round_ms", "first_ms", "cpu_ms"))
+                round_ms, first, cpu = (f"{value:.2f}" for value in times)
                 memory = "-" if timing["peak_mb"] is None else f"{timing['peak_mb']:.1f}"
                 rows.append((who, round_ms, f"{timing['round_ms'] / hand:.2f}", first, cpu, memory))
             header = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
@@ -46,17 +46,17 @@ def bench_tables(told: dict) -> list[str]:
     return lines
 
 
-def ratios(told: dict) -> dict[str, float]:
+def ratios(numbers: dict) -> dict[str, float]:
     return {
         f"{name}, {algorithm}": round(found["fedfw"]["round_ms"] / found["by hand"]["round_ms"], 3)
-        for name, task in told["tasks"].items()
+        for name, task in numbers["tasks"].items()
         for algorithm, found in task.items()
         if algorithm != "label"
     }
 
 
-def plot_bench(told: dict) -> None:
-    small = told["tasks"]["small"]["FedAvg"]
+def plot_bench(numbers: dict) -> None:
+    small = numbers["tasks"]["small"]["FedAvg"]
     names = [name for name, timing in small.items() if not isinstance(timing, str)]
     figure = Figure(figsize=(6.5, 2.8), layout="constrained")
     axis = figure.subplots()
@@ -105,13 +105,13 @@ def main() -> None:
         check()
         return
     bench, scale, wire = options.measured
-    told = json.loads(bench.read_text())
-    torch.set_num_threads(told["threads"])  # for what is said of the machine
-    plot_bench(told)
+    numbers = json.loads(bench.read_text())
+    torch.set_num_threads(numbers["threads"])  # for what is said of the machine
+    plot_bench(numbers)
     plot_scale(scale.read_text())
     parts = {
         "MACHINE": machine(),
-        "BENCH": "\n".join(bench_tables(told)),
+        "BENCH": "\n".join(bench_tables(numbers)),
         "SCALE": scale.read_text().strip(),
         "WIRE": wire.read_text().strip(),
     }
@@ -119,7 +119,7 @@ def main() -> None:
     for name, part in parts.items():
         page = page.replace(f"<!-- {name} -->", part)
     PAGE.write_text(page)
-    RATIOS.write_text(json.dumps(ratios(told), indent=1) + "\n")
+    RATIOS.write_text(json.dumps(ratios(numbers), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import fedfw
 from benchmarks.common import machine, publish
-from fedfw.bench.contenders import bare_products, frank_wolfe, hand_fedfw, ours
-from fedfw.bench.tasks import CLASSES, BenchTask
-from fedfw.bench.tasks import TASKS as BENCH
-from fedfw.bench.timing import compare
+from fedfw.studies.bench.contenders import bare_products, frank_wolfe, hand_fedfw, ours
+from fedfw.studies.bench.tasks import CLASSES, BenchTask
+from fedfw.studies.bench.tasks import TASKS as BENCH
+from fedfw.studies.bench.timing import compare
 
 TASKS = {
     "10 x 6,000 x 784": BENCH["mnist"],
@@ -42,8 +42,8 @@ def measure(name: str) -> str:
     own, hand, bare = (times[side].round_ms for side in sides)
     run = simulated(task.problem(), task, rounds)
     shares = [sum((r.seconds or {})[part] for r in run.history) for part in ("gradient", "oracle", "rest")]
-    told = " | ".join(f"{share / sum(shares):.1%}" for share in shares)
-    return f"| {name} | {own:.2f} | {hand:.2f} | {bare:.2f} | {own / hand:.2f} | {own / bare:.2f} | {told} |"
+    parts = " | ".join(f"{share / sum(shares):.1%}" for share in shares)
+    return f"| {name} | {own:.2f} | {hand:.2f} | {bare:.2f} | {own / hand:.2f} | {own / bare:.2f} | {parts} |"
 
 
 def peak_memory(name: str) -> str:

@@ -48,10 +48,10 @@ def measure(registered: int, rounds: int) -> dict[str, float]:
     run = fedfw.simulate(
         problem,
         fedfw.FedFW(fedfw.L1Ball(30.0), penalty=1e-4),
-        rounds,
+        rounds=rounds,
         participation=PARTICIPANTS if registered > PARTICIPANTS else 1.0,
         eval_every=rounds,
-        callbacks=[lambda simulation: marks.append(time.perf_counter())],
+        callbacks=lambda simulation: marks.append(time.perf_counter()),
     )
     gaps = [b - a for a, b in itertools.pairwise(marks)]
     return {
@@ -78,8 +78,8 @@ def main() -> None:
     )
     for registered in options.registered:
         command = [sys.executable, "-m", "benchmarks.scale", "--one", str(registered), "--rounds", str(options.rounds)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        row = json.loads(told.splitlines()[-1])
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        row = json.loads(printed.splitlines()[-1])
         print(
             f"| {row['registered']:,} | {row['round']:.3f} | {row['total']:.1f} | {row['peak_gb']:.2f} | "
             f"{100 * row['accuracy']:.1f} % |",

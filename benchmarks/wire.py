@@ -53,11 +53,12 @@ def atoms() -> list[Sequence[str]]:
 def to_the_same_loss() -> list[Sequence[str]]:
     rows = []
     for constraint in (fedfw.L1Ball(30.0), fedfw.KSparse(65, 1.0), fedfw.NuclearBall(10.0), fedfw.LinfBall(0.5)):
-        problem = fedfw.load_problem("digits", clients=10, rule="iid")
+        problem = fedfw.load_problem("digits", clients=10, partition="iid")
         optimum = fedfw.solve(problem, constraint)
         begun = problem.value(problem.start)
-        multiple = "auto:0.001" if constraint.is_polytope else "auto:0.1"
-        run = fedfw.simulate(problem, fedfw.FedFWPlus(constraint, penalty=multiple, momentum=0.9), 100, eval_every=1)
+        multiple = "theory:0.001" if constraint.is_polytope else "theory:0.1"
+        algorithm = fedfw.FedFWPlus(constraint, penalty=multiple, momentum=0.9)
+        run = fedfw.simulate(problem, algorithm, rounds=100, eval_every=1)
         best = min(record.loss for record in run.history if record.loss is not None)
         upto = next(i for i, record in enumerate(run.history) if record.loss == best) + 1
         ours = sum(r.bytes_up + r.bytes_down for r in run.history[:upto])
@@ -81,7 +82,7 @@ def _fedavg(problem: fedfw.Problem, constraint: fedfw.ConstraintSet, goal: float
     found: tuple[int | str, str] = "never", f"> {MOST_ROUNDS}"
     fewest = MOST_ROUNDS + 1
     for lr in STEPS:
-        run = fedfw.simulate(problem, fedfw.FedAvg(constraint, lr=lr), MOST_ROUNDS)
+        run = fedfw.simulate(problem, fedfw.FedAvg(constraint, lr=lr), rounds=MOST_ROUNDS)
         there = next((i + 1 for i, r in enumerate(run.history) if r.loss is not None and r.loss <= goal), None)
         if there is not None and there < fewest:
             fewest = there

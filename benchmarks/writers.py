@@ -17,22 +17,20 @@ from itertools import accumulate
 
 import fedfw
 from benchmarks.common import machine, markdown, publish
-from fedfw.command.build import build_algorithm, build_problem, load
-from fedfw.command.config import RunConfig
-from fedfw.command.defaults import resolved
-from fedfw.command.progress import human_bytes
+from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load
+from fedfw.report.tables import human_bytes
 
 CHOSEN = {
     # fedfw tune --dataset mnist --partition writer --clients 539 --participation 0.1 --constraint l1:30 --rounds 300
-    # --algorithm NAME, with the grids of `fedfw tune`
-    "fedfw": {"penalty": "auto:0.003", "momentum": 0.9},
-    "fedfw+": {"penalty": "auto:0.1", "momentum": 0.9},
-    "fedavg": {"lr": "auto:48"},
+    # --algorithm NAME, with the grids of version 0.1, which were multiples of the theory's scale
+    "fedfw": {"penalty": "theory:0.003", "momentum": 0.9},
+    "fedfw+": {"penalty": "theory:0.1", "momentum": 0.9},
+    "fedavg": {"lr": "theory:48"},
 }
 
 
 def configuration(name: str, data_dir: str | None, rounds: int) -> RunConfig:
-    return RunConfig(
+    return RunConfig.of(
         dataset="mnist",
         data_dir=data_dir,
         partition="writer",
@@ -66,7 +64,7 @@ def main() -> None:
     for name in CHOSEN:
         config = configuration(name, options.data_dir, options.rounds)
         data = load(config)
-        config = resolved(config, data, algorithm_was_given=True)
+        config = completed(config, data)
         problem = problem or build_problem(config, data)
         print(f"... {name}", file=sys.stderr, flush=True)
         runs[name] = fedfw.simulate(
@@ -96,7 +94,7 @@ def main() -> None:
         "Made by `python -m benchmarks.writers --write`; the task stands at the top of that file.",
         machine(),
         "",
-        f"{options.rounds} rounds. The columns after `sent down` tell when the loss {target:.4f} (the highest end)",
+        f"{options.rounds} rounds. The columns after `sent down` say when the loss {target:.4f} (the highest end)",
         "was first reached, and the last one the seconds of the whole run with an evaluation after every round.",
         "",
         *markdown((*header, "rounds", "up by then", "down by then", "seconds"), rows),

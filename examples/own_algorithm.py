@@ -2,47 +2,55 @@
 
     python examples/own_algorithm.py
 
-An algorithm says what a client remembers and which direction it gives to the oracle. The simulator, the byte ledger,
-checkpoints and partial participation then work as for the others.
+An algorithm says what a client remembers and which direction it gives to the oracle. The simulator, the count of bytes,
+checkpoints, partial participation and deployments then work as for the others. Its options are declared where they
+stand, and once it is registered they are on the command line and in configuration files, too.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Message, Plan, Rates, State
+from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, State
+from fedfw.options import option
 
 
 @dataclass(frozen=True)
 class SlowFW(fedfw.OracleAlgorithm):
-    """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- z_i / 2 + xbar / 2 once a round."""
+    """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- slowness z_i + (1 - slowness) xbar once a round."""
+
+    slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = 0.5
 
     name: ClassVar[str] = "slow"
-    has_certificate: ClassVar[bool] = False  # the penalties do not add up to zero
+    title: ClassVar[str] = "SlowFW"
+    contract: ClassVar[Contract] = replace(
+        fedfw.OracleAlgorithm.contract,
+        remembers={"x": Kept.REBUILT, "z": Kept.REBUILT},  # z_i comes from messages: the server knows it, too
+        proves=False,  # the penalties do not add up to zero
+    )
 
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"z": x.clone()}
 
     def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"z": (state["z"] + message.xbar) / 2}
+        return state | {"z": self.slowness * state["z"] + (1 - self.slowness) * message.xbar}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])
 
 
+fedfw.ALGORITHMS[SlowFW.name] = SlowFW
+
 # Two clients that disagree: f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1]; the sum is least at 1.
-problem = fedfw.Problem.from_losses(
-    [lambda x: (x - 3).square().sum(), lambda x: (x + 1).square().sum()], torch.zeros(1), convex=True
-)
+problem = fedfw.testing.two_quadratics()
 box = fedfw.Box(-1.0, 1.0)
 for algorithm in (
     fedfw.NaiveFW(box),
     fedfw.FedFW(box, penalty=1.0),
-    SlowFW(box, penalty=1.0),
+    SlowFW(box, penalty=1.0, slowness=0.8),
     fedfw.FedFWPlus(box, penalty=1.0),
 ):
-    run = fedfw.simulate(problem, algorithm, rounds=1000, eval_every=1000)
+    run = fedfw.simulate(problem, algorithm, rounds=500, eval_every=500)
     print(f"{algorithm.name:10s} ends at {float(run.x):6.3f}, proven within {run.history[-1].gap:.3f} of the optimum")

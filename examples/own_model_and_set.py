@@ -69,8 +69,8 @@ sets = fedfw.Product(
         "*": fedfw.L2Ball(10.0),
     }
 )
-algorithm = fedfw.FedFWPlus(sets, penalty=0.01, momentum=0.9, schedule="linear-decay:0.05")
-run = fedfw.simulate(problem, algorithm, rounds=200, eval_every=50)
+algorithm = fedfw.FedFWPlus(sets)  # momentum, step sizes and penalty: what works for networks
+run = fedfw.simulate(problem, algorithm, rounds=100, eval_every=25)
 for record in run.history:
     if record.loss is not None:
         print(f"round {record.round:3d}  loss {record.loss:.3f}  accuracy {record.accuracy:.3f}")

@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh all
-.venv/bin/python -m pytest -n 2 --dist loadfile -m "${1:-deployment}" tests/flower
+.venv/bin/python -m pytest -n 2 --dist loadfile -m "${1:-deployment}" tests/deployment

@@ -2,10 +2,20 @@
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of run folders that are not about plots: drawing them takes longer than such a run."""
+    monkeypatch.setattr("fedfw.report.plots.plot_runs", lambda runs: None)
+    monkeypatch.setattr("fedfw.report.plots.save_figure", lambda figure, path: path.write_bytes(b""))

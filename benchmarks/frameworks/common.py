@@ -32,7 +32,7 @@ def task() -> tuple[str, dict, Path]:
 
 
 def module(spec: dict) -> nn.Module:
-    """The model at its start: that of fedfw.bench."""
+    """The model at its start: that of fedfw.studies.bench."""
     torch.manual_seed(0)
     features = spec["features"]
     if spec["model"] == "softmax":
@@ -51,7 +51,7 @@ def module(spec: dict) -> nn.Module:
 
 
 class Watch:
-    """Marks of rounds, and what to tell of them."""
+    """Marks of rounds, and a report of them."""
 
     def __init__(self) -> None:
         self.marks = [time.perf_counter()]
@@ -60,17 +60,17 @@ class Watch:
     def mark(self) -> None:
         self.marks.append(time.perf_counter())
 
-    def tell(self, out: Path, x: torch.Tensor) -> None:
+    def report(self, out: Path, x: torch.Tensor) -> None:
         steps = [b - a for a, b in pairwise(self.marks)]
         peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        told = {
+        numbers = {
             "round_ms": 1e3 * median(steps[1:] or steps),
             "first_ms": 1e3 * steps[0],
             "cpu_ms": 1e3 * (_cpu() - self.cpu) / len(steps),
             "peak_mb": peak / 1e3,
             "x": x.tolist(),
         }
-        out.write_text(json.dumps(told))
+        out.write_text(json.dumps(numbers))
 
 
 def _cpu() -> float:

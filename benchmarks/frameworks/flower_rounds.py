@@ -71,4 +71,4 @@ run_simulation(
     num_supernodes=everyone,
     backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count()}},
 )
-watch.tell(out, torch.cat([torch.from_numpy(value).flatten() for value in last]))
+watch.report(out, torch.cat([torch.from_numpy(value).flatten() for value in last]))

@@ -55,4 +55,4 @@ FederatedAveraging().run(
     model_eval_params=NNEvalHyperParams(local_batch_size=None),
     callbacks=[Marks()],
 )
-watch.tell(out, torch.cat([p.detach().flatten() for p in net.parameters()]))
+watch.report(out, torch.cat([p.detach().flatten() for p in net.parameters()]))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from fedfw.atoms import Atom
     from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
-    from fedfw.optimum import Optimum, solve
+    from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
     from fedfw.problems import Problem
     from fedfw.schedules import Schedule
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
         enclosing,
         parse_set,
     )
-    from fedfw.simulation import History, Record, Run, simulate
-    from fedfw.tasks import load_problem
+    from fedfw.simulation import Callback, History, Record, Run, StopRun, simulate
+    from fedfw.solving import Optimum, solve
+    from fedfw.tuning import Trial, Tuning, tune
 
 __all__ = [
     "ALGORITHMS",
@@ -64,6 +65,7 @@ __all__ = [
     "AtomError",
     "Birkhoff",
     "Box",
+    "Callback",
     "CappedSimplex",
     "ConstraintSet",
     "FedADMM",
@@ -102,6 +104,9 @@ __all__ = [
     "Simplex",
     "Spectrahedron",
     "SpectralBall",
+    "StopRun",
+    "Trial",
+    "Tuning",
     "__version__",
     "enclosing",
     "load_problem",
@@ -109,6 +114,7 @@ __all__ = [
     "simulate",
     "solve",
     "testing",
+    "tune",
 ]
 
 _HOMES = (
@@ -120,8 +126,9 @@ _HOMES = (
     "fedfw.schedules",
     "fedfw.sets",
     "fedfw.simulation",
-    "fedfw.optimum",
-    "fedfw.tasks",
+    "fedfw.solving",
+    "fedfw.presets",
+    "fedfw.tuning",
 )
 """Where the names above live, but for `testing`, which is a module."""
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedfw.cli import main
+from fedfw.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """The bits of floating-point numbers as integers of the same shape: 0.0 and -0.0 are equal numbers of other bits.
+
+    Examples
+    --------
+    >>> import torch
+    >>> (bits_of(torch.tensor([0.0, -0.0])) != 0).tolist()
+    [False, True]
+    """
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
 
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
 

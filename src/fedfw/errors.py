@@ -1,4 +1,4 @@
-"""The errors fedfw raises on purpose, each naming the bad value and what was expected."""
+"""The exceptions that fedfw defines; their messages give the bad value and what was expected."""
 
 from __future__ import annotations
 
@@ -6,9 +6,29 @@ from collections.abc import Sequence
 
 
 class NonFiniteError(ValueError):
-    """A NaN or an infinity where a finite tensor was expected.
+    """A tensor has a NaN or an infinity where finite numbers are needed.
 
-    ``rows`` lists the offending rows of the stack (the clients).
+    Parameters
+    ----------
+    message : str
+        The text of the error.
+    rows : sequence of int, default ()
+        The rows of the stack that are not finite, which are the numbers of the clients.
+
+    Attributes
+    ----------
+    rows : tuple of int
+        The same rows.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> g = torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])
+    >>> try:
+    ...     fedfw.L1Ball(1.0).lmo(g, batch=True)
+    ... except fedfw.NonFiniteError as error:
+    ...     print(error.rows)
+    (1,)
     """
 
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
@@ -17,12 +37,46 @@ class NonFiniteError(ValueError):
 
 
 class AtomError(ValueError):
-    """Bytes that are not the encoding of an atom of the given set and shape."""
+    """Received bytes are not the encoding of an atom of the expected set and shape.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.L1Ball(1.0)
+    >>> data = ball.lmo(torch.ones(1000)).to_bytes()
+    >>> try:
+    ...     fedfw.Atom.from_bytes(data + b"!", ball, (1000,))
+    ... except fedfw.AtomError as error:
+    ...     print(error)
+    1 bytes left over after the atom
+    """
 
 
 class NoProjectionError(NotImplementedError):
-    """The set has a linear minimization oracle but no projection."""
+    """The set has a linear minimization oracle but no projection.
+
+    All sets of the library have a projection, so this error can only come from a set that a user has defined without
+    one.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> class OracleOnly(fedfw.L2Ball):
+    ...     _project = fedfw.ConstraintSet._project
+    >>> try:
+    ...     OracleOnly(1.0).project(torch.tensor([3.0, 4.0]))
+    ... except fedfw.NoProjectionError as error:
+    ...     print(error)
+    no projection for this set: OracleOnly(r=1.0) has only a linear minimization oracle
+    """
 
 
 class MessageError(ValueError):
-    """A message that is not what was agreed upon."""
+    """A message between server and client does not have the agreed fields or values.
+
+    Examples
+    --------
+    >>> from fedfw.errors import MessageError
+    >>> issubclass(MessageError, ValueError)
+    True
+    """

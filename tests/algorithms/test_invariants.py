@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ import torch
 import fedfw
 import fedfw.schedules
 from fedfw.algorithms import FedFWSto
-from fedfw.experiments.quadratics import SETS, Quadratics
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.schedules import Schedule, constant, convex
 from fedfw.simulation import Simulation
+from fedfw.studies.quadratics import SETS, Quadratics
 
 LAM = 0.05
 ATTENDANCE = {
@@ -258,8 +259,20 @@ class TestSchedules:
         absent = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=LAM), rounds=3, participation=0.5)
         assert absent.history[2].eta == pytest.approx(2 / 3)
         bumpy = dataclasses.replace(q, convex=False)
-        flat = fedfw.simulate(bumpy.problem, fedfw.FedFW(q.constraint, penalty=LAM), rounds=8)
+        flat = fedfw.simulate(bumpy.problem, fedfw.FedFW(q.constraint, penalty=LAM, momentum=0.0), rounds=8)
         assert flat.history[0].eta == pytest.approx(0.25)
+
+    def test_networks_get_momentum_and_short_steps_unless_they_were_given(self) -> None:
+        bumpy = dataclasses.replace(Quadratics.on("l2"), convex=False)
+        for algorithm in (fedfw.FedFW, fedfw.FedFWPlus, fedfw.FedFWAnchored):
+            run = fedfw.simulate(bumpy.problem, algorithm(bumpy.constraint, penalty=LAM), rounds=8)
+            assert (run.algorithm.momentum, run.algorithm.schedule) == (0.9, "linear-decay:0.05")
+            assert [r.eta for r in run.history] == [pytest.approx(0.05 * (8 - t) / 8) for t in range(8)]
+            given = algorithm(bumpy.constraint, penalty=LAM, schedule="convex")
+            kept = fedfw.simulate(bumpy.problem, given, rounds=1).algorithm
+            assert (kept.momentum, kept.schedule) == (0.9, "convex")
+        flat = fedfw.simulate(Quadratics.on("l2").problem, fedfw.FedFW(bumpy.constraint, penalty=LAM), rounds=1)
+        assert flat.algorithm.momentum == 0.0
 
     @pytest.mark.parametrize("name", ["cosine", "constant", "constant:2", "linear-decay:x", "convex:3"])
     def test_unknown_ones_are_refused_with_the_known(self, name: str) -> None:
@@ -274,30 +287,43 @@ class TestSchedules:
     def test_a_constant_penalty_leaves_a_bias(self) -> None:
         q = Quadratics.on("l2")
         schedule = dataclasses.replace(convex(), growth=constant(1.0).growth)
-        run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=LAM, schedule=schedule), rounds=3000)
+        algorithm = fedfw.FedFW(q.constraint, penalty=LAM, schedule=schedule)
+        run = fedfw.simulate(q.problem, algorithm, rounds=3000, eval_every=3000)
         assert run.history[-1].loss - q.least <= q.H**2 / (2 * LAM)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda D: fedfw.FedFW(D, penalty=-1.0), "penalty=-1.0"),
-        (lambda D: fedfw.FedFW(D, penalty="some"), "penalty='some'"),
-        (lambda D: fedfw.FedFW(D, penalty="auto:x"), "auto:MULTIPLE"),
-        (lambda D: fedfw.FedFW(D, momentum=1.0), "momentum=1.0"),
-        (lambda D: fedfw.FedFWSto(D, momentum=0.5), "averages gradients by its schedule"),
-        (lambda D: fedfw.FedFWAnchored(D, anchor_every=0), "anchor_every=0"),
-        (lambda D: fedfw.NaiveFW(D, penalty=1.0), "neither penalty nor momentum"),
+        (lambda D: fedfw.FedFW(D, penalty=-1.0), "penalty=-1.0, expected a number of at least 0"),
+        (lambda D: fedfw.FedFW(D, penalty="some"), "penalty='some', expected a number"),
+        (lambda D: fedfw.FedFW(D, penalty="auto:x"), "penalty='auto:x', expected .* a multiple such as \"auto:3\""),
+        (lambda D: fedfw.FedFW(D, penalty="theory:-1"), "penalty='theory:-1', expected"),
+        (lambda D: fedfw.FedFW(D, momentum=1.0), "momentum=1.0, expected a number of at least 0 and below 1, or auto"),
+        (lambda D: fedfw.FedFWAnchored(D, anchor_every=0), "anchor_every=0, expected a whole number of at least 1"),
+        (lambda D: fedfw.FrankWolfe(D, schedule=3), "schedule=3, expected one of convex, nonconvex"),
     ],
 )
-def test_bad_options_are_refused(build: object, message: str) -> None:
+def test_bad_options_are_refused(build: Callable[[fedfw.ConstraintSet], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(fedfw.L1Ball(1.0))  # type: ignore[operator]
+        build(fedfw.L1Ball(1.0))
 
 
-def test_automatic_penalty_is_the_stated_one() -> None:
-    q = Quadratics.on("l2")
-    g = q.gradients(q.start) * q.n
-    zeta = float((g - g.mean(0)).square().sum(1).mean().sqrt())
-    run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty="auto:3"), rounds=1)
-    assert run.plan.lam_0 == pytest.approx(3 * zeta / (2 * q.n * q.D))
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda D: fedfw.FedFWSto(D, momentum=0.5),
+        lambda D: fedfw.NaiveFW(D, momentum=0.5),
+        lambda D: fedfw.NaiveFW(D, penalty=1.0),
+        lambda D: fedfw.FrankWolfe(D, penalty=1.0),
+        lambda D: fedfw.FedFW(D, 1.0),  # options are given by name
+    ],
+)
+def test_options_that_an_algorithm_does_not_have_are_refused(build: Callable[[fedfw.ConstraintSet], object]) -> None:
+    with pytest.raises(TypeError):
+        build(fedfw.L1Ball(1.0))
+
+
+def test_a_set_is_wanted() -> None:
+    with pytest.raises(TypeError, match="constraint='l1:10', expected a constraint set or a Product"):
+        fedfw.FedFW("l1:10")

@@ -204,7 +204,7 @@ def test_no_sample_changes_a_gradient_by_more_than_is_claimed(kind: str, norm: s
     assert 0.9 * clip / size < largest <= clip / size * (1 + 1e-4)  # and the claim is not idle
 
 
-@pytest.mark.parametrize("name", [name for name, cls in fedfw.ALGORITHMS.items() if cls.sends_answers])
+@pytest.mark.parametrize("name", [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only])
 def test_directions_change_by_no_more_than_gradients(name: str) -> None:
     """Private selection rests on it: past releases fixed, a direction moves with a sample by at most its gradient."""
     algorithm: Any = fedfw.ALGORITHMS[name](fedfw.L1Ball(1.0), **({} if name == "naive" else {"penalty": 0.3}))

@@ -17,9 +17,9 @@ pytestmark = needs("libsvm/a9a.gz", "libsvm/a9a.t.gz")
 def test_the_certificate_closes_on_the_answer_of_scikit_learn() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    problem = fedfw.load_problem("a9a", "logistic", clients=10, rule="iid", weights="samples", data_dir=DATA)
+    problem = fedfw.load_problem("a9a", "logistic", clients=10, partition="iid", weights="samples", data_dir=DATA)
     D = fedfw.L1Ball(2.0)
-    run = fedfw.simulate(problem, fedfw.FedFWPlus(D, penalty="auto:0.01"), rounds=1000, tol=1e-3, eval_every=10)
+    run = fedfw.simulate(problem, fedfw.FedFWPlus(D, penalty="theory:0.01"), rounds=1000, tol=1e-3, eval_every=10)
     assert run.stopped == "within tol=0.001 of the optimum"
     loss, bound = run.history.last("loss"), run.lower_bound
     assert bound is not None

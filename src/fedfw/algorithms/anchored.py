@@ -21,39 +21,81 @@ participants' old y_i are summed too, a second dense vector up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Anchor, Gradient, Message, Plan, Rates, Server, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, running_average
+from fedfw.algorithms.base import (
+    Contract,
+    Contributed,
+    Gathered,
+    GathersSums,
+    Gradient,
+    Kept,
+    Message,
+    Plan,
+    Rates,
+    Reveals,
+    Server,
+    Setting,
+    State,
+)
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, Penalty
+from fedfw.algorithms.scheduled import Momentum, running_average
+from fedfw.options import option
 
 
 @dataclass(frozen=True)
-class FedFWAnchored(OracleAlgorithm):
-    """See the top of the file."""
+class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
+    """Anchored FedFW: now and then every client is given its dual at once, from one sum of gradients.
 
-    penalty: float | str = 0.0
-    anchor_every: int = 20
+    It is the method for sparse atoms (l1 and its kin) when clients differ and the server may see sums of gradients.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D.
+    penalty : float or str
+        lam_0, by default 0: the anchors hold the clients together.
+    schedule : str, Schedule, callable or None
+        Step sizes; see `Scheduled`.
+    momentum : float or "auto"
+        Weight of past corrected directions; see `Momentum`.
+    anchor_every : int
+        Rounds from one anchor to the next.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.FedFWAnchored(fedfw.Box(-1.0, 1.0), anchor_every=5), rounds=20)
+    >>> float(run.x), run.dense_sums
+    (1.0, 4)
+    """
+
+    _: KW_ONLY
+    penalty: Penalty = 0.0
+    anchor_every: Annotated[int, option("rounds between anchors, which share sums of gradients", ge=1)] = 20
 
     name: ClassVar[str] = "fedfw-anchored"
-    sends_answers: ClassVar[bool] = False
-    sends_exact_sums: ClassVar[bool] = True
-    shares: ClassVar[str] = "at each anchor the sum of the gradients of those present"
-    may_relax: ClassVar[bool] = False
+    title: ClassVar[str] = "FedFW-anchored"
+    contract: ClassVar[Contract] = replace(
+        OracleAlgorithm.contract,
+        down=("xbar", "ybar"),
+        remembers={**OracleAlgorithm.contract.remembers, "y": Kept.REBUILT},
+        sums=True,
+        reveals=Reveals.GRADIENTS,
+        shares="at each anchor the sum of the gradients of those present",
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.anchor_every, int) or self.anchor_every < 1:
-            raise ValueError(f"anchor_every={self.anchor_every!r}, expected a whole number of at least 1")
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"anchor_every": (5, 10, 20), "momentum": (0.0, 0.9), "penalty": (0.0, "auto:0.1")}
 
     def passes(self, local_steps: int, share: float) -> float:
         return super().passes(local_steps, share) + 1 / self.anchor_every
-
-    def is_anchor(self, t: int) -> bool:
-        return (t - 1) % self.anchor_every == 0
 
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"y": torch.zeros_like(x)}
@@ -61,31 +103,34 @@ class FedFWAnchored(OracleAlgorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"ybar": torch.zeros_like(x)})
 
-    def anchor(
-        self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient], t: int
-    ) -> tuple[Server, list[State], Anchor] | None:
-        if not self.is_anchor(t):
-            return None
+    # --- the anchor: a_i = w_i grad f_i(xbar) goes up, A comes down, y_i = A - a_i and x_i <- xbar ---
+
+    def gathers(self, t: int) -> bool:
+        return (t - 1) % self.anchor_every == 0
+
+    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient) -> Contributed:
+        return Contributed(*gradient(xbar.expand_as(state["x"]), full=True))
+
+    def gather(
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed]
+    ) -> tuple[Server, Gathered]:
         xbar = server.xbar
         present = sum(len(state["x"]) for state in states)
-        told = [g(xbar.expand_as(state["x"]), full=True) for state, g in zip(states, gradients, strict=True)]
-        a = [gradient for _, gradient in told]
-        mean = torch.stack([piece.sum(0) for piece in a]).sum(0) / present
-        learnt = Anchor(sum(float(loss.double().sum()) for loss, _ in told), plan.n * mean)
-        # The new y_i of those present add up to zero; what they held before leaves the sum.
+        mean = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0) / present
+        loss = sum(float(piece.loss.double().sum()) for piece in sent)
+        if present == plan.n:
+            learnt = Gathered(mean, loss, plan.n * mean)
+            return replace(server, vectors={"ybar": torch.zeros_like(xbar)}), learnt
+        # The new y_i of those present add up to zero; what they held before leaves the sum. Their points move to xbar.
         leaving = torch.stack([state["y"].sum(0) for state in states]).sum(0)
         moved = torch.stack([state["x"].sum(0) for state in states]).sum(0) - present * xbar
-        fresh = [
-            state | {"y": mean - piece, "x": xbar.expand_as(state["x"]).clone()}
-            for state, piece in zip(states, a, strict=True)
-        ]
-        if present == plan.n:
-            return replace(server, vectors={"ybar": torch.zeros_like(xbar)}), fresh, learnt
         ybar = server.vectors["ybar"] - leaving / plan.n
-        return replace(server, xbar=xbar - moved / plan.n, vectors={"ybar": ybar}), fresh, learnt
+        return replace(server, xbar=xbar - moved / plan.n, vectors={"ybar": ybar}), Gathered(mean, loss, None)
 
-    def regroup(self, server: Server, clients: State) -> Server:
-        return replace(super().regroup(server, clients), vectors={"ybar": clients["y"].mean(0)})
+    def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:
+        return state | {"y": mean - sent.vector, "x": xbar.expand_as(state["x"]).clone()}
+
+    # --- every round ---
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         ybar = server.vectors["ybar"]
@@ -97,7 +142,10 @@ class FedFWAnchored(OracleAlgorithm):
             g -= message.vectors["ybar"]
         if plan.lam_0:
             g += rates.lam * (state["x"] - message.xbar)
-        if self.momentum:
-            state = running_average(state, g, 1 - self.momentum)
+        if self.beta:
+            state = running_average(state, g, 1 - self.beta)
             g = state["d"]
         return state, g
+
+    def regroup(self, server: Server, clients: State) -> Server:
+        return replace(super().regroup(server, clients), vectors={"ybar": clients["y"].mean(0)})

@@ -2,19 +2,32 @@
 
 Nothing here knows of devices, files, networks or how many clients run at once. The simulator calls the steps with all
 clients stacked; a deployed client calls the same functions with a stack of one.
+
+One round, in the order in which its parts are called:
+
+1. `Algorithm.broadcast` (server): what goes down to the clients that take part.
+2. `Algorithm.client_step` (clients): their new memory, and what each of them sends.
+3. `Algorithm.server_step` (server): the server's new memory, from the sum of what was sent.
+
+The server sees the sum of what was sent and nothing else (`Aggregate`), so a sum that was masked by the clients, a sum
+over several processes, and a sum over a single arrival all do. `GathersSums` is for algorithms that exchange one more
+sum before some rounds.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from enum import Enum
+from typing import Any, ClassVar, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom
+from fedfw.options import check_options
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet
 
@@ -31,45 +44,150 @@ class Gradient(Protocol):
     def __call__(self, x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]: ...
 
 
+# --- what an algorithm says of itself ---
+
+
+class Up(Enum):
+    """What a client sends in a round."""
+
+    ATOM = "an atom of the set, or the mixture of atoms that several local steps amount to"
+    VECTOR = "a dense vector: a model, a gradient, or the change of one"
+
+
+class Reveals(Enum):
+    """What the server sees of a client's data beside the sum that it needs: the order is from little to much."""
+
+    ATOMS = "atoms alone"
+    MODELS = "local models, or how they change"
+    GRADIENTS = "gradients, or sums of gradients"
+
+
+class Kept(Enum):
+    """Where a part of a client's memory comes from, and so what happens when the client loses it."""
+
+    REBUILT = "the server rebuilds it from what was sent, and can hand it back"
+    OWN = "it comes from the client's data, and a client that lost it begins it anew without harm"
+    VITAL = "it comes from the client's data and the server's memory relies on it, so it must not be lost"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What goes up, what goes down and what is remembered: all that code around an algorithm has to know of it.
+
+    Parameters
+    ----------
+    up : Up
+        What a client sends in a round.
+    down : tuple of str
+        The vectors (p,) that go down, by name; ``xbar`` is the model.
+    remembers : mapping of str to Kept
+        The parts of a client's memory, by name.
+    points : bool
+        Whether clients have points of their own between rounds, whose mean is xbar.
+    sums : bool
+        Whether exact sums of gradients are exchanged before some rounds (`GathersSums`).
+    proves : bool
+        Whether every round proves a lower bound on the optimum of convex losses.
+    reveals : Reveals
+        What the server sees.
+    shares : str
+        What the server learns beside atoms, in words; empty where atoms are all that is sent.
+    """
+
+    up: Up = Up.ATOM
+    down: tuple[str, ...] = ("xbar",)
+    remembers: Mapping[str, Kept] = field(default_factory=lambda: {"x": Kept.REBUILT})
+    points: bool = False
+    sums: bool = False
+    proves: bool = False
+    reveals: Reveals = Reveals.ATOMS
+    shares: str = ""
+
+    @property
+    def answers_only(self) -> bool:
+        """Whether all that clients send are their oracles' answers to their gradient plus what everybody knows."""
+        return self.up is Up.ATOM and not self.sums
+
+    @property
+    def may_relax(self) -> bool:
+        """Whether single clients may use a larger set: they need points of their own that no sum overwrites."""
+        return self.points and not self.sums
+
+    @property
+    def restorable(self) -> bool:
+        """Whether a client that lost its memory can go on, as deployed clients must be able to."""
+        return Kept.VITAL not in self.remembers.values()
+
+    def rebuilt(self, state: State) -> State:
+        """The part of a memory that the server knows, too."""
+        return {name: value for name, value in state.items() if self.remembers.get(name) is Kept.REBUILT}
+
+
+# --- what is known before the first round ---
+
+
 @dataclass(frozen=True)
 class Rates:
-    """eta, lam and rho at one tick of the clock."""
+    """Step size eta, penalty lam and averaging weight rho at one tick of the clock."""
 
     eta: float
     lam: float
     rho: float
 
 
+def _unknown() -> float | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a run before it begins, from which an algorithm makes its plan.
+    """What is known of a run before it begins, from which an algorithm fills in its defaults and makes its plan.
 
     Parameters
     ----------
-    n
+    n : int
         Number of clients.
-    constraint
+    constraint : ConstraintSet
         The set on the flat vector of parameters.
-    convex
-        Whether the losses are; None if nobody knows.
-    p
+    shape : tuple of int
+        Of that vector, (p,).
+    convex : bool or None
+        Whether the losses are; None if nobody knows. False stands for a network.
+    classes : int or None
+        Number of classes of a softmax regression; None for other models.
+    p : float
         The least probability that a client takes part.
-    rounds, local_steps
+    rounds, local_steps : int
         How many there will be.
-    automatic_penalty
-        zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start.
-    smoothness
-        L' = n max w_i L_i, or None where it is not known.
+    heterogeneity : callable
+        () -> zeta, the root mean square of ||grad h_i - mean|| over the clients at the start, where h_i = n w_i f_i;
+        None where it is not known. Theory's penalty is made from it.
+    steepness : callable
+        () -> the root mean square of ||grad h_i|| at the start: one number of each client is enough for it.
+    smoothness : callable
+        () -> L' = n max w_i L_i, or None where it is not known.
     """
 
     n: int
     constraint: ConstraintSet
+    shape: tuple[int, ...]
     convex: bool | None
-    p: float
-    rounds: int
-    local_steps: int
-    automatic_penalty: Callable[[], float]
-    smoothness: Callable[[], float | None]
+    classes: int | None = None
+    p: float = 1.0
+    rounds: int = 100
+    local_steps: int = 1
+    heterogeneity: Callable[[], float | None] = _unknown
+    steepness: Callable[[], float | None] = _unknown
+    smoothness: Callable[[], float | None] = _unknown
+
+    @property
+    def network(self) -> bool:
+        """Whether the losses are known not to be convex."""
+        return self.convex is False
+
+    def per_diameter(self, scale: float | None) -> float | None:
+        """scale / (2 n D): the penalty at which a pull over the diameter D balances gradients of that size."""
+        return None if scale is None else scale / (2 * self.n * max(self.constraint.diameter(self.shape), 1e-300))
 
 
 @dataclass(frozen=True)
@@ -78,18 +196,18 @@ class Plan:
 
     Parameters
     ----------
-    n
+    n : int
         Number of clients.
-    constraint
+    constraint : ConstraintSet
         The set on the flat vector of parameters.
-    local_steps
+    local_steps : int
         Steps of a client a round.
-    lam_0, schedule
+    lam_0, schedule : float, Schedule
         The penalty and the rates of algorithms that take Frank-Wolfe steps; the schedule's clock advances
         ``local_steps`` times a round.
-    lr
+    lr : float
         The step size of algorithms that take gradient steps.
-    watch
+    watch : callable
         Lets the simulator time a part of a step: (name of the part, function) -> function.
     """
 
@@ -140,43 +258,62 @@ class Plan:
         return total, [amount / total for amount in amounts]
 
 
+# --- what travels in a round ---
+
+
 @dataclass(frozen=True)
 class Message:
-    """What the server sends to the clients of round t."""
+    """What the server sends to the clients of round t.
+
+    Parameters
+    ----------
+    t : int
+        The round.
+    xbar : Tensor
+        The model, (p,).
+    vectors : dict of str to Tensor
+        Further vectors (p,) for the clients, such as ybar; one that is left out is zero.
+    wants_evidence : bool
+        Whether clients are asked for their part of the certificate.
+    """
 
     t: int
     xbar: Tensor
     vectors: dict[str, Tensor] = field(default_factory=dict)
-    """Further vectors (p,) that go down dense: ybar, the anchor's mean gradient ..."""
     wants_evidence: bool = False
-    """Whether clients are asked for their part of the certificate."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the first local step tells of the optimum (see certificates): from exact gradients only.
+    """What a client's first local step proves about the optimum (see `fedfw.certificates`): from exact gradients only.
 
-    ``number`` (m,) is w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i and ``q`` (m, p) the rest of the direction.
+    Parameters
+    ----------
+    number : Tensor
+        (m,): w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i.
+    q : Tensor or None
+        (m, p): the direction less w_i grad f_i(x_i). It does not travel: None where the server has to work it out.
     """
 
     number: Tensor
-    q: Tensor
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """What the server learns at an anchor: F (with everyone present) and its gradient (p,) at xbar."""
-
-    loss: float
-    gradient: Tensor
+    q: Tensor | None
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What the clients ``who`` (m,) hand to the server.
+    """What the clients ``who`` hand to the server.
 
-    ``x`` (m, p) are their points before the round. They are not sent: the server rebuilds them from the atoms it was
-    sent before (the simulator, where both are the same bits, passes the clients' own).
+    Parameters
+    ----------
+    who : Tensor
+        (m,): the clients' numbers.
+    atoms : Atom
+        A stack of m atoms, or of m dense vectors.
+    x : Tensor
+        (m, p): the clients' points before the round. They are not sent: the server rebuilds them from the atoms it was
+        sent before (the simulator, where both are the same bits, passes the clients' own).
+    evidence : Evidence or None
+        Where it was asked for.
     """
 
     who: Tensor
@@ -194,42 +331,123 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Algorithm(ABC):
-    """What the simulator and a deployment call.
-
-    `OracleAlgorithm` is the base of those that take Frank-Wolfe steps, `ProjectedAlgorithm` of those that take gradient
-    steps and project.
+class Aggregate:
+    """All that the server is given of a round's uploads.
 
     Parameters
     ----------
-    constraint
-        The set D: a constraint set, or a `Product` of them by parameter name.
+    count : int
+        How many clients sent something.
+    everyone : bool
+        Whether these are all clients that there are.
+    total : Tensor
+        (p,): the sum of what they sent. Where clients keep points of their own and some of them are absent, it is the
+        sum of what they sent less the sum of the senders' points, which is what the sum of all points gains.
+    """
+
+    count: int
+    everyone: bool
+    total: Tensor
+
+    @classmethod
+    def of(cls, uploads: Sequence[Upload], n: int, like: Tensor, points: bool) -> Aggregate:
+        """Add up uploads.
+
+        Parameters
+        ----------
+        uploads : sequence of Upload
+            Of different clients.
+        n : int
+            How many clients there are.
+        like : Tensor
+            A vector (p,) of the type and on the device of the sum.
+        points : bool
+            Whether clients keep points of their own.
+        """
+        count = sum(len(upload.who) for upload in uploads)
+        everyone, total = count == n, torch.zeros_like(like)
+        for upload in uploads:
+            upload.atoms.add_sum_to(total)
+            if points and not everyone:
+                total -= upload.x.sum(0)
+        return cls(count, everyone, total)
+
+
+# --- the algorithm itself ---
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A federated algorithm with its constraint set: what the simulator and a deployment call.
+
+    `OracleAlgorithm` is the base of those that take Frank-Wolfe steps, `ProjectedAlgorithm` of those that take gradient
+    steps and project. A new algorithm is a frozen dataclass in a file of its own. Its further fields, declared with
+    `fedfw.options.option`, are its options: from Python, on the command line, in TOML files and deployed.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D.
+
+    Attributes
+    ----------
+    name : str
+        On the command line.
+    title : str
+        In tables.
+    contract : Contract
+        What goes up, what goes down and what is remembered.
+    usual_batch : int or None
+        Samples of a gradient where a configuration does not say; None for all.
+
+    Examples
+    --------
+    Gradient descent on the mean model, inside a set that is small enough to project on by hand:
+
+    >>> from dataclasses import dataclass, replace
+    >>> import fedfw
+    >>> from fedfw.algorithms.base import Contract, Plan, Up
+    >>> from fedfw.algorithms.projected import dense
+    >>> @dataclass(frozen=True)
+    ... class Descent(fedfw.Algorithm):
+    ...     name, title, contract = "descent", "Gradient descent", Contract(up=Up.VECTOR)
+    ...     def plan(self, setting):
+    ...         return Plan(setting.n, setting.constraint, lr=0.5)
+    ...     def client_step(self, plan, state, message, gradient, lmo):
+    ...         return state, dense(gradient(message.xbar.expand_as(state["x"]))[1]), None
+    ...     def server_step(self, plan, server, aggregate, t):
+    ...         return replace(server, xbar=plan.project(server.xbar - plan.lr * aggregate.total))
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), Descent(fedfw.Box(-1.0, 1.0)), rounds=20)
+    >>> float(run.x)
+    1.0
     """
 
     constraint: Any
 
     name: ClassVar[str] = ""
-    shares: ClassVar[str] = ""
-    """What the server learns beside atoms, in words; empty where atoms are all that is sent."""
-    has_certificate: ClassVar[bool] = False
-    """Whether rounds prove lower bounds on the optimum (evaluations always do, for convex losses)."""
-    keeps_points: ClassVar[bool] = False
-    """Whether clients have points of their own between rounds, whose mean is xbar."""
-    sends_model: ClassVar[bool] = True
-    """Whether xbar itself goes down to the clients."""
-    private: ClassVar[tuple[str, ...]] = ()
-    """What of a client's memory comes from its data, so that nobody else can know it."""
-    needs_projection: ClassVar[bool] = False
-    sends_answers: ClassVar[bool] = False
-    """Whether all that clients send are their oracles' answers to their gradient plus what everybody knows."""
-    sends_exact_sums: ClassVar[bool] = False
-    """Whether exact sums of gradients are exchanged now and then."""
-    may_relax: ClassVar[bool] = False
-    may_step_locally: ClassVar[bool] = True
+    title: ClassVar[str] = ""
+    contract: ClassVar[Contract] = Contract()
+    usual_batch: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         if not hasattr(self.constraint, "bind"):
             raise TypeError(f"constraint={self.constraint!r}, expected a constraint set or a Product")
+        check_options(self)
+
+    # --- before the first round ---
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        """What `fedfw.tune` tries where no grid is given: values of options by name, at most twelve points."""
+        return {}
+
+    def resolved(self, setting: Setting) -> Self:
+        """The algorithm with those defaults filled in that depend on the problem."""
+        return self
+
+    @abstractmethod
+    def plan(self, setting: Setting) -> Plan:
+        """Everything that is fixed before the first round; the algorithm must be `resolved`."""
 
     @property
     def exact(self) -> bool:
@@ -240,10 +458,6 @@ class Algorithm(ABC):
         """Gradients of all of its samples that a client computes a round, when a step looks at a ``share`` of them."""
         return local_steps * share
 
-    @abstractmethod
-    def plan(self, setting: Setting) -> Plan:
-        """Everything that is fixed before the first round."""
-
     def start_clients(self, x: Tensor) -> State:
         """Memory of m clients that begin at x (m, p)."""
         return {"x": x}
@@ -252,15 +466,7 @@ class Algorithm(ABC):
         """The server's memory when every client begins at x (p,)."""
         return Server(x.clone())
 
-    def is_anchor(self, t: int) -> bool:
-        """Whether round t begins with an exchange of dense sums."""
-        return False
-
-    def anchor(
-        self, plan: Plan, server: Server, states: Sequence[State], gradients: Sequence[Gradient], t: int
-    ) -> tuple[Server, list[State], Anchor] | None:
-        """An exchange of dense sums before round t, for algorithms that have one: new memories, what was learnt."""
-        return None
+    # --- a round ---
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         """What goes down to the clients ``who`` (m,), whose points the server knows to be x (m, p)."""
@@ -270,33 +476,120 @@ class Algorithm(ABC):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        """One round of a stack of clients: their new memory and what they send."""
+        """One round of a stack of clients: their new memory, what they send, and their evidence if it is asked for."""
+
+    @abstractmethod
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        """The server's new memory, from the sum of what was sent."""
+
+    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float] | None:
+        """(keep, scale) where the step was xbar <- keep xbar + scale total, so that clients can repeat it; or None."""
+        return None
+
+    # --- what the server knows of clients ---
 
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        """What somebody who sees the messages and the atoms of a stack of clients, not their data, knows of them."""
+        """The memory of a stack of clients after a round, for somebody who sees messages and atoms but no data."""
         return state
+
+    def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
+        """The part (m, p) of the clients' first direction that does not come from their data, for the certificate."""
+        return None
 
     def regroup(self, server: Server, clients: State) -> Server:
         """The server's memory when clients have come or gone, from what it knows of those that are there."""
-        return replace(server, xbar=clients["x"].mean(0)) if self.keeps_points else server
+        return replace(server, xbar=clients["x"].mean(0)) if self.contract.points else server
+
+
+@dataclass(frozen=True)
+class Contributed:
+    """What a stack of clients adds to a gathered sum.
+
+    Parameters
+    ----------
+    loss : Tensor
+        (m,): w_i f_i at xbar.
+    vector : Tensor
+        (m, p): w_i grad f_i at xbar, or what an algorithm gathers in its place.
+    """
+
+    loss: Tensor
+    vector: Tensor
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the server learns from a gathered sum.
+
+    Parameters
+    ----------
+    mean : Tensor
+        (p,): the mean of the vectors; it goes down to those that contributed.
+    loss : float
+        F(xbar), if everyone contributed.
+    gradient : Tensor or None
+        (p,): the gradient of F at xbar, if everyone contributed gradients.
+    """
+
+    mean: Tensor
+    loss: float
+    gradient: Tensor | None
+
+
+class GathersSums(ABC):
+    """An algorithm that exchanges one dense sum before some rounds, beside what every algorithm does."""
 
     @abstractmethod
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        """What the server makes of the uploads."""
+    def gathers(self, t: int) -> bool:
+        """Whether round t begins with a sum."""
+
+    @abstractmethod
+    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient) -> Contributed:
+        """What a stack of clients adds to the sum, when the server's model is xbar (p,)."""
+
+    @abstractmethod
+    def gather(
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed]
+    ) -> tuple[Server, Gathered]:
+        """The server's new memory and what it learns, from the contributions of stacks of clients.
+
+        ``states`` is what the server knows of these clients: their sums are used and nothing else.
+        """
+
+    @abstractmethod
+    def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:
+        """The memory of a stack of clients that contributed, once the mean (p,) has come down."""
 
 
-def scaled(name: str, value: float | str, automatic: float | None) -> float:
-    """A number as it is; "auto" and "auto:MULTIPLE" in units of what "auto" stands for in this run."""
+def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float | None]]) -> float:
+    """A number as it is; "auto", "theory" and their multiples, such as "auto:3", in units of what they stand for.
+
+    Parameters
+    ----------
+    name : str
+        Of the option, for the refusal.
+    value : float or str
+        As the user gave it.
+    units : mapping of str to callable
+        () -> the number that each word stands for in this run, or None where it cannot be worked out.
+
+    Raises
+    ------
+    ValueError
+        For anything else, and where the number cannot be worked out.
+    """
     factor: float = math.nan
     if not isinstance(value, str):
         factor = value
-    elif value.partition(":")[0] == "auto":
-        if automatic is None:
+    elif (word := value.partition(":")[0]) in units:
+        unit = units[word]()
+        if unit is None:
             raise ValueError(f"{name}={value!r}: nothing is known here that it could be worked out from; give a number")
         try:
-            factor = automatic * float(value.partition(":")[2] or 1)
+            factor = unit * float(value.partition(":")[2] or 1)
         except ValueError:
             factor = math.nan
     if not (math.isfinite(factor) and factor >= 0):
-        raise ValueError(f'{name}={value!r}, expected a number of at least 0, "auto" or "auto:MULTIPLE"')
+        words = " or ".join(f'"{word}" (or a multiple such as "{word}:3")' for word in units)
+        raise ValueError(f"{name}={value!r}, expected a number of at least 0, {words}")
     return factor

@@ -9,56 +9,75 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Rates, Server, State, Upload
-from fedfw.algorithms.oracle_steps import OracleAlgorithm
+from fedfw.algorithms.base import (
+    Aggregate,
+    Contract,
+    Evidence,
+    Gradient,
+    Lmo,
+    Message,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+)
+from fedfw.algorithms.scheduled import Momentum
 from fedfw.atoms import Atom, Dense
 
 
 @dataclass(frozen=True)
-class FrankWolfe(OracleAlgorithm):
-    """See the top of the file. It has no penalty; momentum averages the gradient of F."""
+class FrankWolfe(Momentum):
+    """Frank-Wolfe on F itself: every client sends its whole gradient each round, and the server calls the oracle.
 
-    penalty: float | str = 0.0
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D.
+    schedule : str, Schedule, callable or None
+        Step sizes; see `Scheduled`.
+    momentum : float or "auto"
+        Averages the gradient of F; see `Momentum`.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FrankWolfe(fedfw.Box(-1.0, 1.0)), rounds=10)
+    >>> float(run.x)
+    1.0
+    """
 
     name: ClassVar[str] = "frank-wolfe"
-    sends_answers: ClassVar[bool] = False
-    shares: ClassVar[str] = "every client's whole gradient in each round"
-    has_certificate: ClassVar[bool] = False
-    keeps_points: ClassVar[bool] = False
-    may_relax: ClassVar[bool] = False
-    may_step_locally: ClassVar[bool] = False
+    title: ClassVar[str] = "Frank-Wolfe"
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's whole gradient in each round"
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.penalty:
-            raise ValueError(f"penalty={self.penalty}: FrankWolfe has one point and needs no penalty")
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"momentum": (0.0, 0.5, 0.8, 0.9)}
 
-    def start_clients(self, x: Tensor) -> State:
-        return {"x": x}
-
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        return state, a
+    def plan(self, setting: Setting) -> Plan:
+        if setting.local_steps > 1:
+            raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
+        return super().plan(setting)
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        x = message.xbar.expand_as(state["x"]).clone()
-        _, a = gradient(x)
-        return {"x": x}, Dense(shape=(a.shape[1],), batched=True, precision=a.dtype, values=a), None
+        _, a = gradient(message.xbar.expand_as(state["x"]).clone())
+        return state, Dense(shape=(a.shape[1],), batched=True, precision=a.dtype, values=a), None
 
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        present = sum(len(upload.who) for upload in uploads)
-        g = torch.zeros_like(server.xbar)
-        for upload in uploads:
-            upload.atoms.add_sum_to(g, plan.n / present)
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        g = aggregate.total * (plan.n / aggregate.count)
         vectors = server.vectors
-        if self.momentum:
-            g = torch.lerp(vectors["d"], g, 1 - self.momentum) if "d" in vectors else g
+        if self.beta:
+            g = torch.lerp(vectors["d"], g, 1 - self.beta) if "d" in vectors else g
             vectors = {"d": g}
         atom = plan.lmo(g, t)
         return replace(server, xbar=atom.step(server.xbar.clone(), plan.rates(t).eta), vectors=vectors)

@@ -13,23 +13,53 @@ Reference: Wang, Marella and Anderson, "FedADMM: a federated primal-dual algorit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, State
-from fedfw.algorithms.projected import SplittingAlgorithm, dense, descend
+from fedfw.algorithms.base import Contract, Evidence, Gradient, Lmo, Message, Plan, Reveals, Setting, State, Up
+from fedfw.algorithms.projected import SplittingAlgorithm, dense, descend, vital
 from fedfw.atoms import Atom
 
 
 @dataclass(frozen=True)
 class FedADMM(SplittingAlgorithm):
-    """See the top of the file. ``eta`` is one over the penalty of the augmented Lagrangian."""
+    """FedADMM: the alternating direction method of multipliers with an inexact local step.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; it must have a projection.
+    lr : float or str
+        Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    eta : float
+        One over the penalty of the augmented Lagrangian.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.FedADMM(fedfw.Box(-1.0, 1.0)), rounds=300)
+    >>> round(float(run.x), 2)
+    1.0
+    """
 
     name: ClassVar[str] = "fedadmm"
-    shares: ClassVar[str] = "how every client's x_i + eta z_i changes in each round"
+    title: ClassVar[str] = "FedADMM"
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR,
+        remembers=vital("x", "z"),
+        reveals=Reveals.MODELS,
+        shares="how every client's x_i + eta z_i changes in each round",
+    )
+    tuned_step: ClassVar[float] = 0.8
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"lr": cls.steps(setting, (0.25, 0.5, 1, 2)), "eta": (1.0, 3.0, 10.0)}
 
     def start_clients(self, x: Tensor) -> State:
         return {"x": x, "z": torch.zeros_like(x)}

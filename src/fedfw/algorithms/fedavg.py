@@ -12,29 +12,57 @@ networks" (2020).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense, descend, total
+from fedfw.algorithms.base import (
+    Aggregate,
+    Contract,
+    Evidence,
+    Gradient,
+    Lmo,
+    Message,
+    Plan,
+    Reveals,
+    Server,
+    State,
+    Up,
+)
+from fedfw.algorithms.projected import ProjectedAlgorithm, dense, descend
 from fedfw.atoms import Atom
+from fedfw.options import option
 
 
 @dataclass(frozen=True)
 class FedAvg(ProjectedAlgorithm):
-    """See the top of the file. ``mu`` is FedProx's pull to the server's model."""
+    """FedAvg with a projection; with a pull to the server's model it is FedProx.
 
-    mu: float = 0.0
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; it must have a projection.
+    lr : float or str
+        Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    mu : float
+        FedProx's pull to the server's model.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.FedAvg(fedfw.Box(-1.0, 1.0)), rounds=20)
+    >>> round(float(run.x), 2)
+    1.0
+    """
+
+    mu: Annotated[float, option("pull to the server's model: FedAvg with it is FedProx", ge=0)] = 0.0
 
     name: ClassVar[str] = "fedavg"
-    shares: ClassVar[str] = "every client's local model in each round"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.mu < math.inf:
-            raise ValueError(f"mu={self.mu}, expected a number of at least 0")
+    title: ClassVar[str] = "FedAvg"
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR, reveals=Reveals.MODELS, shares="every client's local model in each round"
+    )
+    tuned_step: ClassVar[float] = 1.6
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
@@ -42,6 +70,5 @@ class FedAvg(ProjectedAlgorithm):
         x = descend(plan, gradient, message.xbar.expand_as(state["x"]), message.xbar, self.mu)
         return state, dense(x), None
 
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        models, present = total(server, uploads)
-        return replace(server, xbar=plan.project(models / present))
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        return replace(server, xbar=plan.project(aggregate.total / aggregate.count))

@@ -12,31 +12,63 @@ Reference: Yuan, Zaheer and Reddi, "Federated composite optimization" (2021).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense, refuse_unless_positive, total
+from fedfw.algorithms.base import (
+    Aggregate,
+    Contract,
+    Evidence,
+    Gradient,
+    Lmo,
+    Message,
+    Plan,
+    Reveals,
+    Server,
+    State,
+    Up,
+)
+from fedfw.algorithms.projected import ProjectedAlgorithm, dense
 from fedfw.atoms import Atom
+from fedfw.options import option
 
 
 @dataclass(frozen=True)
 class FedDA(ProjectedAlgorithm):
-    """See the top of the file."""
+    """FedDA: federated dual averaging; clients and server average a dual vector that no projection touches.
 
-    server_lr: float = 1.0
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; it must have a projection.
+    lr : float or str
+        Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    server_lr : float
+        Step size of the server.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.FedDA(fedfw.Box(-1.0, 1.0)), rounds=20)
+    >>> round(float(run.x), 2)
+    1.0
+    """
+
+    server_lr: Annotated[float, option("server's step size", gt=0)] = 1.0
 
     name: ClassVar[str] = "fedda"
-    shares: ClassVar[str] = "every client's sum of local gradients in each round"
-    sends_model: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_unless_positive(server_lr=self.server_lr)
+    title: ClassVar[str] = "FedDA"
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR,
+        down=("z",),
+        reveals=Reveals.GRADIENTS,
+        shares="every client's sum of local gradients in each round",
+    )
+    tuned_step: ClassVar[float] = 1.6
 
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"start": x.clone(), "z": torch.zeros_like(x)})
@@ -54,8 +86,7 @@ class FedDA(ProjectedAlgorithm):
             z = z - plan.lr * plan.n * a
         return state, dense(z - message.vectors["z"]), None
 
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        changes, present = total(server, uploads)
-        z = server.vectors["z"] + (self.server_lr / present) * changes
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        z = server.vectors["z"] + (self.server_lr / aggregate.count) * aggregate.total
         xbar = plan.project(server.vectors["start"] + z)
         return replace(server, xbar=xbar, vectors=server.vectors | {"z": z})

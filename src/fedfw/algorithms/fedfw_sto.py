@@ -13,28 +13,46 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Message, Plan, Rates, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, running_average
+from fedfw.algorithms.base import Message, Plan, Rates, Setting, State
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled
+from fedfw.algorithms.scheduled import running_average
 from fedfw.schedules import Schedule, nonconvex, stochastic
 
 
 @dataclass(frozen=True)
 class FedFWSto(OracleAlgorithm):
-    """See the top of the file. Its averaging takes the place of momentum."""
+    """FedFW-sto: FedFW from minibatch gradients, which are averaged over the rounds so that their noise dies out.
+
+    It has no momentum of its own: its schedule says how much a fresh gradient counts. Give ``batch_size`` to the run.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D.
+    penalty : float or str
+        lam_0; see `OracleAlgorithm`.
+    schedule : str, Schedule, callable or None
+        Step sizes and averaging weights; see `Scheduled`.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.load_problem("digits", clients=5, partition="iid")
+    >>> run = fedfw.simulate(problem, fedfw.FedFWSto(fedfw.L2Ball(10.0)), rounds=50, batch_size=64)
+    >>> run.history[-1].accuracy > 0.85
+    True
+    """
 
     name: ClassVar[str] = "fedfw-sto"
+    title: ClassVar[str] = "FedFW-sto"
+    usual_batch: ClassVar[int | None] = 64
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum:
-            raise ValueError(f"momentum={self.momentum}: FedFW-sto averages gradients by its schedule's rho instead")
+    def make_schedule(self, setting: Setting) -> Schedule:
+        if self.schedule is None and setting.network:  # steps that keep a network's start, the same averaging
+            return replace(nonconvex(setting.p, setting.rounds * setting.local_steps), rho=stochastic().rho)
+        return super().make_schedule(setting)
 
-    def make_schedule(self, convex: bool | None, p: float, horizon: int) -> Schedule:
-        if self.schedule is None and convex is False:  # steps that keep a network's start, the same averaging
-            return replace(nonconvex(p, horizon), rho=stochastic().rho)
-        return super().make_schedule(convex, p, horizon)
-
-    def default_schedule(self, convex: bool | None) -> str:
+    def default_schedule(self, setting: Setting) -> str:
         return "stochastic"
 
     @property

@@ -9,31 +9,45 @@ while F is least at 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Message, Plan, Rates, Server, State, Upload
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, move_mean
+from fedfw.algorithms.base import Aggregate, Contract, Kept, Message, Plan, Rates, Setting, State
+from fedfw.algorithms.oracle_steps import OracleSteps
 
 
 @dataclass(frozen=True)
-class NaiveFW(OracleAlgorithm):
-    """See the top of the file. It has neither penalty nor momentum."""
+class NaiveFW(OracleSteps):
+    """Local Frank-Wolfe steps from the server's model, then averaging: the scheme that fails when clients differ.
 
-    penalty: float | str = 0.0
+    It is here for teaching. It has neither a penalty nor momentum, and its clients remember nothing.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D.
+    schedule : str, Schedule, callable or None
+        Step sizes; see `Scheduled`.
+
+    Examples
+    --------
+    Two clients with the losses (x - 3)^2 and (x + 1)^2 on [-1, 1] pull the model to both ends, and it stays at 0.
+
+    >>> import fedfw
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.NaiveFW(fedfw.Box(-1.0, 1.0)), rounds=300)
+    >>> abs(round(float(run.x), 2))
+    0.0
+    """
 
     name: ClassVar[str] = "naive"
-    has_certificate: ClassVar[bool] = False
-    keeps_points: ClassVar[bool] = False
-    may_relax: ClassVar[bool] = False
+    title: ClassVar[str] = "local steps, averaged"
+    contract: ClassVar[Contract] = Contract(remembers={"x": Kept.REBUILT})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.penalty or self.momentum:
-            raise ValueError("NaiveFW has neither penalty nor momentum")
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"schedule": ("convex", "constant:0.01", "constant:0.1")}
 
     def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         return state | {"x": message.xbar.expand_as(state["x"])}
@@ -41,10 +55,6 @@ class NaiveFW(OracleAlgorithm):
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a
 
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
+    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
         eta, _ = plan.mixing(t)
-        present = sum(len(upload.who) for upload in uploads)
-        total = torch.zeros_like(server.xbar)
-        for upload in uploads:
-            upload.atoms.add_sum_to(total)
-        return replace(server, xbar=move_mean(server.xbar, 1 - eta, eta / present, total))
+        return 1 - eta, eta / aggregate.count

@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import (
-    Algorithm,
+    Aggregate,
+    Contract,
     Evidence,
     Gradient,
+    Kept,
     Lmo,
     Message,
     Plan,
@@ -21,65 +23,29 @@ from fedfw.algorithms.base import (
     Server,
     Setting,
     State,
-    Upload,
     scaled,
 )
+from fedfw.algorithms.penalties import GRID, usual_multiple
+from fedfw.algorithms.scheduled import Scheduled
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
-from fedfw.schedules import Rate, Schedule, make_schedule
+from fedfw.options import option
+
+Penalty = Annotated[
+    float | str,
+    option(
+        "initial penalty lam_0: a number, auto (what works, by kind of set), theory, or a multiple such as auto:3",
+        expected='a number of at least 0, "auto", "theory", or a multiple of these such as "auto:3"',
+    ),
+]
+"""The option ``penalty`` of every algorithm that has one."""
 
 
 @dataclass(frozen=True)
-class OracleAlgorithm(Algorithm):
-    """Clients take Frank-Wolfe steps and send atoms.
-
-    Parameters
-    ----------
-    penalty
-        lam_0, or "auto": zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start;
-        "auto:3" is three times that.
-    schedule
-        A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default.
-    momentum
-        beta in [0, 1): the weight of the past in the running average of gradients.
-    """
-
-    _: KW_ONLY
-    penalty: float | str = "auto"
-    schedule: str | Schedule | Rate | None = None
-    momentum: float = 0.0
-
-    has_certificate: ClassVar[bool] = True
-    keeps_points: ClassVar[bool] = True
-    private: ClassVar[tuple[str, ...]] = ("d", "seen")
-    sends_answers: ClassVar[bool] = True
-    may_relax: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        scaled("penalty", self.penalty, 1.0)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}, expected a number from 0 up to but not 1")
-
-    def plan(self, setting: Setting) -> Plan:
-        lam_0 = scaled("penalty", self.penalty, setting.automatic_penalty() if isinstance(self.penalty, str) else None)
-        schedule = self.make_schedule(setting.convex, setting.p, setting.rounds * setting.local_steps)
-        return Plan(setting.n, setting.constraint, setting.local_steps, lam_0, schedule)
-
-    def make_schedule(self, convex: bool | None, p: float, horizon: int) -> Schedule:
-        """The schedule of a run: the one asked for, else the one for the problem's kind."""
-        wanted = self.schedule if self.schedule is not None else self.default_schedule(convex)
-        return make_schedule(wanted, p, horizon)
-
-    def default_schedule(self, convex: bool | None) -> str:
-        return "nonconvex" if convex is False else "convex"
-
-    @property
-    def exact(self) -> bool:
-        return self.momentum == 0
+class OracleSteps(Scheduled):
+    """Clients take Frank-Wolfe steps and send atoms."""
 
     def start_clients(self, x: Tensor) -> State:
-        """Memory of m clients that begin at x (m, p)."""
         state = {"x": x}
         if not self.exact:
             state |= {"d": torch.zeros_like(x), "seen": torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)}
@@ -104,12 +70,12 @@ class OracleAlgorithm(Algorithm):
             x = state["x"]
             loss, a = gradient(x)
             state, g = self.direction(plan, state, message, a, rates)
-            proves = k == 0 and message.wants_evidence and self.exact and self.has_certificate
+            proves = k == 0 and message.wants_evidence and self.exact and self.contract.proves
             base = loss.double() - (a * x).sum(1, dtype=torch.float64) if proves else None
             q = g - a if proves else None
             del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
             atom = lmo(g)
-            if base is not None and q is not None:
+            if base is not None:
                 evidence = Evidence(base + (atom.dot(g) if atom.bound is None else atom.bound), q)
             del g
             atoms.append(atom)
@@ -117,7 +83,7 @@ class OracleAlgorithm(Algorithm):
                 state = state | {"x": atom.step(x.clone(), rates.eta)}
         eta, shares = plan.mixing(message.t)
         net = mix(atoms, shares)
-        # From the net atom, as the server will: both ends then hold the same bits.
+        # The step is taken from the net atom, as the server takes it: both ends then hold the same bits.
         return state | {"x": net.step(begin.clone(), eta)}, net, evidence
 
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
@@ -125,17 +91,80 @@ class OracleAlgorithm(Algorithm):
         eta, _ = plan.mixing(message.t)
         return state | {"x": atoms.step(state["x"].clone(), eta)}
 
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
+    def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
+        if not (self.exact and self.contract.proves):
+            return None
+        state = self.begin_round(plan, state, message)
+        # The direction without a gradient is the rest of it, which everybody can work out who knows the points.
+        return self.direction(plan, state, message, torch.zeros_like(state["x"]), plan.rates(message.t))[1]
+
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        """Move xbar by what its clients moved."""
+        keep, scale = self.repeatable(plan, aggregate, t)
+        return replace(server, xbar=move_mean(server.xbar, keep, scale, aggregate.total))
+
+    @abstractmethod
+    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]: ...
+
+
+@dataclass(frozen=True)
+class OracleAlgorithm(OracleSteps):
+    """Clients keep points of their own, which a penalty holds together; xbar is the mean of all points.
+
+    Parameters
+    ----------
+    penalty : float or str
+        lam_0. "auto" is what works, by the kind of set (docs/algorithms.md has the table), and "auto:3" is three times
+        that. "theory" is zeta / (2 n diameter), where zeta is how much the clients' gradients differ at the start.
+    constraint : ConstraintSet or Product
+        The set D.
+    schedule : str, Schedule, callable or None
+        Step sizes; see `Scheduled`.
+
+    Examples
+    --------
+    An algorithm of one's own says which direction goes to the oracle; this one is FedFW again.
+
+    >>> from dataclasses import dataclass
+    >>> import fedfw
+    >>> @dataclass(frozen=True)
+    ... class Again(fedfw.OracleAlgorithm):
+    ...     name, title = "again", "FedFW again"
+    ...     def direction(self, plan, state, message, a, rates):
+    ...         return state, a + rates.lam * (state["x"] - message.xbar)
+    >>> fedfw.testing.check_algorithm(Again(fedfw.L2Ball(1.0), penalty=0.1))
+    """
+
+    _: KW_ONLY
+    penalty: Penalty = "auto"
+
+    contract: ClassVar[Contract] = Contract(
+        remembers={"x": Kept.REBUILT, "d": Kept.OWN, "seen": Kept.OWN}, points=True, proves=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scaled("penalty", self.penalty, {"auto": lambda: 1.0, "theory": lambda: 1.0})
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"penalty": GRID}
+
+    def first_penalty(self, setting: Setting) -> float:
+        def usual() -> float | None:
+            unit = setting.per_diameter(setting.steepness())
+            return None if unit is None else usual_multiple(self, setting) * unit
+
+        def theory() -> float | None:
+            return setting.per_diameter(setting.heterogeneity())
+
+        return scaled("penalty", self.penalty, {"auto": usual, "theory": theory})
+
+    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
         """Keep xbar the mean of all x_i, present or not: xbar += (eta / n) sum over the present of (s_i - x_i)."""
         eta, _ = plan.mixing(t)
-        everyone = sum(len(upload.who) for upload in uploads) == plan.n
-        total = torch.zeros_like(server.xbar)
-        for upload in uploads:
-            upload.atoms.add_sum_to(total)
-            if not everyone:
-                total -= upload.x.sum(0)
-        keep = 1 - eta if everyone else 1.0  # with everyone present sum x_i = n xbar
-        return replace(server, xbar=move_mean(server.xbar, keep, eta / plan.n, total))
+        keep = 1 - eta if aggregate.everyone else 1.0  # with everyone present sum x_i = n xbar
+        return keep, eta / plan.n
 
 
 def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: Tensor) -> Tensor:
@@ -148,9 +177,3 @@ def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: 
 def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float) -> Tensor:
     """a + lam (x - xbar), (m, p), with one new tensor."""
     return (x - xbar).mul_(lam).add_(a)
-
-
-def running_average(state: State, a: Tensor, rho: float) -> State:
-    """d <- (1 - rho) d + rho a; a client's first d is its first a."""
-    weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
-    return state | {"d": torch.lerp(state["d"], a, weight), "seen": torch.ones_like(state["seen"])}

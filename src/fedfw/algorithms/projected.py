@@ -9,23 +9,19 @@ centre:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Plan, Server, Setting, Upload, scaled
+from fedfw.algorithms.base import Aggregate, Algorithm, Contract, Gradient, Kept, Plan, Server, Setting, Up, scaled
 from fedfw.atoms import Dense
+from fedfw.options import option
 
-
-def refuse_unless_positive(**values: float) -> None:
-    """Refuse numbers that are not positive and finite."""
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value}, expected a positive number")
+NETWORK_LR = 0.1
+"""Step size of gradient steps where no smoothness constant is known."""
+_NETWORK_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -34,51 +30,93 @@ class ProjectedAlgorithm(Algorithm):
 
     Parameters
     ----------
-    lr
-        Step size, or "auto": 1 / L' with L' = n max w_i L_i, where the problem knows its smoothness; "auto:2" is twice
-        that.
+    lr : float or str
+        Step size. "theory" is 1 / L' with L' = n max w_i L_i, where the problem knows its smoothness. "auto" is what
+        works: for softmax regression a tuned multiple of that, for networks 0.1; "auto:2" is twice that.
+    constraint : ConstraintSet or Product
+        The set D; it must have a projection.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> issubclass(fedfw.FedAvg, fedfw.ProjectedAlgorithm), fedfw.FedAvg(fedfw.L2Ball(1.0)).lr
+    (True, 'auto')
     """
 
     _: KW_ONLY
-    lr: float | str = "auto"
+    lr: Annotated[
+        float | str,
+        option(
+            "step size of the projected methods: a number, auto (what works), theory (1/smoothness), or a multiple",
+            expected='a positive number, "auto", "theory", or a multiple of these such as "auto:2"',
+        ),
+    ] = "auto"
 
-    needs_projection: ClassVar[bool] = True
+    contract: ClassVar[Contract] = Contract(up=Up.VECTOR)
+    tuned_step: ClassVar[float] = 1.0
+    """Step size for softmax regression in units of classes / L', see docs/algorithms.md.
+
+    The bound L' takes the loss's curvature to be 1/2; near the uniform scores where training begins it is 1 / classes.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unless_positive(lr=scaled("lr", self.lr, 1.0))
+        lr = scaled("lr", self.lr, {"auto": lambda: 1.0, "theory": lambda: 1.0})
+        if lr == 0:
+            raise ValueError(f"lr={self.lr!r}, expected a positive number")
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"lr": cls.steps(setting, (0.05, 0.1, 0.2, 0.4, 0.8, 1, 1.4, 2, 3, 4, 6, 8))}
+
+    @staticmethod
+    def steps(setting: Setting, multiples: Sequence[float]) -> tuple[Any, ...]:
+        """Multiples of the default step size; plain step sizes where the problem does not know its smoothness."""
+        if setting.network or setting.smoothness() is None:
+            return _NETWORK_GRID[: max(2, len(multiples))]
+        return tuple(f"auto:{m:g}" for m in multiples)
 
     def plan(self, setting: Setting) -> Plan:
-        smoothness = setting.smoothness() if isinstance(self.lr, str) else None
-        lr = scaled("lr", self.lr, None if smoothness is None else 1 / smoothness)
+        def theory() -> float | None:
+            smoothness = setting.smoothness()
+            return None if smoothness is None else 1 / smoothness
+
+        def usual() -> float | None:
+            if setting.network:
+                return NETWORK_LR
+            step = theory()
+            return step if step is None or setting.classes is None else self.tuned_step * setting.classes * step
+
+        lr = scaled("lr", self.lr, {"auto": usual, "theory": theory})
         return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr)
 
 
 @dataclass(frozen=True)
 class SplittingAlgorithm(ProjectedAlgorithm):
-    """Each client has a word, the absent ones their last: xtilde is the mean of all of them, and xbar = P(xtilde).
+    """Each client has a vector that it last sent; xtilde is the mean of all of them, and xbar = P(xtilde).
 
-    Clients send how their word changed. The projected point never enters xtilde.
+    Absent clients count with the vector they sent last. Clients send how their vector changed. The projected point
+    never enters xtilde.
 
     Parameters
     ----------
-    eta
+    eta : float
         Parameter of the proximal step.
     """
 
-    eta: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_unless_positive(eta=self.eta)
+    eta: Annotated[float, option("parameter of the proximal step", gt=0)] = 3.0
 
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"xtilde": x.clone()})
 
-    def server_step(self, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> Server:
-        changes, _ = total(server, uploads)
-        xtilde = server.vectors["xtilde"] + changes / plan.n
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        xtilde = server.vectors["xtilde"] + aggregate.total / plan.n
         return Server(plan.project(xtilde), {"xtilde": xtilde})
+
+
+def vital(*names: str) -> dict[str, Kept]:
+    """Parts of a memory that come from the client's data and that the server's sum relies on."""
+    return dict.fromkeys(names, Kept.VITAL)
 
 
 def descend(plan: Plan, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:
@@ -96,11 +134,3 @@ def descend(plan: Plan, gradient: Gradient, x: Tensor, centre: Tensor, weight: f
 def dense(values: Tensor) -> Dense:
     """A stack of vectors (m, p) that travel whole."""
     return Dense(shape=(values.shape[1],), batched=True, precision=values.dtype, values=values)
-
-
-def total(server: Server, uploads: Sequence[Upload]) -> tuple[Tensor, int]:
-    """The sum (p,) of what was sent, and how many sent it."""
-    gathered = torch.zeros_like(server.xbar)
-    for upload in uploads:
-        upload.atoms.add_sum_to(gathered)
-    return gathered, sum(len(upload.who) for upload in uploads)

@@ -1,4 +1,4 @@
-"""Atoms: compact points of a constraint set, and their bytes."""
+"""Atoms: points of a constraint set in compact form, and their encoding as bytes."""
 
 from fedfw.atoms.base import Atom, ReadAtom
 from fedfw.atoms.composite import Rearranged, TupleAtom

@@ -1,4 +1,4 @@
-"""What every atom can do, and the one-byte frame it travels in."""
+"""The interface that all atoms share, and the one-byte frame in front of an encoded atom."""
 
 from __future__ import annotations
 
@@ -17,55 +17,72 @@ from fedfw.errors import AtomError
 if TYPE_CHECKING:
     from fedfw.sets.base import ConstraintSet, Shape
 
-# Frame: version (2 bits), precision (2 bits), kind (4 bits).
+# The frame is one byte: format version (2 bits), precision (2 bits) and kind of atom (4 bits).
 _VERSION = 1
 _PRECISIONS = (torch.float32, torch.float16, torch.float64)
 
 ReadAtom = Callable[[Reader, torch.dtype], "Atom"]
-"""Reads one payload whose kind is known; the set fills in what does not travel (shape, radius, k ...)."""
+"""A function that decodes the payload of one known kind of atom and adds what is not sent: shape, radius and so on."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Atom(ABC):
-    """A compact point of a constraint set, or a stack of n of them, one a client.
+    """A point of a constraint set in compact form, or a stack of n such points, one for each client.
 
-    Tensors inside always have the leading client axis; a single atom is a stack of one with ``batched=False``.
-    "``shape`` of a value" below means ``shape`` for one atom and ``(n, *shape)`` for a stack.
+    The linear minimization oracle of a set returns an extreme point, which usually has a short description: one
+    coordinate and a sign for the l1 ball, two vectors for the nuclear-norm ball. An atom stores this description. It
+    can be turned into bytes, which is what a client sends to the server, and it can be used in a Frank-Wolfe step
+    without being made dense.
+
+    Tensors that the methods take or return have *the value's shape*: ``shape`` for a single atom, ``(n, *shape)`` for a
+    stack. ``len(atoms)`` is n, ``atoms[i]`` is the atom of client i, and a loop over a stack yields its atoms.
 
     Parameters
     ----------
-    shape
-        Shape of the parameter that the atom is a value of.
-    batched
-        Whether this is a stack. ``atoms[i]`` is client i's atom.
-    precision
-        What the floating-point part travels in: float32, float16 or float64.
-    bound
-        (n,) a true lower bound on ``min <g, u>`` over the set for the g that the oracle was given. None when
-        ``<g, s>`` itself is that minimum, and for atoms that came over a wire.
+    shape : tuple of int
+        Shape of the parameter of which the atom is a value.
+    batched : bool, default False
+        Whether this is a stack. The tensors inside an atom always have a client axis, which has length one for a single
+        atom.
+    precision : torch.dtype, default torch.float32
+        The precision in which the floating-point numbers of the atom are sent: float16, float32 or float64.
+    bound : Tensor or None, default None
+        A true lower bound on the minimum of ``<g, u>`` over the set, for the g that the oracle was given, of shape
+        (n,). It is None if ``<g, s>`` itself is that minimum, and for atoms that were decoded from bytes.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.L1Ball(2.0)
+    >>> atom = ball.lmo(torch.tensor([1.0, -3.0, 2.0]))
+    >>> atom.kind, atom.dense().tolist(), atom.nbytes
+    ('one-hot', [0.0, 2.0, 0.0], 2)
+    >>> received = fedfw.Atom.from_bytes(atom.to_bytes(), ball, (3,))
+    >>> received.step(torch.zeros(3), 0.5).tolist()
+    [0.0, 1.0, 0.0]
     """
 
-    tag: ClassVar[int]
-    stacked: ClassVar[tuple[str, ...]]
+    tag: ClassVar[int]  # the number of the kind in the frame
+    stacked: ClassVar[tuple[str, ...]]  # names of the tensors that have a client axis
 
     shape: Shape
     batched: bool = False
     precision: torch.dtype = torch.float32
     bound: Tensor | None = None
 
-    # What a kind of atom says of itself; x and the results have the client axis and a flat parameter axis p.
+    # The methods that a kind of atom defines; tensors have the client axis n and one flat parameter axis p.
 
     @abstractmethod
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        """(n, p)."""
+        """The points as rows, (n, p)."""
 
     @abstractmethod
     def _dot(self, g: Tensor) -> Tensor:
-        """(n, p) -> (n,), in float64."""
+        """Inner products with the rows of g: (n, p) -> (n,), in float64."""
 
     @abstractmethod
     def _add(self, x: Tensor, weight: Tensor) -> None:
-        """X (n, p) += weight (n, 1) * s, in place."""
+        """x (n, p) += weight (n, 1) * s, in place."""
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
         """x (p,) += weight * the sum of the stack's points, in place."""
@@ -77,42 +94,151 @@ class Atom(ABC):
 
     @abstractmethod
     def _payload_nbytes(self) -> int:
-        """Sum of the lengths of the n payloads, without building them."""
+        """The sum of the lengths of the n payloads, computed without building them."""
 
-    # What users call.
+    # The methods that users call.
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The point itself, in ``shape`` of a value.
+        """The point itself, as a dense tensor.
 
-        ``dtype`` is float32, or the precision the atom travels in where that is wider.
+        Parameters
+        ----------
+        dtype : torch.dtype, optional
+            The dtype of the result: by default float32, or the precision of the atom if that is wider.
+
+        Returns
+        -------
+        Tensor
+            The point, in the value's shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.Simplex(1.0).lmo(torch.tensor([[3.0, 1.0], [0.0, 2.0]]), batch=True).dense().tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
         """
         wide = torch.promote_types(self.precision, torch.float32)
         flat = self._dense(dtype or wide)
         return flat.reshape(len(self), *self.shape) if self.batched else flat.reshape(self.shape)
 
     def dot(self, g: Tensor) -> Tensor:
-        """Inner product with ``g`` in ``shape`` of a value: a scalar, or (n,) for a stack; in float64."""
+        """The inner product of the point with a tensor.
+
+        Parameters
+        ----------
+        g : Tensor
+            A tensor in the value's shape.
+
+        Returns
+        -------
+        Tensor
+            A float64 scalar; for a stack one product per client, of shape (n,).
+
+        Raises
+        ------
+        ValueError
+            If g has another shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> g = torch.tensor([1.0, -3.0])
+        >>> float(fedfw.L1Ball(2.0).lmo(g).dot(g))
+        -6.0
+        """
         products = self._dot(self._rows(g.contiguous()))
         return products if self.batched else products[0]
 
     def add_to(self, x: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-        """X <- x + weight * s, in place, touching only the coordinates where s is not zero.
+        """Add a multiple of the point to a tensor, ``x <- x + weight * s``, in place.
 
-        ``x`` is contiguous, in ``shape`` of a value; ``weight`` is a number or, for a stack, (n,).
+        For a sparse atom this touches only the coordinates where s is not zero.
+
+        Parameters
+        ----------
+        x : Tensor
+            A contiguous tensor in the value's shape; it is changed.
+        weight : float or Tensor, default 1.0
+            The factor; for a stack also one factor per client, of shape (n,).
+
+        Returns
+        -------
+        Tensor
+            x.
+
+        Raises
+        ------
+        ValueError
+            If x has another shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).add_to(torch.ones(2), 0.5).tolist()
+        [1.0, 2.0]
         """
         rows = self._rows(x)
         self._add(rows, torch.as_tensor(weight, dtype=x.dtype, device=x.device).reshape(-1, 1))
         return x
 
     def add_sum_to(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """x <- x + weight * (s_1 + ... + s_n), in place, for one x of the parameter's ``shape``."""
+        """Add a multiple of the sum of a stack's points to one tensor, ``x <- x + weight (s_1 + ... + s_n)``, in place.
+
+        Parameters
+        ----------
+        x : Tensor
+            One contiguous tensor of the parameter's ``shape``; it is changed.
+        weight : float, default 1.0
+            The factor.
+
+        Returns
+        -------
+        Tensor
+            x.
+
+        Raises
+        ------
+        ValueError
+            If x has another shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> atoms = fedfw.Simplex(1.0).lmo(torch.tensor([[3.0, 1.0], [0.0, 2.0]]), batch=True)
+        >>> atoms.add_sum_to(torch.zeros(2), 0.5).tolist()
+        [0.5, 0.5]
+        """
         if tuple(x.shape) != self.shape:
             raise ValueError(f"expected one tensor of shape {self.shape}, got {tuple(x.shape)}")
         self._add_sum(x.view(-1), weight)
         return x
 
     def step(self, x: Tensor, eta: float | Tensor) -> Tensor:
-        """The Frank-Wolfe step x <- (1 - eta) x + eta s, in place."""
+        """The Frank-Wolfe step ``x <- (1 - eta) x + eta s``, in place.
+
+        Parameters
+        ----------
+        x : Tensor
+            A contiguous tensor in the value's shape; it is changed.
+        eta : float or Tensor
+            The step size, from 0 to 1; for a stack also one per client, of shape (n,).
+
+        Returns
+        -------
+        Tensor
+            x, which stays in the set if it was there.
+
+        Raises
+        ------
+        ValueError
+            If x has another shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).step(torch.ones(2), 0.5).tolist()
+        [0.5, 1.5]
+        """
         rows = self._rows(x)
         eta = torch.as_tensor(eta, dtype=x.dtype, device=x.device).reshape(-1, 1)
         rows.mul_(1 - eta)
@@ -121,32 +247,74 @@ class Atom(ABC):
 
     @property
     def kind(self) -> str:
-        """Name of the kind, for people."""
+        """A short name of the kind of atom, for tables and messages, such as "one-hot" or "rank 1"."""
         return type(self).__name__
 
     @property
     def nbytes(self) -> int:
-        """Length of `to_bytes`, summed over a stack."""
+        """The number of bytes of `to_bytes`; for a stack the sum over its atoms."""
         return len(self) + self._payload_nbytes()
 
     def to_bytes(self) -> bytes:
-        """The encoding: one byte that says what follows, then the payload."""
+        """Encode the atom: one byte with the format version, the precision and the kind, and then the payload.
+
+        Returns
+        -------
+        bytes
+            The encoding, which `from_bytes` decodes. What follows from the set and the shape is not part of it.
+
+        Raises
+        ------
+        ValueError
+            If this is a stack, whose atoms are encoded one by one.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> len(fedfw.L1Ball(10.0).lmo(torch.ones(7850)).to_bytes())
+        3
+        """
         if self.batched:
             raise ValueError(f"a stack of {len(self)} atoms is encoded one by one: atoms[i].to_bytes()")
         return self._frame() + self._payload()
 
     def _frame(self) -> bytes:
+        """The byte in front of the payload."""
         return bytes([_VERSION << 6 | _PRECISIONS.index(self.precision) << 4 | self.tag])
 
     @staticmethod
     def from_bytes(data: bytes, constraint: ConstraintSet, shape: Shape) -> Atom:
         """Decode an atom of ``constraint`` for a parameter of ``shape``.
 
+        The result has the right form, but its numbers may still lie outside of the set; ``constraint.accepts`` checks
+        that.
+
+        Parameters
+        ----------
+        data : bytes
+            The result of `to_bytes`.
+        constraint : ConstraintSet
+            The set whose oracle made the atom.
+        shape : tuple of int
+            Shape of the parameter.
+
+        Returns
+        -------
+        Atom
+            A single atom, without ``bound``.
+
         Raises
         ------
         AtomError
-            If ``data`` is anything but the encoding of such an atom. Whether its values lie in the set is asked
-            with ``constraint.accepts``.
+            If ``data`` is not the encoding of such an atom.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> ball = fedfw.L1Ball(2.0)
+        >>> atom = fedfw.Atom.from_bytes(ball.lmo(torch.tensor([1.0, -3.0])).to_bytes(), ball, (2,))
+        >>> atom.dense().tolist(), ball.accepts(atom, (2,))
+        ([0.0, 2.0], True)
         """
         reader = Reader(bytes(data))
         constraint._check_shape(tuple(shape))
@@ -161,19 +329,20 @@ class Atom(ABC):
     def __getitem__(self, i: int) -> Self:
         n = len(self)
         if not -n <= i < n:
-            raise IndexError(f"atom {i} of a stack of {n}")
+            raise IndexError(f"atom {i} of a stack of {n} atoms")
         row = slice(i % n, i % n + 1)
         bound = None if self.bound is None else self.bound[row]
         return replace(self, batched=False, bound=bound, **self._row(i % n))
 
     def _row(self, i: int) -> dict[str, Any]:
-        """What differs between the stack and its atom i."""
+        """The fields that differ between the stack and its atom i."""
         return {name: getattr(self, name)[i : i + 1] for name in self.stacked}
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
 
     def _rows(self, x: Tensor) -> Tensor:
+        """The tensor x, in the value's shape, as rows (n, p)."""
         expected = (len(self), *self.shape) if self.batched else self.shape
         if tuple(x.shape) != expected:
             raise ValueError(f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}")
@@ -181,13 +350,55 @@ class Atom(ABC):
 
 
 def structure(atom: Atom) -> tuple[Any, ...]:
-    """The kinds of an atom and of its parts: equal ones can share a stack."""
+    """The kinds of an atom and of its parts; atoms with equal structure can share a stack.
+
+    Parameters
+    ----------
+    atom : Atom
+        An atom or a stack.
+
+    Returns
+    -------
+    tuple
+        The class of the atom, followed by the structures of the atoms inside it, if it has any.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms.base import structure
+    >>> structure(fedfw.L1Ball(1.0).lmo(torch.ones(3)))[0].__name__
+    'SparseSigns'
+    """
     values = [v for value in atom._row(0).values() for v in (value if isinstance(value, tuple) else (value,))]
     return type(atom), *(structure(value) for value in values if isinstance(value, Atom))
 
 
 def stack_atoms(atoms: Sequence[Atom]) -> Atom:
-    """Single atoms of one kind as a stack: the inverse of ``stack[i]``."""
+    """Combine single atoms of one kind to a stack; this is the inverse of ``stack[i]``.
+
+    Parameters
+    ----------
+    atoms : sequence of Atom
+        At least one single atom, all with the same `structure`.
+
+    Returns
+    -------
+    Atom
+        The stack, without ``bound``.
+
+    Raises
+    ------
+    ValueError
+        If the atoms are of different kinds, or one of them is a stack.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms.base import stack_atoms
+    >>> ball = fedfw.L1Ball(1.0)
+    >>> stack_atoms([ball.lmo(torch.tensor([1.0, 2.0])), ball.lmo(torch.tensor([-3.0, 2.0]))]).dense().tolist()
+    [[0.0, -1.0], [1.0, 0.0]]
+    """
     first = atoms[0]
     if any(type(atom) is not type(first) or atom.batched for atom in atoms):
         raise ValueError(f"expected single atoms of one kind, got {[atom.kind for atom in atoms]}")
@@ -196,6 +407,7 @@ def stack_atoms(atoms: Sequence[Atom]) -> Atom:
 
 
 def _stacked(values: Sequence[Any]) -> Any:
+    """The fields of single atoms, combined along the client axis."""
     if isinstance(values[0], Tensor):
         return torch.cat(list(values))
     if isinstance(values[0], Atom):
@@ -204,7 +416,35 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:
-    """Read a frame and the payload behind it, of one of the kinds in ``readers``."""
+    """Read a frame and the payload that follows it.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    readers : mapping from a subclass of Atom to ReadAtom
+        The kinds that are allowed, each with the function that decodes its payload.
+
+    Returns
+    -------
+    Atom
+        A single atom.
+
+    Raises
+    ------
+    AtomError
+        If the version, the precision or the kind is not a known or allowed one, or the payload is invalid.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms.base import read_framed
+    >>> from fedfw.atoms.bits import Reader
+    >>> ball = fedfw.L1Ball(2.0)
+    >>> data = ball.lmo(torch.tensor([1.0, -3.0])).to_bytes()
+    >>> read_framed(Reader(data), ball.readers((2,))).dense().tolist()
+    [0.0, 2.0]
+    """
     frame = reader.take(1)[0]
     version, precision, tag = frame >> 6, frame >> 4 & 3, frame & 15
     if version != _VERSION:

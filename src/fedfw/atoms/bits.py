@@ -1,15 +1,16 @@
-"""Bits on the wire: whole numbers, index sets and permutations in nearly the fewest bits.
+"""Whole numbers, index sets and permutations as bytes, in nearly the fewest bits.
 
-An atom drawn from ``count`` possibilities is a whole number below ``count`` and takes
-``ceil(log2(count) / 8)`` bytes. Index sets (k of p) use one of two codes, chosen from (p, k) alone so that both
-ends agree without a header:
+An atom that is one of ``count`` possible ones is a whole number below ``count`` and takes ``ceil(log2(count) / 8)``
+bytes. A set of k of p indices uses one of two codes. Which one depends on p and k alone, so that sender and receiver
+agree without a header:
 
-- *enumerative*, for small sets: the rank of the set in the combinatorial number system (Cover, 1973), exactly
-  ``ceil(log2 C(p, k))`` bits whatever the set;
-- *Rice*, for large ones, where big-integer arithmetic would be slow: gaps between neighbours, quotients in unary,
-  then the remainders; less than 0.1 bits an index above log2 C(p, k) for sets drawn uniformly.
+- The *enumerative* code, for small sets, is the rank of the set in the combinatorial number system (Cover, 1973). It
+  takes exactly ``ceil(log2 C(p, k))`` bits for every set.
+- The *Rice* code, for large sets, where arithmetic with big integers would be slow, encodes the gaps between
+  neighbouring indices: first all quotients in unary, then all remainders. For sets drawn uniformly it takes less than
+  0.1 bits per index more than log2 C(p, k).
 
-A set with more than half of the indices is coded as its complement.
+A set with more than half of the indices is encoded as its complement.
 """
 
 from __future__ import annotations
@@ -29,42 +30,148 @@ _ENUMERATIVE_BITS = 1024  # above this the big-integer search of the enumerative
 
 
 class Reader:
-    """Reads bytes from the front; running out of them is an `AtomError`."""
+    """Reads bytes from the front of a buffer.
+
+    Parameters
+    ----------
+    data : bytes
+        The buffer.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import Reader
+    >>> reader = Reader(b"abc")
+    >>> reader.take(2), reader.peek(5)
+    (b'ab', b'c')
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def take(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
+        """Consume the next bytes.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+
+        Returns
+        -------
+        bytes
+            These bytes.
+
+        Raises
+        ------
+        AtomError
+            If fewer bytes are left.
+        """
         piece = self._data[self._at : self._at + count]
         if len(piece) < count:
-            raise AtomError(f"the bytes end {count - len(piece)} too early, at {len(self._data)}")
+            raise AtomError(f"the data end after {len(self._data)} bytes, {count - len(piece)} too early")
         self._at += count
         return piece
 
     def peek(self, most: int) -> bytes:
-        """Up to ``most`` bytes, not consumed."""
+        """The next bytes, which are not consumed.
+
+        Parameters
+        ----------
+        most : int
+            How many, at most.
+
+        Returns
+        -------
+        bytes
+            These bytes, fewer if the buffer ends before.
+        """
         return self._data[self._at : self._at + most]
 
     def finish(self) -> None:
-        """Refuse trailing bytes."""
+        """Check that all bytes have been consumed.
+
+        Raises
+        ------
+        AtomError
+            If some are left.
+        """
         if self._at != len(self._data):
             raise AtomError(f"{len(self._data) - self._at} bytes left over after the atom")
 
 
 def byte_width(count: int) -> int:
-    """Bytes that hold any whole number below ``count``."""
+    """The number of bytes that hold any whole number from 0 to ``count - 1``.
+
+    Parameters
+    ----------
+    count : int
+        How many numbers are possible; at least 1.
+
+    Returns
+    -------
+    int
+        The number of bytes.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import byte_width
+    >>> byte_width(256), byte_width(257)
+    (1, 2)
+    """
     return ((count - 1).bit_length() + 7) // 8
 
 
 def write_integer(number: int, count: int) -> bytes:
-    """``number`` in ``range(count)`` as `byte_width` bytes."""
+    """A whole number as bytes.
+
+    Parameters
+    ----------
+    number : int
+        From 0 to ``count - 1``.
+    count : int
+        How many numbers are possible.
+
+    Returns
+    -------
+    bytes
+        ``byte_width(count)`` bytes, big-endian.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import Reader, read_integer, write_integer
+    >>> read_integer(Reader(write_integer(700, 1000)), 1000)
+    700
+    """
     return number.to_bytes(byte_width(count), "big")
 
 
 def read_integer(reader: Reader, count: int) -> int:
-    """The inverse of `write_integer`; a number not below ``count`` is an `AtomError`."""
+    """Decode a whole number; the inverse of `write_integer`.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    count : int
+        How many numbers are possible.
+
+    Returns
+    -------
+    int
+        A number from 0 to ``count - 1``.
+
+    Raises
+    ------
+    AtomError
+        If the number is not below ``count``, or there are too few bytes.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import Reader, read_integer
+    >>> read_integer(Reader(bytes([2, 188])), 1000)
+    700
+    """
     number = int.from_bytes(reader.take(byte_width(count)), "big")
     if number >= count:
         raise AtomError(f"the number {number:.6g} is not below {count:.6g}" if count < 1 << 64 else "number too large")
@@ -72,12 +179,54 @@ def read_integer(reader: Reader, count: int) -> int:
 
 
 def pack_bits(bits: Bits) -> bytes:
-    """0/1 values, first one in the highest bit, padded with zeros."""
+    """Bits as bytes: the first bit is the highest one, and the last byte is padded with zeros.
+
+    Parameters
+    ----------
+    bits : array
+        Zeros and ones, uint8, of shape (count,).
+
+    Returns
+    -------
+    bytes
+        The encoding.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedfw.atoms.bits import pack_bits
+    >>> pack_bits(np.array([1, 0, 1], np.uint8)).hex()
+    'a0'
+    """
     return np.packbits(bits).tobytes()
 
 
 def read_bits(reader: Reader, count: int) -> Bits:
-    """``count`` bits; padding that is not zero is an `AtomError`."""
+    """Decode bits; the inverse of `pack_bits`.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    count : int
+        How many bits.
+
+    Returns
+    -------
+    array
+        Zeros and ones, uint8, of shape (count,).
+
+    Raises
+    ------
+    AtomError
+        If the padding is not zero, or there are too few bytes.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import Reader, read_bits
+    >>> read_bits(Reader(bytes.fromhex("a0")), 3).tolist()
+    [1, 0, 1]
+    """
     bits = np.unpackbits(np.frombuffer(reader.take((count + 7) // 8), np.uint8))
     if bits[count:].any():
         raise AtomError("padding bits are not zero")
@@ -89,9 +238,9 @@ def read_bits(reader: Reader, count: int) -> Bits:
 
 @lru_cache(maxsize=64)
 def _subsets(p: int, k: int) -> int | None:
-    """C(p, k) when the enumerative code is used for it, else None."""
+    """C(p, k) if the enumerative code is used for sets of k of p indices, otherwise None."""
     bits = (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2)
-    if bits > 2 * _ENUMERATIVE_BITS:  # clearly too many: no need for the number itself
+    if bits > 2 * _ENUMERATIVE_BITS:  # clearly too many, so the exact number is not needed
         return None
     count = math.comb(p, k)
     return count if count.bit_length() <= _ENUMERATIVE_BITS else None
@@ -103,10 +252,11 @@ def _rank(indices: Indices) -> int:
 
 
 _WALK = 32
-"""Up to this many places for each index it is faster to walk down the binomials than to search for each one."""
+"""If p / k is at most this, walking down the binomial coefficients is faster than a binary search for each index."""
 
 
 def _unrank(rank: int, p: int, k: int) -> Indices:
+    """The index set with a given rank; the inverse of `_rank`."""
     indices = np.empty(k, np.int64)
     if p <= _WALK * k:
         place, count = p - 1, math.comb(p - 1, k)  # count is C(place, j)
@@ -131,11 +281,12 @@ def _unrank(rank: int, p: int, k: int) -> Indices:
 
 
 def _rice_parameter(p: int, k: int) -> int:
-    """Bits of a gap's remainder: about log2(p / k), in whole numbers so that every machine agrees."""
+    """Bits of a gap's remainder, about log2(p / k), in integer arithmetic so that all machines agree."""
     return (p * 481 // (1000 * max(k, 1))).bit_length()
 
 
 def _rice_encode(indices: Indices, p: int) -> Bits:
+    """The bits of the Rice code of an ascending index set."""
     k = len(indices)
     low = _rice_parameter(p, k)
     gaps = np.diff(indices, prepend=-1) - 1
@@ -147,6 +298,7 @@ def _rice_encode(indices: Indices, p: int) -> Bits:
 
 
 def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, Bits]:
+    """The ``k`` indices of a Rice code and the ``extra`` bits that follow it."""
     low = _rice_parameter(p, k)
     longest = k + (p >> low) + k * low + extra
     bits = np.unpackbits(np.frombuffer(reader.peek(longest // 8 + 1), np.uint8))
@@ -164,13 +316,36 @@ def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, B
 
 
 def _complement(indices: Indices, p: int) -> Indices:
+    """The indices below p that are not in ``indices``, ascending."""
     absent = np.ones(p, bool)
     absent[indices] = False
     return np.flatnonzero(absent)
 
 
 def write_index_set(indices: Indices, p: int, extra: Bits) -> bytes:
-    """An ascending set of indices below ``p``, followed by ``extra`` bits (the signs, say) in the same padding."""
+    """A set of indices as bytes, followed by some more bits.
+
+    Parameters
+    ----------
+    indices : array
+        The indices, int64, of shape (k,), ascending.
+    p : int
+        All indices are below p.
+    extra : array
+        Further bits, such as signs, uint8; they share the padding of the last byte with the index set.
+
+    Returns
+    -------
+    bytes
+        The encoding.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedfw.atoms.bits import write_index_set
+    >>> len(write_index_set(np.array([3, 70]), 100, np.array([1, 0], np.uint8)))
+    2
+    """
     k = len(indices)
     if 2 * k > p:
         indices = _complement(indices, p)
@@ -182,7 +357,38 @@ def write_index_set(indices: Indices, p: int, extra: Bits) -> bytes:
 
 
 def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, Bits]:
-    """The inverse of `write_index_set`: the ``k`` indices and the ``extra`` bits."""
+    """Decode a set of indices and some more bits; the inverse of `write_index_set`.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    p : int
+        All indices are below p.
+    k : int
+        The number of indices.
+    extra : int
+        The number of further bits.
+
+    Returns
+    -------
+    tuple of array
+        The indices, int64, of shape (k,), ascending, and the further bits, uint8, of shape (extra,).
+
+    Raises
+    ------
+    AtomError
+        If the bytes are not the encoding of such a set.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedfw.atoms.bits import Reader, read_index_set, write_index_set
+    >>> data = write_index_set(np.array([3, 70]), 100, np.array([1, 0], np.uint8))
+    >>> indices, signs = read_index_set(Reader(data), p=100, k=2, extra=2)
+    >>> indices.tolist(), signs.tolist()
+    ([3, 70], [1, 0])
+    """
     coded = k if 2 * k <= p else p - k
     count = _subsets(p, coded)
     if count is None:
@@ -196,13 +402,56 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
 
 
 def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
-    """Length of `write_index_set` for any ``k`` indices, where it does not depend on which."""
+    """The length of `write_index_set` where it does not depend on the indices.
+
+    Parameters
+    ----------
+    k : int
+        The number of indices.
+    p : int
+        All indices are below p.
+    extra : int
+        The number of further bits.
+
+    Returns
+    -------
+    int or None
+        The number of bytes; None if it depends on the indices.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import fixed_nbytes
+    >>> fixed_nbytes(79, 7850, 79), fixed_nbytes(1000, 100_000, 0)
+    (90, None)
+    """
     count = _subsets(p, min(k, p - k))
     return None if count is None else byte_width(count << extra)
 
 
 def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
-    """Length of `write_index_set` without writing; ``indices`` is a stack (n, k), and the n lengths are summed."""
+    """The length of `write_index_set`, computed without writing; for several sets the sum of the lengths.
+
+    Parameters
+    ----------
+    indices : array
+        The indices of n sets, int64, of shape (n, k), ascending in each row.
+    p : int
+        All indices are below p.
+    extra : int
+        The number of further bits of each set.
+
+    Returns
+    -------
+    int
+        The number of bytes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedfw.atoms.bits import index_set_nbytes
+    >>> index_set_nbytes(np.array([[3, 70], [4, 5]]), 100, 2)
+    4
+    """
     n, k = indices.shape
     coded = min(k, p - k)
     fixed = fixed_nbytes(k, p, extra)
@@ -222,7 +471,25 @@ def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
 
 
 def write_permutation(permutation: Indices) -> bytes:
-    """A permutation as its Lehmer code in the factorial number system: ceil(log2 n! / 8) bytes."""
+    """A permutation of 0, ..., m - 1 as bytes.
+
+    Parameters
+    ----------
+    permutation : array
+        Integers of shape (m,).
+
+    Returns
+    -------
+    bytes
+        Its Lehmer code in the factorial number system, which takes ``ceil(log2(m!) / 8)`` bytes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedfw.atoms.bits import write_permutation
+    >>> write_permutation(np.array([2, 0, 1])).hex()
+    '04'
+    """
     remaining = list(range(len(permutation)))
     number, count = 0, 1
     for value in permutation.tolist():
@@ -234,7 +501,31 @@ def write_permutation(permutation: Indices) -> bytes:
 
 
 def read_permutation(reader: Reader, n: int) -> Indices:
-    """The inverse of `write_permutation`."""
+    """Decode a permutation; the inverse of `write_permutation`.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    n : int
+        How many numbers are permuted.
+
+    Returns
+    -------
+    array
+        A permutation of 0, ..., n - 1, int64, of shape (n,).
+
+    Raises
+    ------
+    AtomError
+        If the bytes are not the encoding of such a permutation.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import Reader, read_permutation
+    >>> read_permutation(Reader(bytes([4])), 3).tolist()
+    [2, 0, 1]
+    """
     number = read_integer(reader, math.factorial(n))
     digits = []
     for radix in range(1, n + 1):
@@ -245,5 +536,22 @@ def read_permutation(reader: Reader, n: int) -> Indices:
 
 
 def permutation_nbytes(n: int) -> int:
-    """Length of `write_permutation`."""
+    """The length of `write_permutation`.
+
+    Parameters
+    ----------
+    n : int
+        How many numbers are permuted.
+
+    Returns
+    -------
+    int
+        The number of bytes.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import permutation_nbytes
+    >>> permutation_nbytes(10)
+    3
+    """
     return byte_width(math.factorial(n))

@@ -1,4 +1,4 @@
-"""Atoms made of atoms: one a parameter of a model, or one seen through another layout of the coordinates."""
+"""Atoms that are made of other atoms: one for each parameter of a model, or one with its coordinates reordered."""
 
 from __future__ import annotations
 
@@ -16,14 +16,50 @@ from fedfw.atoms.bits import Reader
 
 
 def split_columns(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Views of consecutive columns: (n, sum of sizes) -> (n, size) each."""
+    """Views of consecutive columns.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (n, sum of sizes).
+    sizes : sequence of int
+        How many columns each view has.
+
+    Returns
+    -------
+    list of Tensor
+        Views of shape (n, size), one for each size.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms.composite import split_columns
+    >>> [piece.tolist() for piece in split_columns(torch.tensor([[1, 2, 3]]), [1, 2])]
+    [[[1]], [[2, 3]]]
+    """
     ends = list(accumulate(sizes))
     return [x[:, end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TupleAtom(Atom):
-    """The parts of a product, in the order of the flat vector."""
+    """The atoms of a product of sets, in the order of the flat vector; each is sent with its own frame.
+
+    Parameters
+    ----------
+    parts : tuple of Atom
+        One atom, or one stack of n atoms, for each parameter of the model.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> product = fedfw.Product({"w": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind({"w": (2,), "b": (2,)})
+    >>> atom = product.lmo(torch.tensor([1.0, 3.0, 2.0, 0.0]))
+    >>> atom.kind, atom.dense().tolist()
+    ('one-hot + one-hot', [0.0, -1.0, 0.0, 1.0])
+    """
 
     tag: ClassVar[int] = 9
     stacked: ClassVar[tuple[str, ...]] = ()
@@ -39,6 +75,7 @@ class TupleAtom(Atom):
         shape: tuple[int, ...],
         parts: Sequence[Mapping[type[Atom], ReadAtom]],
     ) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         atoms = tuple(read_framed(reader, readers) for readers in parts)
         return cls(shape=shape, precision=precision, parts=atoms)
 
@@ -53,6 +90,7 @@ class TupleAtom(Atom):
         return {"parts": tuple(part[i] for part in self.parts)}
 
     def _slices(self, x: Tensor) -> Sequence[Tensor]:
+        """The columns of x (n, p) that belong to each part, as views."""
         return split_columns(x, [prod(part.shape) for part in self.parts])
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
@@ -66,7 +104,7 @@ class TupleAtom(Atom):
         for part, piece in zip(self.parts, self._slices(x), strict=True):
             if piece.is_contiguous():
                 part._add(piece, weight)
-            else:  # a slice of a stack: rank-k products want contiguous rows
+            else:  # low-rank products need contiguous rows, which a slice of a stack does not have
                 copy = piece.contiguous()
                 part._add(copy, weight)
                 piece.copy_(copy)
@@ -84,9 +122,24 @@ class TupleAtom(Atom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rearranged(Atom):
-    """An atom whose coordinates stand in another order: ``order[j]`` is the inner place of coordinate j.
+    """An atom with its coordinates in another order; it is sent as the inner atom, because both sides know the order.
 
-    It travels as the inner atom: both ends know the order.
+    Parameters
+    ----------
+    inner : Atom
+        The atom, or stack of n atoms, in its own order.
+    order : Tensor
+        Integers of shape (p,): coordinate j of this atom is coordinate ``order[j]`` of the inner one.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import Rearranged
+    >>> inner = fedfw.L1Ball(1.0).lmo(torch.tensor([-5.0, 1.0, 2.0]))
+    >>> Rearranged.wrap(inner, torch.tensor([2, 0, 1]), (3,)).dense().tolist()
+    [0.0, 1.0, 0.0]
     """
 
     stacked: ClassVar[tuple[str, ...]] = ()
@@ -96,6 +149,22 @@ class Rearranged(Atom):
 
     @classmethod
     def wrap(cls, inner: Atom, order: Tensor, shape: tuple[int, ...]) -> Self:
+        """An atom with its coordinates in another order, with precision and bound of the inner atom.
+
+        Parameters
+        ----------
+        inner : Atom
+            The atom, or stack of atoms, in its own order.
+        order : Tensor
+            Integers of shape (p,): coordinate j of the result is coordinate ``order[j]`` of the inner atom.
+        shape : tuple of int
+            The shape of the result, with p entries.
+
+        Returns
+        -------
+        Rearranged
+            The atom in the new order.
+        """
         return cls(
             shape=shape,
             batched=inner.batched,
@@ -125,6 +194,7 @@ class Rearranged(Atom):
         x.addcmul_(self._dense(x.dtype), weight)
 
     def _device(self) -> torch.device:
+        """The device of the inner atom's tensors."""
         tensor: Tensor = getattr(self.inner, self.inner.stacked[0])
         return tensor.device
 

@@ -17,7 +17,20 @@ from fedfw.atoms.floats import floats_to_bytes, read_floats
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DenseAtom(Atom):
-    """An atom that says its values at all p coordinates; only `_dense` differs between kinds."""
+    """Base class of the atoms that give a value for all p coordinates; they differ in `_dense` only.
+
+    Parameters
+    ----------
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import DenseAtom
+    >>> isinstance(fedfw.LinfBall(1.0).lmo(torch.ones(3)), DenseAtom)
+    True
+    """
 
     def _dot(self, g: Tensor) -> Tensor:
         return (g.double() * self._dense(torch.float64)).sum(1)
@@ -28,7 +41,24 @@ class DenseAtom(Atom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dense(DenseAtom):
-    """``scale`` times a vector that travels whole."""
+    """A dense vector times a number; all of its entries are sent.
+
+    Parameters
+    ----------
+    values : Tensor
+        The vectors, of shape (n, p), in the precision of the atom.
+    scale : float, default 1.0
+        The factor, usually the radius of the set, which is not sent.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import Dense
+    >>> Dense(shape=(2,), values=torch.tensor([[0.5, 1.0]]), scale=4.0).dense().tolist()
+    [2.0, 4.0]
+    """
 
     tag: ClassVar[int] = 5
     stacked: ClassVar[tuple[str, ...]] = ("values",)
@@ -38,6 +68,7 @@ class Dense(DenseAtom):
 
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], scale: float) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         values = read_floats(reader, (1, prod(shape)), precision)
         return cls(shape=shape, precision=precision, values=values, scale=scale)
 
@@ -57,7 +88,25 @@ class Dense(DenseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SignVector(DenseAtom):
-    """A corner of a box: a bit a coordinate says whether it is at ``hi`` or at ``lo``."""
+    """A corner of a box; one bit per coordinate says whether it is at its upper or at its lower bound.
+
+    Parameters
+    ----------
+    at_hi : Tensor
+        Whether a coordinate is at its upper bound: bool, of shape (n, p).
+    lo, hi : Tensor
+        The bounds, float64, of shape () or (p,); they are not sent.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import SignVector
+    >>> lo, hi = torch.tensor(-1.0), torch.tensor(2.0)
+    >>> SignVector(shape=(3,), at_hi=torch.tensor([[True, False, True]]), lo=lo, hi=hi).dense().tolist()
+    [2.0, -1.0, 2.0]
+    """
 
     tag: ClassVar[int] = 6
     stacked: ClassVar[tuple[str, ...]] = ("at_hi",)
@@ -68,6 +117,7 @@ class SignVector(DenseAtom):
 
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], lo: Tensor, hi: Tensor) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         bits = torch.from_numpy(read_bits(reader, prod(shape)).astype(bool))
         return cls(shape=shape, precision=precision, at_hi=bits[None], lo=lo, hi=hi)
 
@@ -88,7 +138,25 @@ class SignVector(DenseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Vertex(DenseAtom):
-    """One row of a matrix of vertices that both ends hold."""
+    """One row of a matrix of vertices that server and clients both hold; only the number of the row is sent.
+
+    Parameters
+    ----------
+    index : Tensor
+        Numbers of the rows, integers of shape (n,).
+    vertices : Tensor
+        The vertices, float64, of shape (count, p).
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import Vertex
+    >>> atom = Vertex(shape=(2,), index=torch.tensor([1]), vertices=torch.tensor([[0.0, 0.0], [2.0, 1.0]]))
+    >>> atom.dense().tolist(), atom.nbytes
+    ([2.0, 1.0], 2)
+    """
 
     tag: ClassVar[int] = 7
     stacked: ClassVar[tuple[str, ...]] = ("index",)
@@ -98,6 +166,7 @@ class Vertex(DenseAtom):
 
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], vertices: Tensor) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         index = torch.tensor([read_integer(reader, len(vertices))])
         return cls(shape=shape, precision=precision, index=index, vertices=vertices)
 

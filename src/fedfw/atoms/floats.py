@@ -1,4 +1,4 @@
-"""Floating-point numbers on the wire, and rounding that never leaves the set."""
+"""Floating-point numbers as bytes, and rounding that stays inside the set."""
 
 from __future__ import annotations
 
@@ -21,13 +21,59 @@ _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def floats_to_bytes(values: Tensor) -> bytes:
-    """Values in row-major order, little-endian, in their own precision."""
+    """Numbers as bytes, in row-major order, little-endian, and in their own precision.
+
+    Parameters
+    ----------
+    values : Tensor
+        Float16, float32 or float64, of any shape.
+
+    Returns
+    -------
+    bytes
+        The encoding.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms.floats import floats_to_bytes
+    >>> floats_to_bytes(torch.tensor([1.0])).hex()
+    '0000803f'
+    """
     array: npt.NDArray[Any] = values.detach().cpu().contiguous().numpy()
     return array.astype(_NUMPY[values.dtype], copy=False).tobytes()
 
 
 def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) -> Tensor:
-    """The inverse of `floats_to_bytes`; NaN and infinities are refused."""
+    """Decode numbers; the inverse of `floats_to_bytes`.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    shape : tuple of int
+        The shape of the result.
+    precision : torch.dtype
+        float16, float32 or float64.
+
+    Returns
+    -------
+    Tensor
+        The numbers.
+
+    Raises
+    ------
+    AtomError
+        If there are too few bytes, or a number is a NaN or an infinity.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms.bits import Reader
+    >>> from fedfw.atoms.floats import read_floats
+    >>> read_floats(Reader(bytes.fromhex("0000803f")), (1,), torch.float32).tolist()
+    [1.0]
+    """
     dtype = _NUMPY[precision]
     values = np.frombuffer(reader.take(prod(shape) * dtype.itemsize), dtype).reshape(shape)
     if not np.isfinite(values).all():
@@ -36,11 +82,35 @@ def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) 
 
 
 def round_inside(unit: Tensor, precision: torch.dtype, spread: float = 1.0) -> Tensor:
-    """Round points of a norm's unit ball to ``precision`` without leaving the ball.
+    """Round points of the unit ball of a norm to a precision without leaving the ball.
 
-    Rounding to nearest moves a point by at most eps/2 of each coordinate, so by ``spread`` * eps/2 in the norm, where
-    ``spread`` bounds the norm of |s| taken coordinate by coordinate over the norm of s (1 for l2 and other norms that
-    only look at magnitudes; the Frobenius norm for spectral ones). Shrinking by four times that first
-    leaves room for the rounding of the computation itself.
+    Parameters
+    ----------
+    unit : Tensor
+        Points of the unit ball, of any shape.
+    precision : torch.dtype
+        float16, float32 or float64.
+    spread : float, default 1.0
+        An upper bound on the norm of ``|s|``, with the magnitudes taken entry by entry, over the norm of s. It is 1 for
+        norms that depend on magnitudes only, such as l2, and sqrt(k) for spectral norms of matrices of rank k.
+
+    Returns
+    -------
+    Tensor
+        The rounded points, in ``precision``.
+
+    Notes
+    -----
+    Rounding to nearest changes every entry by at most a factor ``1 +- eps / 2``, and so moves a point by at most
+    ``spread * eps / 2`` in the norm. The points are shrunk by four times that before they are rounded, which leaves
+    room for the rounding errors of the computation itself.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms.floats import round_inside
+    >>> s = round_inside(torch.tensor([0.6, 0.8], dtype=torch.float64), torch.float16)
+    >>> s.dtype, bool(s.double().norm() <= 1)
+    (torch.float16, True)
     """
     return (unit * (1 - 2 * spread * torch.finfo(precision).eps)).to(precision)

@@ -15,10 +15,31 @@ from fedfw.atoms.floats import floats_to_bytes, read_floats
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LowRank(Atom):
-    """``scale * u v'`` with u (rows, k) and v (columns, k).
+    """The matrix ``scale * u v'`` of rank k, where ' denotes the transpose; u and v are sent.
 
-    When ``symmetric``, v is u, k is 1, only u travels, and both ends divide by ||u||^2, so that rounding cannot
-    change the trace.
+    If ``symmetric``, v is u, k is 1 and only u is sent. Sender and receiver both divide the matrix by ``||u||^2``, so
+    that rounding u does not change the trace.
+
+    Parameters
+    ----------
+    u : Tensor
+        Left vectors, of shape (n, rows, k), in the precision of the atom.
+    v : Tensor
+        Right vectors, of shape (n, columns, k), in the precision of the atom.
+    scale : float
+        The factor, which is the radius of the set and is not sent.
+    symmetric : bool, default False
+        Whether the matrix is ``scale * u u' / ||u||^2``.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import LowRank
+    >>> u, v = torch.tensor([[[1.0], [0.0]]]), torch.tensor([[[0.0], [1.0], [0.0]]])
+    >>> LowRank(shape=(2, 3), u=u, v=v, scale=5.0).dense().tolist()
+    [[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]
     """
 
     tag: ClassVar[int] = 8
@@ -42,6 +63,7 @@ class LowRank(Atom):
         scale: float,
         symmetric: bool = False,
     ) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         u = read_floats(reader, (1, rows, k), precision)
         v = u if symmetric else read_floats(reader, (1, columns, k), precision)
         return cls(shape=shape, precision=precision, u=u, v=v, scale=scale, symmetric=symmetric)
@@ -51,6 +73,7 @@ class LowRank(Atom):
         return f"rank {self.u.shape[2]}"
 
     def _scaled_u(self, dtype: torch.dtype) -> Tensor:
+        """The left vectors times ``scale``, and over ||u||^2 if symmetric, computed in float64."""
         u = self.u.double() * self.scale
         if self.symmetric:
             u = u / self.u.double().square().sum((1, 2), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)

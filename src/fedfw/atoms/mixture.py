@@ -1,4 +1,4 @@
-"""The net atom of several local steps: a convex combination whose weights both ends know from the schedule."""
+"""The net atom of several local steps: a convex combination whose weights follow from the schedule and are not sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,26 @@ from fedfw.atoms.dense import Dense, DenseAtom
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mixture(Atom):
-    """sum_k weights[k] * parts[k]; only the parts travel, in order."""
+    """A convex combination ``sum_k weights[k] * parts[k]`` of atoms; only the parts are sent, in order.
+
+    Parameters
+    ----------
+    parts : tuple of Atom
+        The atoms, all single ones or all stacks of n.
+    weights : tuple of float
+        One positive weight for each part; they sum to 1.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import Mixture
+    >>> ball = fedfw.L1Ball(4.0)
+    >>> parts = (ball.lmo(torch.tensor([-1.0, 0.0])), ball.lmo(torch.tensor([0.0, 1.0])))
+    >>> Mixture(shape=(2,), parts=parts, weights=(0.25, 0.75)).dense().tolist()
+    [1.0, -3.0]
+    """
 
     tag: ClassVar[int] = 10
     stacked: ClassVar[tuple[str, ...]] = ()
@@ -35,6 +54,7 @@ class Mixture(Atom):
         readers: Mapping[type[Atom], ReadAtom],
         weights: tuple[float, ...],
     ) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         parts = tuple(read_framed(reader, readers) for _ in weights)
         return cls(shape=shape, precision=precision, parts=parts, weights=weights)
 
@@ -70,6 +90,7 @@ class Mixture(Atom):
 
 
 def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The weighted sum of tensors."""
     total = values[0] * weights[0]
     for value, weight in zip(values[1:], weights[1:], strict=True):
         total = total.add_(value, alpha=weight)
@@ -77,9 +98,28 @@ def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
-    """The convex combination of stacks of atoms in the shorter of two forms: all the parts, or one dense vector.
+    """The convex combination of atoms, in the shorter of two forms: all of its parts, or one dense vector.
 
-    ``weights`` are positive and sum to 1. One atom is returned as it is.
+    Parameters
+    ----------
+    atoms : sequence of Atom
+        At least one atom or stack of atoms of the same set and shape. A single one is returned unchanged.
+    weights : sequence of float
+        One positive weight for each atom; they sum to 1.
+
+    Returns
+    -------
+    Atom
+        A `Mixture` or a `Dense` atom; for a product of sets a `TupleAtom` of such atoms.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import mix
+    >>> ball = fedfw.L1Ball(4.0)
+    >>> atoms = [ball.lmo(torch.eye(1000)[0]), ball.lmo(torch.eye(1000)[1])]
+    >>> mix(atoms, (0.25, 0.75)).kind
+    '2 x one-hot'
     """
     first = atoms[0]
     if len(atoms) == 1:
@@ -105,7 +145,30 @@ def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
 def mixture_readers(
     readers: Mapping[type[Atom], ReadAtom], shape: tuple[int, ...], weights: Sequence[float]
 ) -> dict[type[Atom], ReadAtom]:
-    """How to read what `mix` made of atoms that ``readers`` can read."""
+    """The functions that decode what `mix` makes of a set's atoms.
+
+    Parameters
+    ----------
+    readers : mapping from a subclass of Atom to ReadAtom
+        The kinds of atom of the set, each with the function that decodes it.
+    shape : tuple of int
+        Shape of the parameter.
+    weights : sequence of float
+        The weights of the mixture.
+
+    Returns
+    -------
+    dict from a subclass of Atom to ReadAtom
+        A function for `Mixture` and one for `Dense`.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> from fedfw.atoms.mixture import mixture_readers
+    >>> readers = mixture_readers(fedfw.L1Ball(1.0).readers((1000,)), (1000,), (0.25, 0.75))
+    >>> [kind.__name__ for kind in readers]
+    ['Mixture', 'Dense']
+    """
 
     def read(reader: Reader, precision: torch.dtype) -> Mixture:
         return Mixture.read(reader, precision, shape=shape, readers=readers, weights=tuple(weights))

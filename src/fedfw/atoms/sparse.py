@@ -1,4 +1,4 @@
-"""Atoms with few non-zeros: they cost their non-zeros, in memory, time and bytes."""
+"""Atoms with few non-zero entries; memory, time and bytes are proportional to the number of these entries."""
 
 from __future__ import annotations
 
@@ -35,11 +35,42 @@ _NO_BITS: Bits = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SparseAtom(Atom):
-    """An atom known by its non-zero entries."""
+    """Base class of the atoms that are defined by their non-zero entries, which `entries` returns.
+
+    Parameters
+    ----------
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import SparseAtom
+    >>> isinstance(fedfw.L1Ball(1.0).lmo(torch.ones(3)), SparseAtom)
+    True
+    """
 
     @abstractmethod
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        """Flat indices (n, k) and values (n, k)."""
+        """The entries that may be non-zero.
+
+        Parameters
+        ----------
+        dtype : torch.dtype, default torch.float64
+            The dtype of the values.
+
+        Returns
+        -------
+        tuple of Tensor
+            Flat indices and values, both of shape (n, k).
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> indices, values = fedfw.KSparse(2, 3.0).lmo(torch.tensor([1.0, -9.0, 5.0])).entries()
+        >>> indices.tolist(), values.tolist()
+        ([[1, 2]], [[3.0, -3.0]])
+        """
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         indices, values = self.entries(dtype)
@@ -54,7 +85,7 @@ class SparseAtom(Atom):
         x.scatter_add_(1, indices, weight * values)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        if x.is_cuda:  # scattered additions have no fixed order there, and a run must repeat to the bit
+        if x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
             super()._add_sum(x, weight)
             return
         indices, values = self.entries(x.dtype)
@@ -63,7 +94,22 @@ class SparseAtom(Atom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Zero(SparseAtom):
-    """The origin: a frame and nothing else."""
+    """The origin, which is sent as the frame alone.
+
+    Parameters
+    ----------
+    nothing : Tensor
+        An empty tensor of shape (n, 0), int64; it only holds the number of atoms and the device.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import Zero
+    >>> Zero(shape=(3,), nothing=torch.empty(1, 0, dtype=torch.int64)).dense().tolist()
+    [0.0, 0.0, 0.0]
+    """
 
     tag: ClassVar[int] = 0
     stacked: ClassVar[tuple[str, ...]] = ("nothing",)
@@ -72,6 +118,7 @@ class Zero(SparseAtom):
 
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...]) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         return cls(shape=shape, precision=precision, nothing=torch.empty(1, 0, dtype=torch.int64))
 
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -86,9 +133,31 @@ class Zero(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SparseSigns(SparseAtom):
-    """``scale`` times k signed unit vectors; with k = 1 a signed one-hot.
+    """A vector with k entries ``scale`` or ``-scale`` and zeros elsewhere; the indices and the signs are sent.
 
-    A row whose signs are zero is the origin and is encoded as `Zero`.
+    With k = 1 it is a signed multiple of a unit vector. A row whose signs are all zero is the origin and is encoded as
+    `Zero`.
+
+    Parameters
+    ----------
+    indices : Tensor
+        Indices of the non-zero entries, int64, of shape (n, k), ascending.
+    signs : Tensor
+        Their signs, int8, of shape (n, k).
+    scale : float
+        The magnitude of the entries, usually the radius of the set; it is not sent.
+    signed : bool, default True
+        Whether signs are sent; otherwise they are all positive.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import SparseSigns
+    >>> signs = torch.tensor([[1, -1]], dtype=torch.int8)
+    >>> SparseSigns(shape=(4,), indices=torch.tensor([[0, 2]]), signs=signs, scale=3.0).dense().tolist()
+    [3.0, 0.0, -3.0, 0.0]
     """
 
     tag: ClassVar[int] = 1
@@ -103,6 +172,7 @@ class SparseSigns(SparseAtom):
     def read(
         cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float, signed: bool
     ) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         indices, bits = read_index_set(reader, prod(shape), k, k if signed else 0)
         signs = 2 * bits.astype(np.int8) - 1 if signed else np.ones(k, np.int8)
         return cls(
@@ -128,23 +198,45 @@ class SparseSigns(SparseAtom):
 
     def _payload_nbytes(self) -> int:
         indices = self.indices
-        if not self.signed:  # only sets without signs have the origin among their vertices
+        if not self.signed:  # only atoms without signs can be the origin
             indices = indices[self.signs[:, 0] != 0]
         (n, k), p = indices.shape, prod(self.shape)
         signs = k if self.signed else 0
-        fixed = fixed_nbytes(k, p, signs)  # without a look at indices that may be on a GPU
+        fixed = fixed_nbytes(k, p, signs)  # does not need the indices, which may be on a GPU
         return n * fixed if fixed is not None else index_set_nbytes(indices.cpu().numpy(), p, signs)
 
     def _is_zero(self) -> bool:
+        """Whether this is the origin."""
         return not self.signed and not self.signs.any()
 
     def _origin(self) -> Zero:
+        """The same number of atoms as `Zero`."""
         return Zero(shape=self.shape, precision=self.precision, nothing=self.indices[:, :0])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SparseValues(SparseAtom):
-    """``scale`` times k values at k places; a value travels in the atom's precision."""
+    """A vector with k values at k indices and zeros elsewhere, times a number; the indices and the values are sent.
+
+    Parameters
+    ----------
+    indices : Tensor
+        Indices of the entries, int64, of shape (n, k), ascending.
+    values : Tensor
+        Their values over ``scale``, of shape (n, k), in the precision of the atom.
+    scale : float
+        The factor, usually the radius of the set, which is not sent.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import SparseValues
+    >>> values = torch.tensor([[0.5, -0.25]])
+    >>> SparseValues(shape=(4,), indices=torch.tensor([[0, 2]]), values=values, scale=4.0).dense().tolist()
+    [2.0, 0.0, -1.0, 0.0]
+    """
 
     tag: ClassVar[int] = 2
     stacked: ClassVar[tuple[str, ...]] = ("indices", "values")
@@ -155,6 +247,7 @@ class SparseValues(SparseAtom):
 
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         indices, _ = read_index_set(reader, prod(shape), k, 0)
         values = read_floats(reader, (1, k), precision)
         return cls(shape=shape, precision=precision, indices=_row(indices), values=values, scale=scale)
@@ -176,7 +269,31 @@ class SparseValues(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupVector(SparseAtom):
-    """``scale`` times the values of one group of coordinates."""
+    """A vector that is zero outside one group of coordinates, times a number; the group and its values are sent.
+
+    Parameters
+    ----------
+    group : Tensor
+        Number of the group, int64, of shape (n,).
+    values : Tensor
+        The values in the group over ``scale``, of shape (n, size of the largest group), in the precision of the atom,
+        with zeros beyond the size of the group.
+    order : Tensor
+        The coordinates ordered by group, int64, of shape (p,).
+    starts : Tensor
+        Where each group starts in that order, int64, of shape (groups + 1,).
+    scale : float
+        The factor, usually the radius of the set, which is not sent.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> atom = fedfw.GroupBall(5.0, torch.tensor([0, 1, 1])).lmo(torch.tensor([1.0, 3.0, 4.0]))
+    >>> atom.group.tolist(), atom.dense().round(decimals=4).tolist()
+    ([1], [0.0, -3.0, -4.0])
+    """
 
     tag: ClassVar[int] = 3
     stacked: ClassVar[tuple[str, ...]] = ("group", "values")
@@ -198,6 +315,7 @@ class GroupVector(SparseAtom):
         starts: Tensor,
         scale: float,
     ) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         sizes = starts.diff()
         group = read_integer(reader, len(sizes))
         size = int(sizes[group])
@@ -214,12 +332,24 @@ class GroupVector(SparseAtom):
         )
 
     def inside(self) -> Tensor:
-        """(n, largest group): which of the values belong to the group."""
+        """Which of the values belong to the group, since groups differ in size.
+
+        Returns
+        -------
+        Tensor
+            Bool, of shape (n, size of the largest group).
+        """
         sizes = self.starts.diff()
         return torch.arange(int(sizes.max()), device=sizes.device) < sizes[self.group][:, None]
 
     def places(self) -> Tensor:
-        """(n, largest group): the values' coordinates; beyond the group's size some coordinate or other."""
+        """The coordinates of the values; beyond the size of the group, where the values are zero, they have no meaning.
+
+        Returns
+        -------
+        Tensor
+            int64, of shape (n, size of the largest group).
+        """
         inside = self.inside()
         offsets = self.starts[self.group][:, None] + torch.arange(inside.shape[1], device=inside.device)
         return self.order[torch.where(inside, offsets, 0)]
@@ -241,7 +371,22 @@ class GroupVector(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Permutation(SparseAtom):
-    """A permutation matrix: row i has its one in column ``columns[i]``."""
+    """A permutation matrix: row i has its one in column ``columns[i]``.
+
+    Parameters
+    ----------
+    columns : Tensor
+        The columns, int64, of shape (n, m).
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms import Permutation
+    >>> Permutation(shape=(2, 2), columns=torch.tensor([[1, 0]])).dense().tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
 
     tag: ClassVar[int] = 4
     stacked: ClassVar[tuple[str, ...]] = ("columns",)
@@ -250,6 +395,7 @@ class Permutation(SparseAtom):
 
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...]) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
         return cls(shape=shape, precision=precision, columns=_row(read_permutation(reader, shape[0])))
 
     @property
@@ -269,11 +415,11 @@ class Permutation(SparseAtom):
 
 
 def _array(row: Tensor) -> Indices:
-    """The one row of a (1, k) index tensor."""
+    """The one row of a (1, k) index tensor, as an array."""
     array: Indices = row[0].cpu().numpy()
     return array
 
 
 def _row(array: npt.NDArray[Any]) -> Tensor:
-    """(k,) -> (1, k)."""
+    """An array (k,) as a tensor (1, k)."""
     return torch.from_numpy(array)[None]

@@ -64,7 +64,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader is told: ``name`` and ``argument`` are the two sides of the colon, ``files`` those it needs."""
+    """What a loader is given: ``name`` and ``argument`` are the two sides of the colon, ``files`` those it needs."""
 
     name: str
     argument: str

@@ -51,7 +51,7 @@ def read_libsvm(
 ) -> tuple[Any, npt.NDArray[np.float64]]:
     """The inputs as a scipy CSR matrix (samples, features) in float32, and the labels (samples,).
 
-    ``samples`` is given for published files of two classes: nothing else would tell that lines are missing.
+    ``samples`` is given for published files of two classes: nothing else would show that lines are missing.
     """
     from sklearn.datasets import load_svmlight_file
 

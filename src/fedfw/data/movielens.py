@@ -41,7 +41,7 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
     """(ratings, 3): user and item from 0, and the rating.
 
     A line is user, item, rating and time, with tabs between them. The number of lines is checked because nothing else
-    in the file would tell that it was cut off.
+    in the file would show that it was cut off.
     """
     try:
         table: Indices = np.loadtxt(path, np.int64, comments=None, delimiter="\t", ndmin=2)

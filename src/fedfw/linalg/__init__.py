@@ -1,1 +1,1 @@
-"""Numerics shared by oracles and projections."""
+"""Numerical routines that oracles and projections share."""

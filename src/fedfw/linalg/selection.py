@@ -1,4 +1,4 @@
-"""Largest entries of each row, with ties always going to the lowest index."""
+"""The largest entries of each row, where ties always go to the lowest index, and norms of rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ _BLOCK = 1024
 
 
 def first_argmax(a: Tensor) -> Tensor:
-    """Index of the first largest entry of each row: (n, p) -> (n,).
+    """Index of the first largest entry of each row.
 
-    On the CPU, torch's argmax is some thirty times slower than its amax, so long rows are cut into blocks: the first
-    block that holds the maximum, then the first place inside it.
+    Parameters
+    ----------
+    a : Tensor
+        Shape (n, p).
+
+    Returns
+    -------
+    Tensor
+        Integers of shape (n,).
+
+    Notes
+    -----
+    On the CPU torch's argmax is some thirty times slower than its amax. Long rows are therefore cut into blocks: amax
+    finds the first block that holds the maximum, and argmax is used inside this block only.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import first_argmax
+    >>> first_argmax(torch.tensor([[1.0, 5.0, 5.0], [2.0, 0.0, 1.0]])).tolist()
+    [1, 0]
     """
     n, p = a.shape
     if p <= 4 * _BLOCK or a.is_cuda:
@@ -31,7 +50,27 @@ def first_argmax(a: Tensor) -> Tensor:
 
 
 def first_top_k(a: Tensor, k: int) -> Tensor:
-    """Indices of the k largest entries of each row, ascending: (n, p) -> (n, k)."""
+    """Indices of the k largest entries of each row, in ascending order.
+
+    Parameters
+    ----------
+    a : Tensor
+        Shape (n, p).
+    k : int
+        From 1 to p.
+
+    Returns
+    -------
+    Tensor
+        Integers of shape (n, k).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import first_top_k
+    >>> first_top_k(torch.tensor([[1.0, 5.0, 3.0, 3.0]]), 2).tolist()
+    [[1, 2]]
+    """
     n, p = a.shape
     if k == 1:
         return first_argmax(a)[:, None]
@@ -44,25 +83,61 @@ def first_top_k(a: Tensor, k: int) -> Tensor:
     kept = above | (tied & (tied.cumsum(1) <= room))
     if not a.is_cuda:
         return kept.nonzero()[:, 1].view(n, k)
-    # Without asking how many there are, which the host would wait for: the j-th kept one goes to place j.
+    # On a GPU `nonzero` would make the host wait for the count. Instead the j-th kept index is scattered to place j.
     places = torch.where(kept, kept.cumsum(1) - 1, k)
     columns = torch.arange(p, device=a.device).expand(n, p)
     return places.new_empty(n, k + 1).scatter_(1, places, columns)[:, :k]
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """l2 norm of each row, added up in float64: (n, p) -> (n,)."""
+    """The l2 norm of each row, computed in float64.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (n, p).
+
+    Returns
+    -------
+    Tensor
+        Float64, of shape (n,).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import row_norms
+    >>> row_norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist()
+    [5.0, 2.0]
+    """
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return norms
 
 
 def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled to l2 norm one and their norms, in float64: (n, p) -> (n, p), (n,).
+    """Rows scaled to l2 norm one, and their norms; a zero row becomes the first unit vector.
 
-    A zero row becomes the first unit vector.
+    Parameters
+    ----------
+    g : Tensor
+        Shape (n, p); finite.
 
-    Dividing by the largest entry first keeps squares of huge or tiny numbers finite, and scaling g by a power of two
-    gives the same bits.
+    Returns
+    -------
+    tuple of Tensor
+        The rows, of shape (n, p), and the norms before scaling, of shape (n,), both in float64.
+
+    Notes
+    -----
+    Every row is divided by its largest entry first. This keeps the squares of huge or tiny numbers finite, and makes
+    the result the same to the bit when g is scaled by a power of two.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import unit_rows
+    >>> rows, norms = unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    >>> rows.round(decimals=6).tolist(), norms.tolist()
+    ([[0.6, 0.8], [1.0, 0.0]], [5.0, 0.0])
     """
     unit = g.double()
     largest = unit.abs().amax(1, keepdim=True)

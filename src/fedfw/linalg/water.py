@@ -1,4 +1,4 @@
-"""What is behind most projections: clip(v - theta, 0, cap) with theta such that the sum is right."""
+"""The computation behind most projections: clip(v - theta, 0, cap), with theta such that the sum is a given number."""
 
 from __future__ import annotations
 
@@ -9,23 +9,37 @@ from torch import Tensor
 
 
 def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
-    """Project each row on ``{0 <= x <= cap, sum x = total}``: clip(v - theta, 0, cap) for the theta that fits.
-
-    The sum is piecewise linear and falls in theta; its corners are the v_i and v_i - cap. Sorting them and
-    adding up slopes finds the piece that holds the answer.
+    """Project each row on ``{x : 0 <= x <= cap, sum x = total}``.
 
     Parameters
     ----------
-    v
-        (n, p), float64.
-    total
-        Between 0 and p * cap.
+    v : Tensor
+        Shape (n, p), float64.
+    total : float
+        The sum of each projected row, between 0 and ``p * cap``.
+    cap : float, default infinity
+        The upper bound on every entry.
 
     Returns
     -------
-    (n, p).
+    Tensor
+        The projections, of shape (n, p).
+
+    Notes
+    -----
+    The projection is ``clip(v - theta, 0, cap)`` for the number theta at which the sum is ``total``. As a function of
+    theta this sum is decreasing and piecewise linear, with corners at v_i and v_i - cap. Sorting the corners and
+    accumulating the slopes finds the piece that contains the solution, in O(p log p) operations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.water import water_fill
+    >>> v = torch.tensor([[0.5, 0.75, -1.0]], dtype=torch.float64)
+    >>> water_fill(v, total=1.0).tolist()
+    [[0.375, 0.625, 0.0]]
     """
-    v = v - v.amax(1, keepdim=True)  # only differences count, and far from zero they would be lost to rounding
+    v = v - v.amax(1, keepdim=True)  # only differences matter, and rounding would lose them far from zero
     if math.isinf(cap):
         corners = v.sort(1, descending=True).values
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
@@ -44,7 +58,30 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
 
 
 def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:
-    """Project non-negative rows on ``{0 <= x <= cap, sum x <= total}``: (n, p) -> (n, p), float64."""
+    """Project each row on ``{x : 0 <= x <= cap, sum x <= total}``.
+
+    Parameters
+    ----------
+    a : Tensor
+        Shape (n, p), float64.
+    total : float
+        The largest sum of a row.
+    cap : float, default infinity
+        The upper bound on every entry.
+
+    Returns
+    -------
+    Tensor
+        The projections, of shape (n, p).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.water import shrink_magnitudes
+    >>> a = torch.tensor([[3.0, 2.0, 0.0], [0.5, 0.0, 0.25]], dtype=torch.float64)
+    >>> shrink_magnitudes(a, total=2.0).tolist()
+    [[1.5, 0.5, 0.0], [0.5, 0.0, 0.25]]
+    """
     clipped = a.clamp(0, cap)
     outside = clipped.sum(1, keepdim=True) > total
     if not outside.any():

@@ -1,4 +1,4 @@
-"""What travels and what it tells: differential privacy, and attacks that measure leakage."""
+"""Differential privacy for every client's samples."""
 
 from fedfw.privacy.guarantee import Privacy
 

@@ -14,6 +14,8 @@ class Privacy:
 
     Parameters
     ----------
+    eps, delta
+        The promise: the smaller, the stronger. delta should be well below one over the samples of a client.
     clip
         Bound on a sample's gradient, in the norm that the mechanism asks for (linf for vertices of an l1 ball).
     noise
@@ -24,6 +26,14 @@ class Privacy:
         ``auto``: private selection on sets of vertices, Gaussian noise elsewhere. ``gaussian``: always the latter.
     not_private_seed
         Draws the noise from a seed, so that runs repeat. Whoever knows the seed sees through the noise: NOT private.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> print(fedfw.Privacy(eps=4.0, delta=1e-5))
+    eps 4, delta 1e-05, samples clipped at 1
+    >>> fedfw.Privacy.parse("eps=4,delta=1e-5,clip=0.5").clip
+    0.5
     """
 
     eps: float

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.simulation.random import generator
+from fedfw.randomness import generator
 
 
 @dataclass

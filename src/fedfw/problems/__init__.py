@@ -1,7 +1,7 @@
 """Federated problems: models and clients' data as weighted losses with gradients."""
 
-from fedfw.problems.base import ClientLosses, Oracle
+from fedfw.problems.base import ClientLosses, WeightedGradient
 from fedfw.problems.completion import MatrixCompletion
 from fedfw.problems.problem import Problem
 
-__all__ = ["ClientLosses", "MatrixCompletion", "Oracle", "Problem"]
+__all__ = ["ClientLosses", "MatrixCompletion", "Problem", "WeightedGradient"]

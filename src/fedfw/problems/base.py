@@ -18,7 +18,7 @@ Shapes = dict[str, tuple[int, ...]]
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
     """What to multiply vectors of these norms by, so that none is longer than ``clip``; shorter ones stay.
 
-    Zero where a norm is not finite: a private run must not tell of a sample by failing.
+    Zero where a norm is not finite: a private run must not reveal a sample by failing.
     """
     return torch.where(norms.isfinite(), clip / norms.clamp(min=clip), 0.0)
 
@@ -90,22 +90,44 @@ class ClientLosses(ABC):
         """The same on another device."""
 
 
-class Oracle:
-    """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad f_i (m, p)."""
+class WeightedGradient:
+    """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad f_i (m, p).
+
+    Parameters
+    ----------
+    losses : ClientLosses
+        Of these and perhaps further clients.
+    weights : Tensor
+        (m,): their w_i.
+    who : Tensor
+        (m,): their places among the losses.
+    pick : callable
+        () -> the samples (m, batch) of the next gradient, or None for all.
+    round_ : int
+        For the message of a `NonFiniteError`.
+    numbers : Tensor, optional
+        (m,): what the clients are called in such a message; by default their places.
+    """
 
     def __init__(
-        self, losses: ClientLosses, weights: Tensor, who: Tensor, pick: Callable[[], Tensor | None], round_: int
+        self,
+        losses: ClientLosses,
+        weights: Tensor,
+        who: Tensor,
+        pick: Callable[[], Tensor | None],
+        round_: int,
+        numbers: Tensor | None = None,
     ) -> None:
         self._losses, self._weights, self._who, self._pick, self._round = losses, weights, who, pick, round_
+        self._numbers = who if numbers is None else numbers
 
     def __call__(self, x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]:
-        """``full`` asks for all samples even in a minibatch run."""
+        """The weighted losses and gradients; ``full`` asks for all samples even in a minibatch run."""
         picks = None if full else self._pick()
         values, gradients = self._losses.value_and_gradient(x, self._who, picks)
-        weights = self._weights[self._who]
-        values = values * weights
-        gradients *= weights[:, None]
-        refuse_non_finite(values, gradients, self._who, self._round)
+        values = values * self._weights
+        gradients *= self._weights[:, None]
+        refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 
 

@@ -27,7 +27,10 @@ class MatrixCompletion(nn.Module):
 
 
 class CompletionLosses(ClientLosses):
-    """See the top of the file. ``cells`` are each client's places in the flat matrix, ``values`` what stands there."""
+    """Squared losses of matrix completion.
+
+    ``cells`` are each client's places in the flat matrix, ``values`` the ratings that stand there.
+    """
 
     def __init__(self, cells: list[Tensor], values: list[Tensor]) -> None:
         self._cells, self._values = cells, values

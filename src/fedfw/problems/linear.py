@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors
-from fedfw.problems.fused import can_fuse, fused_softmax_gradient
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -101,7 +101,7 @@ def closed_form(model: nn.Module, loss: LossFunction, targets: list[Tensor]) -> 
 
 
 class LinearLosses(ClientLosses):
-    """See the top of the file."""
+    """Losses of one linear layer with a loss whose derivative is known in closed form."""
 
     def __init__(self, model: nn.Linear, derivative: Derivative, stacks: list[Stack], sizes: Tensor) -> None:
         self.outputs, self.inputs = model.weight.shape

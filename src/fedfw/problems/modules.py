@@ -12,8 +12,8 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from fedfw.gpu.graphs import Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
-from fedfw.problems.graphs import Replayed, on_streams
 from fedfw.problems.linear import LossFunction
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 

@@ -14,7 +14,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.errors import NonFiniteError
-from fedfw.problems.base import ClientLosses, Oracle, Shapes, Test, normalised_weights
+from fedfw.problems.base import ClientLosses, Shapes, Test, WeightedGradient, normalised_weights
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
@@ -48,6 +48,14 @@ class Problem:
         single linear layer with cross-entropy, logistic or squared loss is; a module with hidden layers is not.
     l2
         Adds l2/2 ||x||^2 to every client's loss; the test loss is without it.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> clients = [(torch.randn(20, 4), torch.randint(3, (20,))) for _ in range(5)]
+    >>> problem = fedfw.Problem(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, clients)
+    >>> problem.n, len(problem.start), problem.convex
+    (5, 15, True)
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class Problem:
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
         self.convex = declared_convex(self.model, derivative is not None) if convex is None else convex
+        self.classes = softmax_classes(self.model, loss)
         self._smoothness: list[float | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
@@ -115,6 +124,7 @@ class Problem:
         problem.test_data = None
         problem.losses = FunctionLosses(losses, tuple(start.shape))
         problem.convex = convex
+        problem.classes = None
         problem._smoothness = []
         return problem
 
@@ -171,7 +181,7 @@ class Problem:
     def value_and_gradient(self, x: Tensor, round_: int = 0) -> tuple[float, Tensor]:
         """F and its gradient (p,) at one point x (p,)."""
         who = self.losses.everyone(x.device)
-        oracle = Oracle(self.losses, self.weights.to(x.dtype), who, lambda: None, round_)
+        oracle = WeightedGradient(self.losses, self.weights.to(x.dtype), who, lambda: None, round_)
         values, gradients = oracle(x.expand(self.n, -1))
         gradient = gradients.sum(0)
         if not bool(gradient.isfinite().all()):
@@ -226,6 +236,12 @@ def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
     return model
 
 
+def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
+    """The number of classes of a softmax regression: one linear layer with cross-entropy; None for other models."""
+    softmax = loss is nnf.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    return model.out_features if softmax and isinstance(model, nn.Linear) else None
+
+
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
     """The classes that outputs stand for, in the form of the targets; None where there are no classes."""
     if loss is nnf.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss):
@@ -272,7 +288,7 @@ def _refuse_buffers(model: nn.Module) -> None:
 
 
 def _refuse_misfit(model: nn.Module, loss: LossFunction, samples: Samples) -> None:
-    """Try one sample, so that a wrong shape is told in the user's terms."""
+    """Try one sample, so that a wrong shape is refused in the user's terms."""
     inputs, targets = samples
     try:
         with torch.no_grad():
@@ -285,7 +301,7 @@ def _refuse_misfit(model: nn.Module, loss: LossFunction, samples: Samples) -> No
 
 
 def declared_convex(model: nn.Module, linear_with_known_loss: bool) -> bool | None:
-    """Whether losses are convex in the parameters, as far as a model tells."""
+    """Whether losses are convex in the parameters, as far as the model says."""
     declared = getattr(model, "convex", None)
     if isinstance(declared, bool):
         return declared

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from fedfw.report.document import Attachment, Block, Cell, Document, Footer, Heading, Plot, Table, Text, text_of
-from fedfw.simulation.files import write_atomically
+from fedfw.rounds.files import write_atomically
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

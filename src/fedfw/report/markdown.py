@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedfw.report.document import Attachment, Block, Cell, Document, Footer, Heading, Plot, Table, Text, text_of
-from fedfw.simulation.files import write_atomically
+from fedfw.rounds.files import write_atomically
 
 
 def save_markdown(document: Document, path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedfw.simulation.files import write_atomically
-from fedfw.simulation.history import History
+from fedfw.rounds.files import write_atomically
+from fedfw.rounds.records import History
 
 
 def plot_runs(runs: Mapping[str, History]) -> Figure:

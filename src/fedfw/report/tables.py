@@ -16,3 +16,18 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
         )
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people.
+
+    Examples
+    --------
+    >>> human_bytes(1234)
+    '1.2 kB'
+    """
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,4 +1,4 @@
-"""Constraint sets: a linear minimization oracle, projection, membership and diameter for each."""
+"""Constraint sets, each with a linear minimization oracle, a projection, a membership test and a diameter."""
 
 from fedfw.sets.base import ConstraintSet, Request, Shape
 from fedfw.sets.enclosing import enclosing

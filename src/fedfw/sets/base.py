@@ -1,4 +1,4 @@
-"""What a constraint set offers, and what a new one has to write."""
+"""The interface of a constraint set: the methods that users call, and the methods that a new set must define."""
 
 from __future__ import annotations
 
@@ -18,22 +18,31 @@ from fedfw.errors import NonFiniteError, NoProjectionError
 from fedfw.linalg.selection import row_norms
 
 Shape = tuple[int, ...]
+"""The shape of one parameter."""
+
 Shapes = Mapping[str, Shape]
 """Shapes of a model's parameters by name, in ``named_parameters()`` order."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller may ask of an oracle beside the answer.
+    """Options that a caller of an oracle may give in addition to the direction.
 
     Parameters
     ----------
-    precision
-        The precision the atom travels in.
-    tol
-        Relative accuracy for oracles that iterate; None for their default.
-    warm
-        The atoms of an earlier call, from which such an oracle may start.
+    precision : torch.dtype, default torch.float32
+        The precision to which the atom's numbers are rounded and in which they are sent.
+    tol : float or None, default None
+        Relative accuracy for oracles that iterate; None means their default.
+    warm : Atom or None, default None
+        The atoms of an earlier call, from which an oracle that iterates may start.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.sets import Request
+    >>> fedfw.L2Ball(1.0)._lmo(torch.ones(3, 4), (4,), Request(precision=torch.float16)).nbytes
+    27
     """
 
     precision: torch.dtype = torch.float32
@@ -42,11 +51,52 @@ class Request:
 
 
 class ConstraintSet(ABC):
-    """A convex compact set D of parameter values.
+    """Base class of all sets: a convex and compact (closed and bounded) set D of parameter values.
 
-    A new set is one frozen dataclass that writes `_lmo`, `_violation`, `readers` and `diameter`; optionally
-    `_project`, `_norms` and `_check_shape`. The methods that start with an underscore see stacks only: tensors with
-    a leading client axis and the parameter flattened, (n, p). `fedfw.testing.check_constraint` tests it.
+    Frank-Wolfe methods need one operation from a set, its *linear minimization oracle* `lmo`: given a direction g it
+    returns a point s of D that minimises the inner product ``<g, s>``. The minimum is always reached at an *extreme
+    point*, a point that is not between two others, such as a corner. Extreme points usually have a short description,
+    so the oracle returns an `Atom`, which stores that description instead of a dense tensor. A set also offers the
+    Euclidean *projection* (the nearest point of D), a membership test, and the *diameter* (the largest distance between
+    two points).
+
+    Below, ``shape`` is the shape of the parameter that is constrained, p is its number of entries and n is a number of
+    clients. With ``batch=True`` the first axis of a tensor is the client axis, and every client is treated separately.
+
+    Attributes
+    ----------
+    name : str
+        The name by which `parse_set` and the command line know the set.
+    summary : str
+        The definition in one line.
+    strongly_convex : bool
+        Whether the surface is curved everywhere, which can make Frank-Wolfe methods converge faster.
+    is_polytope : bool
+        Whether the set has finitely many extreme points.
+    needs_matrix : bool
+        Whether the set is defined for matrices only.
+    oracle_cost, projection_cost : str
+        Operations for one call, for a parameter with p entries or an m x n matrix.
+    diameter_is_exact : bool
+        Whether `diameter` is exact rather than an upper bound.
+
+    Notes
+    -----
+    A new set is a frozen dataclass that defines `_lmo`, `_violation`, `readers` and `diameter`, and optionally
+    `_project`, `_norms`, `_check_shape` and `_accepts`. The methods that start with an underscore receive stacks only:
+    tensors of shape (n, p) with the client axis first and the parameter flattened. `fedfw.testing.check_constraint`
+    tests a new set.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.L1Ball(2.0)
+    >>> g = torch.tensor([1.0, -3.0, 2.0])
+    >>> atom = ball.lmo(g)
+    >>> atom.dense().tolist(), float(atom.dot(g))
+    ([0.0, 2.0, 0.0], -6.0)
+    >>> ball.contains(g), ball.diameter((3,))
+    (False, 4.0)
     """
 
     name: ClassVar[str] = ""
@@ -58,44 +108,74 @@ class ConstraintSet(ABC):
     projection_cost: ClassVar[str] = "none"
     diameter_is_exact: ClassVar[bool] = True
 
-    # --- what a set writes ---
+    # --- the methods that a set defines ---
 
     @abstractmethod
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        """(n, p) finite -> a stack of n atoms, each a minimiser of <g_i, .> over the set."""
+        """Finite g (n, p) -> a stack of n atoms, each of which minimises <g_i, .> over the set."""
 
     @abstractmethod
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        """(n, p) float64 -> (n,): how far outside, relative to the set's size; at most 0 inside."""
+        """x (n, p) in float64 -> (n,): how far outside x is, relative to the set's size; at most 0 inside."""
 
     @abstractmethod
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """The kinds of atom the oracle returns for a parameter of ``shape``, and how to read each."""
+        """The kinds of atom that the oracle can return, each with the function that decodes it.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the parameter.
+
+        Returns
+        -------
+        Mapping from a subclass of Atom to ReadAtom
+            A function takes a `fedfw.atoms.bits.Reader` and a precision. It fills in all that is not sent because it
+            follows from the set and the shape, such as the radius.
+        """
 
     @abstractmethod
     def diameter(self, shape: Shape) -> float:
-        """Largest Euclidean distance between two points of the set."""
+        """The largest Euclidean distance between two points of the set.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the parameter.
+
+        Returns
+        -------
+        float
+            The diameter, or an upper bound on it where ``diameter_is_exact`` is False.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.LinfBall(1.0).diameter((2, 8))
+        8.0
+        """
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """(n, p) float64 -> (n, p)."""
+        """x (n, p) in float64 -> the nearest points of the set, (n, p)."""
         raise NoProjectionError(f"no projection for this set: {self!r} has only a linear minimization oracle")
 
     def _norms(self, shape: Shape) -> dict[str, float]:
-        """Largest value over the set of some of the norms l1, l2, linf, spectral, nuclear; `enclosing` fits the rest.
+        """Largest values over the set of some of the norms l1, l2, linf, spectral and nuclear.
 
-        By default the l2 norm of one point plus the diameter.
+        `enclosing` derives bounds on the other norms from these. By default: the l2 norm of one point plus the
+        diameter.
         """
         point = self.lmo(torch.zeros(shape)).dense(torch.float64)
         return {"l2": float(point.norm()) + self.diameter(shape)}
 
     def _check_shape(self, shape: Shape) -> None:
-        """Raise ValueError if the set makes no sense for a parameter of ``shape``; by default every shape will do."""
+        """Raise ValueError if the set is not defined for a parameter of ``shape``; by default any shape is allowed."""
         return
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         """Whether a single atom of a kind in `readers` lies in the set.
 
-        The default serves every set whose membership depends on the non-zero entries alone.
+        The default is right for every set whose membership depends on the non-zero entries alone.
         """
         if isinstance(atom, SparseAtom):
             indices, values = atom.entries()
@@ -112,7 +192,7 @@ class ConstraintSet(ABC):
             return bool(x.isfinite().all()) and bool(self._violation(x, shape)[0] <= tol)
         return False
 
-    # --- what users call ---
+    # --- the methods that users call ---
 
     def lmo(
         self,
@@ -123,22 +203,44 @@ class ConstraintSet(ABC):
         tol: float | None = None,
         warm: Atom | None = None,
     ) -> Atom:
-        """The linear minimization oracle: an atom s of the set with <g, s> <= <g, u> for every u in the set.
+        """The linear minimization oracle: an atom s of the set with ``<g, s> <= <g, u>`` for every u in the set.
+
+        Ties go to the lowest index, so that equal calls give equal answers.
 
         Parameters
         ----------
-        g
-            The parameter's shape, or (clients, *shape) with ``batch=True``.
-        precision
-            float32, float16 or float64: what the atom's numbers, if it has any, are rounded to and travel in.
-        tol, warm
-            For oracles that iterate (`NuclearBall`, `Spectrahedron`): the relative accuracy wanted, and earlier
-            atoms to start from. Others are exact.
+        g : Tensor
+            The direction, usually a gradient: the parameter's shape, or (n, *shape) with ``batch=True``.
+        batch : bool, default False
+            Whether the first axis of g is the client axis.
+        precision : torch.dtype, default torch.float32
+            float16, float32 or float64: the precision to which the atom's numbers are rounded and in which they are
+            sent. The rounded atom still lies in the set.
+        tol : float, optional
+            Relative accuracy for oracles that iterate (`NuclearBall`, `Spectrahedron`). The others are exact.
+        warm : Atom, optional
+            Atoms of an earlier call, from which an oracle that iterates may start.
+
+        Returns
+        -------
+        Atom
+            One atom, or a stack of n atoms with ``batch=True``.
 
         Raises
         ------
         NonFiniteError
-            If g has a NaN or an infinity; it says in which rows.
+            If g has a NaN or an infinity; the error lists the rows.
+        TypeError
+            If g is not a floating-point tensor.
+        ValueError
+            If the precision is unknown, g is empty, or the set is not defined for g's shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> atoms = fedfw.L1Ball(1.0).lmo(torch.tensor([[1.0, -3.0], [2.0, 0.0]]), batch=True)
+        >>> len(atoms), atoms.dense().tolist()
+        (2, [[0.0, 1.0], [-1.0, 0.0]])
         """
         if precision not in (torch.float16, torch.float32, torch.float64):
             raise ValueError(f"precision {precision}, expected torch.float16, torch.float32 or torch.float64")
@@ -148,19 +250,45 @@ class ConstraintSet(ABC):
         return atoms if batch else atoms[0]
 
     def project(self, x: Tensor, batch: bool = False) -> Tensor:
-        """The nearest point of the set, in the shape and dtype of ``x``."""
+        """The Euclidean projection: the point of the set that is nearest to ``x``.
+
+        Parameters
+        ----------
+        x : Tensor
+            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+        batch : bool, default False
+            Whether the first axis of x is the client axis.
+
+        Returns
+        -------
+        Tensor
+            The nearest point, with the shape and dtype of x.
+
+        Raises
+        ------
+        NoProjectionError
+            If the set has an oracle only; see `has_projection`.
+        NonFiniteError
+            If x has a NaN or an infinity.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.LinfBall(1.0).project(torch.tensor([0.5, -7.0])).tolist()
+        [0.5, -1.0]
+        """
         rows, shape = self._stack(x, batch)
         check_finite(rows)
         return self._project(rows.double(), shape).to(x.dtype).reshape(x.shape)
 
     @property
     def has_projection(self) -> bool:
-        """Whether `project` works."""
+        """Whether `project` and `distance` work for this set."""
         return type(self)._project is not ConstraintSet._project
 
     @property
     def fixed_size(self) -> int | None:
-        """Number of coordinates, for sets that exist in one size only."""
+        """The number of entries of the parameter if the set exists in one size only, otherwise None."""
         return None
 
     @overload
@@ -168,7 +296,29 @@ class ConstraintSet(ABC):
     @overload
     def contains(self, x: Tensor, tol: float = ..., *, batch: bool) -> bool | Tensor: ...
     def contains(self, x: Tensor, tol: float = 1e-6, *, batch: bool = False) -> bool | Tensor:
-        """Whether x lies in the set, up to ``tol`` times the set's size. With ``batch=True``: (n,) of bool."""
+        """Whether ``x`` lies in the set, up to a tolerance.
+
+        Parameters
+        ----------
+        x : Tensor
+            The point: the parameter's shape, or (n, *shape) with ``batch=True``.
+        tol : float, default 1e-6
+            How far outside x may be, relative to the size of the set.
+        batch : bool, default False
+            Whether the first axis of x is the client axis.
+
+        Returns
+        -------
+        bool or Tensor
+            The answer; with ``batch=True`` a tensor of bool of shape (n,). A point with a NaN or an infinity is not
+            inside.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.L2Ball(1.0).contains(torch.tensor([[0.6, 0.8], [3.0, 4.0]]), batch=True).tolist()
+        [True, False]
+        """
         rows, shape = self._stack(x, batch)
         finite = rows.isfinite().all(1)
         rows = torch.where(finite[:, None], rows, 0.0)
@@ -180,7 +330,33 @@ class ConstraintSet(ABC):
     @overload
     def distance(self, x: Tensor, *, batch: bool) -> float | Tensor: ...
     def distance(self, x: Tensor, *, batch: bool = False) -> float | Tensor:
-        """Euclidean distance to the set. With ``batch=True``: (n,) in float64."""
+        """The Euclidean distance from ``x`` to the set, which is zero inside.
+
+        Parameters
+        ----------
+        x : Tensor
+            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+        batch : bool, default False
+            Whether the first axis of x is the client axis.
+
+        Returns
+        -------
+        float or Tensor
+            The distance; with ``batch=True`` a float64 tensor of shape (n,).
+
+        Raises
+        ------
+        NoProjectionError
+            If the set has no projection, because the distance is computed from it.
+        NonFiniteError
+            If x has a NaN or an infinity.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> round(fedfw.L2Ball(1.0).distance(torch.tensor([3.0, 4.0])), 6)
+        4.0
+        """
         rows, shape = self._stack(x, batch)
         check_finite(rows)
         rows = rows.double()
@@ -188,20 +364,80 @@ class ConstraintSet(ABC):
         return gaps if batch else float(gaps[0])
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
-        """Whether a received atom is of the right kind and shape and lies in the set, without making it dense."""
+        """Whether an atom that was received is of a kind of this set, has the right shape and lies in the set.
+
+        A server calls this before it uses what a client sent. The check does not build the dense tensor unless the atom
+        itself is dense, so it costs about as much as reading the atom.
+
+        Parameters
+        ----------
+        atom : Atom
+            A single atom; a stack is not accepted.
+        shape : tuple of int
+            Shape of the parameter.
+        tol : float, default 1e-6
+            How far outside the atom may be, relative to the size of the set.
+
+        Returns
+        -------
+        bool
+            True if the atom can be used.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> atom = fedfw.L1Ball(3.0).lmo(torch.ones(5))
+        >>> fedfw.L1Ball(3.0).accepts(atom, (5,)), fedfw.L1Ball(1.0).accepts(atom, (5,))
+        (True, False)
+        """
         shape = tuple(shape)
         if atom.batched or tuple(atom.shape) != shape or type(atom) not in self.readers(shape):
             return False
         return self._accepts(atom, shape, tol)
 
     def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
-        """How to read what `mix` makes of this set's atoms with these weights."""
+        """The kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the function that decodes it.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the parameter.
+        weights : sequence of float
+            The weights of the mixture, one for each local step.
+
+        Returns
+        -------
+        Mapping from a subclass of Atom to ReadAtom
+            As for `readers`; with a single weight it is the same mapping.
+        """
         return mixture_readers(self.readers(shape), shape, weights) if len(weights) > 1 else self.readers(shape)
 
     def random_point(
         self, shape: Shape, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """A random point of the set: a random mixture of the atoms for a few random directions."""
+        """A random point of the set: a random convex combination of the atoms for eight random directions.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the parameter.
+        generator : torch.Generator, optional
+            The source of random numbers; by default torch's global one.
+        dtype : torch.dtype, default torch.float32
+            The dtype of the result.
+
+        Returns
+        -------
+        Tensor
+            A point of the given shape. Its distribution is not uniform.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> x = fedfw.Simplex(1.0).random_point((5,), torch.Generator().manual_seed(0))
+        >>> fedfw.Simplex(1.0).contains(x)
+        True
+        """
         g = torch.randn(8, *shape, generator=generator, dtype=torch.float64)
         atoms = self.lmo(g, batch=True)
         weights = -torch.rand(8, generator=generator, dtype=torch.float64).clamp(min=1e-12).log()
@@ -210,18 +446,44 @@ class ConstraintSet(ABC):
         return point.reshape(shape).to(dtype)
 
     def bind(self, parameters: nn.Module | Shapes) -> ConstraintSet:
-        """The set on the flat vector of all of a model's parameters, in ``named_parameters()`` order.
+        """The set on the flat vector of all trainable parameters of a model.
 
-        A vector set acts on that vector. A matrix set acts on ``[W | b]`` of a model that is one linear layer.
+        The flat vector holds the parameters one after the other, in ``named_parameters()`` order. A vector set acts on
+        this vector. A matrix set acts on the matrix ``[W | b]`` of a model that is one linear layer with weights W and
+        bias b, or on the single matrix of a model without a bias. For other models use `Product`, which takes a set for
+        each parameter.
+
+        Parameters
+        ----------
+        parameters : nn.Module or mapping from str to tuple of int
+            The model, or the names and shapes of its parameters.
+
+        Returns
+        -------
+        ConstraintSet
+            A set for tensors of shape (size,), where ``size`` is the total number of entries.
+
+        Raises
+        ------
+        ValueError
+            If there are no parameters, or this is a matrix set and the model is not one linear layer.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> layer = torch.nn.Linear(4, 3)
+        >>> bound = fedfw.NuclearBall(2.0).bind(layer)
+        >>> bound.lmo(torch.ones(3 * 4 + 3)).dense().shape
+        torch.Size([15])
         """
-        from fedfw.sets.product import bind_to_model  # the model-wide sets are built from this class
+        from fedfw.sets.product import bind_to_model  # imported here because that module imports this one
 
         return bind_to_model(self, shapes_of(parameters))
 
     # --- helpers ---
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is the same kind of set with the same numbers."""
+        """Whether ``other`` is a set of the same class with equal parameters."""
         return type(other) is type(self) and all(
             _same(getattr(self, name), getattr(other, name)) for name in parameters_of(type(self))
         )
@@ -230,7 +492,7 @@ class ConstraintSet(ABC):
         return hash((type(self), repr(self)))
 
     def _stack(self, x: Tensor, batch: bool) -> tuple[Tensor, Shape]:
-        """The tensor as (n, p) and the parameter's shape."""
+        """The tensor as rows (n, p), and the parameter's shape."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"expected a floating-point tensor, got {kind}")
@@ -245,15 +507,55 @@ class ConstraintSet(ABC):
 
 
 def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
-    """Names and shapes of what is trained, in order."""
+    """Names and shapes of the trainable parameters, in order.
+
+    Parameters
+    ----------
+    parameters : nn.Module or mapping from str to tuple of int
+        The model, of which parameters with ``requires_grad`` count, or the names and shapes themselves.
+
+    Returns
+    -------
+    dict from str to tuple of int
+        The shape of each parameter.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.sets.base import shapes_of
+    >>> shapes_of(torch.nn.Linear(4, 3))
+    {'weight': (3, 4), 'bias': (3,)}
+    """
     if isinstance(parameters, nn.Module):
         return {name: tuple(p.shape) for name, p in parameters.named_parameters() if p.requires_grad}
     return {name: tuple(shape) for name, shape in parameters.items()}
 
 
 def check_finite(rows: Tensor) -> None:
-    """Refuse rows (n, p) with a NaN or an infinity."""
-    # A sum is one fast pass and not finite whenever an entry is not; only then is it worth looking closer.
+    """Raise an error if a row has a NaN or an infinity.
+
+    Parameters
+    ----------
+    rows : Tensor
+        Shape (n, p).
+
+    Raises
+    ------
+    NonFiniteError
+        It lists the rows that are not finite.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.sets.base import check_finite
+    >>> try:
+    ...     check_finite(torch.tensor([[1.0], [float("inf")]]))
+    ... except fedfw.NonFiniteError as error:
+    ...     print(error)
+    NaN or infinity in row 1 of 2
+    """
+    # A row's sum takes one fast pass and is finite only if all its entries are. The entries themselves are checked only
+    # where the sum is not finite, because a sum can also overflow.
     if holds(rows.sum(1).isfinite()):
         return
     bad = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
@@ -263,25 +565,88 @@ def check_finite(rows: Tensor) -> None:
 
 
 def _same(one: object, other: object) -> bool:
+    """Whether two parameters of a set are equal; tensors are compared entry by entry."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     return type(one) is not Tensor and type(other) is not Tensor and one == other
 
 
 def positive(owner: object, **values: float) -> None:
-    """Refuse numbers that are not positive and finite."""
+    """Raise an error if a parameter of a set is not a positive finite number.
+
+    Parameters
+    ----------
+    owner : object
+        The set, whose class is named in the message.
+    **values : float
+        The parameters by name.
+
+    Raises
+    ------
+    ValueError
+        It names the parameter and its value.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> try:
+    ...     fedfw.L1Ball(-2.0)
+    ... except ValueError as error:
+    ...     print(error)
+    L1Ball: r=-2.0, expected a positive finite number
+    """
     for name, value in values.items():
         if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
             raise ValueError(f"{type(owner).__name__}: {name}={value!r}, expected a positive finite number")
 
 
 def positive_integer(owner: object, **values: int) -> None:
-    """Refuse anything but whole numbers from 1 up."""
+    """Raise an error if a parameter of a set is not a whole number of at least 1.
+
+    Parameters
+    ----------
+    owner : object
+        The set, whose class is named in the message.
+    **values : int
+        The parameters by name.
+
+    Raises
+    ------
+    ValueError
+        It names the parameter and its value.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> try:
+    ...     fedfw.Hypersimplex(0)
+    ... except ValueError as error:
+    ...     print(error)
+    Hypersimplex: k=0, expected a whole number of at least 1
+    """
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{type(owner).__name__}: {name}={value!r}, expected a whole number of at least 1")
 
 
 def parameters_of(constraint: type[ConstraintSet]) -> tuple[str, ...]:
-    """Names of what the set is built from, in order."""
+    """Names of the parameters from which a set is built, in order.
+
+    Parameters
+    ----------
+    constraint : type
+        A subclass of ConstraintSet.
+
+    Returns
+    -------
+    tuple of str
+        The names of the arguments of the constructor.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> from fedfw.sets.base import parameters_of
+    >>> parameters_of(fedfw.KSparse)
+    ('k', 'r')
+    """
     return tuple(f.name for f in fields(constraint) if f.init) if is_dataclass(constraint) else ()

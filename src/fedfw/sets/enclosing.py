@@ -1,4 +1,4 @@
-"""A simple set around another one, for clients that cannot afford its oracle."""
+"""A norm ball around a set, for clients that cannot afford the oracle of the set itself."""
 
 from __future__ import annotations
 
@@ -20,16 +20,38 @@ _BALLS: dict[str, Callable[[float], ConstraintSet]] = {
 
 
 def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) -> ConstraintSet:
-    """The ball of ``norm`` around the origin that contains ``constraint``.
+    """A ball around the origin, in a norm of your choice, that contains a given set.
 
-    Its radius is the largest value of the norm over the set, or an upper bound from the inequalities between norms.
+    Clients that cannot afford the oracle of the set may use that of the ball (see ``relax`` of `fedfw.simulate`).
 
     Parameters
     ----------
-    norm
+    constraint : ConstraintSet
+        The set to be enclosed.
+    norm : str
         "l1", "l2", "linf", "spectral" or "nuclear".
-    shape
-        The parameter's shape; may be left out where the radius does not depend on it.
+    shape : tuple of int, optional
+        The parameter's shape. It may be left out where the radius does not depend on it.
+
+    Returns
+    -------
+    ConstraintSet
+        An `L1Ball`, `L2Ball`, `LinfBall`, `SpectralBall` or `NuclearBall`. Its radius is the largest value of the norm
+        over the set, or an upper bound that follows from inequalities between norms.
+
+    Raises
+    ------
+    ValueError
+        If the norm is unknown, the set is not defined for the shape, or no shape is given although the radius depends
+        on it.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> fedfw.enclosing(fedfw.KSparse(4, 2.0), "l2")
+    L2Ball(r=4.0)
+    >>> fedfw.enclosing(fedfw.L2Ball(1.0), "l1", (16,))
+    L1Ball(r=4.0)
     """
     if norm not in _BALLS:
         raise ValueError(f"enclosing: unknown norm {norm!r}, expected one of {', '.join(_BALLS)}")
@@ -45,6 +67,7 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) 
 
 
 def _radius_at(constraint: ConstraintSet, norm: str, shape: Shape) -> float | None:
+    """The radius for a parameter of ``shape``, or None if the set is not defined for it."""
     try:
         constraint._check_shape(shape)
         return largest_norm(constraint, norm, shape)
@@ -53,7 +76,29 @@ def _radius_at(constraint: ConstraintSet, norm: str, shape: Shape) -> float | No
 
 
 def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
-    """An upper bound on ``norm`` over the set, from the norms the set knows."""
+    """An upper bound on a norm over a set, derived from the norms that the set knows.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet
+        The set.
+    norm : str
+        "l1", "l2", "linf", "spectral" or "nuclear".
+    shape : tuple of int
+        The parameter's shape.
+
+    Returns
+    -------
+    float
+        The largest value of the norm over the set if the set knows it, otherwise an upper bound.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> from fedfw.sets.enclosing import largest_norm
+    >>> largest_norm(fedfw.L1Ball(3.0), "l2", (10,))
+    3.0
+    """
     known = constraint._norms(shape)
     if norm in known:
         return known[norm]
@@ -74,5 +119,5 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
 
 
 def _geometric(one: float, other: float) -> float:
-    """sqrt(one * other): l2 <= sqrt(l1 linf), and the same for singular values."""
+    """sqrt(one * other): the l2 norm is at most sqrt(l1 * linf), and the same holds for singular values."""
     return math.sqrt(one * other) if math.isfinite(one) and math.isfinite(other) else math.inf

@@ -21,7 +21,36 @@ from fedfw.sets.base import ConstraintSet, Request, Shape, positive
 
 @dataclass(frozen=True, eq=False)
 class L1Ball(ConstraintSet):
-    """{x: sum |x_j| <= r}; atoms are +-r e_j."""
+    """The l1 ball ``{x : sum |x_j| <= r}``, which favours vectors with few non-zero entries.
+
+    It is the constraint of the lasso and the usual choice when a sparse model is wanted. Its extreme points are the 2p
+    vectors ``r e_j`` and ``-r e_j``, where p is the number of entries of the parameter and e_j is the j-th unit vector,
+    so an atom is one coordinate and one sign, and takes a few bytes to send.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest sum of magnitudes; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``-r sign(g_j) e_j`` for the coordinate j with the largest ``|g_j|`` in O(p) operations. The
+    projection sorts the magnitudes and costs O(p log p). The diameter is 2r.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.L1Ball(2.0)
+    >>> ball.lmo(torch.tensor([1.0, -3.0, 2.0])).dense().tolist()
+    [0.0, 2.0, 0.0]
+    >>> ball.project(torch.tensor([3.0, 2.0, 0.0])).tolist()
+    [1.5, 0.5, 0.0]
+    """
 
     name: ClassVar[str] = "l1"
     summary: ClassVar[str] = "sum |x_j| <= r"
@@ -59,7 +88,36 @@ class L1Ball(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class L2Ball(ConstraintSet):
-    """{x: ||x||_2 <= r}; the atom is -r g/||g||."""
+    """The Euclidean ball ``{x : ||x||_2 <= r}``, which bounds the overall size of the weights.
+
+    It plays the role of weight decay as a hard constraint. Every point of its surface is an extreme point, so an atom
+    is a dense vector with a number for each of the p entries of the parameter. The set is strongly convex, which means
+    that its surface is curved everywhere; this can make Frank-Wolfe methods converge faster than on a polytope.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest Euclidean norm; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``-r g / ||g||_2`` and the projection scales x down to norm r; both cost O(p). The diameter is
+    2r.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.L2Ball(10.0)
+    >>> [round(v, 4) for v in ball.lmo(torch.tensor([3.0, -4.0])).dense().tolist()]
+    [-6.0, 8.0]
+    >>> ball.project(torch.tensor([30.0, 40.0])).tolist()
+    [6.0, 8.0]
+    """
 
     name: ClassVar[str] = "l2"
     summary: ClassVar[str] = "Euclidean norm <= r"
@@ -101,7 +159,7 @@ class L2Ball(ConstraintSet):
 
 
 class _Corners(ConstraintSet):
-    """What boxes share: bounds a coordinate, and corners told by a bit each."""
+    """The code that `LinfBall` and `Box` share: each coordinate has a lower and an upper bound."""
 
     is_polytope: ClassVar[bool] = True
     oracle_cost: ClassVar[str] = "p"
@@ -109,11 +167,12 @@ class _Corners(ConstraintSet):
 
     @abstractmethod
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        """Lowest and highest values, float64, each () or (p,)."""
+        """Lowest and highest values, float64, each of shape () or (p,)."""
 
     def _bounds_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The bounds of `_bounds` on ``device``."""
         lo, hi = self._bounds()
-        # A number becomes a tensor there without a copy that the host would wait for.
+        # A scalar bound is created on the device directly, because a copy to a GPU would make the host wait.
         return tuple(  # type: ignore[return-value]
             bound.to(device) if bound.ndim else bound.new_full((), float(bound), device=device) for bound in (lo, hi)
         )
@@ -146,7 +205,35 @@ class _Corners(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class LinfBall(_Corners):
-    """{x: max |x_j| <= r}; atoms are sign vectors times r."""
+    """The linf ball ``{x : max |x_j| <= r}``, which bounds every coordinate by the same number.
+
+    It suits weights that must stay in a fixed range, for example because they will be quantised. Its extreme points are
+    the 2^p vectors whose p entries are all r or -r, so an atom is sent as one bit per coordinate.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest magnitude of an entry; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``-r sign(g)`` with r where g_j is zero, and the projection clips every entry; both cost O(p).
+    The diameter is ``2 r sqrt(p)``.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.LinfBall(0.5)
+    >>> ball.lmo(torch.tensor([1.0, -3.0, 0.0])).dense().tolist()
+    [-0.5, 0.5, 0.5]
+    >>> ball.diameter((4,))
+    2.0
+    """
 
     name: ClassVar[str] = "linf"
     summary: ClassVar[str] = "max |x_j| <= r"
@@ -163,9 +250,38 @@ class LinfBall(_Corners):
 
 @dataclass(frozen=True, eq=False)
 class Box(_Corners):
-    """{x: lo <= x <= hi}, coordinate by coordinate; atoms are corners, a bit a coordinate.
+    """The box ``{x : lo <= x_j <= hi}``, in which every coordinate has a lower and an upper bound.
 
-    ``lo`` and ``hi`` are numbers, or tensors with as many entries as the parameter.
+    It suits parameters with known limits, such as non-negative weights of at most one, and the limits may differ from
+    one coordinate to another. Its extreme points are the corners, where every coordinate is at one of its two bounds,
+    so an atom is sent as one bit per coordinate.
+
+    Parameters
+    ----------
+    lo : float or Tensor
+        Lower bound: one number for all coordinates, or a tensor with as many entries as the parameter.
+    hi : float or Tensor
+        Upper bound, in the same form. It is at least ``lo`` everywhere and above it for at least one coordinate.
+
+    Raises
+    ------
+    ValueError
+        If a bound is not finite, if ``lo > hi`` somewhere, if the bounds are equal everywhere, or if two tensors of
+        bounds differ in size.
+
+    Notes
+    -----
+    The oracle takes ``hi_j`` where ``g_j <= 0`` and ``lo_j`` elsewhere, and the projection clips every entry; both cost
+    O(p) operations for a parameter with p entries. The diameter is the Euclidean norm of ``hi - lo``.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> fedfw.Box(-1.0, 2.0).lmo(torch.tensor([1.0, -3.0])).dense().tolist()
+    [-1.0, 2.0]
+    >>> box = fedfw.Box(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]))
+    >>> box.project(torch.tensor([5.0, 5.0, -5.0])).tolist()
+    [1.0, 2.0, 0.0]
     """
 
     name: ClassVar[str] = "box"

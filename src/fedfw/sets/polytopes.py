@@ -1,6 +1,7 @@
-"""Polytopes given by a structure (doubly stochastic matrices), by vertices or by inequalities.
+"""Polytopes: doubly stochastic matrices, convex hulls of given points, and sets given by linear inequalities.
 
-SciPy answers: the Hungarian method, HiGHS and Lawson-Hanson non-negative least squares.
+The algorithms behind them are SciPy's: the Hungarian method for assignments, the HiGHS solver for linear programs, and
+the Lawson-Hanson method for non-negative least squares.
 """
 
 from __future__ import annotations
@@ -26,7 +27,26 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Birkhoff(ConstraintSet):
-    """Doubly stochastic matrices {X >= 0, rows and columns sum to 1}; atoms are permutation matrices."""
+    """The Birkhoff polytope: square matrices with non-negative entries whose rows and columns each sum to 1.
+
+    Such matrices are called doubly stochastic. The set is the convex relaxation of problems over permutations, such as
+    matching, ranking and assignment. Its extreme points are the permutation matrices, and an atom of an m x m parameter
+    is sent in about log2(m!) bits.
+
+    Notes
+    -----
+    The oracle solves the assignment problem with costs g by the Hungarian method in O(m^3) operations. The projection
+    is a Newton method, which solves 5 to 30 linear systems at O(m^3) each. The diameter is ``sqrt(2 m)`` for m > 1. A
+    parameter that is not a square matrix is refused with a ValueError where it is used.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> fedfw.Birkhoff().lmo(torch.tensor([[5.0, 1.0], [0.0, 2.0]])).dense().tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    >>> fedfw.Birkhoff().contains(torch.full((4, 4), 0.25))
+    True
+    """
 
     name: ClassVar[str] = "birkhoff"
     summary: ClassVar[str] = "X >= 0, rows and columns sum to 1"
@@ -73,10 +93,11 @@ class Birkhoff(ConstraintSet):
 
 
 def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 200) -> Array:
-    """Semismooth Newton on the dual (Li, Sun & Toh, 2020).
+    """Project one matrix by a semismooth Newton method on the dual problem (Li, Sun and Toh, 2020).
 
-    X = max(target + a 1' + 1 b', 0), where the row and column multipliers a, b maximise a concave piecewise
-    quadratic: its gradient is what the sums lack, its Hessian counts the positive entries.
+    The projection is ``X = max(target + a 1' + 1 b', 0)``, where the row multipliers a and the column multipliers b
+    minimise a convex piecewise quadratic function. Its gradient is the row and column sums of X minus 1, and its
+    Hessian counts the positive entries of X.
     """
     m = len(target)
     dual = np.zeros(2 * m)
@@ -106,9 +127,37 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
 
 @dataclass(frozen=True, eq=False)
 class Hull(ConstraintSet):
-    """The convex hull of given points; an atom is the number of one of them.
+    """The convex hull of a given list of points.
 
-    ``vertices`` is (count, *shape).
+    It suits problems whose candidate solutions can be listed, such as a library of models to be mixed. Its extreme
+    points are among the given points, so an atom is the number of one of them; this number is all that is sent, because
+    server and clients hold the same list.
+
+    Parameters
+    ----------
+    vertices : Tensor
+        The points, of shape (count, *shape) for a parameter of ``shape``; finite. Points that are not extreme are
+        allowed.
+
+    Raises
+    ------
+    ValueError
+        If there are no points, or one has a NaN or an infinity, or the tensor has fewer than two axes.
+
+    Notes
+    -----
+    The oracle computes ``<g, v>`` for every point v and returns the one with the smallest product: O(p count)
+    operations for p entries. The projection solves a non-negative least-squares problem with ``count`` unknowns. The
+    diameter is the largest distance between two of the points.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> triangle = fedfw.Hull(torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]]))
+    >>> triangle.lmo(torch.tensor([-1.0, 3.0])).dense().tolist()
+    [2.0, 0.0]
+    >>> triangle.project(torch.tensor([2.0, 2.0])).round(decimals=4).tolist()
+    [1.0, 1.0]
     """
 
     name: ClassVar[str] = "hull"
@@ -126,7 +175,7 @@ class Hull(ConstraintSet):
             raise ValueError(f"Hull: expected finite points (count, *shape), got shape {tuple(vertices.shape)}")
         vertices = vertices.flatten(1).cpu()
         object.__setattr__(self, "vertices", vertices)
-        # Equal points: products in a stack may differ in the last bit, and a tie must go to the lowest index.
+        # A tie between equal points must go to the first one, even if their computed products differ in the last bit.
         _, group = np.unique(vertices.numpy(), axis=0, return_inverse=True)
         group = group.reshape(-1)
         first = np.full(group.max() + 1, len(group))
@@ -151,15 +200,16 @@ class Hull(ConstraintSet):
 
     @cached_property
     def _size(self) -> float:
+        """The largest coordinate difference from the mean of the points, or 1 if all points are equal."""
         return float((self.vertices - self.vertices.mean(0)).abs().max()) or 1.0
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return row_norms(x - self._project(x, shape)) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """The point of least norm of the hull of v_i - x.
+        """Find the point of least norm in the hull of ``v_i - x``, which is the projection minus x.
 
-        min over c >= 0 of |sum c_i (v_i - x)|^2 + (sum c_i - 1)^2 has the weights of that point, up to scale.
+        Up to a common factor its weights c minimise ``|sum c_i (v_i - x)|^2 + (sum c_i - 1)^2`` over c >= 0.
         """
         from scipy.optimize import nnls
 
@@ -193,9 +243,39 @@ class Hull(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class Polytope(ConstraintSet):
-    """{x: A x <= b}, bounded and not empty; atoms are vertices found by HiGHS.
+    """A polytope ``{x : A x <= b}`` given by m linear inequalities; it must be bounded and not empty.
 
-    Its `diameter` is that of the smallest box around it, an upper bound.
+    It suits constraints for which no special set exists, at moderate sizes, because A is dense and every call of the
+    oracle solves a linear program. Its extreme points are its vertices; an atom is the vertex itself, sent as p
+    numbers.
+
+    Parameters
+    ----------
+    A : Tensor
+        Coefficients, of shape (m, p) for a parameter with p entries; finite.
+    b : Tensor
+        Right-hand sides, of shape (m,); finite.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, a number is not finite, or the set is empty or unbounded.
+
+    Notes
+    -----
+    The oracle minimises ``<g, x>`` with the dual simplex method of HiGHS, and moves the vertex towards the centre just
+    enough that rounding cannot put it outside. The projection is one non-negative least-squares problem. `diameter` is
+    that of the smallest box around the set, which is an upper bound on the true diameter.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> A = torch.tensor([[-1.0, 0.0], [0.0, -1.0], [1.0, 2.0]])
+    >>> triangle = fedfw.Polytope(A, torch.tensor([0.0, 0.0, 4.0]))
+    >>> (triangle.lmo(torch.tensor([-1.0, -1.0])).dense().round(decimals=4) + 0.0).tolist()
+    [4.0, 0.0]
+    >>> triangle.contains(torch.tensor([1.0, 1.0])), triangle.contains(torch.tensor([3.0, 3.0]))
+    (True, False)
     """
 
     name: ClassVar[str] = "polytope"
@@ -223,7 +303,7 @@ class Polytope(ConstraintSet):
         object.__setattr__(self, "A", A[kept] / lengths[kept, None])
         object.__setattr__(self, "b", b[kept] / lengths[kept])
         _refuse_unbounded(self.A.numpy())
-        self._center  # noqa: B018  an empty polytope has none and is refused here
+        self._center  # noqa: B018  computing it raises ValueError for an empty polytope
 
     def __repr__(self) -> str:
         return f"Polytope({self.A.shape[0]} inequalities in {self.A.shape[1]} variables)"
@@ -238,7 +318,7 @@ class Polytope(ConstraintSet):
 
     @cached_property
     def _center(self) -> Array:
-        """The centre of the largest ball inside."""
+        """The centre of the largest ball inside the polytope."""
         A, b = self.A.numpy(), self.b.numpy()
         lengths = np.ones((len(A), 1))
         objective = np.append(np.zeros(A.shape[1]), -1.0)
@@ -247,7 +327,7 @@ class Polytope(ConstraintSet):
 
     @cached_property
     def _size(self) -> float:
-        """How far the farthest inequality is from the centre."""
+        """The largest distance from the centre to the hyperplane of an inequality."""
         return float((self.b - self.A @ torch.from_numpy(self._center)).max())
 
     @cached_property
@@ -259,23 +339,24 @@ class Polytope(ConstraintSet):
         return low, high
 
     def _vertex(self, direction: Array) -> Array:
-        return _solve_lp(direction, self.A.numpy(), self.b.numpy(), (None, None), f"{self!r}: no answer")
+        """A vertex that minimises the inner product with ``direction``."""
+        return _solve_lp(direction, self.A.numpy(), self.b.numpy(), (None, None), f"{self!r}: no solution")
 
     def _inside_rounded(self, vertex: Array, precision: torch.dtype) -> Tensor:
-        """The vertex in ``precision``, moved towards the centre as little as keeps it inside."""
+        """The vertex in ``precision``, moved towards the centre only as far as needed to stay inside."""
         A, b = self.A, self.b
         exact, center = torch.from_numpy(vertex), torch.from_numpy(self._center)
         for move in [0.0, *(2.0**-power for power in range(50, 0, -1))]:
             rounded = (exact + move * (center - exact)).to(precision)
             if bool((A @ rounded.double() <= b).all()):
                 return rounded
-        return exact.to(precision)  # no interior: as near as the precision allows
+        return exact.to(precision)  # without an interior no move helps: rounding alone is the best there is
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         rows, bound = [], []
         for direction in g.double().cpu().numpy():
             size = np.abs(direction).max() or 1.0
-            vertex = self._vertex(direction / size)  # HiGHS has absolute tolerances
+            vertex = self._vertex(direction / size)  # the tolerances of HiGHS are absolute
             rows.append(self._inside_rounded(vertex, request.precision))
             bound.append(float(vertex @ direction))
         return Dense(
@@ -291,7 +372,7 @@ class Polytope(ConstraintSet):
         return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one NNLS."""
+        """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one NNLS problem."""
         from scipy.optimize import nnls
 
         A, b = self.A.numpy(), self.b.numpy()
@@ -323,7 +404,10 @@ class Polytope(ConstraintSet):
 
 
 def _refuse_unbounded(A: Array) -> None:
-    """{Ax <= b} has no direction to infinity iff A has full column rank and A'c = 0 for some c >= 1 (Stiemke)."""
+    """Raise ValueError if {x : Ax <= b} is unbounded.
+
+    By Stiemke's lemma it is bounded if and only if A has full column rank and A'c = 0 for some c >= 1.
+    """
     message = "Polytope: {x: Ax <= b} is unbounded"
     if np.linalg.matrix_rank(A) < A.shape[1]:
         raise ValueError(message)
@@ -338,6 +422,7 @@ def _solve_lp(
     failure: str,
     equal: tuple[Array, Array] | tuple[None, None] = (None, None),
 ) -> Array:
+    """The minimiser of a linear program, or a ValueError with the text ``failure`` if there is none."""
     from scipy.optimize import linprog
 
     result = linprog(

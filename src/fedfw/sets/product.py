@@ -1,4 +1,4 @@
-"""One set for a whole model: products over named parameters, and a matrix set on a linear layer's [W | b]."""
+"""Sets for a whole model: products of sets over named parameters, and a matrix set on a linear layer's [W | b]."""
 
 from __future__ import annotations
 
@@ -19,10 +19,37 @@ from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, shapes_of
 
 
 class Product:
-    """A set for each parameter, by name; names may have wildcards and the first that fits counts.
+    """A different set for each parameter of a model, chosen by the parameter's name.
 
-    ``Product({"fc.weight": NuclearBall(5), "*.bias": LinfBall(1), "*": L2Ball(10)}).bind(model)`` is a constraint set
-    on the flat vector of the model's parameters. ``bind`` also takes a mapping of names to shapes.
+    It suits networks in which, for example, weight matrices should have low rank and biases should be bounded. A
+    product becomes a `ConstraintSet` by `bind`, which applies it to a model. An atom of the product is a tuple with an
+    atom of each set, in the order of the parameters.
+
+    Parameters
+    ----------
+    sets : mapping from str to ConstraintSet
+        Sets by parameter name. A name may contain wildcards (``*``, ``?``, ``[...]``); each parameter takes the first
+        name that matches it, so a final ``"*"`` covers the parameters that are left.
+
+    Raises
+    ------
+    ValueError
+        If there are no sets.
+    TypeError
+        If a value is not a constraint set.
+
+    Notes
+    -----
+    The oracle calls the oracle of every set on its piece of g, and the projection does the same. The squared diameter
+    is the sum of the squared diameters.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> model = torch.nn.Linear(4, 3)
+    >>> product = fedfw.Product({"weight": fedfw.NuclearBall(5.0), "*": fedfw.LinfBall(1.0)}).bind(model)
+    >>> product.lmo(torch.ones(15)).kind
+    'rank 1 + sign vector'
     """
 
     name: ClassVar[str] = "product"
@@ -39,7 +66,30 @@ class Product:
         return f"Product({self.sets!r})"
 
     def bind(self, parameters: nn.Module | Shapes) -> BoundProduct:
-        """The product on the flat vector of the parameters, in their order."""
+        """The product as a constraint set on the flat vector of a model's parameters.
+
+        Parameters
+        ----------
+        parameters : nn.Module or mapping from str to tuple of int
+            The model, of which all trainable parameters are constrained, or the names and shapes of the parameters.
+
+        Returns
+        -------
+        BoundProduct
+            A set for tensors of shape (size,), where ``size`` is the total number of entries.
+
+        Raises
+        ------
+        ValueError
+            If there are no parameters, a parameter matches no name, a name other than ``"*"`` matches no parameter, or
+            a set is not defined for the shape of its parameter.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> fedfw.Product({"*": fedfw.L2Ball(3.0)}).bind({"w": (2, 2), "b": (2,)}).fixed_size
+        6
+        """
         shapes = shapes_of(parameters)
         if not shapes:
             raise ValueError("Product: there are no parameters to constrain")
@@ -54,7 +104,7 @@ class Product:
         unused = [pattern for pattern in self.sets if pattern not in used and pattern != "*"]
         if unused:
             raise ValueError(
-                f"Product: no parameter is left for {', '.join(unused)} (the first name that fits counts); "
+                f"Product: no parameter is left for {', '.join(unused)} (each takes the first name that matches it); "
                 f"there are {', '.join(shapes)}"
             )
         return BoundProduct(tuple(shapes), tuple(chosen.values()), tuple(shapes.values()))
@@ -62,7 +112,29 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class BoundProduct(ConstraintSet):
-    """A product of sets over consecutive pieces of one flat vector; made by `Product.bind`."""
+    """A product of sets over consecutive pieces of one flat vector, made by `Product.bind`.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Names of the parameters.
+    parts : tuple of ConstraintSet
+        The set of each parameter.
+    shapes : tuple of tuple of int
+        The shape of each parameter; the flat vector has the sum of their sizes.
+
+    Raises
+    ------
+    ValueError
+        If a set is not defined for the shape of its parameter.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> product = fedfw.Product({"w": fedfw.Simplex(1.0), "b": fedfw.L2Ball(5.0)}).bind({"w": (3,), "b": (2,)})
+    >>> product.lmo(torch.tensor([3.0, 1.0, 2.0, -3.0, 4.0])).dense().round(decimals=4).tolist()
+    [0.0, 1.0, 0.0, 3.0, -4.0]
+    """
 
     name: ClassVar[str] = "product"
     summary: ClassVar[str] = "a set for each parameter"
@@ -101,9 +173,11 @@ class BoundProduct(ConstraintSet):
             raise ValueError(f"expected the flat vector of all parameters, shape ({size},), got {shape}")
 
     def _pieces(self, x: Tensor) -> Sequence[Tensor]:
+        """The columns of x (n, p) that belong to each parameter, as views."""
         return split_columns(x, [prod(shape) for shape in self.shapes])
 
     def _each(self, x: Tensor, apply: Callable[[ConstraintSet, Tensor, Shape], Tensor]) -> list[Tensor]:
+        """The results of ``apply(set, piece, shape)`` for all parameters, in order."""
         return [
             apply(part, piece, shape)
             for part, piece, shape in zip(self.parts, self._pieces(x), self.shapes, strict=True)
@@ -166,7 +240,32 @@ class BoundProduct(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class LinearLayerSet(ConstraintSet):
-    """A matrix set on [W | b] (out x (in + 1)) of a linear layer, seen on the flat vector (W row by row, then b)."""
+    """A matrix set on the matrix [W | b] of a linear layer, made by `ConstraintSet.bind`.
+
+    The matrix has one row per output, and its last column is the bias. The set itself acts on the flat vector of the
+    layer, which holds W row by row and then b.
+
+    Parameters
+    ----------
+    inner : ConstraintSet
+        The matrix set.
+    rows : int
+        Number of outputs of the layer.
+    columns : int
+        Number of inputs of the layer, without the bias.
+
+    Raises
+    ------
+    ValueError
+        If the matrix set is not defined for a matrix of shape (rows, columns + 1).
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> bound = fedfw.SpectralBall(1.0).bind(torch.nn.Linear(2, 3))
+    >>> bound.fixed_size, bound.lmo(torch.ones(9)).dense().shape
+    (9, torch.Size([9]))
+    """
 
     name: ClassVar[str] = "linear-layer"
     summary: ClassVar[str] = "a matrix set on [W | b]"
@@ -180,14 +279,17 @@ class LinearLayerSet(ConstraintSet):
 
     @property
     def _matrix(self) -> Shape:
+        """The shape of [W | b]."""
         return (self.rows, self.columns + 1)
 
     @property
     def strongly_convex(self) -> bool:  # type: ignore[override]
+        """Whether the matrix set is strongly convex."""
         return self.inner.strongly_convex
 
     @property
     def is_polytope(self) -> bool:  # type: ignore[override]
+        """Whether the matrix set is a polytope."""
         return self.inner.is_polytope
 
     @property
@@ -204,10 +306,11 @@ class LinearLayerSet(ConstraintSet):
             raise ValueError(f"expected the layer's flat vector, shape ({size},), got {shape}")
 
     def _order(self, device: torch.device) -> Tensor:
-        """Place in [W | b] of each coordinate of the flat vector."""
+        """The place in [W | b] of each coordinate of the flat vector."""
         return _flat_order(self._matrix, device)
 
     def _into_matrix(self, x: Tensor) -> Tensor:
+        """The flat vectors (n, p) with their coordinates in the order of [W | b]."""
         return torch.empty_like(x).index_copy_(1, self._order(x.device), x)
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
@@ -248,12 +351,38 @@ class LinearLayerSet(ConstraintSet):
 
 @lru_cache(maxsize=32)
 def _flat_order(matrix: Shape, device: torch.device) -> Tensor:
+    """For each coordinate of the flat vector, its place in the row-major matrix [W | b]."""
     places = torch.arange(prod(matrix), device=device).reshape(matrix)
     return torch.cat([places[:, :-1].flatten(), places[:, -1]])
 
 
 def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
-    """What `ConstraintSet.bind` returns."""
+    """The set on the flat vector of a model's parameters, as `ConstraintSet.bind` returns it.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet
+        A vector set or a matrix set.
+    shapes : mapping from str to tuple of int
+        Names and shapes of the parameters, in order.
+
+    Returns
+    -------
+    ConstraintSet
+        The set itself, or a matrix set in the form of a `LinearLayerSet` or a `BoundProduct`.
+
+    Raises
+    ------
+    ValueError
+        If there are no parameters, or a matrix set meets a model that is not one linear layer.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> from fedfw.sets.product import bind_to_model
+    >>> bind_to_model(fedfw.L1Ball(1.0), {"weight": (3, 4), "bias": (3,)})
+    L1Ball(r=1.0)
+    """
     if not shapes:
         raise ValueError("there are no parameters to constrain")
     size = sum(map(prod, shapes.values()))
@@ -272,4 +401,5 @@ def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
 
 
 def _wants_matrix(constraint: ConstraintSet) -> bool:
+    """Whether the set is defined for matrices only."""
     return constraint.needs_matrix or isinstance(getattr(constraint, "groups", None), str)

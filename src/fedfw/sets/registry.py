@@ -1,4 +1,4 @@
-"""The table of sets: a name, the class and an example. Tests, the command line and the docs go through it."""
+"""The table of all sets, with an example of each; the tests, the command line and the documentation use it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,33 @@ from fedfw.sets.spectral import NuclearBall, PartialIsometry, Spectrahedron, Spe
 
 @dataclass(frozen=True)
 class Entry:
-    """A set's class and a typical one for a parameter of a given shape."""
+    """One row of the table `SETS`.
+
+    Parameters
+    ----------
+    cls : type
+        The class of the set.
+    example : callable
+        Maps the shape of a parameter to a typical set of this class for it.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> fedfw.SETS["ksparse"].example((10, 785))
+    KSparse(k=78, r=1.0)
+    """
 
     cls: type[ConstraintSet]
     example: Callable[[Shape], ConstraintSet]
 
 
 def _one_percent(shape: Shape) -> int:
+    """One percent of the parameter's entries, rounded, and at least 1."""
     return max(1, round(prod(shape) / 100))
 
 
 def _example_hull(shape: Shape) -> ConstraintSet:
+    """The hull of 32 fixed Gaussian points."""
     return Hull(torch.randn(32, *shape, generator=torch.Generator().manual_seed(0)))
 
 
@@ -64,11 +80,39 @@ _ENTRIES = (
 )
 
 SETS: dict[str, Entry] = {entry.cls.name: entry for entry in _ENTRIES}
-"""Every set by its name."""
+"""All sets by name, in the order of the documentation: ``SETS["l1"].cls`` is `L1Ball`; see `Entry`."""
 
 
 def parse_set(text: str) -> ConstraintSet:
-    """A set from its name and numbers: ``l1:10``, ``ksparse:k=79,r=1``, ``box:lo=-1,hi=1``, ``group:10,columns``."""
+    """Build a set from a text such as ``l1:10``, which is how the command line and configuration files name a set.
+
+    Parameters
+    ----------
+    text : str
+        The name of a set, a colon, and its parameters separated by commas, in order or as ``name=value``. A set without
+        parameters, such as ``birkhoff``, has no colon.
+
+    Returns
+    -------
+    ConstraintSet
+        The set.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, a parameter is missing, unknown or has a bad value, or the set is built from arrays
+        (`Hull` and `Polytope`), which a text cannot hold.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> fedfw.parse_set("l1:10")
+    L1Ball(r=10)
+    >>> fedfw.parse_set("ksparse:k=79,r=1"), fedfw.parse_set("box:lo=-1,hi=1")
+    (KSparse(k=79, r=1), Box(lo=-1, hi=1))
+    >>> fedfw.parse_set("group:10,columns")
+    GroupBall(r=10, groups='columns')
+    """
     name, _, arguments = text.partition(":")
     if name not in SETS:
         raise ValueError(f"unknown constraint set {name!r}, expected one of {', '.join(SETS)}")

@@ -1,4 +1,4 @@
-"""Non-negative vectors with a given sum, and their relatives."""
+"""The simplex, the simplex with its interior down to the origin, and the hypersimplex."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_in
 
 
 def _ones(indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale: float) -> SparseSigns:
-    """``scale`` at ``indices`` (n, k) where ``signs`` (n, k) is one."""
+    """Atoms with ``scale`` at those ``indices`` (n, k) where ``signs`` (n, k) is one."""
     return SparseSigns(
         shape=shape,
         batched=True,
@@ -33,7 +33,35 @@ def _ones(indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale:
 
 @dataclass(frozen=True, eq=False)
 class Simplex(ConstraintSet):
-    """{x >= 0, sum x_j = r}; atoms are r e_j."""
+    """The simplex ``{x : x >= 0, sum x_j = r}``; with r = 1 it is the set of probability vectors.
+
+    It suits mixture weights, portfolios and distributions over p choices. Its extreme points are the p vectors ``r
+    e_j``, which put the whole sum on one coordinate, so an atom is sent as one index.
+
+    Parameters
+    ----------
+    r : float, default 1.0
+        The sum of the entries; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``r e_j`` for the coordinate j with the smallest g_j in O(p) operations. The projection sorts the
+    entries and costs O(p log p). The diameter is ``r sqrt(2)`` for p > 1.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> simplex = fedfw.Simplex(1.0)
+    >>> simplex.lmo(torch.tensor([0.5, -2.0, 1.0])).dense().tolist()
+    [0.0, 1.0, 0.0]
+    >>> [round(v, 4) for v in simplex.project(torch.tensor([0.5, 0.9, -1.0])).tolist()]
+    [0.3, 0.7, 0.0]
+    """
 
     name: ClassVar[str] = "simplex"
     summary: ClassVar[str] = "x >= 0, sum x_j = r"
@@ -68,7 +96,36 @@ class Simplex(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class CappedSimplex(Simplex):
-    """{x >= 0, sum x_j <= r}; atoms are r e_j and the origin."""
+    """The set ``{x : x >= 0, sum x_j <= r}``: the simplex together with everything between it and the origin.
+
+    It suits non-negative quantities under a budget that need not be spent, such as allocations or non-negative sparse
+    weights. Its extreme points are the origin and the vectors ``r e_j``, one for each of the p entries; the origin is
+    sent as a single byte.
+
+    Parameters
+    ----------
+    r : float, default 1.0
+        The largest sum of the entries; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``r e_j`` for the coordinate j with the smallest g_j if that g_j is negative, and the origin
+    otherwise, in O(p) operations. The projection costs O(p log p). The diameter is ``r sqrt(2)`` for p > 1.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> budget = fedfw.CappedSimplex(2.0)
+    >>> budget.lmo(torch.tensor([0.5, -2.0, 1.0])).dense().tolist()
+    [0.0, 2.0, 0.0]
+    >>> budget.lmo(torch.tensor([0.5, 2.0, 1.0])).dense().tolist()
+    [0.0, 0.0, 0.0]
+    """
 
     name: ClassVar[str] = "capped-simplex"
     summary: ClassVar[str] = "x >= 0, sum x_j <= r"
@@ -92,7 +149,36 @@ class CappedSimplex(Simplex):
 
 @dataclass(frozen=True, eq=False)
 class Hypersimplex(ConstraintSet):
-    """{0 <= x <= 1, sum x_j = k}; atoms have k ones."""
+    """The set ``{x : 0 <= x_j <= 1, sum x_j = k}``, the convex hull of all choices of k items out of p.
+
+    It suits the relaxation of problems that select exactly k of p items, such as features or sensors. Its extreme
+    points have k entries equal to one and the others equal to zero, so an atom is sent as a set of k indices, in about
+    log2 C(p, k) bits.
+
+    Parameters
+    ----------
+    k : int
+        How many items are chosen; at least 1. A parameter with fewer than k entries is refused where it is used.
+
+    Raises
+    ------
+    ValueError
+        If k is not a whole number of at least 1.
+
+    Notes
+    -----
+    The oracle puts ones at the k smallest entries of g in O(p) operations. The projection costs O(p log p). The
+    diameter is ``sqrt(2 min(k, p - k))``.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> choose_two = fedfw.Hypersimplex(2)
+    >>> choose_two.lmo(torch.tensor([0.5, -2.0, 1.0, -1.0])).dense().tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    >>> choose_two.diameter((4,))
+    2.0
+    """
 
     name: ClassVar[str] = "hypersimplex"
     summary: ClassVar[str] = "0 <= x_j <= 1, sum x_j = k"

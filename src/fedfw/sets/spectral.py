@@ -1,6 +1,8 @@
-"""Sets of matrices told by their singular values or eigenvalues.
+"""Sets of matrices that are defined by singular values or eigenvalues.
 
-A parameter with more than two axes (a convolution kernel) is seen as out x rest.
+A parameter with more than two axes, such as a convolution kernel, is treated as the matrix whose rows are its first
+axis and whose columns are all other axes together. Below, a matrix has m rows and n columns, and ' denotes the
+transpose.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
 
 DEFAULT_TOL = 1e-6
-"""Relative accuracy of sigma_1 that iterating oracles reach unless asked for another."""
+"""Relative accuracy of the largest singular value that iterative oracles reach when `lmo` is given no ``tol``."""
 
 
 class _MatrixSet(ConstraintSet):
+    """A set that is defined for parameters with at least two axes only."""
+
     needs_matrix: ClassVar[bool] = True
 
     def _check_shape(self, shape: Shape) -> None:
@@ -36,6 +40,7 @@ class _MatrixSet(ConstraintSet):
 
 
 def _sides(shape: Shape) -> tuple[int, int]:
+    """Numbers of rows and columns of a parameter of ``shape``."""
     return shape[0], prod(shape[1:])
 
 
@@ -45,27 +50,61 @@ def _matrices(x: Tensor, shape: Shape) -> Tensor:
 
 
 def _with_singular_values(x: Tensor, shape: Shape, total: float, cap: float) -> Tensor:
-    """Project singular values on {sum <= total, each <= cap} and put the matrices together again."""
+    """Project the singular values on {sum <= total, each <= cap} and rebuild the matrices from them."""
     u, sigma, vh = torch.linalg.svd(_matrices(x, shape), full_matrices=False)
     projected: Tensor = (u * shrink_magnitudes(sigma, total, cap).unsqueeze(1)) @ vh
     return projected.flatten(1)
 
 
 def _rank_one(pair: TopSingular, r: float, shape: Shape, request: Request) -> Atom:
-    """-r u v', rounded so that it stays in the nuclear ball."""
+    """The atoms -r u v', rounded so that they stay in the nuclear ball."""
     u, v = (round_inside(x, request.precision).unsqueeze(2) for x in (-pair.u, pair.v))
     return LowRank(shape=shape, batched=True, precision=request.precision, bound=-r * pair.upper, u=u, v=v, scale=r)
 
 
 def _warm_start(request: Request, n: int) -> Tensor | None:
-    """Right vectors (n, columns) of earlier atoms, where there are such."""
+    """Right vectors (n, columns) of the earlier atoms in the request, or None if it has none that fit."""
     warm = request.warm
     return warm.v[:, :, 0] if isinstance(warm, LowRank) and len(warm) == n else None
 
 
 @dataclass(frozen=True, eq=False)
 class NuclearBall(_MatrixSet):
-    """{X: sum of singular values <= r}; atoms are -r u v' with the top singular pair of g."""
+    """The nuclear-norm ball ``{X : sum of singular values <= r}``, which favours matrices of low rank.
+
+    It is the usual constraint for matrix completion and multi-task learning, and its oracle is much cheaper than its
+    projection. Its extreme points are the rank-one matrices ``r u v'`` with unit vectors u and v, so an atom of an m x
+    n matrix is sent as m + n numbers instead of m n.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest sum of the singular values; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``-r u v'`` with the singular vectors of g that belong to its largest singular value. Where the
+    smaller side is at most 128 they come from a dense decomposition; beyond, Lanczos iterations multiply by g 10 to 50
+    times, at O(m n) each, until the relative accuracy ``tol`` of `lmo` (1e-6 by default) is reached. The atom's
+    ``bound`` is a true lower bound on the minimum in both cases. The projection needs all singular values and costs O(m
+    n min(m, n)). The diameter is 2r.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.NuclearBall(3.0)
+    >>> g = torch.diag(torch.tensor([1.0, -5.0]))
+    >>> atom = ball.lmo(g)
+    >>> (atom.dense().round(decimals=4) + 0.0).tolist()
+    [[0.0, 0.0], [0.0, 3.0]]
+    >>> atom.kind, round(float(atom.dot(g)), 4)
+    ('rank 1', -15.0)
+    """
 
     name: ClassVar[str] = "nuclear"
     summary: ClassVar[str] = "sum of singular values <= r"
@@ -103,9 +142,10 @@ class NuclearBall(_MatrixSet):
 
 
 class _Isometries(_MatrixSet):
-    """Singular values at most r with a sum of at most k r; atoms are -r times k singular pairs of g, from an SVD.
+    """Matrices with singular values of at most r whose sum is at most k r, where a subclass says what k is.
 
-    An atom travels as its 2k vectors, or as a matrix where that is shorter.
+    An atom is -r times the sum of k singular pairs of g, which come from a singular value decomposition. It is sent as
+    2k vectors, or as a matrix where that is shorter.
     """
 
     oracle_cost: ClassVar[str] = "m n min(m, n)"
@@ -115,9 +155,10 @@ class _Isometries(_MatrixSet):
 
     @abstractmethod
     def _rank(self, shape: Shape) -> int:
-        """k, at most the smaller side."""
+        """The number k of singular pairs in an atom, at most the smaller side of the matrix."""
 
     def _as_factors(self, shape: Shape) -> bool:
+        """Whether the 2k vectors of an atom have fewer entries than the matrix."""
         rows, columns = _sides(shape)
         return self._rank(shape) * (rows + columns) < rows * columns
 
@@ -165,7 +206,36 @@ class _Isometries(_MatrixSet):
 
 @dataclass(frozen=True, eq=False)
 class SpectralBall(_Isometries):
-    """{X: largest singular value <= r}; the atom is -r times the polar factor of g."""
+    """The spectral-norm ball ``{X : largest singular value <= r}``, which bounds how far a matrix stretches a vector.
+
+    It bounds the Lipschitz constant of a linear or convolutional layer, and so suits networks that must be robust or
+    stable. Its extreme points are r times the matrices whose singular values are all one, such as rotations; an atom of
+    an m x n matrix is sent as m n numbers.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest singular value that is allowed; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``-r U V'`` from the singular value decomposition ``g = U S V'``, and the projection clips the
+    singular values at r; both cost O(m n min(m, n)). The diameter is ``2 r sqrt(min(m, n))``.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.SpectralBall(2.0)
+    >>> (ball.lmo(torch.diag(torch.tensor([1.0, -5.0]))).dense().round(decimals=4) + 0.0).tolist()
+    [[-2.0, 0.0], [0.0, 2.0]]
+    >>> (ball.project(torch.diag(torch.tensor([1.0, -5.0]))).round(decimals=4) + 0.0).tolist()
+    [[1.0, 0.0], [0.0, -2.0]]
+    """
 
     name: ClassVar[str] = "spectral"
     summary: ClassVar[str] = "largest singular value <= r"
@@ -181,7 +251,39 @@ class SpectralBall(_Isometries):
 
 @dataclass(frozen=True, eq=False)
 class PartialIsometry(_Isometries):
-    """{X: largest singular value <= r, sum of singular values <= k r}; atoms are -r times k singular pairs of g."""
+    """The set ``{X : singular values <= r, their sum <= k r}``, whose atoms have rank k.
+
+    It lies between `NuclearBall` (k = 1) and `SpectralBall` (k = min(m, n)), as `KSparse` does for vectors: it still
+    favours low rank, but one atom moves k directions at once. Its extreme points are ``r U V'`` where U and V have k
+    orthonormal columns, so an atom of an m x n matrix is sent as k (m + n) numbers, or as m n numbers where that is
+    fewer.
+
+    Parameters
+    ----------
+    k : int
+        The rank of an atom; at least 1.
+    r : float, default 1.0
+        The largest singular value that is allowed; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If k is not a whole number of at least 1, or r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns -r times the sum of the k leading singular pairs of g, from a singular value decomposition at O(m
+    n min(m, n)); for k = 1 it is the oracle of `NuclearBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> atom = fedfw.PartialIsometry(2, 1.0).lmo(torch.diag(torch.tensor([1.0, 2.0, 3.0])))
+    >>> (atom.dense().round(decimals=4) + 0.0).tolist()
+    [[0.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, -1.0]]
+    >>> fedfw.PartialIsometry(2, 1.0).lmo(torch.eye(20)).kind
+    'rank 2'
+    """
 
     name: ClassVar[str] = "partial-isometry"
     summary: ClassVar[str] = "singular values <= r, their sum <= k r"
@@ -199,9 +301,37 @@ class PartialIsometry(_Isometries):
 
 @dataclass(frozen=True, eq=False)
 class Spectrahedron(_MatrixSet):
-    """{X symmetric positive semidefinite, trace r}; atoms are r v v' with the lowest eigenvector of g's symmetric part.
+    """The set of symmetric positive semidefinite matrices with trace r.
 
-    Larger matrices than DENSE_UP_TO use Lanczos on the shifted matrix c I - g.
+    It suits covariance and metric matrices, density matrices and relaxations of combinatorial problems as semidefinite
+    programs. Its extreme points are the rank-one matrices ``r v v'`` with a unit vector v, so an atom of an m x m
+    parameter is sent as m numbers.
+
+    Parameters
+    ----------
+    r : float, default 1.0
+        The trace, which is the sum of the eigenvalues; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number. A parameter that is not a square matrix is refused where it is used.
+
+    Notes
+    -----
+    The oracle returns ``r v v'`` with the eigenvector v of ``(g + g') / 2`` that belongs to its smallest eigenvalue. Up
+    to 128 rows it comes from a dense decomposition; beyond, Lanczos iterations on ``c I - (g + g') / 2``, with c so
+    large that this matrix is positive semidefinite, cost O(m^2) each. The projection costs O(m^3). The diameter is ``r
+    sqrt(2)`` for m > 1.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> atom = fedfw.Spectrahedron(2.0).lmo(torch.diag(torch.tensor([3.0, -1.0])))
+    >>> (atom.dense().round(decimals=4) + 0.0).tolist()
+    [[0.0, 0.0], [0.0, 2.0]]
+    >>> atom.nbytes
+    9
     """
 
     name: ClassVar[str] = "spectrahedron"
@@ -275,6 +405,7 @@ class Spectrahedron(_MatrixSet):
 
 
 def _symmetric(x: Tensor, shape: Shape) -> Tensor:
+    """The symmetric parts of the matrices: (n, p) -> (n, m, m)."""
     matrices = _matrices(x, shape)
     return (matrices + matrices.mT) / 2
 
@@ -282,8 +413,9 @@ def _symmetric(x: Tensor, shape: Shape) -> Tensor:
 def _isometric(atom: LowRank, shape: Shape, k: int, r: float, tol: float) -> bool:
     """Whether ``atom`` is r u v' with k columns and singular values of u and of v at most 1.
 
-    From the k x k Gram matrices: k^2 (rows + columns) operations, so proportional to the atom for small k. Entries
-    are looked at first: a huge u and a tiny v would pass as a product, and overflow when they are used.
+    The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is proportional to the size of the
+    atom for small k. The entries are checked first, because a huge u and a tiny v could have an acceptable product and
+    still overflow when they are used.
     """
     rows, columns = _sides(shape)
     if atom.symmetric or atom.u.shape != (1, rows, k) or atom.v.shape != (1, columns, k):

@@ -1,8 +1,9 @@
 """Running an algorithm with all clients on one machine."""
 
-from fedfw.simulation.engine import Simulation, simulate
-from fedfw.simulation.history import History, Record
-from fedfw.simulation.options import Options
+from fedfw.rounds.options import Options
+from fedfw.rounds.records import History, Record
+from fedfw.simulation.callbacks import Callback, StopRun
 from fedfw.simulation.result import Run
+from fedfw.simulation.simulator import Simulation, simulate
 
-__all__ = ["History", "Options", "Record", "Run", "Simulation", "simulate"]
+__all__ = ["Callback", "History", "Options", "Record", "Run", "Simulation", "StopRun", "simulate"]

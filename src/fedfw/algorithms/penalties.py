@@ -1,0 +1,59 @@
+"""The default penalty: which multiple of steepness / (2 n diameter) works, by the kind of set and of problem.
+
+Steepness is the root mean square of the clients' gradient norms at the start, so one number of each client is enough.
+
+What decides is how much of the model the atoms of a run can reach. The *coverage* is the number of oracle steps that a
+client takes, times the share of an atom's entries that are not zero. Below one half a client cannot touch half of its
+entries: a strong pull then makes clients chase agreement one coordinate at a time, and a weak one is better. The
+numbers below were chosen over 335 runs; docs/algorithms.md says which, and where they are bad.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedfw.algorithms.base import Setting
+from fedfw.sets.base import ConstraintSet
+
+if TYPE_CHECKING:
+    from fedfw.algorithms.oracle_steps import OracleAlgorithm
+
+GRID = tuple(f"auto:{multiple}" for multiple in (0.03, 0.1, 0.3, 1, 3, 10))
+"""Multiples of the default that `fedfw.tune` tries."""
+LITTLE_COVERAGE = 0.5
+WEAK, AVERAGED, PLAIN, NETWORK = 0.001, 0.2, 1.0, 3.0
+"""The multiples: for little coverage; else for averaged gradients, for plain ones, and for networks."""
+
+
+def usual_multiple(algorithm: OracleAlgorithm, setting: Setting) -> float:
+    """The multiple that worked best over many problems.
+
+    Parameters
+    ----------
+    algorithm : OracleAlgorithm
+        With its momentum filled in.
+    setting : Setting
+        Of the run.
+    """
+    steps = setting.rounds * setting.local_steps * setting.p
+    if steps * atom_density(setting.constraint, setting.shape) < LITTLE_COVERAGE:
+        return WEAK
+    if setting.network:
+        return NETWORK
+    return PLAIN if algorithm.exact else AVERAGED
+
+
+def atom_density(constraint: ConstraintSet, shape: tuple[int, ...]) -> float:
+    """The share of an atom's entries that are not zero, at a direction drawn from a fixed seed.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> atom_density(fedfw.L1Ball(1.0), (50,)), atom_density(fedfw.L2Ball(1.0), (50,))
+    (0.02, 1.0)
+    """
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    atom = constraint.lmo(g).dense(torch.float64)
+    return float(atom.count_nonzero()) / atom.numel()

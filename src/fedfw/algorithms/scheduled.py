@@ -1,0 +1,102 @@
+"""What the algorithms with Frank-Wolfe's step sizes share: a schedule, and the option to average gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm, Plan, Setting, State
+from fedfw.options import option
+from fedfw.schedules import NAMES, Schedule, make_schedule
+
+NETWORK_MOMENTUM = 0.9
+NETWORK_SCHEDULE = "linear-decay:0.05"
+"""What works for networks, see docs/algorithms.md: Frank-Wolfe's first steps would destroy a network's start."""
+
+
+@dataclass(frozen=True)
+class Scheduled(Algorithm):
+    """An algorithm whose step sizes follow a schedule.
+
+    Parameters
+    ----------
+    schedule : str, Schedule, callable or None
+        A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default of the problem's kind.
+    """
+
+    _: KW_ONLY
+    schedule: Annotated[
+        str | Schedule | Callable[[int], float] | None,
+        option(
+            f"step sizes: {', '.join(NAMES)} (by the problem; networks {NETWORK_SCHEDULE})",
+            expected=f"one of {', '.join(NAMES)}, a Schedule, or a function t -> eta",
+        ),
+    ] = None
+
+    def plan(self, setting: Setting) -> Plan:
+        schedule = self.make_schedule(setting)
+        return Plan(setting.n, setting.constraint, setting.local_steps, self.first_penalty(setting), schedule)
+
+    def make_schedule(self, setting: Setting) -> Schedule:
+        """The schedule of a run: the one asked for, else the one for the problem's kind."""
+        wanted = self.schedule if self.schedule is not None else self.default_schedule(setting)
+        return make_schedule(wanted, setting.p, setting.rounds * setting.local_steps)
+
+    def default_schedule(self, setting: Setting) -> str:
+        """The theory's schedule for the problem's kind."""
+        return "nonconvex" if setting.network else "convex"
+
+    def first_penalty(self, setting: Setting) -> float:
+        """lam_0, for algorithms that have a penalty."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Momentum(Scheduled):
+    """An algorithm that can replace its gradients by a running average.
+
+    Parameters
+    ----------
+    momentum : float or "auto"
+        beta in [0, 1): the weight of the past in d <- beta d + (1 - beta) gradient. "auto" is 0.9 for networks and 0
+        for everything else.
+    """
+
+    _: KW_ONLY
+    momentum: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
+        option(
+            f"weight of past gradients, or auto ({NETWORK_MOMENTUM} for networks, else 0)",
+            expected="a number of at least 0 and below 1, or auto",
+        ),
+    ] = "auto"
+
+    @property
+    def beta(self) -> float:
+        """The momentum as a number; 0 where it is still open."""
+        return 0.0 if self.momentum == "auto" else float(self.momentum)
+
+    @property
+    def exact(self) -> bool:
+        return self.beta == 0
+
+    def resolved(self, setting: Setting) -> Self:
+        """The algorithm with momentum and schedule filled in: networks get both, unless they were given."""
+        chosen = super().resolved(setting)
+        if chosen.momentum != "auto":
+            return chosen
+        if not setting.network:
+            return replace(chosen, momentum=0.0)
+        schedule = NETWORK_SCHEDULE if chosen.schedule is None else chosen.schedule
+        return replace(chosen, momentum=NETWORK_MOMENTUM, schedule=schedule)
+
+
+def running_average(state: State, a: Tensor, rho: float) -> State:
+    """d <- (1 - rho) d + rho a, for stacks (m, p); a client's first d is its first a."""
+    weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
+    return state | {"d": torch.lerp(state["d"], a, weight), "seen": torch.ones_like(state["seen"])}

@@ -1,0 +1,96 @@
+"""The steps of one round: every client's, then the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedfw.algorithms.base import Aggregate, Algorithm, Gradient, Lmo, Message, Plan, Server, State, Upload
+from fedfw.atoms import Atom, Dense, SparseAtom, TupleAtom
+from fedfw.atoms.mixture import Mixture
+from fedfw.checks import bits_of, holds
+from fedfw.errors import NonFiniteError
+
+
+@dataclass(frozen=True)
+class Party:
+    """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for gradients and atoms."""
+
+    who: Tensor
+    state: State
+    gradient: Gradient
+    lmo: Lmo
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """What the server's step of a round gave.
+
+    Parameters
+    ----------
+    server : Server
+        Its new memory.
+    aggregate : Aggregate
+        The sum that the step was made from.
+    changed : Tensor
+        (p,) of bool: which coordinates of xbar changed.
+    support : Tensor or None
+        (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were absent or atoms are not
+        sparse.
+    """
+
+    server: Server
+    aggregate: Aggregate
+    changed: Tensor
+    support: Tensor | None
+
+
+@dataclass(frozen=True)
+class RoundSteps:
+    """What all steps of a round gave: the clients' memories and what they sent, party by party, and the server's."""
+
+    states: list[State]
+    uploads: list[Upload]
+    step: ServerStep
+
+
+def take_steps(
+    algorithm: Algorithm, plan: Plan, server: Server, message: Message, parties: Sequence[Party]
+) -> RoundSteps:
+    """One round of all parties."""
+    states, uploads = [], []
+    for party in parties:
+        state, atoms, evidence = algorithm.client_step(plan, party.state, message, party.gradient, party.lmo)
+        if isinstance(atoms, Dense):
+            _refuse_non_finite(atoms, party.who, message.t)
+        states.append(state)
+        uploads.append(Upload(party.who, atoms, party.state["x"], evidence))
+    return RoundSteps(states, uploads, step_server(algorithm, plan, server, uploads, message.t))
+
+
+def step_server(algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> ServerStep:
+    """The server's step from the uploads of round t."""
+    aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points)
+    after = algorithm.server_step(plan, server, aggregate, t)
+    sparse = aggregate.everyone and all(is_sparse(upload.atoms) for upload in uploads)
+    changed = bits_of(server.xbar) != bits_of(after.xbar)
+    return ServerStep(after, aggregate, changed, bits_of(aggregate.total) != 0 if sparse else None)
+
+
+def is_sparse(atom: Atom) -> bool:
+    """Whether an atom names few coordinates and their values."""
+    if isinstance(atom, Mixture | TupleAtom):
+        return all(is_sparse(part) for part in atom.parts)
+    return isinstance(atom, SparseAtom)
+
+
+def _refuse_non_finite(sent: Dense, who: Tensor, t: int) -> None:
+    """Refuse dense vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input."""
+    fine = sent.values.sum(1).isfinite()
+    if not holds(fine):
+        clients = who[~fine].tolist()
+        raise NonFiniteError(
+            f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
+        )

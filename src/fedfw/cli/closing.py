@@ -1,0 +1,127 @@
+"""What ``fedfw run`` and ``fedfw resume`` share: the rounds, the closing table, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as nnf
+
+from fedfw.config import RunConfig
+from fedfw.report.tables import aligned, human_bytes
+from fedfw.simulation import Run, Simulation
+
+CONFIG = "config.toml"
+"""The configuration in a run folder."""
+_FAR_APART = 0.1  # distance of the clients' points from their mean, relative to its norm
+_TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down", "bytes_dense")
+
+
+def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, as_json: bool) -> int:
+    """Take the rounds that are left and print what came out; returns the exit status."""
+    begin = time.monotonic()
+    try:
+        run = simulation.run()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; continue with: fedfw resume {folder}", file=sys.stderr)
+        return 130
+    print("\n" + aligned(_closing_rows(run, config, time.monotonic() - begin)))
+    print(f"\nRun folder: {folder}")
+    print(_next_steps(run, config, folder))
+    if as_json:
+        print(json.dumps(summary(run, folder)))
+    return 0
+
+
+def summary(run: Run, folder: Path) -> dict[str, Any]:
+    """What ``--json`` prints: the last record's keys, the totals and the folder."""
+    last = asdict(run.history[-1]) | {name: run.history.last(name) for name in ("loss", "accuracy", "gap")}
+    totals = {f"total_{name}": int(run.history.total(name)) for name in _TOTALS}
+    return last | totals | {"rounds": len(run.history), "stopped": run.stopped, "run_folder": str(folder)}
+
+
+def _closing_rows(run: Run, config: RunConfig, seconds: float) -> list[tuple[str, str]]:
+    history = run.history
+    bytes_of = {name: human_bytes(history.total(name)) for name in _TOTALS}
+    evidence = f"{bytes_of['evidence_up']} up, {bytes_of['evidence_down']} down"
+    rows = [
+        ("algorithm", f"{run.algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}"),
+        ("ended after", f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s"),
+        *([] if run.privacy else [("loss", _number(history.last("loss")))]),
+        *_on_test_data(run),
+        *(_proof(run) if run.privacy is None else _promise(run)),
+        *_what_was_chosen(run),
+        ("sent up", bytes_of["bytes_up"]),
+        ("sent down", bytes_of["bytes_down"]),
+        ("evidence", f"{evidence}: digests, losses and the certificate's numbers"),
+        ("dense exchange", f"{bytes_of['bytes_dense']} for the same rounds"),
+    ]
+    shares = run.algorithm.contract.shares
+    if shares:
+        sums = f" ({run.dense_sums} dense sums)" if run.dense_sums else ""
+        rows.append(("server learnt", shares + sums))
+    return rows
+
+
+def _on_test_data(run: Run) -> list[tuple[str, str]]:
+    accuracy, loss = run.history.last("accuracy"), run.history.last("test_loss")
+    if accuracy is not None or loss is None:
+        return [("test accuracy", _number(accuracy))]
+    squared = run.problem.loss is nnf.mse_loss
+    return [("test RMSE", _number(math.sqrt(loss)))] if squared else [("test loss", _number(loss))]
+
+
+def _proof(run: Run) -> list[tuple[str, str]]:
+    loss, bound = run.history.last("loss"), run.lower_bound
+    within = "" if loss is None or bound is None else f" (so the loss is within {loss - bound:.3g} of it)"
+    return [
+        ("Frank-Wolfe gap", _number(run.history.last("gap"))),
+        ("optimum at least", _number(bound) + within),
+        ("certificate", str(run.certificate)),
+    ]
+
+
+def _promise(run: Run) -> list[tuple[str, str]]:
+    return [("privacy", str(run.privacy)), ("epsilon spent", _number(run.history.last("epsilon")))]
+
+
+def _what_was_chosen(run: Run) -> list[tuple[str, str]]:
+    algorithm, plan = run.algorithm, run.plan
+    own = [f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr")]
+    rest = [f"{name.replace('_', '-')} {_shown(getattr(algorithm, name))}" for name in own]
+    if plan.schedule is None:
+        return [("chosen", ", ".join([f"lr {plan.lr:.3g}", *rest]))]
+    chosen = ("chosen", ", ".join([f"penalty {plan.lam_0:.3g}", *rest]))
+    return [chosen, ("clients apart", _number(_relative_consensus(run)) + " of the model's norm")]
+
+
+def _relative_consensus(run: Run) -> float | None:
+    apart, norm = run.history.last("consensus"), float(run.x.norm())
+    return None if apart is None or norm == 0 else float(apart / run.plan.n**0.5 / norm)
+
+
+def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
+    apart, shares = _relative_consensus(run), run.algorithm.contract.shares
+    lines = []
+    unproven = run.problem.convex and config.tol is None and run.privacy is None
+    if unproven and run.plan.constraint.is_polytope and not shares and apart is not None and apart > _FAR_APART:
+        lines.append(
+            "The clients ended far apart, as they do on polytopes when their data differ. If the server may see\n"
+            "sums of gradients now and then:\n"
+            f"  fedfw run {folder / CONFIG} --algorithm fedfw-anchored --momentum 0.9"
+        )
+    lines.append(f"Look at {folder / 'plots.png'}; compare runs with:  fedfw compare {folder} OTHER_RUN")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,175 @@
+"""``fedfw data``: which data sets there are, getting them, and who holds what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfw.data import DATASETS, MissingDataError, Part, data_folder, load_data, partition
+from fedfw.data.datasets import Dataset
+from fedfw.data.download import download
+from fedfw.data.folder import how_to_get
+from fedfw.data.sources import SOURCES
+from fedfw.presets import usual_partition
+from fedfw.report.tables import aligned
+
+_ROWS = 30  # clients that are listed one by one
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verbs list, get and show, each with its own."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="every data set, and whether it is at hand")
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    get = verbs.add_parser("get", help="download a data set from its publisher, with its checksum verified")
+    show = verbs.add_parser("show", help="who holds what: a table and a picture")
+    for verb in (get, show):
+        verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
+    show.add_argument("--partition", help="who holds what (labels:3, iid, user or client, by the data)")
+    show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
+    show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
+    show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
+    for verb in (listing, get, show):
+        verb.set_defaults(parser=verb)
+        verb.add_argument(
+            "--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)"
+        )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Do what the verb says."""
+    if options.verb == "list":
+        return list_data(options.data_dir, as_json=options.json)
+    if options.verb == "get":
+        return get_data(options.name, options.data_dir)
+    return show_data(
+        options.name,
+        options.data_dir,
+        rule=options.partition,
+        clients=options.clients,
+        seed=options.seed,
+        out=options.out,
+    )
+
+
+def list_data(data_dir: Path | None, *, as_json: bool) -> int:
+    """Every data set: what it is, how large, its natural partitions, and whether it is at hand."""
+    rows = [_describe(entry, data_dir) for entry in DATASETS.values()]
+    if as_json:
+        print(json.dumps({"folder": str(data_folder(data_dir)), "datasets": rows}))
+        return 0
+    table: list[tuple[str, ...]] = [("name", "what", "train", "test", "input", "classes", "partitions", "")]
+    for row in rows:
+        table.append(
+            (
+                row["name"],
+                row["summary"],
+                *("-" if row[part] is None else f"{row[part]:,}" for part in ("train", "test")),
+                "x".join(map(str, row["shape"])) or "-",
+                str(row["classes"] or "-"),
+                ", ".join(row["partitions"]) or "-",
+                row["status"],
+            )
+        )
+    print(aligned(table, right=(2, 3, 5)))
+    print(f"\nThe files lie in {data_folder(data_dir)}. With an argument:")
+    for row in rows:
+        if row["argument"]:
+            print(f"  {row['name']}:" + f"  {row['name']}:".join(row["argument"].split(" | ")))
+    print("The writers of mnist are in qmnist-labels. Partitions for all with classes: iid, labels:K, dirichlet:ALPHA.")
+    return 0
+
+
+def get_data(name: str, data_dir: Path | None) -> int:
+    """Download what is not there yet."""
+    if name not in SOURCES:
+        entry = DATASETS.get(name.partition(":")[0])
+        if entry is not None and not entry.folder:
+            print(f"{name} reads your own file" if entry.reads_path else f"{name} needs no download")
+            return 0
+        raise ValueError(f"no download of {name!r}, expected one of {', '.join(SOURCES)}")
+    collection = SOURCES[name]
+    folder = data_folder(data_dir) / collection.folder
+    if collection.note:
+        print(collection.note)
+    for source in collection.sources:
+        fetched = download(source, folder)
+        for file in source.members or (source.file,):
+            print(f"{file}: {'put into' if fetched else 'already in'} {folder}")
+    return 0
+
+
+def show_data(name: str, data_dir: Path | None, *, rule: str | None, clients: int, seed: int, out: Path) -> int:
+    """Print who holds which training samples, and save a picture of it."""
+    from fedfw.report.holdings import plot_holdings
+    from fedfw.report.plots import save_figure
+
+    data = load_data(name, data_dir, clients, seed)
+    rule = rule or usual_partition(data)
+    parts = partition(rule, data.train, clients, data.classes, seed)
+    title = f"{data.name}, {rule}, {clients} clients"
+    sizes = torch.tensor([len(part) for part in parts])
+    print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
+    if data.classes is None:
+        counts = sizes
+        columns = {"samples": sizes} | _owners_held(data.train, parts)
+    else:
+        counts = torch.stack([data.train.targets[part].bincount(minlength=data.classes) for part in parts])
+        columns = {"samples": sizes, "labels held": (counts > 0).sum(1)} | _owners_held(data.train, parts)
+        if clients <= _ROWS:
+            columns |= {str(label): counts[:, label] for label in range(data.classes)}
+    print(_one_row_a_client(columns) if clients <= _ROWS else _summary(columns))
+    save_figure(plot_holdings(counts, title), out)
+    print(f"\npicture: {out}")
+    return 0
+
+
+def _describe(entry: Dataset, data_dir: Path | None) -> dict[str, Any]:
+    train, test = entry.samples or (None, None)
+    return {
+        "name": entry.name,
+        "argument": entry.argument,
+        "summary": entry.summary,
+        "train": train,
+        "test": test,
+        "shape": list(entry.shape),
+        "classes": entry.classes,
+        "partitions": list(entry.owners),
+        "status": _status(entry, data_dir),
+    }
+
+
+def _status(entry: Dataset, data_dir: Path | None) -> str:
+    if not entry.folder:
+        return "your file" if entry.reads_path else "built in"
+    try:
+        entry.find(data_dir)
+    except MissingDataError:
+        return f"missing: {how_to_get(entry.name, data_dir).removeprefix('get it with: ')}"
+    return "at hand"
+
+
+def _owners_held(part: Part, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    """How many owners of each kind each client's samples have."""
+    return {
+        f"{kind}s": torch.tensor([len(set(ids[rows].tolist())) for rows in parts]) for kind, ids in part.owners.items()
+    }
+
+
+def _one_row_a_client(columns: dict[str, Tensor]) -> str:
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    table = [("client", *columns), *((str(i), *map(str, row)) for i, row in enumerate(rows))]
+    return aligned(table, right=range(len(columns) + 1))
+
+
+def _summary(columns: dict[str, Tensor]) -> str:
+    table: list[tuple[str, ...]] = [("a client's", "least", "median", "largest")]
+    for name, values in columns.items():
+        table.append((name, *(str(int(value)) for value in (values.min(), values.median(), values.max()))))
+    return aligned(table, right=(1, 2, 3))

@@ -1,0 +1,43 @@
+"""``fedfw deploy init``: a complete Flower app, to be changed."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import tomlkit
+
+import fedfw.deployment.flower
+from fedfw.config import app_table
+
+DESCRIPTION = "Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."
+_OVERRIDE = """\
+# An empty text stands for an option that is not given. A run can override everything below:
+#   flwr run . NAME --run-config 'rounds=50 constraint="l1:5"'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The folder."""
+    parser.add_argument("folder", type=Path, help="a new folder")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Write the app and say which file to change."""
+    folder: Path = options.folder
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty")
+    copy_app(folder)
+    print(f"{folder} is a Flower app: state your model, data and set in {folder / 'federation' / 'task.py'}.")
+    print("docs/deployment.md has the commands of every host; 'fedfw deploy demo' runs it on this machine.")
+    return 0
+
+
+def copy_app(folder: Path) -> None:
+    """Copy the app that comes with fedfw to a folder, with the table of all options in its pyproject.toml."""
+    template = Path(fedfw.deployment.flower.__file__).parent / "template"
+    shutil.copytree(template, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    table = tomlkit.dumps({"tool": {"flwr": {"app": {"config": app_table()}}}})
+    with open(folder / "pyproject.toml", "a") as project:
+        project.write(f"\n{_OVERRIDE}{table}")

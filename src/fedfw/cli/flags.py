@@ -1,0 +1,98 @@
+"""Flags from the one list of options, and a configuration from a file and flags."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfw.algorithms import ALGORITHMS
+from fedfw.config import RunConfig, all_options, merge
+from fedfw.config.app import help_of
+from fedfw.config.run_config import algorithm_options, owners, read_table
+from fedfw.options import Option, options_of
+
+_PREFIX = "option "
+"""Of the names under which argparse keeps the flags: a command's own --tol or --out is then another one."""
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    names: Collection[str] | None = None,
+    without: Collection[str] = (),
+    *,
+    declared: Mapping[str, Option] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Add a flag for each option.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Of the command.
+    names, without : collection of str
+        Only the options of these names, and none of these names.
+    declared : mapping of str to Option, optional
+        The options; by default all those of a run's configuration.
+    defaults : mapping, optional
+        Defaults of this command that differ from what was declared, for the help.
+    """
+    for name, option in (all_options() if declared is None else declared).items():
+        if name in without or not (names is None or name in names):
+            continue
+        flag, dest = f"--{option.key}", f"{_PREFIX}{option.key}"
+        help_ = (help_of(option) + _default(option, defaults or {})).replace("%", "%%")
+        if option.is_flag:
+            parser.add_argument(flag, dest=dest, action="store_const", const="true", help=help_)
+        else:
+            parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
+
+
+def _default(option: Option, defaults: Mapping[str, Any]) -> str:
+    """The default in brackets; where algorithms differ in it, each other one with its algorithm."""
+    default = defaults.get(option.name, option.default)
+    if default is None or default is False:
+        return ""
+    others = (
+        f"; {own.default} for {name}"
+        for name in owners(option.name)
+        if (own := options_of(ALGORITHMS[name])[option.name]).default != option.default
+    )
+    return f" [{default}{''.join(others)}]"
+
+
+def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, str]:
+    """The flags that were typed, as text by the keys of their options."""
+    known = (option.key for option in (all_options() if declared is None else declared).values())
+    found = ((key, getattr(options, f"{_PREFIX}{key}", None)) for key in known)
+    return {key: text for key, text in found if text is not None}
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for a configuration file."""
+    parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
+
+
+def configured(options: argparse.Namespace) -> RunConfig:
+    """The configuration from the file and the flags; flags win.
+
+    What a file says for its own algorithm is not taken over when a flag names another algorithm.
+    """
+    flags, file = flags_given(options), options.config
+    table = {} if file is None else read_table(Path(file))
+    out = table.pop("out", None)
+    if out is not None and getattr(options, "out", None) is None:
+        options.out = Path(out)
+    wanted = flags.get("algorithm")
+    if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
+        own = {option.key for option in algorithm_options().values()} | {"batch-size"}
+        dropped = ", ".join(key for key in table if key in own)
+        if dropped:
+            print(
+                f"{file} is for {table['algorithm']}, so these are not taken over to {wanted}: {dropped}",
+                file=sys.stderr,
+            )
+        table = {key: value for key, value in table.items() if key not in own}
+    return merge(merge(RunConfig(), table, str(file)), flags, "command line")

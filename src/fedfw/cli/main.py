@@ -1,0 +1,92 @@
+"""The ``fedfw`` command: finds the file of the command that is called, and turns errors into one line.
+
+A command's file is imported only when that command is called: ``fedfw --help`` does not wait for torch. It has two
+functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fedfw._version import __version__
+
+COMMANDS = {
+    "run": ("fedfw.cli.run", "simulate a federated run; without arguments on the digits that scikit-learn has"),
+    "resume": ("fedfw.cli.resume", "continue an interrupted run"),
+    "compare": ("fedfw.cli.compare", "show several runs in one table and one picture"),
+    "tune": ("fedfw.cli.tune", "search a small grid of choices on held-out training data; writes a file for run"),
+    "solve": ("fedfw.cli.solve", "find the central optimum F* that residuals are measured against, with proof"),
+    "reproduce": ("fedfw.cli.reproduce", "compute the paper's tables and figures, and more, in one report"),
+    "deploy": ("fedfw.cli.deploy", "run on Flower: real processes and encrypted connections"),
+    "attack": ("fedfw.cli.attack", "search for the clients' images in what they send, as a curious server could"),
+    "bench": ("fedfw.cli.bench", "time rounds beside a loop over clients, hand-batched PyTorch and other frameworks"),
+    "data": ("fedfw.cli.data", "list, get and show the data sets"),
+    "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
+    "models": ("fedfw.cli.models", "list the models"),
+    "sets": ("fedfw.cli.sets", "list the constraint sets, what their oracles cost and their atoms weigh"),
+}
+"""Every command by its name: the module that has it, and its line of help."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What was typed after ``fedfw``; by default from ``sys.argv``.
+
+    Returns
+    -------
+    int
+        The exit status: 2 for what is refused, 130 for an interrupt.
+    """
+    typed = sys.argv[1:] if arguments is None else list(arguments)
+    # The options before a command, --help and --version, have no values.
+    command = next((word for word in typed if not word.startswith("-")), "")
+    try:
+        options = _parsed(typed, command)
+        status: int = options.execute(options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"fedfw {command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nfedfw {command}: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+def _parsed(typed: list[str], command: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="fedfw", description="Federated Frank-Wolfe: train across clients inside a hard constraint set."
+    )
+    parser.add_argument("--version", action="version", version=f"fedfw {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if command and command not in COMMANDS:
+        from fedfw.options import nearest
+
+        known = ", ".join(COMMANDS)
+        parser.error(f"unknown command {command!r}{nearest(command, COMMANDS)}, expected one of {known}")
+    for name, (module_name, help_) in COMMANDS.items():
+        own = commands.add_parser(name, help=help_)
+        if name == command:
+            module = import_module(module_name)
+            own.description = f"{help_[0].upper()}{help_[1:]}."
+            own.set_defaults(execute=module.execute, parser=own)
+            module.add_arguments(own)
+    options, unknown = parser.parse_known_args(typed)
+    if unknown:
+        from fedfw.options import nearest
+
+        flags = re.findall("--[a-z0-9-]+", options.parser.format_usage())
+        close = nearest(unknown[0].partition("=")[0], flags)
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

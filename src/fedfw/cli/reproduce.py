@@ -1,0 +1,48 @@
+"""``fedfw reproduce``: the paper's tables and figures, and more, by name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedfw.studies.names import REPRODUCTIONS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is computed, how large, where, and the forms of the report."""
+    parser.description = (
+        "Compute a table or figure by its name, or all, and write one HTML report. What is in the cache of the folder "
+        "is not computed again: an interrupted call goes on where it stopped."
+    )
+    parser.add_argument(
+        "name", choices=("all", *REPRODUCTIONS), metavar="NAME", help=f"all, {', '.join(REPRODUCTIONS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="small and short, with the same code")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [%(default)s]")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)")
+    parser.add_argument("--baselines", action="store_true", help="also FedDA, FedADMM and FedAvg in table 1")
+    parser.add_argument(
+        "--out", type=Path, default=Path("reproduction"), help="folder for report and cache [%(default)s]"
+    )
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write Markdown, too, with the plots in a folder beside it"
+    )
+    parser.add_argument("--kept", action="store_true", help="compute nothing: report what is in the cache")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Compute what is missing and write the report."""
+    from fedfw.studies.reproduce import reproduce
+
+    return reproduce(
+        options.name,
+        quick=options.quick,
+        out=options.out,
+        jobs=options.jobs,
+        device=options.device,
+        data_dir=options.data_dir,
+        baselines=options.baselines,
+        markdown=options.markdown,
+        only_kept=options.kept,
+    )

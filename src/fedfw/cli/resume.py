@@ -1,0 +1,39 @@
+"""``fedfw resume``: continue an interrupted run from its last checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedfw.cli.closing import CONFIG, run_to_the_end
+from fedfw.config import build_algorithm, build_problem, completed, load, read_config, run_options
+from fedfw.rounds.folders import RunFolder
+from fedfw.simulation import Simulation
+from fedfw.simulation.callbacks import Progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run's folder, and the form of the output."""
+    parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Continue the run."""
+    folder: Path = options.folder
+    if not (folder / CONFIG).exists():
+        raise ValueError(
+            f"{folder} is no run folder of 'fedfw run': it has no {CONFIG} "
+            "(a run from Python continues with simulate(..., resume=True))"
+        )
+    kept = RunFolder(folder, resume=True)
+    config = read_config(folder / CONFIG)
+    data = load(config)
+    config = completed(config, data)
+    problem, algorithm = build_problem(config, data), build_algorithm(config)
+    del data  # the problem has what it needs of it
+    simulation = Simulation(problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()])
+    found = f"going on after round {simulation.t}" if simulation.t else "there is no checkpoint yet: from the start"
+    print(f"{found}, {config.rounds} rounds in all", file=sys.stderr)
+    return run_to_the_end(simulation, config, folder, as_json=options.json)

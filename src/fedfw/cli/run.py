@@ -1,0 +1,52 @@
+"""``fedfw run``: simulate, show, store."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from itertools import count
+from pathlib import Path
+
+from fedfw.cli.closing import CONFIG, run_to_the_end
+from fedfw.cli.flags import add_file, add_flags, configured
+from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, rooted, run_options
+from fedfw.rounds.files import write_atomically
+from fedfw.rounds.folders import RunFolder
+from fedfw.simulation import Simulation
+from fedfw.simulation.callbacks import Progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every option of a configuration, the folder, and the form of the output."""
+    add_file(parser)
+    add_flags(parser)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (a new one under runs/)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Start a new run."""
+    config = configured(options)
+    data = load(config)
+    config = rooted(completed(config, data))
+    folder = options.out or _new_folder(config)
+    if (folder / CONFIG).exists():
+        raise ValueError(f"{folder} already holds a run: give another --out, or continue it: fedfw resume {folder}")
+    problem, algorithm = build_problem(config, data), build_algorithm(config)
+    del data  # the problem has what it needs of it
+    simulation = Simulation(
+        problem, algorithm, run_options(config), folder=RunFolder(folder), callbacks=[Progress()]
+    )  # refuses what makes no sense, before anything is written
+    write_atomically(folder / CONFIG, config.to_toml().encode())
+    return run_to_the_end(simulation, config, folder, as_json=options.json)
+
+
+def _new_folder(config: RunConfig) -> Path:
+    dataset = re.sub("[^a-z0-9.,-]+", "-", config.dataset.rpartition("/")[2].lower())
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{str(config.algorithm).replace('+', 'plus')}-{dataset}"
+    return next(
+        path
+        for number in count(1)
+        if not (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists()
+    )

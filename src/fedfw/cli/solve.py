@@ -1,0 +1,70 @@
+"""``fedfw solve``: the central optimum of a configuration, with its proof."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from fedfw.cli.bars import progress_bar
+from fedfw.cli.flags import add_file, add_flags, configured
+from fedfw.config import build_problem, completed, constraint_of, load
+from fedfw.rounds.setup import usable_device
+from fedfw.solving import solve
+
+_MATTERS = (
+    *("dataset", "data_dir", "model", "l2", "clients", "partition", "weights"),
+    *("constraint", "per_parameter", "seed", "device"),
+)
+"""The options that the optimum depends on."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The problem and the set, how exactly F* is wanted, and the form of the output."""
+    add_file(parser)
+    add_flags(parser, _MATTERS)
+    parser.add_argument("--tol", type=float, default=1e-3, help="how well F* must be known, relatively [%(default)s]")
+    parser.add_argument("--max-steps", type=int, default=5000, help="give up after so many steps [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print F*, the bound below it and the accuracy of the optimum itself; the status is 1 if it gave up."""
+    config = configured(options)
+    data = load(config)
+    config = completed(config, data)
+    problem = build_problem(config, data).to(usable_device(config.device or "cpu"))
+    begin = time.monotonic()
+    with progress_bar(options.max_steps, "step") as bar:
+
+        def show(steps: int, value: float, bound: float) -> None:
+            bar.set_postfix_str(f"F* is between {bound:.6f} and {value:.6f}", refresh=False)
+            bar.update(steps - bar.n)
+
+        optimum = solve(problem, constraint_of(config), tol=options.tol, max_steps=options.max_steps, progress=show)
+    test = problem.test(optimum.x)
+    found = {
+        "value": optimum.value,
+        "lower_bound": optimum.lower_bound,
+        "start_value": optimum.start_value,
+        "uncertainty": optimum.uncertainty,
+        "accuracy": test.accuracy,
+        "test_loss": test.loss,
+        "steps": optimum.steps,
+        "method": optimum.method,
+        "seconds": time.monotonic() - begin,
+    }
+    print(
+        f"F* is between {optimum.lower_bound:.6g} and {optimum.value:.6g}; F at the start is {optimum.start_value:.6g}"
+    )
+    print(f"so F* is known to {optimum.uncertainty:.2g} of the way from the start (asked for: {options.tol:g})")
+    if test.accuracy is not None:
+        print(f"test accuracy of the optimum: {test.accuracy:.4f}")
+    print(f"{optimum.method}, {optimum.steps} steps, {found['seconds']:.1f} s")
+    reached = optimum.uncertainty <= options.tol
+    if not reached:
+        print(f"fedfw solve: gave up after {optimum.steps} steps; --max-steps allows more", file=sys.stderr)
+    if options.json:
+        print(json.dumps(found))
+    return 0 if reached else 1

@@ -1,0 +1,149 @@
+"""``fedfw tune``: a small grid search under one budget of gradients for every point of the grid.
+
+The choice is made on samples that the clients lend from their training data; the test data are not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from fedfw.cli.flags import add_file, add_flags, configured
+from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
+from fedfw.config.run_config import algorithm_options
+from fedfw.report.tables import aligned
+from fedfw.rounds.files import write_atomically
+from fedfw.tuning import HELD_OUT, RUN_AXES, Trial, Tuning, search, usual_grid
+
+_FOUND = ("rounds", "held_out_loss", "held_out_accuracy", "loss")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration, the grid, its budget, what is compared, and the file that is written."""
+    add_file(parser)
+    add_flags(parser, without=("tol", "eval_every"))
+    parser.add_argument("--grid", help='what to try, such as "lr=auto:4,auto:8 eta=10,100" (the algorithm\'s own grid)')
+    parser.add_argument(
+        "--budget",
+        type=float,
+        help="gradients of all its samples a client may compute in a trial (rounds x local steps)",
+    )
+    parser.add_argument(
+        "--by", choices=("loss", "accuracy"), default="loss", help="what is compared on the held-out data [%(default)s]"
+    )
+    parser.add_argument("--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the grid, print the table, and write the best configuration for ``fedfw run``."""
+    config, by = configured(options), options.by
+    axes = parse_grid(options.grid) if options.grid else None
+    data = load(config)
+    base = completed(config, data)
+    target = options.out or Path(f"tuned-{str(base.algorithm).replace('+', 'plus')}.toml")
+    if target.suffix == ".csv":
+        raise ValueError(f"--out {target}: the table goes beside it as .csv, expected another ending such as .toml")
+    if by == "accuracy" and data.classes is None:
+        raise ValueError(f"--by accuracy: {config.dataset} has numbers for targets, expected --by loss")
+    problem = build_problem(base, data, HELD_OUT)
+    if axes is None:
+        own = usual_grid(problem, build_algorithm(base), run_options(base))
+        axes = {name.replace("_", "-"): values for name, values in own.items()}
+    points = grid_points(config, data, axes)
+    passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
+    done: list[Trial] = []
+    with tqdm(total=len(points), file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
+
+        def show(trial: Trial) -> None:
+            done.append(trial)
+            bar.write(f"{len(done)}/{len(points)}  {_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
+            bar.update()
+
+        try:
+            search(problem, [trial for _, trial in points], passes, show)
+        except KeyboardInterrupt:
+            bar.close()
+            return _interrupted(done, len(points), target, by)
+    best = Tuning(done, by).best
+    if not math.isfinite(best.rank(by)):
+        raise ValueError("no point of the grid gave a finite result: expected a grid with smaller steps")
+    chosen = next(config for (config, _), trial in zip(points, done, strict=True) if trial is best)
+    write_atomically(target, replace(chosen, rounds=best.rounds).to_toml().encode())
+    _show_table(done, target, by)
+    print(f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by the clients)")
+    for key, value in best.choice.items():
+        if len(axes[key]) > 2 and value in (axes[key][0], axes[key][-1]):
+            print(f"{key} = {value} is at the edge of its grid: a wider one may be better")
+    print(f"run it with:  fedfw run {target}")
+    return 0
+
+
+def parse_grid(text: str) -> dict[str, Sequence[str]]:
+    """``lr=auto:4,auto:8 eta=10,100`` -> the values of each key, checked where they enter the configuration.
+
+    Values with a comma in them are divided by bars: ``constraint=l1:10|ksparse:k=79,r=1``.
+    """
+    # The rest (data, clients, model ...) is the problem, which all points share.
+    may_vary = [name.replace("_", "-") for name in (*algorithm_options(), "constraint", "per_parameter", *RUN_AXES)]
+    axes: dict[str, Sequence[str]] = {}
+    for part in text.split():
+        key, equals, text_values = part.partition("=")
+        key, values = key.replace("_", "-"), text_values.split("|" if "|" in text_values else ",")
+        if not equals or not all(values) or key in axes:
+            raise ValueError(f"grid {part!r}, expected KEY=VALUE,VALUE,... such as lr=auto:4,auto:8, each key once")
+        if key not in may_vary:
+            raise ValueError(f"grid: {key} cannot vary, expected one of {', '.join(may_vary)}")
+        axes[key] = values
+    if not axes:
+        raise ValueError("an empty grid, expected KEY=VALUE,VALUE,...")
+    return axes
+
+
+def _interrupted(done: Sequence[Trial], total: int, target: Path, by: str) -> int:
+    """Keep what is known of the trials that were finished."""
+    if not done:
+        print("\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr)
+        return 130
+    table = _show_table(done, target, by)
+    print(
+        f"\nfedfw tune: interrupted; the {len(done)} of {total} trials that were finished are in {table}",
+        file=sys.stderr,
+    )
+    return 130
+
+
+def _show_table(trials: Sequence[Trial], target: Path, by: str) -> Path:
+    """Print the trials, the best first, and write them as .csv in the order of the grid."""
+    rows = [
+        (_describe(trial.choice), str(trial.rounds), _outcome(trial))
+        for trial in sorted(trials, key=lambda trial: trial.rank(by))
+    ]
+    print(aligned([("choice", "rounds", "result"), *rows]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*trials[0].choice, *_FOUND])
+    writer.writeheader()
+    for trial in trials:
+        writer.writerow(trial.choice | {name: getattr(trial, name) for name in _FOUND})
+    table = target.with_suffix(".csv")
+    write_atomically(table, text.getvalue().encode())
+    return table
+
+
+def _describe(choice: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in choice.items()) or "the defaults"
+
+
+def _outcome(trial: Trial) -> str:
+    if not math.isfinite(trial.held_out_loss):
+        return "blew up"
+    accuracy = "" if trial.held_out_accuracy is None else f", accuracy {trial.held_out_accuracy:.4f}"
+    return f"held-out loss {trial.held_out_loss:.4f}{accuracy}, training loss {trial.loss:.4f}"

@@ -1,0 +1,107 @@
+"""A deployed app's configuration: the table in its pyproject.toml, and a configuration from what Flower read there.
+
+The table holds every option of the one list, so an option that is declared somewhere reaches deployments without
+another line. Flower knows no null, so an empty text stands for an option that is not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import wrap
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Table
+
+from fedfw.config.run_config import (
+    RunConfig,
+    algorithm_class,
+    algorithm_options,
+    all_options,
+    merge,
+    owners,
+)
+from fedfw.deployment.settings import Deployment
+from fedfw.options import Option, options_of
+
+SOURCE = "run configuration"
+SIMULATED_ONLY = ("tol", "device")
+"""Options of simulations that a deployment does not have."""
+DEFAULTS: dict[str, Any] = {
+    "rounds": 20,
+    "clients": 3,
+    "partition": "iid",
+    "algorithm": "fedfw",
+    "constraint": "l1:30",
+    "penalty": 1e-4,
+}
+"""What the app's table says where it differs from a simulation's default."""
+_COLUMNS = 100
+
+
+def help_of(declared: Option) -> str:
+    """What an option does, with the algorithms that have it where not every run does."""
+    names = owners(declared.name) if declared.name in algorithm_options() else []
+    return f"{declared.help} ({', '.join(names)})" if names else declared.help
+
+
+def app_options() -> dict[str, Option]:
+    """The options of a configuration that a deployed app has, by name."""
+    return {name: declared for name, declared in all_options().items() if name not in SIMULATED_ONLY}
+
+
+def app_table() -> Table:
+    """The table ``[tool.flwr.app.config]``: every option with its default, and its help as a comment above it.
+
+    Examples
+    --------
+    >>> table = app_table()
+    >>> table["rounds"], table["anchor-every"], table["tell-loss"]
+    (20, '', False)
+    """
+    table, own = tomlkit.table(), algorithm_options()
+    sections = {
+        "What is trained, and how.": {n: d for n, d in app_options().items() if n not in own},
+        'Options of single algorithms; "" is the default of the algorithm.': {
+            n: d for n, d in app_options().items() if n in own
+        },
+        "How it is deployed.": options_of(Deployment),
+    }
+    for number, (title, declared) in enumerate(sections.items()):
+        if number:
+            table.add(tomlkit.nl())
+        table.add(tomlkit.comment(f"--- {title} ---"))
+        for name, option in declared.items():
+            for line in wrap(help_of(option), _COLUMNS, break_on_hyphens=False):
+                table.add(tomlkit.comment(line))
+            default = DEFAULTS.get(name, None if name in own else option.default)
+            table.add(option.key, "" if default is None else default)
+    return table
+
+
+def read_app_config(config: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a deployed app, from Flower's run configuration.
+
+    Parameters
+    ----------
+    config : mapping
+        The keys of the app's table. Those that say how the app is deployed are left out, and so are empty texts.
+
+    Raises
+    ------
+    ValueError
+        For unknown keys and values that are not allowed.
+
+    Examples
+    --------
+    >>> read_app_config({"rounds": 3, "algorithm": "fedavg", "lr": "", "out": "/tmp/out"}).items()["rounds"]
+    3
+    """
+    elsewhere = {declared.key for declared in options_of(Deployment).values()}
+    given = {key: value for key, value in config.items() if key not in elsewhere and value != ""}
+    if "algorithm" in given and given.get("penalty") == DEFAULTS["penalty"]:
+        # The table's penalty is for the table's algorithm: one that has none, or a number of its own, keeps to that.
+        own = options_of(algorithm_class(str(given["algorithm"]))).get("penalty")
+        if own is None or not isinstance(own.default, str):
+            del given["penalty"]
+    return merge(RunConfig(), given, SOURCE)

@@ -1,0 +1,98 @@
+"""From names to objects: what a configuration leaves open is filled in, then problem and algorithm are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedfw.algorithms.base import Algorithm
+from fedfw.config.run_config import RunConfig, algorithm_class, algorithm_options, merge, owners, run_options
+from fedfw.data import DATASETS, Data, data_folder, load_data
+from fedfw.models import MODELS
+from fedfw.options import nearest, options_of
+from fedfw.presets import make_problem, usual_model, usual_partition
+from fedfw.problems import Problem
+from fedfw.sets import ConstraintSet, Product, parse_set
+from fedfw.tuning import Trial, points_of
+
+FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
+"""What runs where no algorithm is named: it is the best on smooth sets, and shares nothing but atoms on all of them."""
+
+
+def load(config: RunConfig) -> Data:
+    """The data set of a configuration."""
+    data_dir = None if config.data_dir is None else Path(config.data_dir)
+    return load_data(config.dataset, data_dir, config.clients, config.seed)
+
+
+def rooted(config: RunConfig) -> RunConfig:
+    """The same with absolute paths, so that a run goes on from any folder."""
+    name, _, argument = config.dataset.partition(":")
+    if DATASETS[name].reads_path:
+        return replace(config, dataset=f"{name}:{Path(argument).expanduser().absolute()}")
+    folder = data_folder(None if config.data_dir is None else Path(config.data_dir))
+    return replace(config, data_dir=str(folder.absolute())) if DATASETS[name].folder else config
+
+
+def completed(config: RunConfig, data: Data) -> RunConfig:
+    """The configuration with the names filled in that it leaves open, as it is stored in the run folder.
+
+    Numbers such as the penalty are left to the algorithm, which works them out when the run begins, from Python, the
+    command line and in a deployment alike.
+    """
+    if config.algorithm is None:
+        momentum = dict(config.own).get("momentum", FIRST_MOMENTUM)
+        config = config.having(algorithm=FIRST_CHOICE, momentum=momentum)
+    assert config.algorithm is not None
+    algorithm = algorithm_class(config.algorithm)
+    _refuse_foreign_options(config, algorithm)
+    model, partition = config.model or usual_model(data), config.partition or usual_partition(data)
+    if model not in MODELS:
+        raise ValueError(f"unknown model {model!r}{nearest(model, MODELS)}, expected one of {', '.join(MODELS)}")
+    config = replace(config, model=model, partition=partition)
+    if config.constraint is None:
+        network = not MODELS[model].convex
+        usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
+        config = replace(config, constraint=usual, per_parameter=config.per_parameter or network)
+    if config.batch_size is None:
+        config = replace(config, batch_size=algorithm.usual_batch)
+    return config
+
+
+def _refuse_foreign_options(config: RunConfig, algorithm: type[Algorithm]) -> None:
+    """Refuse options of other algorithms."""
+    own = options_of(algorithm)
+    for name, _ in config.own:
+        if name not in own:
+            key = algorithm_options()[name].key
+            raise ValueError(f"{key} goes with {', '.join(owners(name))}, not with {algorithm.name}")
+
+
+def build_problem(config: RunConfig, data: Data, held_out: float = 0.0) -> Problem:
+    """The data divided among the clients, with the model."""
+    return make_problem(data, config, seed=config.seed, held_out=held_out)
+
+
+def constraint_of(config: RunConfig) -> ConstraintSet | Product:
+    """The set, or one like it for each parameter; the configuration must be `completed`."""
+    constraint = parse_set(config.constraint or "")
+    return Product({"*": constraint}) if config.per_parameter else constraint
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """The algorithm with its set; the configuration must be `completed`."""
+    return algorithm_class(config.algorithm or FIRST_CHOICE)(constraint_of(config), **dict(config.own))
+
+
+def grid_points(config: RunConfig, data: Data, grid: Mapping[str, Sequence[Any]]) -> list[tuple[RunConfig, Trial]]:
+    """The configuration and the trial of every point of a grid, for `fedfw.tuning.search`.
+
+    What the configuration leaves open is filled in for each point anew: it may depend on what the grid chooses.
+    """
+    points = []
+    for choice in points_of(grid):
+        chosen = completed(merge(config, choice, "grid"), data)
+        points.append((chosen, Trial(choice, build_algorithm(chosen), run_options(chosen))))
+    return points

@@ -1,0 +1,170 @@
+"""A run's configuration: every option that a run can have, by one name, in one flat list.
+
+The options are not declared here. Those of the problem stand in `fedfw.presets.ProblemOptions`, those of a run in
+`fedfw.rounds.options.Options`, and an algorithm's own in its class. This file puts them together and turns them into
+flags, keys of TOML files and keys of a deployed app.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tomlkit
+
+from fedfw._version import __version__
+from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.base import Algorithm
+from fedfw.options import Option, nearest, option, options_of
+from fedfw.presets import ProblemOptions
+from fedfw.rounds.options import Options
+
+VERSION_KEY = "fedfw"
+"""The key of a stored configuration that says which version wrote it; version 0.1 wrote none."""
+
+
+@dataclass(frozen=True)
+class AlgorithmChoice:
+    """Which algorithm runs, on which set."""
+
+    algorithm: Annotated[
+        str | None,
+        option("algorithm; see 'fedfw algorithms' (fedfw+ with momentum 0.9)", expected="an algorithm's name"),
+    ] = None
+    constraint: Annotated[
+        str | None,
+        option(
+            "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets' (l1:30; networks l2:10 each)",
+            expected="a set such as l1:10",
+        ),
+    ] = None
+    per_parameter: Annotated[bool, option("one set for each parameter tensor instead of one for all")] = False
+
+
+@dataclass(frozen=True)
+class RunConfig(Options, AlgorithmChoice, ProblemOptions):
+    """The configuration of a run; None means the default that the option's help says.
+
+    Parameters
+    ----------
+    own : tuple of pairs
+        The algorithm's own options that were given, by name. `of` and `having` take them as plain keywords.
+
+    Examples
+    --------
+    >>> config = RunConfig.of(dataset="digits", rounds=10, momentum=0.9)
+    >>> config.rounds, config.own
+    (10, (('momentum', 0.9),))
+    >>> RunConfig.of(rounds=0)
+    Traceback (most recent call last):
+        ...
+    ValueError: rounds=0, expected a whole number of at least 1
+    """
+
+    own: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """A configuration from the names of options, the algorithms' own included; None for what is left open."""
+        return cls().having(**values)
+
+    def having(self, **values: Any) -> Self:
+        """The configuration with other values; None leaves an option open."""
+        listed = options_of(RunConfig)
+        plain = {name: value for name, value in values.items() if name in listed}
+        own = dict(self.own) | {name: value for name, value in values.items() if name not in listed}
+        for name in own:
+            if name not in algorithm_options():
+                raise TypeError(f"no option {name!r}{nearest(name, [*listed, *algorithm_options()])}")
+        return replace(self, **plain, own=tuple(sorted((n, v) for n, v in own.items() if v is not None)))
+
+    def get(self, name: str) -> Any:
+        """The value of an option, the algorithms' own included; None where it is open."""
+        return getattr(self, name) if name in options_of(RunConfig) else dict(self.own).get(name)
+
+    def items(self) -> dict[str, Any]:
+        """The options that are not open, by their keys, as text, numbers or truth values."""
+        found = {declared.key: self.get(name) for name, declared in all_options().items()}
+        given = {key: value for key, value in found.items() if value is not None}
+        return {key: value if isinstance(value, bool | int | float) else str(value) for key, value in given.items()}
+
+    def to_toml(self) -> str:
+        """The configuration as TOML, with the version that wrote it."""
+        return tomlkit.dumps({VERSION_KEY: __version__, **self.items()})
+
+
+def algorithm_options() -> dict[str, Option]:
+    """The options of all algorithms, by name; one that several algorithms have is listed once."""
+    found: dict[str, Option] = {}
+    for cls in ALGORITHMS.values():
+        found |= {name: declared for name, declared in options_of(cls).items() if name not in found}
+    return found
+
+
+def owners(name: str) -> list[str]:
+    """The names of the algorithms that have an option."""
+    return [key for key, cls in ALGORITHMS.items() if name in options_of(cls)]
+
+
+def all_options() -> dict[str, Option]:
+    """Every option that can be written as text, by name: the problem's, the run's, the algorithms'."""
+    listed = {**options_of(RunConfig), **algorithm_options()}
+    return {name: declared for name, declared in listed.items() if declared.textual}
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """An algorithm by its name; an unknown one is refused with the nearest that there is."""
+    if name not in ALGORITHMS:
+        raise ValueError(
+            f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}, expected one of {', '.join(ALGORITHMS)}"
+        )
+    return ALGORITHMS[name]
+
+
+# --- reading ---
+
+
+def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig:
+    """The configuration with the given keys changed; ``source`` says where they stood."""
+    known = {declared.key: declared for declared in all_options().values()}
+    changes = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}")
+        changes[known[key].name] = known[key].parse(value, source)
+    return config.having(**changes)
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The keys and values of a TOML file, in the meaning of this version.
+
+    In run folders of version 0.1 "auto" was what is called "theory" now.
+    """
+    if not path.is_file():
+        raise ValueError(f"no configuration file {path}")
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    in_a_run_folder = path.name == "config.toml" and (path.parent / "history.jsonl").exists()
+    if table.pop(VERSION_KEY, None) is None and in_a_run_folder:
+        for key in ("penalty", "lr"):
+            if str(table.get(key, "")).startswith("auto"):
+                table[key] = "theory" + table[key].removeprefix("auto")
+        own = options_of(ALGORITHMS[table["algorithm"]]) if table.get("algorithm") in ALGORITHMS else {}
+        if "momentum" not in own and table.get("momentum") == 0.0:
+            del table["momentum"]  # version 0.1 wrote it for algorithms that have none
+    return table
+
+
+def read_config(path: Path) -> RunConfig:
+    """A configuration from a TOML file; unknown keys and wrong types are refused."""
+    return merge(RunConfig(), read_table(path), str(path))
+
+
+def run_options(config: RunConfig) -> Options:
+    """How the run goes: the part of the configuration beside problem and algorithm."""
+    return Options(**{f.name: getattr(config, f.name) for f in fields(Options)})

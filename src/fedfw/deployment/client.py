@@ -1,0 +1,265 @@
+"""A client: takes an order, makes at most one step a round, and never loses or repeats one.
+
+Its memory advances in two phases. A step is *pending* until the server's next order says that it was counted; then it
+is committed, else it is undone. An order that comes again gets the same answer again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Lmo, Message, State
+from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
+from fedfw.deployment.store import Budget, ClientStore, Contribution, Received, Step, Stored
+from fedfw.deployment.task import Task
+from fedfw.errors import MessageError, NonFiniteError
+from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
+from fedfw.problems.oracles import Cohort, PlainOracles
+from fedfw.problems.problem import Problem
+from fedfw.rounds.setup import steepness_of
+from fedfw.rounds.wire import decoded, decoded_alone, digest, whole
+
+
+def _handed(order: Order) -> str:
+    """Stands for the memory that an order hands over: a step from another one is another step."""
+    parts = (part for name in sorted(order.memory) for part in (name.encode(), order.memory[name]))
+    return hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of a task.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    number : int
+        Which of the clients it is.
+    folder : Path
+        Where it keeps its memory.
+    leaving : bool
+        Answers the next order with a farewell and forgets everything.
+    """
+
+    task: Task
+    number: int
+    folder: Path
+    leaving: bool = False
+
+    @cached_property
+    def _problem(self) -> Problem:
+        return self.task.problem(self.task.data(self.number))
+
+    @cached_property
+    def _privacy(self) -> PrivacyPlan | None:
+        """Its own promise about its own data, whatever the server asks for."""
+        task, options, sizes = self.task, self.task.options, self._problem.losses.sizes
+        if options.promise is None or sizes is None:
+            return None
+        return PrivacyPlan.of(
+            options.promise,
+            task.resolved(),
+            task.constraint,
+            shape=tuple(task.start.shape),
+            fewest_samples=int(sizes.min()),
+            rounds=options.rounds,
+            local_steps=options.local_steps,
+            batch_size=options.batch_size,
+        )
+
+    def hello(self) -> Hello:
+        """What it says of itself: its number, and two numbers of its data where the task needs them."""
+        if self.leaving or not self.task.is_open:
+            return Hello(self.number, self.leaving)
+        _, gradient = self._problem.value_and_gradient(self.task.start)
+        each = self._problem.losses.smoothness()
+        return Hello(
+            self.number, steepness=steepness_of(gradient), smoothness=None if each is None else float(each.max())
+        )
+
+    def handle(self, order: Order, began: float | None = None) -> Answer:
+        """The answer to an order; ``began`` is when work on it began, by `time.perf_counter`, for the log.
+
+        Raises
+        ------
+        MessageError
+            If the order makes no sense.
+        """
+        began = time.perf_counter() if began is None else began
+        if order.client != self.number:
+            raise MessageError(f"an order for client {order.client} came to client {self.number}")
+        if order.ask not in list(Ask):
+            raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(Ask)}")
+        store = ClientStore(self.folder, order.run, self.number)
+        try:
+            with store.alone():
+                event, answer = self._answer(order, store)
+                spent = None if self._privacy is None else store.budget()
+        except NonFiniteError:
+            raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
+        epsilon = {} if spent is None or self._privacy is None else {"epsilon": self._privacy.epsilon(spent.released)}
+        seconds = time.perf_counter() - began
+        store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)
+        return answer
+
+    def _answer(self, order: Order, store: ClientStore) -> tuple[str, Answer]:
+        stored = store.load()
+        if self.leaving:
+            store.forget()
+            return Kind.LEAVING, self._plain(order, Kind.LEAVING)
+        if stored is not None:
+            if stored.pending is not None and stored.answer is not None and order.t == stored.pending.t:
+                if order.ask == Ask.STEP and stored.handed == _handed(order):
+                    return "repeated", stored.answer
+            elif order.t <= max(stored.counted.t, 0 if stored.pending is None else stored.pending.t):
+                return Kind.OUTDATED, self._plain(order, Kind.OUTDATED)
+        counted = self._counted(order, stored)
+        received = self._received(order, stored)
+        if counted is None or received is None:
+            return Kind.LOST, self._plain(order, Kind.LOST)
+        if order.ask == Ask.SUM:
+            return Kind.SUM, self._contribute(order, store, counted, received)
+        given = None
+        if order.mean:
+            given = None if stored is None else stored.contribution
+            if given is None or given.t != order.t:
+                return Kind.LOST, self._plain(order, Kind.LOST)
+        if self._privacy is not None and not self._may_release(order, store, counted.state, received):
+            return "budget spent", self._plain(order, Kind.LEAVING)
+        state, answer = self._step(order, counted.state, received, given, store)
+        store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given))
+        undone = stored is not None and stored.pending is not None and counted is stored.counted
+        return "restored" if order.memory else "undone, then stepped" if undone else "stepped", answer
+
+    def _counted(self, order: Order, stored: Stored | None) -> Step | None:
+        """What this client holds by the server's account; None where it does not have that."""
+        nothing = Received(0, {})
+        algorithm, start = self._algorithm(order), self.task.start
+        if order.memory:
+            held = None if stored is None else stored.at(order.counted)
+            kept = held.state if held is not None else {} if stored is None else stored.counted.state
+            handed = {name: decoded_alone(data, start)[None] for name, data in order.memory.items()}
+            begun = algorithm.start_clients(handed["x"])
+            return Step(order.counted, begun | kept | handed, nothing if held is None else held.received)
+        if stored is None:
+            return Step(0, algorithm.start_clients(start[None].clone()), nothing) if not order.counted else None
+        return stored.at(order.counted)
+
+    def _received(self, order: Order, stored: Stored | None) -> Received | None:
+        """The order's message; None where it refers to one that this client does not have, or is not what was meant."""
+        known = Received(0, {}) if not order.base else None if stored is None else stored.message(order.base)
+        if known is None:
+            return None
+        zero = torch.zeros_like(self.task.start)
+        vectors = {name: decoded(data, known.vectors.get(name, zero)) for name, data in order.vectors.items()}
+        if digest(*(vectors[name] for name in sorted(vectors))) != order.digest:
+            return None
+        return Received(order.version, vectors)
+
+    def _contribute(self, order: Order, store: ClientStore, counted: Step, received: Received) -> Answer:
+        """What it adds to a gathered sum; it is kept, because the mean that comes down is compared with it."""
+        algorithm = self._algorithm(order)
+        if self._privacy is not None or not isinstance(algorithm, GathersSums):
+            raise MessageError(f"asked for a contribution to a sum, which {algorithm.name} does not make here")
+        gradient, _ = self._oracles(order, None)
+        plan = self.task.plan(algorithm, order.n)
+        sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient)
+        # What travels is rounded to the model's type; both ends go on from the same bits.
+        sent = Contributed(sent.loss.double(), sent.vector)
+        store.save(Stored(counted, contribution=Contribution(order.t, sent, received)))
+        return Answer(
+            run=order.run,
+            t=order.t,
+            client=self.number,
+            kind=Kind.SUM,
+            payload=whole(sent.vector[0]).write(),
+            digest=digest(counted.state["x"][0]),
+            loss=float(sent.loss[0]),
+        )
+
+    def _may_release(self, order: Order, store: ClientStore, state: State, received: Received) -> bool:
+        """Whether a step fits into the budget; if so it is spent, before anything is drawn.
+
+        What a server asks for must not make noise small or sums overflow: points lie in the set, weights in (0, 1].
+        """
+        assert self._privacy is not None
+        constraint = self.task.constraint
+        lost = order.t if order.counted or order.memory else order.t - 1
+        points = [state["x"][0], *(received.vectors[name] for name in received.vectors if name == "xbar")]
+        inside = all(constraint.contains(point, 1e-3) for point in points)
+        finite = all(bool(value.isfinite().all()) for value in state.values())
+        if not (inside and finite and 0 < order.weight <= 1):
+            raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
+        spent = store.budget()
+        if spent is None:  # a disk that was lost may have held a release in each round so far
+            spent = Budget(lost, self._privacy.signature, 0.0)
+        if spent.promise != self._privacy.signature or spent.released >= self._privacy.most_rounds:
+            return False
+        store.spend(Budget(spent.released + 1, spent.promise, max(spent.weight, order.weight)))
+        return True
+
+    def _step(
+        self, order: Order, state: State, received: Received, given: Contribution | None, store: ClientStore
+    ) -> tuple[State, Answer]:
+        task, algorithm = self.task, self._algorithm(order)
+        plan = task.plan(algorithm, order.n)
+        if given is not None:
+            assert isinstance(algorithm, GathersSums)
+            mean = decoded_alone(order.mean, task.start)
+            state = algorithm.take_up(state, given.received.vectors["xbar"], given.sent, mean)
+        vectors = dict(received.vectors)
+        xbar = vectors.pop("xbar", task.start)
+        message = Message(order.t, xbar, vectors, wants_evidence=self._may_prove(order))
+        before = digest(state["x"][0])
+        tol = None if plan.schedule is None else plan.oracle_tol(order.t)
+        gradient, lmo = self._oracles(order, tol, store.budget() if self._privacy is not None else None)
+        after, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)
+        answer = Answer(
+            run=order.run,
+            t=order.t,
+            client=self.number,
+            kind=Kind.STEP,
+            payload=task.encode(atoms),
+            digest=before,
+            loss=self._loss(order, xbar),
+            number=None if evidence is None else float(evidence.number),
+        )
+        return after, answer
+
+    def _may_prove(self, order: Order) -> bool:
+        return order.tell and self.task.options.batch_size is None and self._privacy is None
+
+    def _loss(self, order: Order, xbar: Tensor) -> float | None:
+        """w_i f_i(xbar), where the server asks and may know."""
+        if not order.tell or self._privacy is not None:
+            return None
+        gradient, _ = self._oracles(order, None)
+        return float(gradient(xbar[None], full=True)[0])
+
+    def _oracles(self, order: Order, tol: float | None, spent: Budget | None = None) -> tuple[Gradient, Lmo]:
+        losses, options = self._problem.losses, self.task.options
+        weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
+        alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
+        cohort = Cohort(alone, weight, own, self.task.constraint)
+        if self._privacy is not None:
+            largest = None if spent is None else spent.weight
+            return PrivateOracles(self._privacy, losses, largest).pair(cohort, order.t, tol)
+        everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
+        sizes = None if losses.sizes is None else losses.sizes.expand(everyone)
+        plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)
+        return plain.pair(cohort, order.t, tol)
+
+    def _algorithm(self, order: Order) -> Algorithm:
+        """The algorithm of its own task; the server's numbers count only where the task leaves them open."""
+        return self.task.resolved(penalty=order.penalty, lr=order.lr)
+
+    def _plain(self, order: Order, kind: Kind) -> Answer:
+        return Answer(order.run, order.t, self.number, kind)

@@ -1,0 +1,23 @@
+"""Flower's side of a deployment: its apps, its strategy, and a whole federation on one machine.
+
+It needs the extra ``fedfw[flower]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedfw.deployment.flower.apps import client_app, server_app
+
+__all__ = ["client_app", "server_app"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        try:
+            from fedfw.deployment.flower import apps
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{name} needs Flower: pip install 'fedfw[flower]' ({error})") from None
+        return getattr(apps, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

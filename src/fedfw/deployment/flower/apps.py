@@ -1,0 +1,121 @@
+"""The two Flower apps, made from a function that states the task."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedfw.deployment.client import Client
+from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
+from fedfw.deployment.messages import Order
+from fedfw.deployment.server import DeployedServer
+from fedfw.deployment.settings import Deployment
+from fedfw.deployment.store import state_folder
+from fedfw.deployment.task import Task
+from fedfw.options import options_of
+from fedfw.rounds.files import write_atomically
+
+Config = Mapping[str, Any]
+"""Flower's run configuration: the keys of the app's pyproject.toml."""
+MakeTask = Callable[[Config], Task]
+
+
+def deployment_of(config: Config) -> Deployment:
+    """How it is deployed, from the run configuration; an empty text stands for an option that is not given."""
+    values = {}
+    for name, declared in options_of(Deployment).items():
+        value = config.get(declared.key, "")
+        if value != "":
+            values[name] = declared.parse(value, "run configuration")
+    return Deployment(**values)
+
+
+def server_app(make_task: MakeTask) -> ServerApp:
+    """The ServerApp of a task.
+
+    Parameters
+    ----------
+    make_task : callable
+        From Flower's run configuration to the `Task`.
+
+    Returns
+    -------
+    flwr.serverapp.ServerApp
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        began = time.time()
+        server = DeployedServer(make_task(config), deployment_of(config))
+        left = server.task.options.rounds - server.t
+        if left > 0:
+            FedFWStrategy(server).start(grid, ArrayRecord(), left, server.settings.round_timeout)
+        server.finish()
+        if server.settings.folder is not None:
+            done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
+            write_atomically(server.settings.folder / "done.json", json.dumps(done).encode())
+
+    return app
+
+
+def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
+    """The ClientApp of a task; ``partition-id`` of the node's configuration is the client's number.
+
+    Parameters
+    ----------
+    make_task : callable
+        From Flower's run configuration to the `Task`.
+    mods : list, optional
+        Flower's functions around every message.
+
+    Returns
+    -------
+    flwr.clientapp.ClientApp
+    """
+    app = ClientApp(mods=mods)
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        return _reply(message, _client_of(make_task, context).hello().fields())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        began = time.perf_counter()
+        one = _client_of(make_task, context)
+        return _reply(message, one.handle(Order.of(content(message)), began).fields())
+
+    return app
+
+
+def _client_of(make_task: MakeTask, context: Context) -> Client:
+    node = context.node_config
+    folder, leaving = state_folder(str(node.get("state-dir", ""))), bool(node.get("leaving", False))
+    return _client(make_task, tuple(sorted(context.run_config.items())), _number(context), folder, leaving)
+
+
+@lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message
+def _client(
+    make_task: MakeTask, config: tuple[tuple[str, Any], ...], number: int, folder: Path, leaving: bool
+) -> Client:
+    return Client(make_task(dict(config)), number, folder, leaving)
+
+
+def _number(context: Context) -> int:
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int):
+        raise ValueError(f'partition-id={number!r} in --node-config, expected the client\'s number: "partition-id=0"')
+    return number
+
+
+def _reply(message: Message, fields: dict[str, Any]) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)

@@ -1,0 +1,43 @@
+"""Throw-away certificates for one machine, and keys by which clients prove who they are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+
+def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
+    """``ca.crt``, and ``server.pem`` with ``server.key`` signed by it, for a server at one address.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files go.
+    host : str
+        The server's address.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = trustme.CA(organization_name="fedfw", organization_unit_name="throw-away authority")
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    server = authority.issue_cert(host, "localhost", common_name=host, not_after=tomorrow)
+    authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+    (folder / "server.pem").write_bytes(server.cert_chain_pems[0].bytes())
+    _write_secret(folder / "server.key", server.private_key_pem.bytes())
+
+
+def make_node_key(path: Path) -> None:
+    """A client's private key at ``path`` and its public one at ``path.pub``, in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    openssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _write_secret(path, key.private_bytes(serialization.Encoding.PEM, openssh, plain))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(data)

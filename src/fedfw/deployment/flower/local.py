@@ -1,0 +1,204 @@
+"""A whole Flower federation on this machine: a SuperLink and SuperNodes with TLS and keys, and their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedfw.deployment.flower.keys import make_certificates, make_node_key
+
+HOST = "127.0.0.1"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What everything that we start has in its environment: nothing is reported, looked up or installed."""
+_PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by themselves
+_CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
+
+
+class FederationError(RuntimeError):
+    """A process of the federation failed; the message has the end of its log."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class LocalFederation:
+    """Processes on 127.0.0.1; a context manager that ends all that it started.
+
+    Parameters
+    ----------
+    folder
+        For certificates, keys, logs and the clients' memory.
+    clients
+        SuperNodes to start, with ``partition-id`` 0, 1, ...
+    simulated
+        Let Flower simulate the nodes (with Ray) instead.
+    """
+
+    def __init__(self, folder: Path, clients: int, simulated: bool = False) -> None:
+        self.folder, self.clients, self.simulated = folder.absolute(), clients, simulated
+        self.port = free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = (
+            os.environ
+            | QUIET
+            | {
+                "FLWR_HOME": str(self.folder / "flwr"),
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+                "OMP_NUM_THREADS": "1",
+                "FEDFW_STATE": str(self.folder / "state"),
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            }
+        )
+
+    # --- beginning and end ---
+
+    def __enter__(self) -> Self:
+        try:
+            self._set_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _set_up(self) -> None:
+        make_certificates(self.folder / "keys")
+        home = self.folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        ca = self.folder / "keys" / "ca.crt"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "{HOST}:{self.port}"\nroot-certificates = "{ca}"\n'
+        )
+        self.start_superlink()
+        for client in range(0 if self.simulated else self.clients):
+            self.register(client)
+            self.start_node(client)
+
+    def start_superlink(self) -> None:
+        """The server's process; its database outlives it."""
+        keys = self.folder / "keys"
+        self.start(
+            "superlink",
+            *("flower-superlink", "--host", HOST, "--port", str(self.port)),
+            "--simulation" if self.simulated else "--enable-supernode-auth",
+            *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
+            *("--ssl-keyfile", str(keys / "server.key"), "--database", str(self.folder / "superlink.db")),
+        )
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            if self._processes["superlink"].poll() is not None:
+                break
+            with suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
+                return
+            time.sleep(0.1)
+        raise FederationError(f"the SuperLink did not start:\n{self.log('superlink')}")
+
+    def register(self, client: int) -> None:
+        """Make a client's key and register it at the SuperLink."""
+        path = self.folder / "keys" / f"client-{client}"
+        make_node_key(path)
+        self.flwr("supernode", "register", f"{path}.pub", _CONNECTION)
+
+    def start_node(self, client: int, key: Path | None = None, settings: str = "") -> str:
+        """A client's SuperNode, with another key or without one if asked for; returns the name of its process."""
+        name = f"client-{client}"
+        key = key or self.folder / "keys" / name
+        self.start(
+            name,
+            *("flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())),
+            *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
+            *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
+            *("--node-config", f"partition-id={client} {settings}".strip()),
+        )
+        return name
+
+    def start(self, name: str, *command: str) -> None:
+        """A process in a group of its own, so that what it starts ends with it."""
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self._environment, cwd=self.folder, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """End a process and its children at once."""
+        self._end(name, signal.SIGKILL)
+
+    def running(self, name: str) -> bool:
+        """Whether a process has not ended."""
+        return self._processes[name].poll() is None
+
+    def stop(self) -> None:
+        """End everything that was started, the server last; not to be interrupted."""
+        ignored = {}
+        with suppress(ValueError):  # only the main thread has handlers
+            ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+        for name in sorted(self._processes, key=lambda name: name == "superlink"):
+            self._end(name, signal.SIGTERM)
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
+
+    def _end(self, name: str, how: signal.Signals) -> None:
+        process = self._processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        with suppress(ProcessLookupError):  # children that outlived it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    # --- runs ---
+
+    def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
+        """Start a run and follow its log; returns the name of the process that follows."""
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        nodes = ("--federation-config", f"num-supernodes={self.clients} client-resources-num-cpus=1")
+        self.start(
+            name,
+            *("flwr", "run", str(app.absolute()), _CONNECTION, "--stream", "--run-config", settings),
+            *(nodes if self.simulated else ()),
+        )
+        return name
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """Flower's own account of its runs, newest first."""
+        listed: dict[str, Any] = json.loads(self.flwr("list", _CONNECTION, "--format", "json"))
+        runs: list[dict[str, Any]] = listed["runs"]
+        return runs
+
+    def flwr(self, *arguments: str) -> str:
+        """Flower's command line."""
+        # In a folder of ours: Flower takes the name of a connection for an app if there is a folder of that name.
+        done = subprocess.run(
+            ["flwr", *arguments], env=self._environment, cwd=self.folder, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise FederationError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def log(self, name: str, lines: int = 20) -> str:
+        """The end of a process's log."""
+        return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,172 @@
+"""Flower's side of the server: turns orders into Flower messages and Flower's replies into answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO, WARNING
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedfw.deployment.messages import Hello, Order
+from fedfw.deployment.server import DeployedServer
+from fedfw.errors import MessageError
+
+RECORD = "fedfw"
+"""The one record of every message: a ConfigRecord, which costs a fifth of two tiny arrays."""
+Result = TypeVar("Result")
+_LOOK_AGAIN = 1.0  # seconds
+_ASK_AGAIN = 30.0  # seconds until a node that did not say who it is is asked once more
+_MOST_CLIENTS = 10**6
+_SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
+
+
+class FedFWStrategy(Strategy):
+    """Drives a `DeployedServer` over a Flower grid.
+
+    Parameters
+    ----------
+    server : DeployedServer
+        Its settings say how long a round waits for answers, and the first one for clients.
+    """
+
+    def __init__(self, server: DeployedServer) -> None:
+        self.server = server
+        self._round_timeout, self._start_timeout = server.settings.round_timeout, server.settings.start_timeout
+        self._clients: dict[int, int] = {}  # by node: those that are here
+        self._claims: dict[int, int] = {}  # by node: who each ever said to be, which may not change
+        self._met: dict[int, float] = {}  # by node: when it was last asked who it is
+        self._asked = 0.0
+        self._own_seconds = 0.0
+
+    # --- what Flower calls ---
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._meet(grid)
+        self._wait(grid, everyone=server_round == 1)
+        online = set(self._clients.values())
+        if sums := self._ours(self.server.ask_for_sums, online):
+            self._take(grid.send_and_receive(self._messages(sums), timeout=self._round_timeout))
+        messages = self._messages(self._ours(self.server.open, online))
+        self._asked = time.perf_counter()
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        waited = time.perf_counter() - self._asked
+        self._take(replies)
+        seconds = {"waiting": waited, "server": self._own_seconds}
+        self._own_seconds = 0.0
+        record = self._ours(self.server.close, seconds)  # what closing takes counts in the next round
+        numbers: dict[str, Any] = {"round": record.round, "counted": record.participants, "invited": record.invited}
+        numbers |= {"refused": sum(record.refused.values()), "bytes-up": record.bytes_up}
+        known = {"loss": record.test_loss, "accuracy": record.accuracy}
+        return None, MetricRecord(numbers | {name: value for name, value in known.items() if value is not None})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return []  # the server's test data are all that is evaluated
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        task = self.server.task
+        log(INFO, "\t└──> %s on %r", task.algorithm.name, task.constraint)
+
+    # --- nodes and messages ---
+
+    def _messages(self, orders: Mapping[int, Order]) -> list[Message]:
+        nodes = {client: node for node, client in self._clients.items()}
+        life = self._round_timeout + _SPARE_LIFE
+        return [_message(nodes[client], MessageType.TRAIN, order.fields(), life) for client, order in orders.items()]
+
+    def _take(self, replies: Iterable[Message]) -> None:
+        for reply in replies:
+            client = self._clients.get(reply.metadata.src_node_id)
+            if reply.has_error():
+                self.server.refuse(client, f"failed: {reply.error.reason}")
+                continue
+            try:
+                fields = content(reply)
+            except MessageError as error:
+                self.server.refuse(client, str(error))
+                continue
+            self._ours(self.server.take, client, fields)
+
+    def _ours(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call it and add its seconds to ours."""
+        began = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            self._own_seconds += time.perf_counter() - began
+
+    def _meet(self, grid: Grid) -> None:
+        """Ask nodes that are new which client they are, and forget those that are gone."""
+        nodes, members = set(grid.get_node_ids()), set(self.server.roster.members)
+        self._clients = {n: client for n, client in self._clients.items() if n in nodes and client in members}
+        now = time.monotonic()
+        strangers = [n for n in nodes - set(self._clients) if now - self._met.get(n, -math.inf) > _ASK_AGAIN]
+        if not strangers:
+            return
+        self._met |= dict.fromkeys(strangers, now)
+        timeout = min(self._round_timeout, _ASK_AGAIN)
+        asked = [_message(node, MessageType.QUERY, {}, timeout) for node in strangers]
+        for reply in grid.send_and_receive(asked, timeout=timeout):
+            try:
+                self._introduce(reply)
+            except MessageError as error:
+                self.server.refuse(None, str(error))
+
+    def _introduce(self, reply: Message) -> None:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            raise MessageError(f"failed: {reply.error.reason}")
+        try:
+            hello = Hello.of(content(reply))
+        except MessageError as error:
+            raise MessageError(f"undecodable: {error}") from None
+        client = hello.client
+        if not 0 <= client < _MOST_CLIENTS:
+            raise MessageError(f"undecodable: client {client}, expected a number from 0 to {_MOST_CLIENTS - 1}")
+        if client in self._clients.values() or self._claims.setdefault(node, client) != client:
+            raise MessageError(f"impostor: node {node} says it is client {client}")
+        if hello.leaving and client not in self.server.roster.counted:
+            return  # it has left
+        self.server.meet(hello)
+        self._clients[node] = client
+
+    def _wait(self, grid: Grid, everyone: bool) -> None:
+        """Until somebody is there, or everyone; a round without anybody would only run the clock down."""
+        until = time.monotonic() + self._start_timeout
+        while missing := set(self.server.roster.members) - set(self._clients.values()):
+            if self._clients and (not everyone or time.monotonic() > until):
+                if everyone:
+                    log(WARNING, "going on without clients %s", sorted(missing))
+                return
+            if time.monotonic() > until:
+                raise TimeoutError(f"no client came within {self._start_timeout:.0f} s; resume=true goes on later")
+            time.sleep(_LOOK_AGAIN)
+            self._meet(grid)
+
+
+def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=node, message_type=kind, ttl=life)
+
+
+def content(message: Message) -> dict[str, Any]:
+    """The fields of a message; raises `MessageError` where there are none."""
+    record = message.content.get(RECORD)
+    if not isinstance(record, ConfigRecord) or len(message.content) != 1:
+        raise MessageError("undecodable: not one record of ours")
+    return dict(record)

@@ -1,0 +1,85 @@
+"""Who takes part: the clients' numbers, their last counted round, and who is to be handed its memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Roster:
+    """The clients that there are; client ``members[row]`` is the row of that number in the coordinator's memory.
+
+    Parameters
+    ----------
+    clients : int
+        How many there are at the start: 0, 1, ...
+
+    Attributes
+    ----------
+    counted : dict of int to int
+        The last round in which each client's answer was counted; 0 for none.
+    hand_back : set of int
+        Clients that will be sent their memory, because theirs is lost, wrong, or not yet there.
+    away : Counter
+        Rounds in a row in which a client was wanted and its answer was not counted.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self.counted = dict.fromkeys(range(clients), 0)
+        self.hand_back: set[int] = set()
+        self.away: Counter[int] = Counter()
+
+    @property
+    def members(self) -> list[int]:
+        """The clients' numbers, ascending."""
+        return sorted(self.counted)
+
+    def __len__(self) -> int:
+        return len(self.counted)
+
+    def row(self, client: int) -> int:
+        """The client's row; for a client that is not there the row that it would have."""
+        return bisect_left(self.members, client)
+
+    def rows(self, clients: Collection[int]) -> Tensor:
+        """The rows (m,) of several clients."""
+        place = {client: row for row, client in enumerate(self.members)}
+        return torch.tensor([place[client] for client in clients], dtype=torch.int64)
+
+    def add(self, client: int) -> None:
+        """A client that is new; it will be handed its memory."""
+        self.counted[client] = 0
+        self.hand_back.add(client)
+
+    def remove(self, client: int) -> None:
+        """A client that is gone."""
+        del self.counted[client]
+        self.hand_back.discard(client)
+        self.away.pop(client, None)
+
+    def count(self, clients: Collection[int], t: int, wanted: Collection[int]) -> None:
+        """Round t was counted for these clients, of those that were wanted in it."""
+        self.away.update(client for client in wanted if client not in clients)
+        for client in clients:
+            self.counted[client] = t
+            self.away.pop(client, None)
+        self.hand_back -= set(clients)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as JSON data."""
+        return {
+            "counted": sorted(self.counted.items()),
+            "hand_back": sorted(self.hand_back),
+            "away": sorted(self.away.items()),
+        }
+
+    def load(self, held: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.counted = dict(held["counted"])
+        self.hand_back = set(held["hand_back"])
+        self.away = Counter(dict(held["away"]))

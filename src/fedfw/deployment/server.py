@@ -1,0 +1,460 @@
+"""The server: hands out orders, checks every answer, keeps xbar the mean of all x_i, and survives its own death.
+
+It knows nothing of Flower. A round is `ask_for_sums` (for algorithms that gather a sum), `open`, `take` for each answer
+that comes in, and `close`; any transport will do. The round itself is `fedfw.rounds.coordinator`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfw.algorithms.base import Algorithm, Contributed, Evidence, Kept, Plan, Reveals, Upload
+from fedfw.atoms import Atom
+from fedfw.atoms.base import stack_atoms, structure
+from fedfw.deployment.messages import SCHEMA, Answer, Ask, Hello, Kind, Order
+from fedfw.deployment.records import DeployedRecord
+from fedfw.deployment.roster import Roster
+from fedfw.deployment.settings import Deployment
+from fedfw.deployment.task import Task
+from fedfw.errors import AtomError, MessageError
+from fedfw.problems.problem import with_parameters
+from fedfw.rounds.coordinator import Coordinator, Round
+from fedfw.rounds.folders import PLOTS, RunFolder
+from fedfw.rounds.memory import EveryRow
+from fedfw.rounds.participation import Participation
+from fedfw.rounds.records import History
+from fedfw.rounds.setup import fingerprint, mean_steepness
+from fedfw.rounds.tensors import joined, part
+from fedfw.rounds.wire import digest, encoded
+
+_log = logging.getLogger("fedfw")
+
+
+@dataclass
+class _Exchange:
+    """The orders of the present round and the answers that were accepted."""
+
+    wanted: list[int] = field(default_factory=list)
+    orders: dict[int, Order] = field(default_factory=dict)
+    contributions: dict[int, Contributed] = field(default_factory=dict)
+    atoms: dict[int, Atom] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+    joined: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class DeployedServer:
+    """The server of one training.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    settings : Deployment
+        How it is deployed.
+
+    Attributes
+    ----------
+    run : str
+        The training's name, by which clients keep their memory.
+    roster : Roster
+        The clients that there are.
+    history : History
+        The records so far.
+    """
+
+    def __init__(self, task: Task, settings: Deployment | None = None) -> None:
+        self.task, self.settings = task, settings or Deployment()
+        self._refuse_what_was_not_agreed()
+        self.run = f"{self.settings.run_name}-{secrets.token_hex(4)}"
+        self.roster = Roster(task.clients)
+        self.history = History()
+        self._numbers: dict[str, float] = {}  # a penalty and a step size that were worked out before a restart
+        self._hellos: dict[int, Hello] = {}
+        self._exchange = _Exchange()
+        self._now: Round | None = None
+        self._judge = None if task.test is None else task.problem(task.test)
+        folder = self.settings.folder
+        self._folder = None if folder is None else RunFolder(folder, self.settings.resume)
+        if self._folder is not None and self.settings.resume:
+            self._restore(self._folder)
+
+    def _refuse_what_was_not_agreed(self) -> None:
+        algorithm, contract = self.task.algorithm, self.task.algorithm.contract
+        if contract.reveals is Reveals.GRADIENTS and not self.settings.share_gradients:
+            raise ValueError(
+                f"{algorithm.name} shares {contract.shares}: deployed, gradients go to the server in the clear. "
+                "share-gradients says that this is wanted"
+            )
+        if self.task.is_open and not (self.settings.tell_loss or self.settings.resume):
+            raise ValueError(
+                f'{algorithm.name} has a penalty or a step size of "auto", which is worked out from a number of each '
+                "client's data: tell-loss says that clients may send such numbers; or give a number"
+            )
+
+    # --- what is trained ---
+
+    @property
+    def t(self) -> int:
+        """Rounds that are done."""
+        return len(self.history)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm with its defaults filled in."""
+        task = self.task
+        if self._numbers or not task.is_open:
+            return task.resolved(**self._numbers)
+        plan = task.resolved().plan(task.setting(self._steepness, self._smoothness))
+        return task.resolved(penalty=plan.lam_0, lr=plan.lr)
+
+    def _steepness(self) -> float | None:
+        reported = {client: one.steepness for client, one in self._hellos.items() if one.steepness is not None}
+        if not reported:
+            return None
+        return mean_steepness(
+            list(reported.values()), [self.task.weight(client, list(reported)) for client in reported]
+        )
+
+    def _smoothness(self) -> float | None:
+        reported = {client: one.smoothness for client, one in self._hellos.items() if one.smoothness is not None}
+        weights = {client: self.task.weight(client, list(reported)) for client in reported}
+        return max((len(reported) * weights[client] * each for client, each in reported.items()), default=None)
+
+    @cached_property
+    def coordinator(self) -> Coordinator:
+        """The round's own server; made when the first round begins."""
+        task, n = self.task, len(self.roster)
+        begun = self.algorithm.start_clients(task.start.repeat(n, 1))
+        memory = EveryRow(self.algorithm.contract.rebuilt(begun))
+        return Coordinator(self.algorithm, task.plan(self.algorithm, n), task.start, memory)
+
+    @property
+    def plan(self) -> Plan:
+        """For the clients that there are now."""
+        return self.coordinator.plan
+
+    @property
+    def xbar(self) -> Tensor:
+        """The model's parameters, (p,)."""
+        return self.coordinator.server.xbar
+
+    @property
+    def model(self) -> nn.Module:
+        """The model at xbar."""
+        return with_parameters(self.task.model, self.xbar)
+
+    # --- who is there ---
+
+    def meet(self, hello: Hello) -> None:
+        """A client says who it is; one that was not there before enters at xbar, which stays the mean."""
+        client = hello.client
+        self._hellos.setdefault(client, hello)
+        if client in self.roster.counted:
+            return
+        if self.task.weights is not None:
+            raise MessageError(f"client {client} has no weight: the task names {self.task.clients}")
+        coordinator, row = self.coordinator, self.roster.row(client)
+        newcomer = self.algorithm.contract.rebuilt(self.algorithm.start_clients(self.xbar[None].clone()))
+        self.roster.add(client)
+        coordinator.join(row, newcomer)
+        self._exchange.joined.append(client)
+
+    def release(self, client: int) -> None:
+        """A client is gone for good: the mean is over the others."""
+        if len(self.roster) == 1:
+            _log.warning("client %d is the last one and stays", client)
+            return
+        row = self.roster.row(client)
+        self.roster.remove(client)
+        self.coordinator.leave(row)
+        self._exchange.left.append(client)
+
+    def wanted(self) -> list[int]:
+        """Who is to take part in the next round, by the seed."""
+        options, members = self.task.options, self.roster.members
+        wanted = options.participation
+        if isinstance(wanted, int) and (wanted >= len(members) or wanted == 1):
+            return members  # clients came or went: no more than there are, and "one" was of one
+        chosen = Participation(wanted, len(members), options.seed)(self.t + 1)
+        return [members[row] for row in chosen.tolist()]
+
+    # --- a round ---
+
+    def ask_for_sums(self, online: Collection[int]) -> dict[int, Order]:
+        """Orders for contributions to a sum, in the rounds that begin with one; else none."""
+        self._open_round(online)
+        now = self._now
+        if now is None or not self.coordinator.gathers(now):
+            return {}
+        self.coordinator.ask_for_sums(now, count=False)
+        return self._send(now, Ask.SUM, {"xbar": self.xbar})
+
+    def open(self, online: Collection[int]) -> dict[int, Order]:
+        """The orders of the next round, for those that are wanted and can be reached."""
+        if self._now is None:
+            self._open_round(online)
+        now, exchange = self._now, self._exchange
+        if now is None:
+            return {}
+        if self.coordinator.gathers(now):
+            present = sorted(exchange.contributions)
+            if not present:
+                exchange.orders = {}
+                return {}
+            sent = [exchange.contributions[client] for client in present]
+            loss, vector = torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent])
+            self.coordinator.gather(now, [self.roster.rows(present)], [Contributed(loss, vector)])
+        message = self.coordinator.announce(now)
+        self.coordinator.number(now)
+        return self._send(now, Ask.STEP, self.coordinator.vectors(message))
+
+    def _open_round(self, online: Collection[int]) -> None:
+        exchange = self._exchange
+        exchange.wanted = self.wanted()
+        invited = [client for client in exchange.wanted if client in online]
+        self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
+
+    def _send(self, now: Round, ask: Ask, vectors: Mapping[str, Tensor]) -> dict[int, Order]:
+        """The orders of a message for the clients of a round."""
+        members, wire = self.roster.members, self.coordinator.wire
+        stands_for = digest(*(vectors[name] for name in sorted(vectors)))
+        mean = b"" if ask is Ask.SUM or now.gathered is None else encoded(now.gathered.mean).write()
+        evaluated = self.task.options.evaluates(now.t)
+        orders = {}
+        for row, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
+            client = members[row]
+            memory = self._handed(client, row) if now.gathered is None else {}
+            since = 0 if memory else base
+            orders[client] = Order(
+                run=self.run,
+                t=now.t,
+                client=client,
+                n=len(members),
+                weight=self.task.weight(client, members),
+                counted=self.roster.counted[client],
+                version=now.version,
+                base=since,
+                digest=stands_for,
+                vectors=wire.write(since),
+                mean=mean,
+                memory=memory,
+                penalty=self.plan.lam_0 if self.task.is_open else None,
+                lr=self.plan.lr if self.task.is_open else None,
+                ask=ask.value,
+                tell=self.settings.tell_loss and ask is Ask.STEP and evaluated,
+            )
+        now.traffic.bytes_down += sum(order.payload_nbytes for order in orders.values())
+        now.traffic.evidence_down += sum(order.evidence_nbytes for order in orders.values())
+        self._exchange.orders = orders
+        return dict(orders)
+
+    def _handed(self, client: int, row: int) -> dict[str, bytes]:
+        """What a client is sent that is to hold what the server knows; nothing where it holds that already."""
+        if client not in self.roster.hand_back:
+            return {}
+        known = self.coordinator.memory.gather(torch.tensor([row]))
+        return {
+            name: encoded(values[0]).write()
+            for name, values in known.items()
+            if self.algorithm.contract.remembers[name] is Kept.REBUILT
+        }
+
+    def take(self, client: int | None, received: Mapping[str, Any]) -> str | None:
+        """One answer, and from which client the transport says it is; returns why it was refused, if it was."""
+        try:
+            self._take(client, received)
+        except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:  # whatever it is, the round goes on
+            reason = str(error) if isinstance(error, MessageError) else f"undecodable: {error}"
+            self.refuse(client, reason)
+            return reason
+        return None
+
+    def refuse(self, client: int | None, reason: str) -> None:
+        """Note that something that was sent is not used."""
+        self._exchange.refused[reason.partition(":")[0][:40]] += 1
+        _log.warning("round %d: refused from client %s: %s", self.t + 1, client, reason)
+
+    def _take(self, client: int | None, received: Mapping[str, Any]) -> None:
+        now, exchange = self._now, self._exchange
+        if now is None or client is None or client not in exchange.orders:
+            raise MessageError("unknown sender")
+        size = sum(len(value) for value in received.values() if isinstance(value, bytes | str))
+        if size > self._most_bytes():
+            raise MessageError(f"oversized: {size} bytes")
+        try:
+            answer = Answer.of(received)
+        except MessageError as error:
+            raise MessageError(f"undecodable: {error}") from None
+        if answer.run != self.run or answer.client != client:
+            raise MessageError(f"wrong run or client: {answer.run}, {answer.client}")
+        if answer.t != now.t:
+            raise MessageError(f"wrong round: {answer.t}")
+        asked = exchange.orders[client].ask
+        done: Collection[int] = exchange.answers if asked == Ask.STEP else exchange.contributions
+        if client in done or client in exchange.leaving:
+            raise MessageError("replayed")
+        if answer.kind in (Kind.LOST, Kind.OUTDATED):
+            self.roster.hand_back.add(client)
+            raise MessageError(f"{answer.kind}: it will be handed its memory")
+        if answer.kind == Kind.LEAVING:
+            exchange.leaving.add(client)
+            return
+        if answer.kind != asked:
+            raise MessageError(f"wrong kind: {answer.kind!r}")
+        try:
+            self._accept(client, answer, now)
+        except AtomError as error:
+            raise MessageError(f"bad atom: {error}") from None
+
+    def _accept(self, client: int, answer: Answer, now: Round) -> None:
+        exchange, row = self._exchange, torch.tensor([self.roster.row(client)])
+        point = self.coordinator.memory.gather(row)["x"][0]
+        if answer.digest != digest(point):
+            self.roster.hand_back.add(client)
+            raise MessageError("diverged: its x_i is not the one that was counted")
+        if answer.kind == Kind.SUM:
+            if answer.loss is None:
+                raise MessageError("undecodable: no loss")
+            loss = torch.tensor([answer.loss], dtype=torch.float64)
+            exchange.contributions[client] = Contributed(loss, self.task.decode_vector(answer.payload)[None])
+            return
+        exchange.atoms[client] = self.task.decode(answer.payload, self.plan, now.t)
+        exchange.answers[client] = answer
+
+    def _most_bytes(self) -> int:
+        """More than any honest answer has."""
+        return 4096 + 8 * len(self.task.start) * self.task.options.local_steps
+
+    def close(self, seconds: dict[str, float] | None = None) -> DeployedRecord:
+        """Make the server's step from what was accepted, and write it all down."""
+        exchange, now, plan = self._exchange, self._now, self.plan
+        counted = sorted(exchange.atoms)
+        restored = [client for client in counted if exchange.orders[client].memory and client not in exchange.joined]
+        if now is not None:
+            self._learn_losses(counted)
+            for upload in self._uploads(counted):
+                now.arrive(upload, with_loss=all(exchange.answers[c].loss is not None for c in counted))
+            self.coordinator.close(now)
+            # Clients that contributed to a sum and whose step was not counted still hold what was before it.
+            self.roster.hand_back |= set(exchange.contributions) - set(counted)
+        self.roster.count(counted, self.t + 1, exchange.wanted)
+        patience = self.settings.leave_after
+        gone = {client for client, rounds in self.roster.away.items() if patience and rounds >= patience}
+        for client in sorted(exchange.leaving | gone):
+            self.release(client)
+        record = self._record(counted, restored, plan, seconds)
+        self.history.append(record)
+        self._exchange, self._now = _Exchange(), None
+        self._save()
+        return record
+
+    def _uploads(self, counted: list[int]) -> list[Upload]:
+        """What was accepted, stacked by the structure of the atoms."""
+        exchange, memory, uploads = self._exchange, self.coordinator.memory, []
+        for _, group in groupby(counted, key=lambda client: structure(exchange.atoms[client])):
+            clients = list(group)
+            rows, atoms = self.roster.rows(clients), stack_atoms([exchange.atoms[client] for client in clients])
+            numbers = [exchange.answers[client].number for client in clients]
+            known = [number for number in numbers if number is not None]
+            evidence = None
+            if len(known) == len(counted):  # where everyone reported its number
+                evidence = Evidence(torch.tensor(known, dtype=torch.float64), None)
+            uploads.append(Upload(rows, atoms, memory.gather(rows)["x"], evidence))
+        return uploads
+
+    def _learn_losses(self, counted: list[int]) -> None:
+        """Clients report their losses at xbar, which is the model after the round before."""
+        losses = [self._exchange.answers[client].loss for client in counted]
+        reported = [loss for loss in losses if loss is not None]
+        if self.history and len(reported) == len(self.roster):
+            self.history.amend(loss=sum(reported))
+
+    def _record(
+        self, counted: list[int], restored: list[int], plan: Plan, seconds: dict[str, float] | None
+    ) -> DeployedRecord:
+        exchange, now, xbar, t = self._exchange, self._now, self.xbar, self.t + 1
+        test = self._judge.test(xbar) if self._judge is not None and self.task.options.evaluates(t) else None
+        everyone = torch.arange(len(self.roster))
+        keeps = self.algorithm.contract.points
+        points = self.coordinator.memory.gather(everyone)["x"] if keeps else xbar[None]
+        return DeployedRecord(
+            round=t,
+            test_loss=None if test is None else test.loss,
+            accuracy=None if test is None else test.accuracy,
+            anchor_gap=None if now is None else now.anchor_gap,
+            lower_bound=self.coordinator.best_bound,
+            consensus=float((points - xbar).double().square().sum() ** 0.5),
+            distance=0.0 if self.task.constraint.contains(xbar) else None,
+            participants=len(counted),
+            **({} if plan.schedule is None else vars(plan.rates(t))),
+            **({} if now is None else vars(now.traffic)),
+            bytes_dense=2 * len(exchange.orders) * self.coordinator.wire.dense_nbytes,
+            seconds=seconds,
+            invited=len(exchange.orders),
+            refused=dict(exchange.refused),
+            joined=list(exchange.joined),
+            left=list(exchange.left),
+            restored=restored,
+            drift=float((points.double().mean(0) - xbar).abs().max()),
+            digest=digest(xbar).hex(),
+        )
+
+    # --- checkpoints ---
+
+    @property
+    def fingerprint(self) -> str:
+        """What must agree for a checkpoint to be continued."""
+        plan = replace(self.task.plan(self.algorithm, self.task.clients))
+        return fingerprint(plan, self.algorithm, self.task.options, self.task.start)
+
+    def _save(self) -> None:
+        if self._folder is None:
+            return
+        meta = {
+            "schema": SCHEMA,
+            "round": self.t,
+            "run": self.run,
+            "fingerprint": self.fingerprint,
+            "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
+        }
+        tensors = joined({"coordinator": self.coordinator.state()})
+        self._folder.save(self.t, tensors, meta | self.roster.state(), self.history)
+
+    def _restore(self, folder: RunFolder) -> None:
+        found = folder.latest()
+        if found is None:
+            return
+        tensors, meta = found
+        if meta["schema"] != SCHEMA:
+            raise ValueError(f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}")
+        self._numbers = meta["numbers"]
+        if meta["fingerprint"] != self.fingerprint:
+            raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
+        self.roster.load(meta)
+        self.coordinator.load(part(tensors, "coordinator"))
+        self.history = History.from_jsonl(meta["history"], DeployedRecord)
+        self.run = meta["run"]
+        if folder.newest_round() != self.t:
+            # A damaged checkpoint was skipped, and clients may be ahead of this one: they begin anew from here.
+            self.run, self.roster.hand_back = f"{self.run}.{self.t}", set(self.roster.members)
+
+    def finish(self) -> None:
+        """Write the model and the plots."""
+        if self._folder is not None:
+            from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
+
+            self._folder.save_model(self.model)
+            save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS)

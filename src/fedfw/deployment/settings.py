@@ -1,0 +1,55 @@
+"""How a training is deployed, beside the task: each option declared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from fedfw.options import check_options, option
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How a training is deployed, beside the task.
+
+    Examples
+    --------
+    >>> Deployment(leave_after=3).round_timeout
+    120.0
+    """
+
+    run_name: Annotated[
+        str,
+        option(
+            "a name for people; clients keep their memory by it and a random suffix",
+            expected="letters, digits, '-' and '_'",
+            pattern=r"^[A-Za-z0-9_-]+$",
+        ),
+    ] = "run"
+    out: Annotated[
+        str | Path | None, option("the server's folder for history, model and checkpoints", expected="a path")
+    ] = None
+    resume: Annotated[bool, option("go on from the last checkpoint in out")] = False
+    round_timeout: Annotated[float, option("seconds a round waits; whoever is late is absent", gt=0)] = 120.0
+    start_timeout: Annotated[float, option("seconds to wait for the clients of the start", gt=0)] = 300.0
+    leave_after: Annotated[
+        int, option("rounds without an answer after which a client is taken to have left; 0 for never", ge=0)
+    ] = 0
+    tell_loss: Annotated[
+        bool,
+        option("clients also send numbers about their data: their loss at the model, one for a bound on the optimum"),
+    ] = False
+    share_gradients: Annotated[
+        bool, option("allows algorithms whose clients send gradients to the server in the clear")
+    ] = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.resume and self.out is None:
+            raise ValueError("resume needs the folder to go on from")
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the server keeps its files."""
+        return None if not self.out else Path(self.out).expanduser()

@@ -1,0 +1,206 @@
+"""A client's memory on its own disk: Flower keeps none, and a client's process may end at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Contributed, State
+from fedfw.deployment.messages import SCHEMA, Answer
+from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
+from fedfw.rounds.files import write_atomically
+from fedfw.rounds.tensors import joined, part
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def state_folder(wanted: str | Path | None = None) -> Path:
+    """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's home."""
+    if wanted:
+        return Path(wanted).expanduser()
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(os.environ.get("FEDFW_STATE") or Path(home) / "fedfw")
+
+
+@dataclass(frozen=True)
+class Received:
+    """The vectors of one message, by name, (p,) each, and the number of that message; 0 for none yet."""
+
+    version: int
+    vectors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a client holds after round t: its memory (a stack of one), and the message of that round."""
+
+    t: int
+    state: State
+    received: Received
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a client contributed to the sum that round t gathered, and the message that asked for it."""
+
+    t: int
+    sent: Contributed
+    received: Received
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a client keeps on its disk.
+
+    Parameters
+    ----------
+    counted : Step
+        The last step that was counted.
+    pending : Step, optional
+        A step that may yet be counted, with the answer that was given for it.
+    answer : Answer, optional
+        That answer.
+    handed : str
+        Stands for the memory that the pending step's order handed over.
+    contribution : Contribution, optional
+        To the sum that the present round gathers.
+    """
+
+    counted: Step
+    pending: Step | None = None
+    answer: Answer | None = None
+    handed: str = ""
+    contribution: Contribution | None = None
+
+    def at(self, t: int) -> Step | None:
+        """The step after round t, if it is one of the two."""
+        return next((step for step in (self.pending, self.counted) if step is not None and step.t == t), None)
+
+    def message(self, version: int) -> Received | None:
+        """The message of that number, if it is here; number 0 is an empty one."""
+        kept = (self.contribution, self.pending, self.counted)
+        found = (one.received for one in kept if one is not None and one.received.version == version)
+        return next(found, None) if version else Received(0, {})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a private client has released: in how many rounds, under which promise, at which largest weight."""
+
+    released: int
+    promise: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class ClientStore:
+    """One client's file in one run, and a log of what happened to it.
+
+    Parameters
+    ----------
+    folder
+        Of all clients on this machine.
+    """
+
+    folder: Path
+    run: str
+    client: int
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.run or any(not (c.isalnum() or c in "-_.") for c in self.run) or self.run.startswith("."):
+            raise ValueError(f"run={self.run!r}, expected letters, digits, '-', '_' and '.'")
+        object.__setattr__(self, "path", self.folder / self.run / f"client-{self.client}{SUFFIX}")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, no other process works on this client's file: two of them would draw noise for one release."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self._budget_path().with_suffix(".lock"), "w") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+            yield
+
+    def load(self) -> Stored | None:
+        """What was saved last; None where there is nothing, or nothing that is whole."""
+        if not self.path.is_file():
+            return None
+        try:
+            tensors, meta = load_checkpoint(self.path)
+        except DamagedCheckpointError as error:
+            warnings.warn(f"{error}; the server will be asked for it", stacklevel=2)
+            return None
+        if meta["schema"] != SCHEMA:
+            raise ValueError(f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}")
+
+        def received(name: str) -> Received:
+            return Received(meta[name]["version"], part(tensors, f"{name}.received"))
+
+        def step(name: str) -> Step:
+            return Step(meta[name]["t"], part(tensors, f"{name}.state"), received(name))
+
+        contribution = None
+        if "contribution" in meta:
+            sent = Contributed(tensors["contribution.loss"], tensors["contribution.vector"])
+            contribution = Contribution(meta["contribution"]["t"], sent, received("contribution"))
+        if "answer" not in meta:
+            return Stored(step("counted"), contribution=contribution)
+        payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
+        answer = Answer.of(meta["answer"] | payloads)
+        return Stored(step("counted"), step("pending"), answer, meta["handed"], contribution)
+
+    def save(self, stored: Stored) -> None:
+        """Replace the file in one piece."""
+        meta: dict[str, Any] = {"schema": SCHEMA}
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, kept in (("counted", stored.counted), ("pending", stored.pending)):
+            if kept is not None:
+                meta[name] = {"t": kept.t, "version": kept.received.version}
+                parts |= {f"{name}.state": kept.state, f"{name}.received": kept.received.vectors}
+        if stored.pending is not None and stored.answer is not None:
+            answer = stored.answer.fields()
+            meta["handed"] = stored.handed
+            meta["answer"] = {key: v.hex() if isinstance(v, bytes) else v for key, v in answer.items()}
+        if (given := stored.contribution) is not None:
+            meta["contribution"] = {"t": given.t, "version": given.received.version}
+            parts |= {
+                "contribution": {"loss": torch.as_tensor(given.sent.loss), "vector": given.sent.vector},
+                "contribution.received": given.received.vectors,
+            }
+        save_checkpoint(self.path, joined(parts), meta)
+
+    def budget(self) -> Budget | None:
+        """What a private client has spent in this run; None where nothing is known of it."""
+        path = self._budget_path()
+        return Budget(**json.loads(path.read_text())) if path.is_file() else None
+
+    def spend(self, budget: Budget) -> None:
+        """Write it down, before anything is drawn."""
+        write_atomically(self._budget_path(), json.dumps(asdict(budget)).encode())
+
+    def _budget_path(self) -> Path:
+        # A server that went back to an older checkpoint calls the run by another name: the data are the same.
+        return self.folder / f"{re.sub(r'([.][0-9]+)+$', '', self.run)}-client-{self.client}.budget.json"
+
+    def forget(self) -> None:
+        """Remove the file; what was spent stays spent."""
+        self.path.unlink(missing_ok=True)
+
+    def note(self, **event: Any) -> None:
+        """Append a line to the client's log."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path.with_suffix(".log.jsonl"), "a", encoding="utf-8") as log:
+            log.write(json.dumps(event) + "\n")

@@ -1,0 +1,214 @@
+"""What is trained: stated once, in a file that the server and every client have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+from fedfw.algorithms.base import Algorithm, Plan, Setting, Up
+from fedfw.algorithms.projected import dense
+from fedfw.atoms import Atom
+from fedfw.atoms.base import read_framed
+from fedfw.atoms.bits import Reader
+from fedfw.errors import AtomError
+from fedfw.problems.linear import LossFunction
+from fedfw.problems.modules import flatten
+from fedfw.problems.problem import Problem, declared_convex, softmax_classes
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
+from fedfw.rounds.setup import feasible_start
+from fedfw.rounds.wire import decoded_alone, whole
+from fedfw.sets.base import ConstraintSet, shapes_of
+
+_TOO_LARGE = 1e18
+_CONVEX_ON_A_LAYER = (nnf.cross_entropy, nnf.mse_loss, nnf.binary_cross_entropy_with_logits)
+_OPEN = ("penalty", "lr")
+"""Options of algorithms that may be left to be worked out from the clients' data."""
+
+
+def _unknown() -> float | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its parameters are the start: build it from a fixed seed, so that everybody has the same.
+    loss : callable
+        ``loss(outputs, targets)``, a mean over samples.
+    algorithm : Algorithm
+        With its set. Its defaults are filled in as in a simulation; a penalty or a step size of "auto" is worked out
+        from one number of each client when the training begins.
+    data : callable
+        A client's own samples, by its number; called on that client only.
+    clients : int
+        How many there are at the start; more may join.
+    options : Options
+        Rounds, participation, local steps, batch size and seed.
+    test : pair of tensors or dataset, optional
+        Public test data, for the server's records.
+    weights : sequence of float, optional
+        Of the clients 0, 1, ...; equal by default.
+    convex : bool, optional
+        Whether the losses are, for the choice of the schedule; by default from the model.
+    l2 : float
+        Adds l2/2 ||x||^2 to every client's loss.
+
+    Examples
+    --------
+    >>> import fedfw, torch
+    >>> from fedfw.deployment import Task
+    >>> task = Task(
+    ...     model=torch.nn.Linear(4, 3),
+    ...     loss=torch.nn.functional.cross_entropy,
+    ...     algorithm=fedfw.FedFW(fedfw.L1Ball(10.0), penalty=1e-3),
+    ...     data=lambda client: (torch.randn(12, 4), torch.randint(3, (12,))),
+    ...     clients=3,
+    ... )
+    >>> task.start.shape
+    torch.Size([15])
+    """
+
+    model: nn.Module
+    loss: LossFunction
+    algorithm: Algorithm
+    data: Callable[[int], Any]
+    clients: int
+    _: KW_ONLY
+    options: Options = field(default_factory=Options)
+    test: Any = None
+    weights: Sequence[float] | None = None
+    convex: bool | None = None
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"clients={self.clients}, expected at least 1")
+        if self.weights is not None and len(self.weights) != self.clients:
+            raise ValueError(f"{len(self.weights)} weights for {self.clients} clients")
+        contract = self.algorithm.contract
+        if not contract.restorable:
+            raise ValueError(
+                f"{self.algorithm.name} runs in simulations only: the server's memory relies on what clients remember "
+                "of their data, and a client that lost it could not go on"
+            )
+        if not isinstance(self.options.participation, int | float):
+            raise ValueError("participation: a deployment takes a probability or a number of clients")
+        if self.options.promise is not None and contract.sums:
+            raise ValueError(f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy")
+        for name in ("relax", "tol"):
+            if getattr(self.options, name) is not None:
+                raise ValueError(f"{name} is for simulations: a deployment does not have it")
+        for name in _OPEN:
+            if str(getattr(self.algorithm, name, "")).startswith("theory"):
+                raise ValueError(
+                    f'{name}="theory" is worked out from everybody\'s gradients, which a deployment does not have: '
+                    'give a number, or "auto"'
+                )
+
+    @cached_property
+    def constraint(self) -> ConstraintSet:
+        """The set on the flat vector of parameters."""
+        bound: ConstraintSet = self.algorithm.constraint.bind(shapes_of(self.model))
+        return bound
+
+    @cached_property
+    def start(self) -> Tensor:
+        """x^1, (p,)."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        return feasible_start(self.constraint, flatten(parameters))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a penalty or a step size is still to be worked out from numbers of the clients."""
+        if self.options.promise is not None:  # then it is worked out from the bound on clipped gradients
+            return False
+        return any(isinstance(getattr(self.algorithm, name, None), str) for name in _OPEN)
+
+    def resolved(self, *, penalty: float | None = None, lr: float | None = None) -> Algorithm:
+        """The algorithm with its defaults filled in, and with these numbers where its own are still open."""
+        algorithm = self.algorithm.resolved(self.setting())
+        numbers = {"penalty": penalty, "lr": lr}
+        known = {
+            name: value
+            for name, value in numbers.items()
+            if value is not None and isinstance(getattr(algorithm, name, None), str)
+        }
+        return replace(algorithm, **known) if known else algorithm
+
+    def setting(
+        self,
+        steepness: Callable[[], float | None] = _unknown,
+        smoothness: Callable[[], float | None] = _unknown,
+    ) -> Setting:
+        """What is known of the run: nothing of the data but what clients reported."""
+        layer = isinstance(self.model, nn.Linear) and self.loss in _CONVEX_ON_A_LAYER
+        convex = declared_convex(self.model, layer) if self.convex is None else self.convex
+        options, promise = self.options, self.options.promise
+        if promise is not None:
+            clip = promise.clip
+            steepness = lambda: clip  # noqa: E731
+        return Setting(
+            n=self.clients,
+            constraint=self.constraint,
+            shape=tuple(self.start.shape),
+            convex=convex,
+            classes=softmax_classes(self.model, self.loss),
+            p=Participation(options.participation, self.clients, options.seed).p,
+            rounds=options.rounds,
+            local_steps=options.local_steps,
+            steepness=steepness,
+            smoothness=smoothness,
+        )
+
+    def plan(self, algorithm: Algorithm, n: int, setting: Setting | None = None) -> Plan:
+        """The plan of a resolved algorithm with n clients, worked out without anybody's data."""
+        return replace(algorithm.plan(self.setting() if setting is None else setting), n=n)
+
+    def weight(self, client: int, members: Sequence[int]) -> float:
+        """w_i of one of the clients that there are."""
+        if self.weights is None:
+            return 1 / len(members)
+        return self.weights[client] / sum(self.weights[member] for member in members)
+
+    def problem(self, samples: Any) -> Problem:
+        """The model on one client's samples, or on the test data."""
+        return Problem(self.model, self.loss, [samples], samples, convex=self.convex, l2=self.l2)
+
+    # --- what clients send ---
+
+    def encode(self, sent: Atom) -> bytes:
+        """What one client sends, a stack of one."""
+        if self.algorithm.contract.up is Up.VECTOR:
+            return whole(sent.dense(self.start.dtype)[0]).write()
+        return sent[0].to_bytes()
+
+    def decode(self, data: bytes, plan: Plan, t: int) -> Atom:
+        """The inverse in round t, a single atom; raises `AtomError` for what is no encoding or lies outside the set."""
+        if self.algorithm.contract.up is Up.VECTOR:
+            return dense(self.decode_vector(data)[None])[0]
+        shape, reader = tuple(self.start.shape), Reader(data)
+        _, weights = plan.mixing(t)
+        atom = read_framed(reader, self.constraint.net_readers(shape, weights))
+        reader.finish()
+        # The net of several local steps is no extreme point: it has to lie in the set all the same.
+        single = len(weights) == 1
+        if not (self.constraint.accepts(atom, shape) if single else self.constraint.contains(atom.dense())):
+            raise AtomError("the atom is not in the set")
+        return atom
+
+    def decode_vector(self, data: bytes) -> Tensor:
+        """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
+        vector = decoded_alone(data, self.start)
+        if not bool((vector.abs() < _TOO_LARGE).all()):
+            raise AtomError("a number is too large")
+        return vector

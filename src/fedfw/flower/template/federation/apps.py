@@ -1,7 +1,0 @@
-"""What Flower starts."""
-
-from federation.task import make_task
-from fedfw.flower import client_app, server_app
-
-server = server_app(make_task)
-client = client_app(make_task)

@@ -1,0 +1,247 @@
+"""How an option is declared: once, where it belongs, with its type, its range, its help and its default.
+
+A field of a dataclass is an option when its annotation carries a description made by `option`:
+
+    rounds: Annotated[int, option("number of rounds", ge=1)] = 100
+
+Everything else is worked out from that line: the check of the Python keyword, the key of a TOML file and of a deployed
+app (``rounds``, dashes for underscores), the flag (``--rounds``), its help text, and the sentence of a refusal
+("rounds=0, expected a whole number of at least 1"). Values are validated by pydantic in its strict mode.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from fedfw.parsing import parse_number
+
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+Function = TypeVar("Function", bound=Callable[..., Any])
+_LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
+
+
+def option(help_: str, *, expected: str | None = None, scope: str = "", **limits: Any) -> Any:
+    """Describe an option; the result stands in the annotation of a dataclass field.
+
+    Parameters
+    ----------
+    help_ : str
+        What the option does, for help texts, without the default.
+    expected : str, optional
+        What a refusal says was expected. By default it is worked out from the type and the limits.
+    scope : str, optional
+        ``"python"`` for an option that has no form as text, so that it is neither a flag nor a key of a file.
+    **limits
+        pydantic's limits, such as ``ge=1`` or ``lt=2``.
+
+    Returns
+    -------
+    pydantic.fields.FieldInfo
+    """
+    return Field(description=help_, json_schema_extra={"expected": expected or "", "scope": scope}, **limits)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option.
+
+    Parameters
+    ----------
+    name : str
+        The Python keyword, such as ``local_steps``.
+    help : str
+        What it does.
+    default : object
+        Its default.
+    expected : str
+        What a refusal says was expected.
+    textual : bool
+        Whether it can be written as text, in a file or as a flag.
+    annotation : object
+        Its type, which pydantic validates against.
+    """
+
+    name: str
+    help: str
+    default: Any
+    expected: str
+    textual: bool
+    annotation: Any
+
+    @property
+    def key(self) -> str:
+        """The key in TOML files and in a deployed app; with two dashes in front it is the flag."""
+        return self.name.replace("_", "-")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the option is either on or off."""
+        return _plain_types(self.annotation) == {bool}
+
+    def check(self, value: Any, source: str = "") -> Any:
+        """Return the value if it is allowed.
+
+        Raises
+        ------
+        ValueError
+            With the value and what was expected; ``source`` says where the value stood.
+        """
+        try:
+            return _validator(self.annotation)(value)
+        except ValidationError:
+            where = f"{source}: " if source else ""
+            shown = f"{self.key} = {value!r}" if source else f"{self.name}={value!r}"
+            raise ValueError(f"{where}{shown}, expected {self.expected}") from None
+
+    def parse(self, text: Any, source: str) -> Any:
+        """Check a value that came from a flag or a file, where numbers may stand as text."""
+        kinds = _plain_types(self.annotation)
+        if isinstance(text, str):
+            if bool in kinds and text in ("true", "false"):
+                text = text == "true"
+            elif kinds & {int, float}:
+                text = parse_number(text)
+        if isinstance(text, int) and not isinstance(text, bool) and float in kinds and int not in kinds:
+            text = float(text)
+        return self.check(text, source)
+
+
+@lru_cache
+def options_of(cls: Any) -> dict[str, Option]:
+    """The options that a dataclass declares, by name.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass.
+
+    Returns
+    -------
+    dict of str to Option
+        In the order of the fields.
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    found = {}
+    for field in fields(cls):
+        info = next((m for m in getattr(hints[field.name], "__metadata__", ()) if isinstance(m, FieldInfo)), None)
+        if info is None or info.description is None:
+            continue
+        extra: Any = info.json_schema_extra
+        default = field.default if field.default is not MISSING else None
+        expected = extra["expected"] or _expected(hints[field.name], info)
+        textual = extra["scope"] != "python"
+        found[field.name] = Option(field.name, info.description, default, expected, textual, hints[field.name])
+    return found
+
+
+def check_options(instance: Any) -> None:
+    """Refuse an instance of a dataclass with an option that is out of its range.
+
+    Parameters
+    ----------
+    instance : object
+        Every declared option of its class is checked.
+
+    Raises
+    ------
+    ValueError
+        With the name, the value and what was expected.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> @dataclass(frozen=True)
+    ... class Length:
+    ...     rounds: Annotated[int, option("number of rounds", ge=1)] = 100
+    >>> check_options(Length(rounds=0))
+    Traceback (most recent call last):
+        ...
+    ValueError: rounds=0, expected a whole number of at least 1
+    """
+    kind: Any = type(instance)
+    for name, declared in options_of(kind).items():
+        declared.check(getattr(instance, name))
+
+
+def declare_keywords(*declared: type) -> Callable[[Function], Function]:
+    """A decorator for functions that pass ``**options`` on: signature and documentation come from the declarations.
+
+    The function's docstring has a line ``{options}`` where the parameters go.
+    """
+
+    def decorate(function: Function) -> Function:
+        listed = [one for cls in declared for one in options_of(cls).values()]
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        named = {parameter.name for parameter in own}
+        more = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+            for one in listed
+            if one.name not in named
+        ]
+        lines = (f"    {one.name} : {one.expected}\n        {one.help[0].upper()}{one.help[1:]}." for one in listed)
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        function.__doc__ = (function.__doc__ or "").replace("{options}", "\n".join(lines).lstrip())
+        return function
+
+    return decorate
+
+
+def refuse_unknown(function: str, given: Iterable[str], *declared: type, own: Iterable[str] = ()) -> None:
+    """Refuse keywords of a function that are not declared, and name the nearest that are."""
+    known = [*own, *(name for cls in declared for name in options_of(cls))]
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function} has no option {name!r}{nearest(name, known)}, expected {', '.join(known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The question "did you mean ...?" for a name that is nearly one of the known ones, else nothing."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@lru_cache(maxsize=1024)
+def _validator(annotation: Any) -> Callable[[Any], Any]:
+    return TypeAdapter(annotation, config=_STRICT).validate_python
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    """The types of a union, without None and without what describes them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _plain_types(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return {kind for part in get_args(annotation) for kind in _plain_types(part)}
+    return set() if annotation is NoneType else {annotation}
+
+
+def _expected(annotation: Any, info: FieldInfo) -> str:
+    """What a value has to be, in words."""
+    kinds = _plain_types(annotation)
+    choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    if choices:
+        return f"one of {', '.join(map(str, choices))}"
+    if kinds == {bool}:
+        return "true or false"
+    limits = [
+        phrase.format(value)
+        for limit in info.metadata
+        for name, phrase in _LIMITS
+        if (value := getattr(limit, name, None)) is not None
+    ]
+    if kinds <= {int}:
+        return " ".join(["a whole number", " and ".join(limits)]).strip()
+    if kinds <= {int, float}:
+        return " ".join(["a number", " and ".join(limits)]).strip()
+    return "text" if kinds == {str} else str(annotation)

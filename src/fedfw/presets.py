@@ -1,0 +1,154 @@
+"""Ready problems: a data set, divided among clients, with a model, all by their names."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedfw.data import Data, load_data, partition
+from fedfw.models import MODELS, make_model
+from fedfw.options import check_options, declare_keywords, option, refuse_unknown
+from fedfw.problems import Problem
+
+
+@dataclass(frozen=True)
+class ProblemOptions:
+    """Which problem is solved: data, model and clients, by their names.
+
+    Examples
+    --------
+    >>> ProblemOptions(clients=5).dataset
+    'digits'
+    """
+
+    dataset: Annotated[str, option("data set; see 'fedfw data list'")] = "digits"
+    data_dir: Annotated[
+        str | Path | None,
+        option("folder of the data sets that are files ($FEDFW_DATA, or a cache in your home)", expected="a path"),
+    ] = None
+    model: Annotated[
+        str | None, option(f"model: {', '.join(MODELS)}; see 'fedfw models' (by the data)", expected="a model's name")
+    ] = None
+    l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
+    clients: Annotated[int, option("number of clients", ge=1)] = 10
+    partition: Annotated[
+        str | None,
+        option(
+            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client (by the data)",
+            expected="the name of a partition",
+        ),
+    ] = None
+    weights: Annotated[Literal["equal", "samples"], option("how clients count: equal, or by their samples")] = "equal"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@declare_keywords(ProblemOptions)
+def load_problem(
+    dataset: str = "digits",
+    model: str | None = None,
+    *,
+    seed: int = 0,
+    held_out: float = 0.0,
+    rule: str | None = None,
+    **options: Any,
+) -> Problem:
+    """A problem by the names of its parts.
+
+    Parameters
+    ----------
+    {options}
+    seed : int
+        Fixes the split and the start.
+    held_out : float
+        With this each client lends that fraction of its samples, which take the place of the test data.
+    rule : str
+        The former name of ``partition``.
+
+    Returns
+    -------
+    Problem
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.load_problem("digits", "mclr", clients=10, partition="labels:3")
+    >>> problem.n, len(problem.start)
+    (10, 650)
+    """
+    refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out"))
+    if rule is not None:
+        warnings.warn("load_problem(rule=...) is now called partition=...", FutureWarning, stacklevel=2)
+        options["partition"] = rule
+    wanted = ProblemOptions(dataset=dataset, model=model, **options)
+    data = load_data(wanted.dataset, None if wanted.data_dir is None else Path(wanted.data_dir), wanted.clients, seed)
+    return make_problem(data, wanted, seed=seed, held_out=held_out)
+
+
+def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out: float = 0.0) -> Problem:
+    """The problem of some options on data that are loaded already.
+
+    Parameters
+    ----------
+    data : Data
+        The data set.
+    options : ProblemOptions
+        The rest.
+    seed : int
+        Fixes the split and the start.
+    held_out : float
+        With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
+    """
+    model, rule = options.model or usual_model(data), options.partition or usual_partition(data)
+    module, kind = make_model(model, data, seed), MODELS[model]
+    parts = partition(rule, data.train, options.clients, data.classes, seed)
+    if held_out:
+        parts, lent = _lend(parts, held_out, seed)
+    test = data.train.take(lent) if held_out else data.test.take()
+    return Problem(
+        module,
+        kind.loss,
+        [kind.samples(data.train.take(part)) for part in parts],
+        kind.samples(test),
+        weights=[len(part) for part in parts] if options.weights == "samples" else None,
+        convex=kind.convex,
+        l2=options.l2,
+    )
+
+
+def problem_options(config: ProblemOptions) -> ProblemOptions:
+    """The problem's part of a larger configuration."""
+    return ProblemOptions(**{f.name: getattr(config, f.name) for f in fields(ProblemOptions)})
+
+
+def usual_model(data: Data) -> str:
+    """The name of the simplest model that fits the data."""
+    if data.sides is not None:
+        return "completion"
+    return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
+
+
+def usual_partition(data: Data) -> str:
+    """Whole users of ratings, clients as they were drawn; else three labels a client where there are more, or iid."""
+    natural = [kind for kind in ("user", "client") if kind in data.train.owners]
+    return natural[0] if natural else "labels:3" if data.classes is not None and data.classes > 3 else "iid"
+
+
+def _lend(parts: list[Tensor], fraction: float, seed: int) -> tuple[list[Tensor], Tensor]:
+    """What clients keep, and all that they lend; nobody lends the last sample."""
+    generator = torch.Generator().manual_seed(seed)
+    kept, lent = [], []
+    for part in parts:
+        shuffled = part[torch.randperm(len(part), generator=generator)]
+        count = int(fraction * len(part))
+        kept.append(shuffled[count:])
+        lent.append(shuffled[:count])
+    if not any(len(piece) for piece in lent):
+        raise ValueError("the clients have too few samples to lend some")
+    return kept, torch.cat(lent)

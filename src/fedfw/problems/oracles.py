@@ -1,0 +1,83 @@
+"""What a stack of clients computes in a round: gradients of their losses, and their oracles' answers.
+
+The two come in a pair from one place, because a private client replaces both together
+(`fedfw.privacy.steps.PrivateOracles`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedfw.algorithms.base import Gradient, Lmo
+from fedfw.atoms import Atom
+from fedfw.errors import NonFiniteError
+from fedfw.problems.base import ClientLosses, WeightedGradient
+from fedfw.randomness import minibatches
+from fedfw.sets.base import ConstraintSet
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients that take a step together, as a stack.
+
+    Parameters
+    ----------
+    rows : Tensor
+        (m,): their places among the losses.
+    weights : Tensor
+        (m,): their w_i.
+    numbers : Tensor
+        (m,): what they are called, by which minibatches and seeded noise are drawn.
+    constraint : ConstraintSet
+        The set that they use.
+    """
+
+    rows: Tensor
+    weights: Tensor
+    numbers: Tensor
+    constraint: ConstraintSet
+
+
+class ClientOracles(Protocol):
+    """Where a client's gradient and its linear minimization oracle come from."""
+
+    def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
+        """Both for a stack of clients in round t; ``tol`` is the accuracy asked of oracles that iterate."""
+
+
+@dataclass(frozen=True)
+class PlainOracles:
+    """Gradients and oracles as they are.
+
+    Parameters
+    ----------
+    losses : ClientLosses
+        Of the clients.
+    local_steps, batch_size, seed : int
+        How minibatches are drawn; ``batch_size`` None for all samples.
+    sizes : Tensor or None
+        (n,): samples of each client that minibatches are drawn for.
+    """
+
+    losses: ClientLosses
+    local_steps: int
+    batch_size: int | None
+    seed: int
+    sizes: Tensor | None
+
+    def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
+        pick = minibatches(self.seed, t, self.local_steps, self.sizes, self.batch_size, cohort.numbers)
+
+        def oracle(g: Tensor) -> Atom:
+            try:
+                return cohort.constraint.lmo(g, batch=True, tol=tol)
+            except NonFiniteError as error:
+                clients = cohort.numbers[list(error.rows)].tolist()
+                raise NonFiniteError(
+                    f"round {t}: NaN or infinity in the direction of client {clients}", clients
+                ) from None
+
+        return WeightedGradient(self.losses, cohort.weights, cohort.rows, pick, t, cohort.numbers), oracle

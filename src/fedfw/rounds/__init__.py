@@ -1,0 +1,1 @@
+"""What a round is, for the simulator and for a deployment."""

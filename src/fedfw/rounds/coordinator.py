@@ -1,0 +1,351 @@
+"""One round, seen from the server: opened, filled with what clients send, closed.
+
+The simulator, the deployed server and the leakage study all drive this object; nothing else moves the server's memory.
+
+1. `Coordinator.open`: who takes part.
+2. `Coordinator.ask_for_sums` and `Coordinator.gather`: the dense sum before the step, for algorithms that have one.
+3. `Coordinator.announce`: what goes down.
+4. `Round.arrive`: what one client, or a stack of clients, sends. Arrivals may come one at a time.
+5. `Coordinator.close`: the server's step.
+
+Several rounds may be open at the same time, each with clients of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import (
+    Algorithm,
+    Contributed,
+    Gathered,
+    GathersSums,
+    Message,
+    Plan,
+    Server,
+    State,
+    Upload,
+)
+from fedfw.algorithms.steps import ServerStep, step_server
+from fedfw.certificates import LowerBound, frank_wolfe_gap
+from fedfw.checks import bits_of
+from fedfw.rounds.memory import ClientMemory, EveryRow, load_memory
+from fedfw.rounds.tensors import joined, part
+from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire, encoded
+
+Rows = slice | npt.NDArray[np.int64]
+"""Rows of the memory on the host; slice(None) for everyone."""
+
+
+@dataclass
+class Traffic:
+    """What a round sent, in bytes: the payload and the evidence, both ways."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evidence_up: int = 0
+    evidence_down: int = 0
+
+
+@dataclass
+class Round:
+    """A round under way.
+
+    Parameters
+    ----------
+    t : int
+        Its number.
+    groups : list of Tensor
+        The clients that take part, as rows (m,) of the memory; those of one group use the same set.
+    states : list of dict
+        Their memories before the step, (m, ...) each.
+    """
+
+    t: int
+    groups: list[Tensor]
+    states: list[State]
+    before: Server
+    """The server's memory before the message was worked out."""
+    after: Server
+    """The server's memory that the message announces."""
+    at: Rows
+    """The same clients on the host, in the order of the groups."""
+    bases: Versions
+    """The version of the message that each client holds, in that order."""
+    version: int = 0
+    """The version of the last message of this round."""
+    message: Message | None = None
+    gathered: Gathered | None = None
+    anchor_gap: float | None = None
+    """The Frank-Wolfe gap at xbar before the step, where a gathered sum gave the gradient of F."""
+    uploads: list[Upload] = field(default_factory=list)
+    known: list[State | None] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def who(self) -> Tensor:
+        """All clients that take part, (m,), group by group."""
+        return self.groups[0] if len(self.groups) == 1 else torch.cat(self.groups)
+
+    def arrive(self, upload: Upload, state: State | None = None, with_loss: bool = False) -> None:
+        """Take in what clients send.
+
+        Parameters
+        ----------
+        upload : Upload
+            Of one client or of a stack of them.
+        state : dict, optional
+            Their memory after the step, where it is known; else the coordinator follows from what was sent.
+        with_loss : bool
+            Whether each of them also reports its loss.
+        """
+        self.uploads.append(upload)
+        self.known.append(state)
+        count = len(upload.who)
+        self.traffic.bytes_up += upload.atoms.nbytes
+        numbers = int(with_loss) + int(upload.evidence is not None)
+        self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
+
+
+def _rebased(current: Server, before: Server, after: Server) -> Server:
+    """The change from ``before`` to ``after``, made to the server's memory of now: another round was closed since."""
+    changed = {name: current.vectors[name] + (vector - before.vectors[name]) for name, vector in after.vectors.items()}
+    return Server(current.xbar + (after.xbar - before.xbar), current.vectors | changed)
+
+
+def _on_host(groups: Sequence[Tensor]) -> Rows:
+    return np.concatenate([rows.cpu().numpy() for rows in groups]) if groups else np.zeros(0, np.int64)
+
+
+class Coordinator:
+    """The server of one training: its memory, what it knows of its clients, the wire and the certificate.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        With its defaults filled in (`Algorithm.resolved`).
+    plan : Plan
+        The algorithm's plan for this run.
+    start : Tensor
+        x^1, (p,), in the set.
+    memory : ClientMemory
+        Of all clients.
+    convex : bool
+        Whether bounds on the optimum may be drawn from gaps.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, plan: Plan, start: Tensor, memory: ClientMemory, *, convex: bool = False
+    ) -> None:
+        self.algorithm, self.plan, self.memory, self.convex = algorithm, plan, memory, convex
+        self.server = algorithm.start_server(start)
+        self.wire = Wire(start)
+        self.holds: Versions = np.zeros(plan.n, np.int64)
+        """The version of the message that each client holds; 0 for none."""
+        self.bound = LowerBound(plan.constraint, plan.n)
+        self.best_bound: float | None = None
+        """The largest proven lower bound on the optimum."""
+        self.dense_sums = 0
+        """How many dense sums the server was given."""
+
+    # --- a round, step by step ---
+
+    def open(self, t: int, groups: Sequence[Tensor], at: Rows | None = None) -> Round:
+        """Step 1: round t with the clients of these groups, rows (m,) of the memory each.
+
+        ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be asked.
+        """
+        states = [self.memory.gather(rows) for rows in groups]
+        at = _on_host(groups) if at is None else at
+        return Round(t, list(groups), states, self.server, self.server, at, self.holds[at].copy())
+
+    def gathers(self, now: Round) -> bool:
+        """Whether the round begins with a dense sum."""
+        return isinstance(self.algorithm, GathersSums) and self.algorithm.gathers(now.t)
+
+    def ask_for_sums(self, now: Round, *, count: bool = True) -> None:
+        """Step 2a: the message that asks for contributions to the sum; it carries the model.
+
+        ``count`` is False for a caller that writes the message and counts what it wrote.
+        """
+        now.version = self.wire.announce({"xbar": self.server.xbar})
+        if count:
+            self.count_down(now)
+
+    def gather(self, now: Round, groups: Sequence[Tensor], sent: Sequence[Contributed]) -> Gathered:
+        """Step 2b: the sum of what the clients of these groups contributed; the round goes on with them."""
+        assert isinstance(self.algorithm, GathersSums)
+        now.groups, now.states = list(groups), [self.memory.gather(rows) for rows in groups]
+        xbar = self.server.xbar
+        self.server, learnt = self.algorithm.gather(self.plan, self.server, now.states, sent)
+        contributions = zip(now.states, sent, strict=True)
+        now.states = [self.algorithm.take_up(state, xbar, one, learnt.mean) for state, one in contributions]
+        for rows, state in zip(groups, now.states, strict=True):
+            self.memory.scatter(rows, self._rebuilt(state))
+        if self.server.xbar is not xbar:
+            self.wire.stepped(bits_of(self.server.xbar) != bits_of(xbar))
+        now.at = now.at if sum(map(len, groups)) == len(now.bases) else _on_host(groups)
+        self.holds[now.at] = now.version
+        now.bases = self.holds[now.at].copy()
+        count = len(now.bases)
+        now.traffic.bytes_up += count * self.wire.dense_nbytes
+        now.traffic.evidence_up += count * (DIGEST_NBYTES + NUMBER_NBYTES)
+        now.gathered, now.before, now.after = learnt, self.server, self.server
+        self.dense_sums += 1
+        if learnt.gradient is not None:
+            now.anchor_gap = frank_wolfe_gap(self.plan.constraint, xbar, learnt.gradient)
+            if self.convex:
+                self.improve(learnt.loss - now.anchor_gap)
+        return learnt
+
+    def announce(self, now: Round, *, wants_evidence: bool = False) -> Message:
+        """Step 3: what goes down to the clients of the round."""
+        x = now.states[0]["x"] if len(now.states) == 1 else torch.cat([state["x"] for state in now.states])
+        now.before = self.server
+        now.after, message = self.algorithm.broadcast(self.plan, self.server, now.who, x, now.t)
+        now.message = replace(message, wants_evidence=True) if wants_evidence else message
+        return now.message
+
+    def number(self, now: Round) -> None:
+        """Give the message of step 3 its version; apart from it because a GPU can be at work meanwhile."""
+        assert now.message is not None
+        now.version = self.wire.announce(self.vectors(now.message))
+
+    def vectors(self, message: Message) -> dict[str, Tensor]:
+        """What a message holds of vectors (p,), by name."""
+        model = {"xbar": message.xbar} if "xbar" in self.algorithm.contract.down else {}
+        return model | message.vectors
+
+    def count_down(self, now: Round) -> None:
+        """Count the last message for the clients of the round, without writing it."""
+        count = len(now.bases)
+        now.traffic.bytes_down += self.wire.nbytes(now.bases.tolist())
+        now.traffic.evidence_down += count * DIGEST_NBYTES
+        if now.gathered is not None:
+            now.traffic.bytes_down += count * encoded(now.gathered.mean).nbytes
+
+    def close(self, now: Round, step: ServerStep | None = None, *, replayed: bool = False) -> None:
+        """Step 5: the server's step from what arrived.
+
+        Parameters
+        ----------
+        now : Round
+            Clients of the round that did not arrive undo it, so that for them it never was.
+        step : ServerStep, optional
+            The step, where it was taken together with the clients' steps.
+        replayed : bool
+            Whether the next replay overwrites what this step added up.
+        """
+        if not now.uploads:
+            return
+        assert now.message is not None
+        after, arrived = now.after, sum(len(upload.who) for upload in now.uploads)
+        if arrived < len(now.bases):
+            present = torch.cat([upload.who for upload in now.uploads])
+            x = torch.cat([upload.x for upload in now.uploads])
+            after, _ = self.algorithm.broadcast(self.plan, now.before, present, x, now.t)
+        server = after if self.server is now.before else _rebased(self.server, now.before, after)
+        self._learn(now)
+        step = step_server(self.algorithm, self.plan, server, now.uploads, now.t) if step is None else step
+        for upload, state in zip(now.uploads, now.known, strict=True):
+            if state is None:
+                before = self.memory.gather(upload.who)
+                state = self._rebuilt(self.algorithm.follow(self.plan, before, now.message, upload.atoms))
+            self.memory.scatter(upload.who, state)
+        self.holds[now.at if arrived == len(now.bases) else _on_host([u.who for u in now.uploads])] = now.version
+        rates = self.algorithm.repeatable(self.plan, step.aggregate, now.t) if step.support is not None else None
+        repeat = None if rates is None or replayed else Repeat(*rates, step.aggregate.total)
+        self.wire.stepped(step.changed, None if rates is None else step.support, repeat)
+        self.server = step.server
+
+    def _rebuilt(self, state: State) -> State:
+        """Those parts of a memory that are kept here: all in a simulation, the rebuilt ones in a deployment."""
+        if not isinstance(self.memory, EveryRow):
+            return state
+        return {name: value for name, value in state.items() if name in self.memory.rows}
+
+    # --- the certificate ---
+
+    def improve(self, bound: float | None) -> None:
+        """Take in a proven lower bound on the optimum."""
+        if bound is not None and (self.best_bound is None or bound > self.best_bound):
+            self.best_bound = bound
+
+    def _learn(self, now: Round) -> None:
+        """Update the certificate from the evidence that came with the uploads."""
+        assert now.message is not None
+        for upload in now.uploads:
+            if upload.evidence is None:
+                continue
+            q = upload.evidence.q
+            if q is None:
+                state = self.memory.gather(upload.who)
+                q = self.algorithm.known_direction(self.plan, state, now.message)
+            if q is not None:
+                self.bound.report(upload.who, upload.evidence.number, q)
+                self.improve(self.bound.value())
+
+    # --- clients that come and go ---
+
+    def join(self, row: int, newcomer: State) -> None:
+        """One more client, whose memory is a stack of one; it becomes row ``row``."""
+        self._every_row().insert(row, newcomer)
+        self.holds = np.insert(self.holds, row, 0)
+        self._regroup()
+
+    def leave(self, row: int) -> None:
+        """A client is gone for good: the mean is over the others."""
+        self._every_row().remove(row)
+        self.holds = np.delete(self.holds, row)
+        self._regroup()
+
+    def _every_row(self) -> EveryRow:
+        assert isinstance(self.memory, EveryRow)
+        return self.memory
+
+    def _regroup(self) -> None:
+        before = self.server.xbar
+        self.plan = replace(self.plan, n=self.memory.n)
+        self.server = self.algorithm.regroup(self.server, self._every_row().rows)
+        self.wire.stepped(bits_of(before) != bits_of(self.server.xbar))
+        # Another sum of losses has another optimum: what was proven of the last one says nothing.
+        self.bound, self.best_bound = LowerBound(self.plan.constraint, self.plan.n), None
+
+    # --- checkpoints ---
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold."""
+        bound = float("nan") if self.best_bound is None else self.best_bound
+        numbers = torch.tensor([bound, self.dense_sums], dtype=torch.float64)
+        return joined(
+            {
+                "memory": self.memory.state(),
+                "server": {"xbar": self.server.xbar, **self.server.vectors},
+                "wire": self.wire.state(),
+                "bound": self.bound.state(),
+                "": {"holds": torch.from_numpy(self.holds), "numbers": numbers},
+            }
+        )
+
+    def load(self, held: Mapping[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        device = self.server.xbar.device
+        x = self.server.xbar
+        memory = {name: value.to(device) for name, value in part(held, "memory").items()}
+        start = self.algorithm.start_clients(x[None].clone())
+        self.memory = load_memory(self.memory, start, memory)
+        server = {name: value.to(device) for name, value in part(held, "server").items()}
+        self.server = Server(server.pop("xbar"), server)
+        self.wire.load(part(held, "wire"))
+        self.bound = LowerBound(self.plan.constraint, self.memory.n)
+        self.bound.load({name: value.to(device) for name, value in part(held, "bound").items()})
+        self.holds = held["holds"].numpy().copy()
+        bound, sums = held["numbers"].tolist()
+        self.best_bound, self.dense_sums = None if bound != bound else bound, int(sums)
+        self.plan = replace(self.plan, n=self.memory.n)

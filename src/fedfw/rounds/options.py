@@ -1,0 +1,76 @@
+"""How a run goes, beside the problem and the algorithm: each option declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+
+from fedfw.options import check_options, option
+from fedfw.privacy.guarantee import Privacy
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run goes, beside the problem and the algorithm; the keywords of `fedfw.simulate`.
+
+    Examples
+    --------
+    >>> Options(rounds=10).participation
+    1.0
+    >>> Options(rounds=0)
+    Traceback (most recent call last):
+        ...
+    ValueError: rounds=0, expected a whole number of at least 1
+    """
+
+    rounds: Annotated[int, option("number of rounds", ge=1)] = 100
+    participation: Annotated[
+        int | float | Sequence[float] | torch.Tensor | Callable[[int], Sequence[int]],
+        option(
+            "probability that a client takes part (0.5), or how many do (5)",
+            expected="a probability, a number of clients, one probability a client, or a function t -> clients",
+        ),
+    ] = 1.0
+    relax: Annotated[
+        Mapping[int, Any] | None,
+        option(
+            "for stragglers: {client: a simpler set that contains the constraint}; somebody keeps the constraint",
+            expected="a dictionary {client: set}",
+            scope="python",
+        ),
+    ] = None
+    local_steps: Annotated[int, option("steps of a client a round; the schedule's clock advances with each", ge=1)] = 1
+    batch_size: Annotated[
+        int | None, option("samples of a gradient, drawn with replacement from the seed (all)", ge=1)
+    ] = None
+    tol: Annotated[float | None, option("stop when the loss is proven to be this close to the optimum", gt=0)] = None
+    eval_every: Annotated[
+        int, option("rounds between evaluations of loss, test data, gap and certificate; the last one always is", ge=1)
+    ] = 1
+    seed: Annotated[int, option("fixes data split, start, attendance and minibatches", ge=0, lt=2**63)] = 0
+    device: Annotated[str | torch.device | None, option("cpu or cuda (where the model is)", expected="cpu or cuda")] = (
+        None
+    )
+    privacy: Annotated[
+        Privacy | str | None,
+        option(
+            "differential privacy of every client's samples, such as eps=4,delta=1e-5 (see docs/privacy.md)",
+            expected="a Privacy, or text such as eps=4,delta=1e-5",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        _ = self.promise  # a text that cannot be read is refused here
+
+    @property
+    def promise(self) -> Privacy | None:
+        """The privacy that is promised, if any."""
+        return Privacy.parse(self.privacy) if isinstance(self.privacy, str) else self.privacy
+
+    def evaluates(self, t: int) -> bool:
+        """Whether round t is evaluated by its number."""
+        return t % self.eval_every == 0 or t == self.rounds

@@ -1,0 +1,94 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfw.randomness import generator
+
+Attendance = Callable[[int], Sequence[int]]
+_MANY = 100_000
+"""Registered clients from which a draw costs as much as there are participants, not as there are clients."""
+
+
+class Participation:
+    """Draws the clients of round t; the same t always gives the same clients.
+
+    Parameters
+    ----------
+    wanted
+        A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a function t -> clients.
+    """
+
+    def __init__(self, wanted: float | Sequence[float] | Tensor | Attendance, n: int, seed: int) -> None:
+        self._n, self._seed = n, seed
+        self._function: Attendance | None = None
+        self._count: int | None = None
+        self._chances: Tensor | None = None
+        self._chance: float | None = None  # where it is the same for all
+        self._all: Tensor | None = None
+        self._drawn: dict[int, Tensor] = {}  # what a function said: it may draw at random, so it is asked once a round
+        self.p = 1.0
+        """The probability that schedules go by: the least one."""
+        if callable(wanted):
+            self._function = wanted
+        elif isinstance(wanted, int) and not isinstance(wanted, bool):
+            if wanted == 1 < n:
+                raise ValueError(
+                    "participation=1 is ambiguous: 1.0 for everyone, or lambda t: [...] for one client a round"
+                )
+            if not 1 <= wanted <= n:
+                raise ValueError(
+                    f"participation={wanted} clients a round, expected 1 to {n} (or a probability as a float)"
+                )
+            self._count, self.p = wanted, wanted / n
+        else:
+            chances = torch.as_tensor(wanted, dtype=torch.float64).flatten()
+            if len(chances) not in (1, n) or not bool(((chances > 0) & (chances <= 1)).all()):
+                raise ValueError(f"participation={wanted}, expected a probability in (0, 1], or {n} of them")
+            self._chances, self.p = chances.expand(n), float(chances.min())
+            self._chance = float(chances[0]) if len(chances) == 1 else None
+
+    @property
+    def expected(self) -> float | None:
+        """How many take part in a round; None where only a function knows."""
+        if self._function is not None:
+            return None
+        return self._count if self._chances is None else float(self._chances.sum())
+
+    @property
+    def everyone(self) -> bool:
+        """Whether nobody is ever absent."""
+        return self._function is None and self.p == 1.0
+
+    def __call__(self, t: int) -> Tensor:
+        """The clients of round t, ascending, (m,) int64; m may be 0."""
+        if self._function is not None:
+            if t not in self._drawn:
+                who = torch.tensor(sorted({int(i) for i in self._function(t)}), dtype=torch.int64)
+                if len(who) and not (int(who[0]) >= 0 and int(who[-1]) < self._n):
+                    raise ValueError(
+                        f"round {t}: participation names clients {who.tolist()}, expected 0 to {self._n - 1}"
+                    )
+                self._drawn[t] = who
+            return self._drawn[t]
+        if self.everyone:
+            self._all = torch.arange(self._n) if self._all is None else self._all
+            return self._all
+        draw = generator(self._seed, "participation", t)
+        if self._n > _MANY and (self._count is not None or self._chance is not None):
+            return self._few_of_many(draw)
+        if self._count is not None:
+            return torch.randperm(self._n, generator=draw)[: self._count].sort().values
+        assert self._chances is not None
+        return (torch.rand(self._n, generator=draw, dtype=torch.float64) < self._chances).nonzero().flatten()
+
+    def _few_of_many(self, draw: torch.Generator) -> Tensor:
+        numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
+        count = self._count if self._chance is None else int(numbers.binomial(self._n, self._chance))
+        chosen = numbers.choice(self._n, count, replace=False, shuffle=False)
+        return torch.from_numpy(np.sort(chosen))

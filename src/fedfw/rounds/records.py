@@ -1,0 +1,157 @@
+"""What a run remembers of each round."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, overload
+
+from fedfw.rounds.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of one round; values that were not evaluated are None.
+
+    Parameters
+    ----------
+    round : int
+        Its number, from 1.
+    loss, test_loss, accuracy : float
+        F at xbar after the round; the loss and the accuracy on the test data.
+    surrogate : float
+        sum w_i f_i(x_i) + lam/2 ||X - Xbar||^2, which the algorithm decreases.
+    gap, anchor_gap : float
+        The Frank-Wolfe gap at xbar after the round, and the gap that an anchor found before the round's step.
+    lower_bound : float
+        The best proven lower bound on the optimum so far.
+    consensus, distance : float
+        ||X - Xbar||_F, how far apart the clients are; and how far xbar is from the set.
+    participants : int
+        How many clients took part.
+    eta, lam, rho : float
+        Step size, penalty and averaging weight of the round.
+    bytes_up, bytes_down : int
+        The payload that all clients together sent and were sent: atoms, vectors and models.
+    evidence_up, evidence_down : int
+        What let the two sides check each other and prove things: digests, losses, the certificate's numbers.
+    bytes_dense : int
+        What dense vectors would have cost, both ways together.
+    epsilon : float
+        What a private run has spent of its budget, by the client that spent most.
+    seconds : dict of str to float
+        How long the round took, by its parts.
+
+    Examples
+    --------
+    >>> Record(round=1, loss=0.5).loss
+    0.5
+    """
+
+    round: int
+    loss: float | None = None
+    test_loss: float | None = None
+    accuracy: float | None = None
+    surrogate: float | None = None
+    gap: float | None = None
+    anchor_gap: float | None = None
+    lower_bound: float | None = None
+    consensus: float | None = None
+    distance: float | None = None
+    participants: int = 0
+    eta: float | None = None
+    lam: float | None = None
+    rho: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evidence_up: int = 0
+    evidence_down: int = 0
+    bytes_dense: int = 0
+    epsilon: float | None = None
+    seconds: dict[str, float] | None = None
+
+
+class History(Sequence[Record]):
+    """The records of a run, in order.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        To begin with.
+
+    Examples
+    --------
+    >>> history = History([Record(round=1, loss=0.5, bytes_up=3), Record(round=2, bytes_up=4)])
+    >>> history.last("loss"), history.total("bytes_up")
+    (0.5, 7.0)
+    """
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self._records = list(records)
+        self._lines: list[str] = []  # of the first records, as JSON: a checkpoint a round would write them all anew
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> History: ...
+    def __getitem__(self, index: int | slice) -> Record | History:
+        return History(self._records[index]) if isinstance(index, slice) else self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} rounds)"
+
+    def append(self, record: Record) -> None:
+        self._records.append(record)
+
+    def amend(self, **values: Any) -> None:
+        """Fill in what becomes known of the last round later."""
+        self._records[-1] = replace(self._records[-1], **values)
+        del self._lines[len(self._records) - 1 :]
+
+    def last(self, name: str) -> Any:
+        """The latest value of a column that was evaluated, or None."""
+        return next((value for r in reversed(self._records) if (value := getattr(r, name)) is not None), None)
+
+    def total(self, name: str) -> float:
+        """The sum of a column."""
+        return float(sum(getattr(r, name) for r in self._records))
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Columns by name."""
+        return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
+
+    def to_csv(self, path: str | Path) -> None:
+        """One row a round; the parts of ``seconds`` get columns of their own."""
+        rows = [_flat(asdict(record)) for record in self._records]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        from io import StringIO
+
+        text = StringIO()
+        writer = csv.DictWriter(text, names)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(Path(path), text.getvalue().encode())
+
+    def to_jsonl(self) -> str:
+        """One JSON object a line."""
+        self._lines += [json.dumps(asdict(record)) + "\n" for record in self._records[len(self._lines) :]]
+        return "".join(self._lines)
+
+    @classmethod
+    def from_jsonl(cls, text: str, kind: type[Record] = Record) -> History:
+        """The inverse of `to_jsonl`."""
+        return cls([kind(**json.loads(line)) for line in text.splitlines()])  # fields that 0.1 lacked are zero
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    seconds = row.pop("seconds") or {}
+    return row | {f"seconds_{name}": value for name, value in seconds.items()}

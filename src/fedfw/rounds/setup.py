@@ -1,0 +1,165 @@
+"""What a run works out before its first round: where it starts, what is known of the problem, what will be proven."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from enum import StrEnum
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm, Plan, Setting
+from fedfw.errors import NoProjectionError
+from fedfw.problems.base import refuse_non_finite
+from fedfw.problems.problem import Problem
+from fedfw.rounds.options import Options
+from fedfw.sets.base import ConstraintSet
+
+
+def usable_device(wanted: str | torch.device) -> torch.device:
+    """The device, if it exists here."""
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={wanted!r}, expected cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={wanted!r}: there is no CUDA device here")
+    return device
+
+
+def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
+    """The given parameters (p,) when they lie in the set, else their projection."""
+    if constraint.contains(start):
+        return start
+    try:
+        return constraint.project(start)
+    except NoProjectionError as error:
+        raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
+
+
+class StartingGradients:
+    """The clients' gradients at the start x (p,), from which default penalties are made."""
+
+    def __init__(self, problem: Problem, x: Tensor) -> None:
+        self._problem, self._x = problem, x
+
+    @cached_property
+    def _gradients(self) -> Tensor:
+        """grad f_i (n, p)."""
+        losses, n = self._problem.losses, self._problem.n
+        if not losses.countable:
+            raise ValueError(
+                'penalty="auto" asks all clients for their gradient, and these are too many: give a number'
+            )
+        who = losses.everyone(self._x.device)
+        values, gradients = losses.value_and_gradient(self._x.expand(n, -1), who, None)
+        refuse_non_finite(values, gradients, who, 0)
+        return gradients
+
+    def heterogeneity(self) -> float:
+        """zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
+        weights = self._problem.weights.to(self._x.dtype) * self._problem.n
+        gradients = self._gradients * weights[:, None]
+        return float((gradients - gradients.mean(0)).double().square().sum(1).mean().sqrt())
+
+    def steepness(self) -> float:
+        """The root mean square of ||grad h_i||."""
+        each = [steepness_of(gradient) for gradient in self._gradients]
+        return mean_steepness(each, self._problem.weights.tolist())
+
+
+def steepness_of(gradient: Tensor) -> float:
+    """||g|| of one client's gradient (p,), to seven digits: a deployed client and the simulator then agree on it."""
+    return _to_seven_digits(float(gradient.double().norm()))
+
+
+def mean_steepness(each: Sequence[float], weights: Sequence[float]) -> float:
+    """The root mean square of n w_i ||grad f_i||, from one number of each client; the weights add up to 1."""
+    n = len(each)
+    squares = ((n * weight * one) ** 2 for one, weight in zip(each, weights, strict=True))
+    return _to_seven_digits(math.sqrt(math.fsum(squares) / n))
+
+
+def _to_seven_digits(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options) -> Setting:
+    """What the algorithm fills in its defaults and makes its plan from."""
+    measured, promise = StartingGradients(problem, start), options.promise
+    heterogeneity, steepness, smoothness = measured.heterogeneity, measured.steepness, problem.smoothness
+    if promise is not None:
+        clip = promise.clip
+
+        def clipped() -> float:
+            """The bound on clipped gradients, in place of what gradients are: that would reveal the data."""
+            return clip
+
+        heterogeneity = steepness = clipped
+        smoothness = _refused
+    return Setting(
+        n=problem.n,
+        constraint=constraint,
+        shape=tuple(start.shape),
+        convex=problem.convex,
+        classes=problem.classes,
+        p=p,
+        rounds=options.rounds,
+        local_steps=options.local_steps,
+        heterogeneity=heterogeneity,
+        steepness=steepness,
+        smoothness=smoothness,
+    )
+
+
+def _refused() -> float | None:
+    raise ValueError('lr="auto" is worked out from the data, which a private run must not reveal: give a number')
+
+
+class Certificate(StrEnum):
+    """What the lower bound on the optimum rests on, or why there is none."""
+
+    EVERY_ROUND = "valid: from every round's oracle answers and from F - gap at evaluations"
+    AT_EVALUATIONS = "from F - gap at evaluations only"
+    AVERAGED = "from F - gap at evaluations only: averaged gradients prove nothing"
+    MINIBATCHES = "from F - gap at evaluations only: minibatch gradients prove nothing"
+    NOT_CONVEX = "not valid: the losses are not known to be convex"
+    NOT_COUNTED = "none: nobody sums over all clients"
+    PRIVATE = "none: it would reveal the data"
+
+
+def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> Certificate:
+    """What a run of a resolved algorithm will prove."""
+    if options.promise is not None:
+        return Certificate.PRIVATE
+    if not problem.losses.countable:
+        return Certificate.NOT_COUNTED
+    if problem.convex is not True:
+        return Certificate.NOT_CONVEX
+    if options.batch_size is not None:
+        return Certificate.MINIBATCHES
+    if not algorithm.contract.proves:
+        return Certificate.AT_EVALUATIONS
+    return Certificate.EVERY_ROUND if algorithm.exact else Certificate.AVERAGED
+
+
+def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor, noise: float | None = None) -> str:
+    """What must agree for a checkpoint to be continued."""
+    digest = hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()[:12]
+    rates = [] if plan.schedule is None else [plan.rates(t) for t in range(1, min(3, options.rounds) + 1)]
+    # A penalty or a step size is compared as the number it stands for, a schedule by its first rates.
+    compared = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr"))
+    chosen = ", ".join(f"{name} {getattr(algorithm, name)!r}" for name in compared)
+    promise = options.promise
+    return (
+        f"{algorithm.name} on {plan.constraint!r}, {chosen}, lam_0 {plan.lam_0!r}, lr {plan.lr!r}, "
+        f"rates {[(r.eta, r.lam, r.rho) for r in rates]}, {plan.n} clients, {tuple(start.shape)} {start.dtype} "
+        f"from {digest}, {options.local_steps} local steps, batch {options.batch_size}, seed {options.seed}"
+        + ("" if promise is None else f", {promise!r}, noise {noise!r}, {options.rounds} rounds")
+    )

@@ -1,0 +1,321 @@
+"""The wire: one piece of code decides how a vector is written, writes it, and counts what it weighs.
+
+The simulator asks for the count, a deployed server for the bytes; both come from the same decision (`Encoding`). What
+travels is counted in two ways. The *payload* is what tables quote: atoms, vectors and models. The *evidence* is what
+lets the two sides check each other and prove things: digests, losses and the certificate's numbers.
+
+Payload down. A vector goes to a client in the shortest of three forms:
+
+- whole: all p numbers;
+- changed: the coordinates that differ from what this client holds, with their new values. A client that holds nothing
+  yet holds zeros;
+- repeated: for the model only, the sum of the last round's atoms with two rates, from which a client that holds the
+  model before that round repeats the server's step. Only where everyone took part and atoms are sparse. It is the sum:
+  nobody receives another client's atom.
+
+Payload up. An atom in its own encoding, or a vector whole.
+
+Every message that the server announces has a number, its *version*, and the server knows which version each client
+holds. Version 0 stands for a client that holds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.atoms.bits import Indices, Reader, index_set_nbytes, read_index_set, write_index_set
+from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.checks import bits_of
+from fedfw.errors import AtomError
+
+WHOLE, CHANGED, REPEATED = 0, 1, 2
+DIGEST_NBYTES = 8
+NUMBER_NBYTES = 8
+"""Evidence: a digest, and one number in float64."""
+_NO_BITS = np.empty(0, np.uint8)
+_RATES_NBYTES = 16
+Versions = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How one vector goes to one client: the number of bytes, and the function that writes them."""
+
+    nbytes: int
+    write: Callable[[], bytes]
+
+
+def whole_nbytes(like: Tensor) -> int:
+    """What a vector like (p,) weighs when it travels whole."""
+    return 1 + like.numel() * like.element_size()
+
+
+def whole(x: Tensor) -> Encoding:
+    """x (p,) with all of its numbers."""
+    return Encoding(whole_nbytes(x), lambda: bytes([WHOLE]) + floats_to_bytes(x))
+
+
+def encoded(x: Tensor, places: Indices | None = None) -> Encoding:
+    """x (p,) whole, or by its coordinates at ``places``, whichever is shorter.
+
+    Parameters
+    ----------
+    x : Tensor
+        (p,).
+    places : array, optional
+        (k,) int64, ascending: where x differs from what the receiver holds. By default where x is not zero, for a
+        receiver that holds nothing.
+    """
+    places = np.flatnonzero(bits_of(x.detach().cpu()).numpy()) if places is None else places
+    if 5 + len(places) * x.element_size() < whole_nbytes(x):
+        nbytes = _sparse_nbytes(places, len(x), x.element_size())
+        if nbytes < whole_nbytes(x):
+            at = torch.from_numpy(places)
+            return Encoding(nbytes, lambda: bytes([CHANGED]) + _sparse(places, x.cpu()[at], len(x)))
+    return whole(x)
+
+
+def decoded(data: bytes, known: Tensor) -> Tensor:
+    """The vector (p,) that ``data`` stands for at a receiver that holds ``known`` (p,).
+
+    Raises
+    ------
+    AtomError
+        For bytes that are no encoding.
+    """
+    reader = Reader(data)
+    form = reader.take(1)[0]
+    p, dtype = len(known), known.dtype
+    if form == WHOLE:
+        x = read_floats(reader, (p,), dtype)
+    elif form == CHANGED:
+        indices, values = _read_sparse(reader, p, dtype)
+        x = known.clone()
+        x[indices] = values
+    elif form == REPEATED:
+        keep, scale = np.frombuffer(reader.take(_RATES_NBYTES), "<f8").tolist()
+        if not (math.isfinite(keep) and math.isfinite(scale)):
+            raise AtomError(f"rates {keep} and {scale} of a step, expected finite numbers")
+        indices, values = _read_sparse(reader, p, dtype)
+        total = torch.zeros_like(known)
+        total[indices] = values
+        x = move_mean(known, keep, scale, total)
+    else:
+        raise AtomError(f"form {form} of a vector, expected 0 to 2")
+    reader.finish()
+    return x
+
+
+def decoded_alone(data: bytes, like: Tensor) -> Tensor:
+    """The vector (p,) of ``data`` that refers to nothing the receiver holds; raises `AtomError`."""
+    if data[:1] not in (bytes([WHOLE]), bytes([CHANGED])):
+        raise AtomError("expected a vector that is whole or given by its coordinates")
+    return decoded(data, torch.zeros_like(like))
+
+
+def digest(*vectors: Tensor) -> bytes:
+    """Eight bytes by which two sides see that they hold the same vectors, each (p,)."""
+    total = hashlib.sha256()
+    for vector in vectors:
+        total.update(vector.contiguous().cpu().numpy().tobytes())
+    return total.digest()[:DIGEST_NBYTES]
+
+
+def _sparse(places: Indices, values: Tensor, p: int) -> bytes:
+    return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + floats_to_bytes(values)
+
+
+def _sparse_nbytes(places: Indices, p: int, itemsize: int) -> int:
+    return 1 + 4 + index_set_nbytes(places[None], p, 0) + len(places) * itemsize
+
+
+def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    k = int.from_bytes(reader.take(4), "big")
+    if k > p:
+        raise AtomError(f"{k} coordinates of {p}")
+    indices, _ = read_index_set(reader, p, k, 0)
+    return torch.from_numpy(indices), read_floats(reader, (k,), dtype)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A step xbar <- keep xbar + scale total with a sparse ``total`` (p,), which clients can repeat."""
+
+    keep: float
+    scale: float
+    total: Tensor
+
+    def write(self) -> bytes:
+        """The message that says so."""
+        total = self.total.cpu()
+        places = np.flatnonzero(bits_of(total).numpy())
+        rates = np.array([self.keep, self.scale], "<f8").tobytes()
+        return bytes([REPEATED]) + rates + _sparse(places, total[torch.from_numpy(places)], len(total))
+
+
+class Wire:
+    """What goes down: remembers which message last changed each coordinate of each vector.
+
+    Parameters
+    ----------
+    like : Tensor
+        A vector (p,) of the model's type.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self.version = 0
+        """The number of the last message that was announced."""
+        self._values: dict[str, Tensor] = {}  # as announced; the model lies where the server keeps it
+        self._before: dict[str, Tensor] = {}  # further vectors as last announced, on the host; one not sent is zero
+        self._marks: dict[str, Versions] = {}  # the message that last changed a coordinate
+        self._steps: list[Mask] = []  # what changed in the model since the last message
+        self._last_step: tuple[Mask, Mask | None, Repeat | None] | None = None
+        self._repeat: tuple[int, int, bytes | Repeat | None] | None = None  # from which version, nbytes, message
+        self._ready: dict[tuple[str, int], Encoding] = {}
+
+    @property
+    def dense_nbytes(self) -> int:
+        """What one vector weighs when it travels whole."""
+        return whole_nbytes(self._like)
+
+    # --- what happened to the model since the last message ---
+
+    def stepped(self, changed: Tensor, support: Tensor | None = None, repeat: Repeat | None = None) -> None:
+        """Note what a step did to the model.
+
+        Parameters
+        ----------
+        changed : Tensor
+            (p,) of bool: which coordinates changed.
+        support : Tensor, optional
+            (p,) of bool: where the sum of the atoms is not zero, for steps that clients can repeat.
+        repeat : Repeat, optional
+            That step, where its bytes will be asked for.
+        """
+        self._settle()
+        if support is not None and self._steps:
+            support = repeat = None  # something else changed the model, too: nobody could repeat that
+        # Copies, because the next replay of a GPU overwrites what this one gave.
+        self._last_step = _host_copy(changed), None if support is None else _host_copy(support), repeat
+
+    def _settle(self) -> None:
+        """Work out the last step: the next message asks for it, and by then a GPU is busy with the next round."""
+        if self._last_step is None:
+            return
+        (changed, support, repeat), self._last_step = self._last_step, None
+        self._steps.append(changed)
+        self._repeat = None
+        if support is not None and self.version:
+            places = np.flatnonzero(support)
+            nbytes = _RATES_NBYTES + _sparse_nbytes(places, len(self._like), self._like.element_size())
+            self._repeat = self.version, nbytes, repeat
+
+    # --- messages ---
+
+    def announce(self, vectors: Mapping[str, Tensor]) -> int:
+        """A new message with these vectors (p,); returns its version. One that is left out counts as zero."""
+        self._settle()
+        self.version += 1
+        p = len(self._like)
+        for name in {**self._before, **vectors}:
+            marks = self._marks.setdefault(name, np.zeros(p, np.int64))
+            if name == "xbar":
+                for changed in self._steps:
+                    marks[changed] = self.version
+                continue
+            zero = torch.zeros(p, dtype=self._like.dtype)
+            before, after = self._before.get(name, zero), vectors[name].cpu() if name in vectors else zero
+            marks[(bits_of(before) != bits_of(after)).numpy()] = self.version
+            self._before[name] = after.clone()
+        if self._repeat is not None and self._repeat[0] != self.version - 1:
+            self._repeat = None
+        self._steps = []
+        self._values = dict(vectors)
+        self._ready.clear()
+        return self.version
+
+    def encoding(self, name: str, base: int) -> Encoding:
+        """How a vector of the last message goes to a client that holds the message ``base``; 0 for none."""
+        if (name, base) not in self._ready:
+            self._ready[name, base] = self._decide(name, base)
+        return self._ready[name, base]
+
+    def _decide(self, name: str, base: int) -> Encoding:
+        x = self._values[name]
+        if not base:
+            return encoded(x)
+        best = encoded(x, np.flatnonzero(self._marks[name] > base))
+        if name != "xbar" or self._repeat is None or self._repeat[0] != base or self._repeat[1] >= best.nbytes:
+            return best
+        _, nbytes, message = self._repeat
+
+        def write() -> bytes:
+            if message is None:
+                raise RuntimeError("the sum of this step was counted only: it is not there to be written")
+            return message if isinstance(message, bytes) else message.write()
+
+        return Encoding(nbytes, write)
+
+    def nbytes(self, bases: Iterable[int]) -> int:
+        """What the last message weighs for clients that hold the messages ``bases``, all together."""
+        counts = Counter(bases)
+        return sum(
+            count * sum(self.encoding(name, base).nbytes for name in self._values) for base, count in counts.items()
+        )
+
+    def write(self, base: int) -> dict[str, bytes]:
+        """The last message for a client that holds the message ``base``."""
+        return {name: self.encoding(name, base).write() for name in self._values}
+
+    # --- checkpoints ---
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold."""
+        self._settle()
+        held = {f"marks.{name}": torch.from_numpy(marks) for name, marks in self._marks.items()}
+        held |= {f"before.{name}": vector for name, vector in self._before.items()}
+        held["version"] = torch.tensor(self.version)
+        held["steps"] = torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
+        if self._repeat is not None:
+            base, nbytes, message = self._repeat
+            held["repeat"] = torch.tensor([base, nbytes])
+            if message is not None:
+                data = message if isinstance(message, bytes) else message.write()
+                held["repeat_message"] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        return held
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        held = {name: value.cpu().clone() for name, value in state.items()}
+        self._last_step, self._values = None, {}
+        self._ready.clear()
+        self.version = int(held["version"])
+        self._steps = [held["steps"].numpy()] if held["steps"].numel() else []
+        self._marks = {name: value.numpy() for name, value in _named(held, "marks.").items()}
+        self._before = _named(held, "before.")
+        self._repeat = None
+        if "repeat" in held:
+            base, nbytes = held["repeat"].tolist()
+            message = held["repeat_message"].numpy().tobytes() if "repeat_message" in held else None
+            self._repeat = base, nbytes, message
+
+
+def _host_copy(mask: Tensor) -> Mask:
+    copied: Mask = mask.cpu().numpy().copy()
+    return copied
+
+
+def _named(held: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}

@@ -1,0 +1,47 @@
+"""Checkpoints: the run folder is brought up to date every few rounds, and gets model and plots at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedfw.rounds.folders import PLOTS, RunFolder
+from fedfw.simulation.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedfw.simulation.result import Run
+    from fedfw.simulation.simulator import Simulation
+
+
+class Checkpoints(Callback):
+    """Writes checkpoints and the history to a run folder.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        Where they go.
+    every : int
+        Rounds between checkpoints; the last round always is one.
+    """
+
+    def __init__(self, folder: RunFolder, every: int = 10) -> None:
+        self.folder, self._every = folder, every
+        self._saved: int | None = None
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        ending = simulation.stopped is not None or simulation.t == simulation.options.rounds
+        if simulation.t % self._every == 0 or ending:
+            self._save(simulation)
+        return None
+
+    def _save(self, simulation: Simulation) -> None:
+        meta = {"round": simulation.t, "fingerprint": simulation.fingerprint}
+        self.folder.save(simulation.t, simulation.state(), meta, simulation.history)
+        self._saved = simulation.t
+
+    def finish(self, simulation: Simulation, run: Run) -> None:
+        from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
+
+        if simulation.t not in (self._saved, simulation.resumed_at):  # a callback ended the run before a round
+            self._save(simulation)
+        self.folder.save_model(run.model)
+        save_figure(plot_runs({simulation.algorithm.name: simulation.history}), self.folder.path / PLOTS)

@@ -1,0 +1,47 @@
+"""Early stop: a run ends when its model is proven to be within a tolerance of the optimum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedfw.simulation.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedfw.simulation.simulator import Simulation
+
+
+class EarlyStop(Callback):
+    """Ends a run when the loss of the model that it would return is within ``tol`` of a proven lower bound.
+
+    Parameters
+    ----------
+    tol : float
+        How close the loss must be proven to be to the optimum.
+    """
+
+    def __init__(self, tol: float) -> None:
+        self._tol = tol
+        self.reason = f"within tol={tol:g} of the optimum"
+
+    def before_round(self, simulation: Simulation) -> bool | None:
+        # A run that is resumed may have ended in this way before.
+        first = simulation.t == simulation.resumed_at
+        return first and bool(simulation.history) and self._within(simulation)
+
+    def after_gather(self, simulation: Simulation) -> bool | None:
+        gathered, bound = simulation.now.gathered, simulation.best_bound
+        if gathered is None or gathered.gradient is None or bound is None or simulation.relaxed:
+            return False
+        return gathered.loss - bound <= self._tol
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        return self._within(simulation)
+
+    def _within(self, simulation: Simulation) -> bool:
+        loss, bound = simulation.history[-1].loss, simulation.best_bound
+        if loss is None or bound is None:
+            return False
+        returned = simulation.feasible()
+        if returned is not simulation.xbar:
+            loss = simulation.problem.value_and_gradient(returned)[0]
+        return loss - bound <= self._tol

@@ -1,0 +1,76 @@
+"""What a simulation refuses before it begins: options that contradict each other, and what does not fit in memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from fedfw.algorithms.base import Algorithm, Plan
+from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.problems.problem import Problem
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
+from fedfw.sets.base import ConstraintSet
+
+_MANY_BYTES = 2**30
+_LARGE_STATE = 2**25
+"""Numbers of all clients together from which rounds are not replayed: it would take memory and save little time."""
+
+
+def refuse_contradictions(
+    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+) -> None:
+    """Raise ValueError for options that make no sense together."""
+    if isinstance(algorithm, ProjectedAlgorithm) and not constraint.has_projection:
+        raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
+    if options.batch_size is not None and problem.losses.sizes is None:
+        raise ValueError("batch_size needs clients with samples; these are plain functions")
+    if options.tol is not None and problem.convex is not True:
+        raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
+    if options.relax and not algorithm.contract.may_relax:
+        raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
+    if options.promise is not None:
+        if options.tol is not None:
+            raise ValueError("tol needs a certificate, which reveals the data: it does not go with privacy")
+        if options.relax:
+            raise ValueError("relax does not go with privacy: clients with another set would need other noise")
+        if problem.losses.sizes is None:
+            raise ValueError("privacy is for clients with samples; these are plain functions")
+    _refuse_what_does_not_fit(problem, participation, options)
+
+
+def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
+    """Whether only the rows of those who took part are kept: most never do, or all rows would take a gigabyte."""
+    expected, start = participation.expected, problem.start
+    if expected is None or 2 * expected > problem.n:
+        return False
+    all_rows = problem.n * start.numel() * start.element_size()
+    return 2 * expected * options.rounds < problem.n or all_rows > _MANY_BYTES
+
+
+def can_be_replayed(problem: Problem, participation: Participation, options: Options, plan: Plan) -> bool:
+    """Whether rounds differ in nothing but their numbers, and are short enough that a GPU should replay them."""
+    if type(plan) is not Plan or problem.n * problem.start.numel() > _LARGE_STATE:
+        return False
+    same_work = participation.everyone and options.batch_size is None and not options.relax and options.promise is None
+    # The atoms of several steps are weighed before they are sent: that is looking at them.
+    one_step = plan.schedule is None or plan.local_steps == 1
+    return problem.start.is_cuda and problem.losses.plain_kernels and same_work and one_step
+
+
+def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
+    """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts to swap."""
+    if few_take_part(problem, participation, options):
+        return
+    tensors, start = 4, problem.start
+    needed = tensors * problem.n * start.numel() * start.element_size()
+    if start.device.type == "cuda":
+        there = torch.cuda.get_device_properties(start.device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"{problem.n} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
+            f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
+        )

@@ -1,0 +1,448 @@
+"""The simulator: many clients on one machine, the algorithm's own steps, a record a round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm, GathersSums, Message, Plan, Rates, Server, State
+from fedfw.algorithms.steps import Party, RoundSteps, take_steps
+from fedfw.gpu.replay import ReplayedRounds
+from fedfw.options import declare_keywords, refuse_unknown
+from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
+from fedfw.problems.oracles import ClientOracles, Cohort, PlainOracles
+from fedfw.problems.problem import Problem
+from fedfw.rounds.coordinator import Coordinator, Rows
+from fedfw.rounds.folders import RunFolder
+from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedRows
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
+from fedfw.rounds.records import History, Record
+from fedfw.rounds.setup import (
+    Certificate,
+    certificate_of,
+    describe_setting,
+    feasible_start,
+    fingerprint,
+    usable_device,
+)
+from fedfw.rounds.stopwatch import Stopwatch
+from fedfw.rounds.tensors import joined, part
+from fedfw.sets.base import ConstraintSet
+from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, PlainCallback, StopRun
+from fedfw.simulation.callbacks.budget import Budget
+from fedfw.simulation.callbacks.checkpoints import Checkpoints
+from fedfw.simulation.callbacks.early_stop import EarlyStop
+from fedfw.simulation.callbacks.evaluation import Evaluation
+from fedfw.simulation.groups import constraint_groups
+from fedfw.simulation.refusals import can_be_replayed, few_take_part, refuse_contradictions
+from fedfw.simulation.result import Run
+
+Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
+
+
+@declare_keywords(Options)
+def simulate(
+    problem: Problem,
+    algorithm: Algorithm,
+    *,
+    callbacks: Callbacks = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    **options: Any,
+) -> Run:
+    """Run a federated algorithm with all clients on this machine.
+
+    Parameters
+    ----------
+    problem : Problem
+        Model, loss and the clients' data.
+    algorithm : Algorithm
+        With its set, such as ``FedFW(L1Ball(10.0))``.
+    callbacks : callable, Callback, or a sequence of them
+        A function is called after every round with the `Simulation`; it ends the run by returning True or raising
+        `StopRun`. A `fedfw.simulation.Callback` has more to say.
+    out : path, optional
+        A folder for history, model, plots and checkpoints; it must not hold a run yet, unless ``resume``.
+    resume : bool
+        Whether to continue from the last good checkpoint in ``out``.
+    {options}
+
+    Returns
+    -------
+    Run
+        The model, the history and what was proven.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
+    >>> algorithm = fedfw.FedFWPlus(fedfw.L2Ball(10.0), momentum=0.9)
+    >>> run = fedfw.simulate(problem, algorithm, rounds=50, participation=0.8, seed=1)
+    >>> len(run.history), run.history[-1].accuracy > 0.8
+    (50, True)
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))")
+    refuse_unknown("simulate", options, Options, own=("callbacks", "out", "resume"))
+    folder = None if out is None else RunFolder(Path(out), resume)
+    return Simulation(problem, algorithm, Options(**options), folder=folder, callbacks=callbacks).run()
+
+
+class Simulation:
+    """A run in progress: what callbacks look at.
+
+    Parameters
+    ----------
+    problem, algorithm, options
+        What is run.
+    folder : RunFolder, optional
+        Where the run is kept; a checkpoint there is continued.
+    callbacks
+        See `simulate`.
+
+    Attributes
+    ----------
+    t : int
+        The present round.
+    history : History
+        The records so far.
+    coordinator : Coordinator
+        The server's side.
+    now : Round
+        The present round in its parts.
+    evaluates : bool
+        Whether the present round is evaluated: by its number, or because a private run ends with it.
+    stopped : str or None
+        Why the run ends after this round; None where it goes on.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        options: Options,
+        *,
+        folder: RunFolder | None = None,
+        callbacks: Callbacks = (),
+    ) -> None:
+        device = usable_device(options.device) if options.device is not None else problem.start.device
+        self.problem, self.options = problem.to(device), options
+        self.constraint = self.problem.bind(algorithm.constraint)
+        self.participation = Participation(options.participation, problem.n, options.seed)
+        self._groups = constraint_groups(self.constraint, options.relax, self.problem)
+        refuse_contradictions(self.problem, algorithm, self.constraint, self.participation, options)
+        start = feasible_start(self.constraint, self.problem.start)
+        setting = describe_setting(self.problem, self.constraint, start, self.participation.p, options)
+        self.algorithm = algorithm.resolved(setting)
+        self.privacy = self._plan_privacy()
+        self.clock = Stopwatch(device)
+        plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
+        self.certificate = certificate_of(self.problem, self.algorithm, options)
+        memory = self._new_memory(start)
+        self.coordinator = Coordinator(self.algorithm, plan, start, memory, convex=bool(self.problem.convex))
+        self.everyone = self.problem.losses.everyone(start.device)
+        self._weights = self.problem.weights.to(start.dtype)
+        self._oracles = self._choose_oracles()
+        alike = can_be_replayed(self.problem, self.participation, options, plan)
+        self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device) if alike else None
+        noise = None if self.privacy is None else self.privacy.noise
+        self.fingerprint = fingerprint(plan, self.algorithm, options, start, noise)
+        self.t = self.resumed_at = 0
+        self.history = History()
+        self.stopped: str | None = None
+        self.ended_at_gather = self.evaluates = False
+        self.callbacks = self._all_callbacks(folder, callbacks)
+        self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
+        self._folder = folder
+        if folder is not None:
+            self._resume(folder)
+
+    # --- what callbacks look at ---
+
+    @property
+    def plan(self) -> Plan:
+        """The algorithm's plan."""
+        return self.coordinator.plan
+
+    @property
+    def xbar(self) -> Tensor:
+        """The server's model, (p,)."""
+        return self.coordinator.server.xbar
+
+    @property
+    def server(self) -> Server:
+        """The server's memory."""
+        return self.coordinator.server
+
+    @property
+    def best_bound(self) -> float | None:
+        """The best proven lower bound on the optimum."""
+        return self.coordinator.best_bound
+
+    @property
+    def clients(self) -> State:
+        """The memories of all clients, (n, ...) each."""
+        state = self.coordinator.memory.gather(self.everyone)
+        # A replay overwrites its results.
+        return state if self._replay is None else {name: values.clone() for name, values in state.items()}
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether some clients use a larger set."""
+        return len(self._groups) > 1
+
+    @property
+    def rates(self) -> Rates | None:
+        """Step size, penalty and averaging weight of the present round, for algorithms with a schedule."""
+        return None if self.plan.schedule is None else self.plan.rates(self.t)
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether loss and gap may be worked out: not in private runs, nor where nobody sums over all clients."""
+        return self.privacy is None and self.problem.losses.countable
+
+    def feasible(self) -> Tensor:
+        """The model that is judged and returned, (p,): xbar, or with relaxed clients a point of the set near it."""
+        xbar = self.xbar
+        if not self.relaxed or self.constraint.contains(xbar):
+            return xbar
+        if self.constraint.has_projection:
+            return self.constraint.project(xbar)
+        keepers = next(rows for rows, D in self._groups if D is self.constraint)
+        return self.clients["x"][keepers].mean(0)
+
+    # --- the loop ---
+
+    def run(self) -> Run:
+        """Take all rounds that are left."""
+        self.resumed_at = self.t
+        try:
+            while self.t < self.options.rounds and not self._call("before_round"):
+                self.t += 1
+                with self.clock.round():
+                    self._round()
+                    self._record()
+                if self._call("after_round"):
+                    break
+        except BaseException:
+            for callback in self.callbacks:
+                callback.abandon(self)
+            raise
+        self._replay = None  # its steps are this object's: both would stay until the garbage is collected
+        run = Run(
+            problem=self.problem,
+            algorithm=self.algorithm,
+            plan=self.plan,
+            x=self.xbar,
+            feasible=self.feasible(),
+            history=self.history,
+            lower_bound=self.best_bound,
+            certificate=self.certificate,
+            stopped=self.stopped or "all that were asked for",
+            dense_sums=self.coordinator.dense_sums,
+            out=None if self._folder is None else self._folder.path,
+            privacy=None if self.privacy is None else str(self.privacy),
+        )
+        for callback in self.callbacks:
+            callback.finish(self, run)
+        return run
+
+    def _round(self) -> None:
+        """One round, in the steps of `fedfw.rounds.coordinator`."""
+        coordinator = self.coordinator
+        # Step 1: who takes part.
+        cohorts, at = self._cohorts(self.participation(self.t))
+        self.now = now = coordinator.open(self.t, [cohort.rows for cohort in cohorts], at)
+        self.evaluates = self.options.evaluates(self.t) or self._budget_ends()
+        if not cohorts:
+            return
+        tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
+        # Step 2: the dense sum before the step, for algorithms that have one.
+        if coordinator.gathers(now):
+            self._gather(cohorts, tol)
+            if self._call("after_gather"):
+                self.ended_at_gather = True
+                return
+        # Step 3: what goes down.
+        message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
+        replayed = None
+        if self._replay is not None:
+            replayed = self._replay.begin(now.after, now.states[0], message)
+        coordinator.number(now)
+        coordinator.count_down(now)
+        # Steps 4 and 5: the clients' steps and the server's.
+        if replayed is not None:
+            steps = replayed()
+        else:
+            steps = take_steps(self.algorithm, self.plan, now.after, message, self._parties(cohorts, tol))
+        for upload, state in zip(steps.uploads, steps.states, strict=True):
+            now.arrive(upload, state, with_loss=self.evaluates and self.reports_loss)
+        coordinator.close(now, steps.step, replayed=replayed is not None)
+
+    def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
+        """The participants (m,) by the set they use, and all of them on the host where that is known."""
+        if participants.shape[0] == 0:
+            return [], None
+        # The same tensor for everyone in every round: losses recognise it without looking at its numbers.
+        all_here = participants.shape[0] == self.plan.n
+        who = self.everyone if all_here else participants.to(self.everyone.device)
+        if not self.relaxed:
+            return [self._cohort(who, self.constraint)], slice(None) if all_here else participants.numpy()
+        groups = ((group[torch.isin(group, who)], D) for group, D in self._groups)
+        return [self._cohort(rows, D) for rows, D in groups if len(rows)], None
+
+    def _cohort(self, rows: Tensor, constraint: ConstraintSet) -> Cohort:
+        weights = self._weights if rows is self.everyone else self._weights[rows]
+        return Cohort(rows, weights, rows, constraint)
+
+    def _gather(self, cohorts: list[Cohort], tol: float | None) -> None:
+        algorithm, coordinator, now = self.algorithm, self.coordinator, self.now
+        assert isinstance(algorithm, GathersSums)
+        coordinator.ask_for_sums(now)
+        sent = [
+            algorithm.contribute(self.plan, party.state, self.xbar, party.gradient)
+            for party in self._parties(cohorts, tol)
+        ]
+        coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)
+
+    def _parties(self, cohorts: list[Cohort], tol: float | None) -> list[Party]:
+        return [
+            self._party(self.plan, cohort, state, tol) for cohort, state in zip(cohorts, self.now.states, strict=True)
+        ]
+
+    def _party(self, plan: Plan, cohort: Cohort, state: State, tol: float | None) -> Party:
+        gradient, lmo = self._oracles.pair(cohort, self.t, tol)
+        return Party(cohort.rows, state, plan.watch("gradient", gradient), plan.watch("oracle", lmo))
+
+    def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> RoundSteps:
+        """The steps that a GPU replays: those of all clients with all of their samples."""
+        tol = None if plan.schedule is None else plan.oracle_tol(self.t)
+        party = self._party(plan, self._cohort(self.everyone, self.constraint), state, tol)
+        return take_steps(self.algorithm, plan, server, message, [party])
+
+    def _record(self) -> None:
+        now = self.now
+        found: dict[str, Any] = {}
+        for callback in self._hooks["record"]:
+            try:
+                found |= callback.record(self)
+            except StopRun as asked:
+                self.stopped = self.stopped or str(asked)
+        count = len(now.bases)
+        rates = None if self.ended_at_gather else self.rates
+        record = Record(
+            round=self.t,
+            anchor_gap=now.anchor_gap,
+            lower_bound=self.best_bound,
+            participants=count,
+            **({} if rates is None else vars(rates)),
+            **vars(now.traffic),
+            bytes_dense=2 * count * self.coordinator.wire.dense_nbytes,
+            **found,
+            seconds=self.clock.split(),
+        )
+        self.history.append(record)
+
+    def _call(self, hook: str) -> bool:
+        """Call a method of every callback that has one; returns whether one of them ends the run."""
+        for callback in self._hooks[hook]:
+            try:
+                stop, reason = getattr(callback, hook)(self), callback.reason
+            except StopRun as asked:
+                stop, reason = True, str(asked)
+            if stop and self.stopped is None:
+                self.stopped = reason
+        return self.stopped is not None
+
+    # --- setting up ---
+
+    @property
+    def _proves(self) -> bool:
+        return self.certificate is Certificate.EVERY_ROUND
+
+    def _budget_ends(self) -> bool:
+        """Whether somebody who would take part in the next round has no privacy budget left for it."""
+        if self.privacy is None or self.t == self.options.rounds:
+            return False
+        budget = next(callback for callback in self.callbacks if isinstance(callback, Budget))
+        return budget.spent_by(self.participation(self.t + 1))
+
+    def _plan_privacy(self) -> PrivacyPlan | None:
+        """Noise for as many rounds as any client takes part in."""
+        promise, sizes = self.options.promise, self.problem.losses.sizes
+        if promise is None or sizes is None:
+            return None
+        attended = torch.zeros(self.problem.n, dtype=torch.int64)
+        for t in range(1, self.options.rounds + 1):
+            attended[self.participation(t)] += 1
+        return PrivacyPlan.of(
+            promise,
+            self.algorithm,
+            self.constraint,
+            shape=tuple(self.problem.start.shape),
+            fewest_samples=int(sizes.min()),
+            rounds=max(1, int(attended.max())),
+            local_steps=self.options.local_steps,
+            batch_size=self.options.batch_size,
+        )
+
+    def _choose_oracles(self) -> ClientOracles:
+        losses, options = self.problem.losses, self.options
+        if self.privacy is not None:
+            return PrivateOracles(self.privacy, losses)
+        return PlainOracles(losses, options.local_steps, options.batch_size, options.seed, losses.sizes)
+
+    def _new_memory(self, start: Tensor) -> ClientMemory:
+        """A row for everyone, or only for clients that take part where those are few."""
+        n, algorithm = self.problem.n, self.algorithm
+        if algorithm.contract.points and few_take_part(self.problem, self.participation, self.options):
+            return TouchedRows(n, algorithm.start_clients(start[None].clone()))
+        return EveryRow(algorithm.start_clients(start.repeat(n, 1)))
+
+    def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
+        """What every run has, around what the user asked for."""
+        given = [wanted] if isinstance(wanted, Callback) or callable(wanted) else list(wanted)
+        own = [one if isinstance(one, Callback) else AfterRound(one) for one in given]
+        budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
+        stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
+        # A private run keeps every round: what it has spent must not be forgotten.
+        kept = [] if folder is None else [Checkpoints(folder, every=10 if self.privacy is None else 1)]
+        return [*budget, Evaluation(), *own, *stop, *kept]
+
+    # --- checkpoints ---
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint must hold to go on to the same bits."""
+        parts = {name: callback.state() for name, callback in self._named_callbacks().items()}
+        return joined({"coordinator": self.coordinator.state(), **parts})
+
+    def _named_callbacks(self) -> dict[str, Callback]:
+        """Every callback by the name of its class, the second of a class with a number."""
+        counts: Counter[str] = Counter()
+        named = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            counts[name] += 1
+            named[name if counts[name] == 1 else f"{name}-{counts[name]}"] = callback
+        return named
+
+    def _resume(self, folder: RunFolder) -> None:
+        found = folder.latest()
+        if found is None:
+            return
+        held, meta = found
+        if meta["fingerprint"] != self.fingerprint:
+            raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
+        self.coordinator.load(part(held, "coordinator"))
+        for name, callback in self._named_callbacks().items():
+            if kept := part(held, name):
+                callback.load(kept)
+        self.t = self.resumed_at = meta["round"]
+        self.history = History.from_jsonl(meta["history"])

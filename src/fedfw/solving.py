@@ -1,0 +1,178 @@
+"""The optimum F* by a central solver that sees all the data: what everybody's residuals are measured against.
+
+Where the set has a projection: accelerated projected gradient (Nesterov's momentum with restarts, step sizes by
+backtracking). Elsewhere: Frank-Wolfe with backtracking steps. Either way the Frank-Wolfe gap says how far the answer
+can be trusted: F(x) - gap(x) <= F* <= F(x).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfw.certificates import frank_wolfe_gap
+from fedfw.problems.problem import Problem
+from fedfw.rounds.setup import feasible_start
+from fedfw.sets.base import ConstraintSet
+
+_LOOK_EVERY = 10  # steps between two looks at the gap, each of which costs a gradient and an oracle call
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """What `solve` found.
+
+    Parameters
+    ----------
+    x
+        The best point, (p,).
+    value, lower_bound
+        lower_bound <= F* <= value, up to the rounding of the problem's precision.
+    start_value
+        F where runs begin.
+    steps
+        How many gradient steps it took.
+    method
+        Which solver.
+
+    Examples
+    --------
+    >>> import torch
+    >>> optimum = Optimum(torch.ones(1), value=4.0, lower_bound=3.9, start_value=5.0, steps=10, method="by hand")
+    >>> optimum.residual(4.5)
+    0.5
+    """
+
+    x: Tensor = field(repr=False)
+    value: float
+    lower_bound: float
+    start_value: float
+    steps: int
+    method: str
+
+    def residual(self, loss: float) -> float:
+        """(F - F*) / (F(x^1) - F*), with the best value for F*."""
+        return (loss - self.value) / max(self.start_value - self.value, 1e-300)
+
+    @property
+    def uncertainty(self) -> float:
+        """How far F* can be below ``value``, on the scale of `residual`."""
+        return (self.value - self.lower_bound) / max(self.start_value - self.lower_bound, 1e-300)
+
+
+def solve(
+    problem: Problem,
+    constraint: Any,
+    *,
+    tol: float = 1e-3,
+    max_steps: int = 5000,
+    progress: Callable[[int, float, float], None] | None = None,
+) -> Optimum:
+    """Minimise F over the constraint with all the data in one place.
+
+    Parameters
+    ----------
+    problem
+        With convex losses: only then does the gap bound F*.
+    constraint
+        A constraint set or a `Product`.
+    tol
+        Stop when F* is known to this fraction of F(x^1) - F*. The gap is a cautious measure: the value itself is
+        usually far closer to F* than that.
+    max_steps
+        Give up after so many steps; `Optimum.uncertainty` says what was reached.
+    progress
+        Called now and then with (steps, value, lower bound).
+
+    Returns
+    -------
+    Optimum
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> optimum = fedfw.solve(fedfw.testing.two_quadratics(), fedfw.Box(-1.0, 1.0))
+    >>> optimum.value, float(optimum.x)
+    (4.0, 1.0)
+    """
+    if problem.convex is not True:
+        raise ValueError("solve needs losses that are known to be convex (Problem(..., convex=True) says so)")
+    if not tol > 0 or max_steps < 1:
+        raise ValueError(f"tol={tol}, max_steps={max_steps}, expected positive numbers")
+    D = problem.bind(constraint)
+    x = feasible_start(D, problem.start)
+    if D.has_projection:
+        steps, method = _accelerated(problem, D, x), "accelerated projected gradient"
+    else:
+        steps, method = _frank_wolfe(problem, D, x), "Frank-Wolfe"
+    start_value, gradient = problem.value_and_gradient(x)
+    best = Optimum(x, start_value, start_value - frank_wolfe_gap(D, x, gradient), start_value, 0, method)
+    for count in range(1, max_steps + 1):
+        x = next(steps)
+        if count % _LOOK_EVERY and count < max_steps:
+            continue
+        value, gradient = problem.value_and_gradient(x)
+        bound = max(best.lower_bound, value - frank_wolfe_gap(D, x, gradient))
+        point, value = (x, value) if value <= best.value else (best.x, best.value)
+        bound = min(bound, value)  # at the optimum itself the two differ by rounding
+        best = Optimum(point, value, bound, start_value, count, method)
+        if progress is not None:
+            progress(count, value, bound)
+        if best.uncertainty <= tol:
+            break
+    return best
+
+
+def _accelerated(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
+    z, momentum, lowest, L = x, 1.0, math.inf, 1.0
+    while True:
+        value, g = problem.value_and_gradient(z)
+        following, reached, L = _backtrack(problem, z, value, g, L, _projection(constraint, z, g))
+        if reached > lowest:  # the momentum overshot: begin again from here
+            momentum = 1.0
+        faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        z = following + (momentum - 1) / faster * (following - x)
+        x, momentum, lowest = following, faster, reached
+        yield x
+
+
+def _projection(constraint: ConstraintSet, z: Tensor, g: Tensor) -> Callable[[float], Tensor]:
+    return lambda L: constraint.project(z - g / L)
+
+
+def _frank_wolfe(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
+    L = 1.0
+    while True:
+        value, g = problem.value_and_gradient(x)
+        d = constraint.lmo(g).dense(x.dtype) - x
+        slope, length = -float((g.double() * d.double()).sum()), float(d.double().square().sum())
+        if slope > 0 and length > 0:
+            x, _, L = _backtrack(problem, x, value, g, L, _short_step(x, d, slope / length))
+        yield x
+
+
+def _short_step(x: Tensor, d: Tensor, longest: float) -> Callable[[float], Tensor]:
+    return lambda L: x + min(1.0, longest / L) * d
+
+
+def _backtrack(
+    problem: Problem, x: Tensor, value: float, g: Tensor, L: float, move: Callable[[float], Tensor]
+) -> tuple[Tensor, float, float]:
+    """move(L), its value and L, for an L at which F is below its quadratic model around x (p,)."""
+    rounding = 8 * torch.finfo(x.dtype).eps * abs(value)
+    before = L
+    L *= 0.8  # curvature falls on the way to the optimum: give the step a chance to grow
+    while True:
+        following = move(L)
+        d = (following - x).double()
+        reached = problem.value(following)
+        model = value + float((g.double() * d).sum()) + L / 2 * float(d.square().sum())
+        if reached <= model + rounding or L > 1e18:
+            # A decrease that drowns in rounding would pass at any L: it says nothing about a smaller one.
+            return following, reached, L if value - model > 8 * rounding else max(L, before)
+        L *= 2

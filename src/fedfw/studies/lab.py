@@ -1,0 +1,228 @@
+"""Where experiments are computed: each task once, kept by its content, several at a time if asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, fields, is_dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+from tqdm import tqdm
+
+from fedfw._version import __version__
+from fedfw.data import MissingDataError, data_folder
+from fedfw.errors import NonFiniteError
+from fedfw.rounds.files import write_atomically
+
+Json = dict[str, Any]
+NOT_YET = "not yet"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the data lie and where to compute; no part of what is computed.
+
+    Parameters
+    ----------
+    data_dir : str or None
+        Folder of the data sets; None for the usual one.
+    device : str
+        cpu or cuda.
+    """
+
+    data_dir: str | None = None
+    device: str = "cpu"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the data sets."""
+        return data_folder(None if self.data_dir is None else Path(self.data_dir))
+
+    @property
+    def machine(self) -> str:
+        """The machine in words, for the report."""
+        if torch.device(self.device).type == "cuda":
+            return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        return f"{os.cpu_count()} CPU cores, torch {torch.__version__}"
+
+
+class Task(Protocol):
+    """A frozen dataclass that says all about one computation: its fields are the key of the cache."""
+
+    @property
+    def title(self) -> str:
+        """What it is called while it runs."""
+
+    @property
+    def weight(self) -> float:
+        """How long it takes compared with others, roughly: for the time that is left."""
+
+    @abstractmethod
+    def compute(self, site: Site) -> Json:
+        """The numbers, in a form that JSON can hold."""
+
+
+Results = Mapping[Task, Json]
+"""What each task gave; ``{"not_run": why}`` where its data are missing."""
+
+
+def was_run(result: Json) -> bool:
+    """Whether there are numbers."""
+    return "not_run" not in result
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Computes tasks.
+
+    Parameters
+    ----------
+    cache : Path
+        Folder with one JSON file a task: what is there is not computed again, so an interrupted call goes on where it
+        stopped. Results from another machine may be put there.
+    site : Site
+        Where the data lie and where to compute.
+    jobs : int
+        Processes.
+    only_kept : bool
+        Compute nothing: tasks that are not in the cache are "not run: not yet".
+    """
+
+    cache: Path
+    site: Site = Site()
+    jobs: int = 1
+    only_kept: bool = False
+
+    def run(self, tasks: Sequence[Task]) -> Results:
+        """The results of all tasks, each computed once."""
+        todo = list(dict.fromkeys(tasks))
+        found = {task: result for task in todo if (result := self._kept(task)) is not None}
+        missing = [task for task in todo if task not in found]
+        if self.only_kept:
+            return found | {task: {"not_run": NOT_YET, "why": "not in the cache"} for task in missing}
+        progress = _Progress(missing, kept=len(found))
+        for task, result in self._computed(missing, progress):
+            progress.finished(task)
+            if was_run(result):  # data that are missing today may be there tomorrow
+                result["machine"] = self.site.machine
+                write_atomically(self._path(task), json.dumps(result, indent=1).encode())
+            found[task] = result
+        progress.close()
+        return found
+
+    def _computed(self, tasks: Sequence[Task], progress: _Progress) -> Iterator[tuple[Task, Json]]:
+        if self.jobs == 1 or len(tasks) < 2:
+            for task in tasks:
+                progress.started(task)
+                yield task, _compute(task, self.site)
+            return
+        threads = max(1, torch.get_num_threads() // self.jobs)
+        # A fresh interpreter for each worker: a fork of one that has started CUDA or threads is broken.
+        with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+            waiting = deque(tasks)
+            running: dict[Future[Json], Task] = {}
+            try:
+                while waiting or running:
+                    while waiting and len(running) < self.jobs:
+                        task = waiting.popleft()
+                        progress.started(task)
+                        running[pool.submit(_compute, task, self.site)] = task
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        yield running.pop(done), done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _kept(self, task: Task) -> Json | None:
+        path = self._path(task)
+        if not path.is_file():
+            return None
+        result: Json = json.loads(path.read_text())
+        return result
+
+    def _path(self, task: Task) -> Path:
+        return self.cache / f"{hashlib.sha256(f'{__version__} {_described(task)}'.encode()).hexdigest()[:20]}.json"
+
+
+def _described(value: Any) -> str:
+    """A task in words, without what is None: an option that did not exist when it was computed changes nothing."""
+    if is_dataclass(value):
+        parts = ((f.name, getattr(value, f.name)) for f in fields(value))
+        inner = ", ".join(f"{name}={_described(part)}" for name, part in parts if part is not None)
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_described, value))})"
+    return repr(value)
+
+
+def _compute(task: Task, site: Site) -> Json:
+    """The task's result with the seconds that it took, or why there is none."""
+    began = time.monotonic()
+    try:
+        return task.compute(site) | {"took": time.monotonic() - began}
+    except MissingDataError as error:
+        return {"not_run": "no data", "why": str(error)}
+    except NonFiniteError as error:
+        return {"not_run": "blew up", "why": str(error)}
+
+
+class _Progress:
+    """Shows which tasks are running and how long is left: a line that changes on a terminal, a line a task in a file.
+
+    Parameters
+    ----------
+    missing : sequence of Task
+        What is to be computed.
+    kept : int
+        How many tasks are in the cache already.
+    stream : file, optional
+        Where to; by default the standard error stream.
+    """
+
+    def __init__(self, missing: Sequence[Task], kept: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._count, self._done = len(missing), 0
+        self._work = sum(task.weight for task in missing)
+        self._running: list[Task] = []
+        self._bar: Any = None
+        if kept:
+            self._stream.write(f"{kept} of {kept + len(missing)} tasks are kept from before\n")
+
+    def started(self, task: Task) -> None:
+        self._running.append(task)
+        titles = "; ".join(one.title for one in self._running)
+        self._show(f"{self._done + len(self._running)}/{self._count} {titles}")
+
+    def finished(self, task: Task) -> None:
+        self._done += 1
+        self._running.remove(task)
+        self._bar.n += task.weight  # shown when the next task begins
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(f"{self._done}/{self._count} done", refresh=False)
+            self._bar.close()
+
+    def _show(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(line)
+            return
+        live = self._stream.isatty()
+        # The bar counts work, not tasks, so that the time left is right when tasks differ.
+        self._bar = tqdm(
+            desc=line,
+            total=self._work,
+            file=self._stream,
+            dynamic_ncols=live,
+            bar_format="{desc} [{elapsed}<{remaining}]" + ("" if live else "\n"),
+        )

@@ -1,0 +1,212 @@
+"""A small grid search under one budget of gradient evaluations for every point of the grid.
+
+The choice is made on the problem's test data. Give it samples that the clients lend from their training data
+(``load_problem(..., held_out=0.2)``), so that the real test data are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Literal
+
+from fedfw.algorithms.base import Algorithm, Setting
+from fedfw.errors import NonFiniteError
+from fedfw.options import declare_keywords, options_of, refuse_unknown
+from fedfw.problems.problem import Problem
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
+from fedfw.rounds.setup import describe_setting, feasible_start
+from fedfw.simulation.simulator import Simulation
+
+HELD_OUT = 0.2
+"""The share of their samples that clients lend."""
+RUN_AXES = ("local_steps", "batch_size", "participation")
+"""Options of a run, beside the algorithm's own, that a grid may hold."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of the grid and how it went.
+
+    Parameters
+    ----------
+    choice : dict
+        What was chosen, by the names of the options.
+    algorithm, options : Algorithm, Options
+        What was run.
+    held_out_loss, held_out_accuracy, loss : float
+        On the lent samples, and on the training data; infinite where the run blew up.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> trial = fedfw.Trial({"lr": 0.1}, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1), Options(), held_out_loss=0.7)
+    >>> trial.rank("loss"), trial.rounds
+    (0.7, 100)
+    """
+
+    choice: dict[str, Any]
+    algorithm: Algorithm
+    options: Options
+    held_out_loss: float = math.inf
+    held_out_accuracy: float | None = None
+    loss: float = math.inf
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the budget paid for."""
+        return self.options.rounds
+
+    def rank(self, by: str) -> float:
+        """The smaller, the better; infinite for runs that blew up."""
+        if by == "accuracy":
+            return math.inf if self.held_out_accuracy is None else -self.held_out_accuracy
+        return self.held_out_loss if math.isfinite(self.held_out_loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` found.
+
+    Parameters
+    ----------
+    trials : list of Trial
+        In the order of the grid.
+    by : str
+        What was compared.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> algorithm = fedfw.FedAvg(fedfw.L2Ball(1.0))
+    >>> trials = [fedfw.Trial({"lr": lr}, algorithm, Options(), held_out_loss=lr) for lr in (0.3, 0.1)]
+    >>> fedfw.Tuning(trials, by="loss").best.choice
+    {'lr': 0.1}
+    """
+
+    trials: list[Trial] = field(repr=False)
+    by: str
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the least loss, or the highest accuracy, on the held-out samples."""
+        return min(self.trials, key=lambda trial: trial.rank(self.by))
+
+
+@declare_keywords(Options)
+def tune(
+    problem: Problem,
+    algorithm: Algorithm,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    budget: float | None = None,
+    by: Literal["loss", "accuracy"] = "loss",
+    progress: Callable[[Trial], None] | None = None,
+    **options: Any,
+) -> Tuning:
+    """Try every point of a grid, each with the same budget of gradients.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its test data decide.
+    algorithm : Algorithm
+        Whose options are tuned.
+    grid : mapping, optional
+        Values to try, by the name of an option of the algorithm, or ``local_steps``, ``batch_size``,
+        ``participation``; by default the algorithm's own grid.
+    budget : float, optional
+        Gradients of all of its samples that a client may compute; by default what the rounds cost with one full
+        gradient a step.
+    by : "loss" or "accuracy"
+        What is compared.
+    progress : callable, optional
+        Called with each trial when it is done.
+    {options}
+
+    Returns
+    -------
+    Tuning
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.load_problem("digits", clients=5, partition="iid", held_out=0.2)
+    >>> found = fedfw.tune(problem, fedfw.FedAvg(fedfw.L2Ball(10.0)), grid={"lr": [0.01, 0.3]}, rounds=10)
+    >>> found.best.choice
+    {'lr': 0.3}
+    """
+    refuse_unknown("tune", options, Options, own=("grid", "budget", "by", "progress"))
+    run = Options(**options)
+    axes = dict(usual_grid(problem, algorithm, run) if grid is None else grid)
+    for name in axes:
+        if name not in options_of(type(algorithm)) and name not in RUN_AXES:
+            known = ", ".join([*options_of(type(algorithm)), *RUN_AXES])
+            raise ValueError(f"grid: {name!r} cannot vary here, expected one of {known}")
+    points = []
+    for choice in points_of(axes):
+        of_run = {name: value for name, value in choice.items() if name in RUN_AXES}
+        of_algorithm = {name: value for name, value in choice.items() if name not in RUN_AXES}
+        points.append(Trial(choice, replace(algorithm, **of_algorithm), replace(run, **of_run)))
+    passes = float(run.rounds * run.local_steps) if budget is None else budget
+    return Tuning(search(problem, points, passes, progress), by)
+
+
+def points_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of the values."""
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def usual_grid(problem: Problem, algorithm: Algorithm, options: Options) -> dict[str, Sequence[Any]]:
+    """The algorithm's own grid for this problem."""
+    return algorithm.grid(setting_of(problem, algorithm, options))
+
+
+def setting_of(problem: Problem, algorithm: Algorithm, options: Options) -> Setting:
+    """What is known of a run before it begins."""
+    constraint = problem.bind(algorithm.constraint)
+    p = Participation(options.participation, problem.n, options.seed).p
+    return describe_setting(problem, constraint, feasible_start(constraint, problem.start), p, options)
+
+
+def search(
+    problem: Problem, points: Sequence[Trial], passes: float, progress: Callable[[Trial], None] | None = None
+) -> list[Trial]:
+    """Run every point with as many rounds as ``passes`` gradients of all samples pay for."""
+    if not (math.isfinite(passes) and passes > 0):
+        raise ValueError(f"budget={passes}, expected a positive number of gradients")
+    affordable = [
+        replace(point, options=replace(point.options, rounds=affordable_rounds(problem, point, passes)))
+        for point in points
+    ]
+    trials = []
+    for point in affordable:
+        trials.append(_run(problem, point))
+        if progress is not None:
+            progress(trials[-1])
+    return trials
+
+
+def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
+    """How many whole rounds the budget pays for."""
+    sizes, batch = problem.losses.sizes, point.options.batch_size
+    share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
+    rounds = math.floor(passes / point.algorithm.passes(point.options.local_steps, share) + 1e-9)
+    if rounds < 1:
+        raise ValueError(f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger budget")
+    return rounds
+
+
+def _run(problem: Problem, point: Trial) -> Trial:
+    options = replace(point.options, eval_every=point.rounds, tol=None)
+    try:
+        last = Simulation(problem, point.algorithm, options).run().history[-1]
+    except NonFiniteError:
+        return point
+    if last.test_loss is None:
+        raise ValueError("tune compares losses on the problem's test data, and this problem has none")
+    loss = math.nan if last.loss is None else last.loss  # a private run keeps it to itself
+    return replace(point, held_out_loss=last.test_loss, held_out_accuracy=last.accuracy, loss=loss)

@@ -1,0 +1,195 @@
+"""``fedfw reproduce``: the report of everything, the cache, missing data, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfw.cli.main import main
+from fedfw.studies import bounds, counterexample, reproduce, table1, table3, theory
+from fedfw.studies.catalogue import sections
+from fedfw.studies.lab import Json, Lab, Site
+from fedfw.studies.names import REPRODUCTIONS
+from fedfw.studies.protocols import Scale
+from fedfw.studies.theory import Effort, Study
+from tests.data.files import DATA, needs
+
+SMALL = Effort(rounds=100, seeds=2, every=20)
+TINY = Scale(True, 1, 3, 3, samples=150, network_rounds=2, network_samples=100, some=150)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def few(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
+    wanted = ("T2 on box", "no theorem, noisy and not convex")
+    return ((title, run) for title, run in theory.studies(SMALL) if title in wanted)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "studies", few)
+    monkeypatch.setattr(reproduce, "QUICK", TINY)
+
+
+def test_theory_and_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
+    first = capsys.readouterr()
+    assert "1/2 theory, T2 on box" in first.err
+    page = (tmp_path / "theory-quick.html").read_text()
+    assert page.count("<svg") == page.count('.csv" href="data:') == 2
+    assert "quick" in page
+    next((tmp_path / "cache").iterdir()).unlink()  # as if the call had been interrupted
+    assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
+    again = capsys.readouterr()
+    assert "1 of 2 tasks are kept from before" in again.err
+    assert "1/1 theory" in again.err
+    assert again.out == first.out
+
+
+def test_a_bound_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong() -> list[Study]:
+        (study,) = theory.nonconvex("box", SMALL)
+        assert study.passed
+        assert study.limit is not None
+        return [replace(study, limit=study.limit * 1e-6)]
+
+    monkeypatch.setattr(bounds, "studies", lambda effort: iter([("wrong", wrong)]))
+    assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 1
+    assert "failed: T2 on box" in capsys.readouterr().err
+    page = (tmp_path / "theory-quick.html").read_text()
+    assert "FAILED" in page
+    assert 'class="bad' in page
+
+
+def test_a_slope_that_is_too_flat_fails() -> None:
+    (study,) = theory.nonconvex("box", SMALL)
+    assert not replace(study, steepest=-5.0).passed
+    assert not replace(study, limit=torch.zeros_like(study.measured)).passed
+    assert Study.from_json(study.to_json()).slope == study.slope
+
+
+def test_the_names_of_the_help_are_those_of_the_catalogue() -> None:
+    assert tuple(sections()) == REPRODUCTIONS
+
+
+def test_bad_values_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "counterexample", "--jobs", "0", "--out", str(tmp_path)]) == 2
+    assert "--jobs 0, expected at least 1" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compute = counterexample.Path.compute
+
+    def interrupted(self: counterexample.Path, site: Site) -> Json:
+        if self.algorithm == "fedfw+":
+            raise KeyboardInterrupt
+        return compute(self, site)
+
+    monkeypatch.setattr(counterexample.Path, "compute", interrupted)
+    arguments = ["reproduce", "counterexample", "--quick", "--out", str(tmp_path)]
+    assert main(arguments) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    assert main([*arguments, "--kept"]) == 0
+    assert "1 tasks not run: not yet (not in the cache)" in (tmp_path / "counterexample-quick.html").read_text()
+    monkeypatch.setattr(counterexample.Path, "compute", compute)
+    assert main(arguments) == 0
+    assert "4 of 5 tasks are kept" in capsys.readouterr().err
+
+
+def test_without_data_the_report_says_so(tmp_path: Path) -> None:
+    arguments = ["--quick", "--out", str(tmp_path), "--data-dir", str(tmp_path / "none")]
+    assert main(["reproduce", "table1-cifar", *arguments]) == 0
+    page = (tmp_path / "table1-cifar-quick.html").read_text()
+    assert page.count("not run: no data") >= 28
+    assert main(["reproduce", "split", *arguments]) == 0
+
+
+def report(out: Path, names: tuple[str, ...]) -> Path:
+    """A report of several sections on very little of the data at hand, and the same as Markdown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "studies", few)
+        patch.setattr(reproduce, "QUICK", TINY)
+        patch.setattr(table1, "SMALL", table1.SMALL[:1])
+        few_sections = {name: section for name, section in sections().items() if name in names}
+        patch.setattr(reproduce, "sections", lambda baselines: few_sections)
+        patch.setenv("FEDFW_DATA", str(DATA))
+        assert main(["reproduce", "all", "--quick", "--out", str(out), "--markdown", str(out / "page.md")]) == 0
+    page, markdown = (out / "all-quick.html").read_text(), (out / "page.md").read_text()
+    for section in few_sections.values():
+        assert section.title in page
+        assert f"## {section.title}\n" in markdown
+    assert page.count("<svg") == page.count('.csv" href="data:') == markdown.count(".svg)") > 0
+    for link in re.findall(r"\]\(([^)#]+)\)", markdown):
+        assert (out / link).is_file()
+    return out / "all-quick.html"
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("some")
+    return report(out, ("table1", "table1-cifar", "certificate", "counterexample", "split", "theory"))
+
+
+@needs("mnist")
+def test_the_columns_are_never_blended(some: Path) -> None:
+    page = some.read_text()
+    header = "<th>algorithm</th><th>paper</th><th>stated</th><th>ours</th><th>matched</th>"
+    assert header in page
+    assert re.search(r"<td[^>]*>FedDR</td><td[^>]*>89\.6</td>", page)  # the paper's number, as printed there
+    assert '<td class="plain">not run: no data</td>' in page  # CIFAR-10
+    assert "Seeds 0 to 0" in page
+
+
+@pytest.mark.slow
+@needs("mnist")
+def test_every_section(tmp_path: Path) -> None:
+    report(tmp_path, tuple(name for name, section in sections().items() if not section.apart))
+
+
+@needs("mnist")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_shows_tables_and_plots_without_errors(some: Path, tmp_path: Path) -> None:
+    page = some.read_text()
+    probe = """<script>
+      const all = (what) => [...document.querySelectorAll(what)];
+      const sized = (what) => all(what).filter(e => e.getBoundingClientRect().width > 100).length;
+      const seen = {svg: sized('figure svg'), table: sized('table'), paths: all('figure svg path').length};
+      document.body.setAttribute('data-seen', JSON.stringify(seen));
+    </script></body>"""
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", probe))
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probed.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ})
+    assert "CONSOLE" not in shown.stderr
+    found = re.search(r'data-seen="([^"]*)"', shown.stdout)
+    assert found is not None
+    seen = json.loads(found[1].replace("&quot;", '"'))
+    assert seen["svg"] == page.count("<svg")
+    assert seen["table"] == page.count("<table")
+    assert seen["paths"] > 100
+
+
+@needs("emnist-small")
+def test_the_emnist_rows_of_table_3_on_the_images_at_hand(tmp_path: Path) -> None:
+    """The full files are large: the same lines with the small one in their place."""
+    entry = ("EMNIST-62", "20 labels, unequal", "emnist-small", "labels:20,unequal")
+    lines = table3.lines(replace(TINY, samples=400), (entry,))
+    results = Lab(tmp_path, Site(str(DATA))).run([cell for line in lines for cell in line.cells.values()])
+    for line in lines:
+        for cell in line.cells.values():
+            accuracy = results[cell]["runs"][0]["curve"]["accuracy"][-1]
+            assert 1 / 47 < accuracy < 1

@@ -1,0 +1,228 @@
+"""The command line: what a user types, sees and finds afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfw.cli.main import main
+from fedfw.config import RunConfig, read_config
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDFW_DATA", str(tmp_path / "no data here"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(["run", *arguments, "--json"]) == 0
+    last: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return last
+
+
+def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--json"]) == 0
+    captured = capsys.readouterr()
+    told = json.loads(captured.out.splitlines()[-1])
+    assert told["accuracy"] > 0.8
+    assert told["rounds"] == 100
+    assert told["total_bytes_up"] < 0.001 * told["total_bytes_dense"]
+    assert "round 100/100" in captured.err
+    assert "loss" in captured.err
+    assert "--algorithm fedfw-anchored" in captured.out  # clients ended far apart on a polytope
+    folder = Path(told["run_folder"])
+    assert {path.name for path in folder.iterdir()} >= {"config.toml", "history.jsonl", "model.pt", "plots.png"}
+    assert (folder / "plots.png").read_bytes().startswith(b"\x89PNG")
+    weights = torch.load(folder / "model.pt", weights_only=True)
+    assert float(sum(w.abs().sum() for w in weights.values())) <= 30 * (1 + 1e-6)
+    stored = read_config(folder / "config.toml")
+    assert (stored.get("momentum"), stored.get("penalty"), stored.algorithm) == (0.9, None, "fedfw+")
+
+
+def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'algorithm = "fedfw"\nrounds = 5\nconstraint = "ksparse:k=20,r=1"\npenalty = 0.01\n'
+    )
+    told = run(capsys, "my.toml", "--rounds", "7", "--out", "here")
+    assert told["rounds"] == 7
+    stored = read_config(tmp_path / "here" / "config.toml")
+    assert stored.constraint == "ksparse:k=20,r=1"
+    assert stored.get("momentum") is None
+    again = run(capsys, "here/config.toml", "--out", "there")
+    same = ("loss", "gap", "accuracy", "total_bytes_up")
+    assert [told[key] for key in same] == [again[key] for key in same]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--algorithm", "fedfw", "--participation", "0.5"],
+        ["--algorithm", "fedfw+", "--participation", "4", "--constraint", "nuclear:20"],
+        ["--algorithm", "fedfw-sto", "--batch-size", "16"],
+        ["--algorithm", "fedfw-anchored", "--anchor-every", "5", "--momentum", "0.9"],
+        ["--algorithm", "naive", "--local-steps", "3"],
+        ["--algorithm", "frank-wolfe", "--schedule", "constant:0.1"],
+        ["--model", "mlp"],
+        ["--algorithm", "fedavg", "--mu", "0.1", "--local-steps", "3", "--lr", "auto:2"],
+        ["--algorithm", "feddr", "--eta", "10", "--alpha", "1.5", "--participation", "0.5"],
+        ["--algorithm", "fedadmm", "--lr", "0.5", "--weights", "samples", "--partition", "dirichlet:0.5"],
+        ["--algorithm", "fedda", "--server-lr", "0.5", "--model", "mlp", "--batch-size", "16"],
+        ["--dataset", "diabetes", "--constraint", "l1:3"],
+        ["--dataset", "synthetic:1,1", "--partition", "client", "--l2", "0.01"],
+        ["--constraint", "spectral:2", "--per-parameter", "--model", "mlp"],
+        ["--partition", "iid", "--tol", "0.5", "--eval-every", "2", "--algorithm", "fedfw+"],
+    ],
+)
+def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    if "spectral:2" in flags:  # a bias is no matrix: refused, with the parameter's name
+        assert main(["run", *flags]) == 2
+        assert "needs a matrix" in capsys.readouterr().err
+        return
+    told = run(capsys, *flags, "--rounds", "12", "--out", "r")
+    assert told["loss"] is not None
+    assert int(told["rounds"]) <= 12  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--algorithm", "fedsgd"], "unknown algorithm 'fedsgd'"),
+        (["--constraint", "l7:1"], "unknown constraint set 'l7', expected one of l1"),
+        (["--dataset", "cats"], "unknown dataset 'cats', expected one of digits"),
+        (["--model", "gpt"], "unknown model 'gpt', expected one of mclr"),
+        (["--partition", "labels:11"], "unknown partition 'labels:11'"),
+        (["--schedule", "cosine"], "unknown schedule 'cosine'"),
+        (["--rounds", "many"], "rounds = 'many', expected a whole number of at least 1"),
+        (["--participation", "1.5"], "participation=1.5"),
+        (["--anchor-every", "3"], "anchor-every goes with fedfw-anchored, not with fedfw+"),
+        (
+            ["--algorithm", "fedfw-sto", "--momentum", "0.5"],
+            "momentum goes with fedfw, fedfw+, fedfw-anchored, frank-wolfe, not with fedfw-sto",
+        ),
+        (["--dataset", "fashion-mnist"], "fedfw data get fashion-mnist"),
+        (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte.gz"),
+        (["nothing.toml"], "no configuration file nothing.toml"),
+        (["."], "no configuration file ."),
+        (
+            ["--algorithm", "fedfw-anchored", "--anchor-every", "0"],
+            "anchor-every = 0, expected a whole number",
+        ),
+        (["--device", "tpu"], "device='tpu'"),
+        (["--device", "mps"], "device='mps', expected cpu or cuda"),
+        (["--seed", "-1"], "seed = -1, expected a whole number of at least 0"),
+        (["--model", "linear"], "digits has classes, expected numbers"),
+        (["--participation", "1"], "ambiguous"),
+        (["--model", "mlp", "--tol", "0.1"], "tol needs a certificate"),
+        (["--algorithm", "frank-wolfe", "--local-steps", "2"], "takes one step a round"),
+        (["--algorithm", "feddr", "--momentum", "0.9"], "momentum goes with fedfw, fedfw+"),
+        (["--algorithm", "feddr", "--alpha", "2"], "alpha = 2.0, expected a number above 0 and below 2"),
+        (["--lr", "0.1"], "lr goes with fedavg, feddr, fedadmm, fedda, not with fedfw+"),
+        (["--model", "logistic"], "logistic regression is for two classes, and digits has 10"),
+        (["--model", "completion"], "matrix completion is for ratings"),
+        (["--model", "cnn"], "expected images of at least 16x16"),
+        (["--weights", "age"], "weights = 'age', expected one of equal, samples"),
+        (["--l2", "-1"], "l2 = -1.0, expected a number of at least 0"),
+        (["--dataset", "diabetes", "--model", "mclr"], "diabetes has numbers for targets"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["run", *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()  # nothing is left behind
+
+
+def test_unknown_keys_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("round = 5\n")
+    assert main(["run", "bad.toml"]) == 2
+    assert "unknown key 'round' (did you mean 'rounds'?), expected one of dataset" in capsys.readouterr().err
+
+
+def test_a_run_folder_is_never_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "--rounds", "2", "--out", "r")
+    assert main(["run", "--rounds", "2", "--out", "r"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_resume_of_a_finished_run_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(capsys, "--rounds", "12", "--out", "r")
+    before = (tmp_path / "r" / "history.jsonl").read_text()
+    assert main(["resume", "r"]) == 0
+    assert (tmp_path / "r" / "history.jsonl").read_text() == before
+    assert main(["resume", "elsewhere"]) == 2
+    assert "no run folder" in capsys.readouterr().err
+
+
+def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(capsys, "--rounds", "5", "--out", "one")
+    run(capsys, "--rounds", "5", "--out", "two", "--algorithm", "frank-wolfe")
+    assert main(["compare", "one", "two", "--out", "both.png"]) == 0
+    out = capsys.readouterr().out
+    assert "one" in out
+    assert "two" in out
+    assert (tmp_path / "both.png").exists()
+    assert main(["compare", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize("algorithm", ["frank-wolfe", "naive", "fedfw-sto", "feddr", "fedfw-anchored"])
+def test_a_stored_configuration_with_another_algorithm(capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
+    run(capsys, "--rounds", "3", "--out", "one")
+    told = run(capsys, "one/config.toml", "--algorithm", algorithm, "--out", "two")
+    assert told["rounds"] == 3
+    stored = read_config(Path("two/config.toml"))
+    assert (stored.algorithm, stored.constraint) == (algorithm, "l1:30")
+    assert stored.get("momentum") is None
+    run(capsys, "two/config.toml", "--algorithm", "fedavg", "--out", "three")
+    assert read_config(Path("three/config.toml")).batch_size is None
+
+
+def test_a_run_goes_on_from_another_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{i % 2} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)]
+    Path("mine.txt").write_text("".join(lines))
+    told = run(capsys, "--dataset", "libsvm:mine.txt", "--rounds", "12")
+    folder = Path(str(told["run_folder"]))
+    assert folder.parent == Path("runs")  # no path in its name
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = folder.absolute()
+    monkeypatch.chdir(elsewhere)
+    assert main(["resume", str(folder)]) == 0
+    assert main(["run", "--dataset", f"libsvm-numbers:{tmp_path / 'mine.txt'}", "--rounds", "2"]) == 0
+    assert "test RMSE" in capsys.readouterr().out
+
+
+def test_a_set_for_each_parameter_of_the_usual_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "--per-parameter", "--rounds", "2", "--out", "r")
+    stored = read_config(Path("r/config.toml"))
+    assert (stored.constraint, stored.per_parameter) == ("l1:30", True)
+
+
+@pytest.mark.parametrize("task", [["--dataset", "digits"], ["--dataset", "digits", "--constraint", "l2:10"]])
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedadmm", "fedda"])
+def test_default_steps_come_near_the_optimum(
+    capsys: pytest.CaptureFixture[str], task: list[str], algorithm: str
+) -> None:
+    """Not only on the data they were chosen on."""
+    assert main(["solve", *task, "--json", "--tol", "0.01"]) == 0
+    optimum = json.loads(capsys.readouterr().out.splitlines()[-1])
+    loss = run(capsys, *task, "--algorithm", algorithm, "--eval-every", "100", "--out", "r")["loss"]
+    assert (float(str(loss)) - optimum["value"]) / (optimum["start_value"] - optimum["value"]) < 0.15
+
+
+def test_algorithms_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithms"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("fedfw+", "fedfw-sto", "fedfw-anchored", "naive", "frank-wolfe"))
+
+
+def test_config_survives_toml(tmp_path: Path) -> None:
+    config = RunConfig.of(constraint="l2:3", participation=4, tol=1e-3, per_parameter=True, penalty=0.25)
+    (tmp_path / "c.toml").write_text(config.to_toml())
+    assert read_config(tmp_path / "c.toml") == config

@@ -1,0 +1,180 @@
+"""``fedfw tune`` and ``fedfw solve``: what a user types, sees and finds afterwards."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedfw
+from fedfw.algorithms import ALGORITHMS
+from fedfw.cli.main import main
+from fedfw.cli.tune import parse_grid
+from fedfw.config import RunConfig, grid_points, read_config
+from fedfw.data import load_data
+from fedfw.options import options_of
+from fedfw.presets import ProblemOptions, make_problem
+from fedfw.problems.linear import LinearLosses
+from fedfw.rounds.options import Options
+from fedfw.tuning import search, usual_grid
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--algorithm", "feddr", "--constraint", "l2:20", "--rounds", "30"]
+    assert main(["tune", *flags, "--grid", "lr=theory:0.1,theory:8 alpha=1,1.9"]) == 0
+    captured = capsys.readouterr()
+    assert "best: lr=theory:8" in captured.out
+    assert "4/4" in captured.err
+    rows = list(csv.DictReader(Path("tuned-feddr.csv").read_text().splitlines()))
+    assert len(rows) == 4
+    best = min(rows, key=lambda row: float(row["held_out_loss"]))
+    stored = read_config(Path("tuned-feddr.toml"))
+    assert (stored.algorithm, stored.get("lr"), stored.get("alpha")) == ("feddr", best["lr"], float(best["alpha"]))
+    assert main(["run", "tuned-feddr.toml", "--out", "r", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["rounds"] == 30
+    assert told["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "grid"),
+    [
+        ("fedavg", "local-steps=1,4 batch-size=23,46"),
+        ("fedfw+", "local-steps=1,3"),
+        ("fedfw-anchored", "anchor-every=1,2,5 batch-size=16"),
+        ("fedfw-anchored", "anchor-every=1,5"),
+        ("frank-wolfe", "momentum=0,0.9"),
+    ],
+)
+def test_every_point_has_the_same_budget_of_gradients(
+    algorithm: str, grid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where the gradients are computed; the evaluation of the last round comes on top."""
+    counted: list[float] = []
+    gradient = LinearLosses.value_and_gradient
+
+    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None) -> Pair:
+        assert self.sizes is not None
+        each = self.sizes[who] if picks is None else torch.full((len(who),), picks.shape[1])
+        counted[-1] += float(each.sum())
+        return gradient(self, x, who, picks)
+
+    penalty = 0.0 if "fedfw" in algorithm else None
+    config = RunConfig.of(algorithm=algorithm, penalty=penalty)
+    data = load_data("digits")
+    problem = make_problem(data, ProblemOptions(partition="iid"), held_out=0.2)
+    assert problem.losses.sizes is not None
+    kept = float(problem.losses.sizes.sum())
+    for number, values in enumerate(product(*parse_grid(grid).values())):
+        counted.append(0.0)
+        axes = {key: [value] for key, value in zip(parse_grid(grid), values, strict=True)}
+        with monkeypatch.context() as patch:
+            patch.setattr(LinearLosses, "value_and_gradient", counting)
+            (trial,) = search(problem, [trial for _, trial in grid_points(config, data, axes)], 12.0)
+        spent = counted[number] / kept - 1  # the evaluation at the end
+        a_round = spent / trial.rounds
+        assert 12 - a_round - 1 <= spent <= 12.6, (values, spent)  # a round is not divided, an anchor comes at once
+
+
+def test_the_test_data_are_not_looked_at() -> None:
+    data = load_data("digits")
+    problem = make_problem(data, ProblemOptions(partition="labels:3"), held_out=0.2)
+    assert problem.test_data is not None
+    assert problem.losses.sizes is not None
+    lent, kept = len(problem.test_data[0]), int(problem.losses.sizes.sum())
+    assert lent + kept == len(data.train)
+    assert 0.15 < lent / (lent + kept) <= 0.2
+    train, test = ({tuple(row) for row in part.take()[0].flatten(1).tolist()} for part in (data.train, data.test))
+    lent_rows = {tuple(row) for row in problem.test_data[0].tolist()}
+    assert lent_rows <= train
+    assert lent_rows & test == lent_rows & (train & test)
+    assert len(lent_rows - test) > 0.9 * lent
+    again = make_problem(data, ProblemOptions(partition="labels:3"), held_out=0.2)
+    assert again.test_data is not None
+    assert torch.equal(problem.test_data[0], again.test_data[0])
+
+
+def test_runs_that_blow_up_do_not_win(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--dataset", "diabetes", "--algorithm", "fedavg", "--constraint", "l2:1e30", "--rounds", "200"]
+    assert main(["tune", *flags, "--grid", "lr=auto,auto:1000"]) == 0
+    out = capsys.readouterr().out
+    assert "best: lr=auto " in out
+    assert main(["tune", *flags, "--grid", "lr=auto:1000"]) == 2
+    assert "no point of the grid gave a finite result" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--grid", "lr"], "grid 'lr', expected KEY=VALUE,VALUE"),
+        (["--grid", "penalty=1 penalty=2"], "each key once"),
+        (["--grid", "speed=1,2"], "grid: speed cannot vary"),
+        (["--grid", "clients=5,10"], "grid: clients cannot vary"),
+        (["--grid", "local-steps=many"], "local-steps = 'many', expected a whole number of at least 1"),
+        (["--grid", "momentum=0,2"], "momentum = 2.0, expected"),
+        (["--grid", "momentum=0", "--out", "t.csv"], "expected another ending such as .toml"),
+        (["--grid", "momentum=0", "--budget", "nan"], "budget=nan"),
+        (["--grid", "momentum=0", "--budget", "-5"], "budget=-5"),
+        (["--grid", "local-steps=1,10", "--budget", "4"], "a round of fedfw+ costs more"),
+        (["--algorithm", "feddr", "--grid", "momentum=0.5"], "momentum goes with fedfw"),
+        (["--algorithm", "sgd"], "unknown algorithm 'sgd'"),
+        (["--dataset", "diabetes", "--by", "accuracy", "--grid", "penalty=1"], "expected --by loss"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert main(["tune", *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(Path().iterdir())  # nothing is left behind
+
+
+def test_grids_are_small_and_of_options_that_exist() -> None:
+    problem = fedfw.load_problem("digits")
+    for cls in ALGORITHMS.values():
+        for constraint in (fedfw.L1Ball(30.0), fedfw.L2Ball(10.0)):
+            axes = usual_grid(problem, cls(constraint), Options())
+            assert len(list(product(*axes.values()))) <= 12, cls.name
+            assert set(axes) <= set(options_of(cls))
+    assert parse_grid("lr=auto:2,0.5 local_steps=1") == {"lr": ["auto:2", "0.5"], "local-steps": ["1"]}
+    assert parse_grid("constraint=l1:2|ksparse:k=3,r=1") == {"constraint": ["l1:2", "ksparse:k=3,r=1"]}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedfw+"])
+def test_the_usual_grid_of_a_network(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--model", "mlp", "--algorithm", algorithm, "--rounds", "1"]) == 0
+    assert "best: " in capsys.readouterr().out
+
+
+def test_grids_may_hold_sets_and_yes_or_no(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = "constraint=l1:30|ksparse:k=20,r=1 per-parameter=true,false"
+    assert main(["tune", "--rounds", "3", "--grid", grid, "--out", "t.toml"]) == 0
+    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
+    assert len({row["held_out_loss"] for row in rows}) == 4
+
+
+def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["solve", "--constraint", "l1:5", "--tol", "0.01", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["lower_bound"] <= told["value"] < told["start_value"]
+    assert told["uncertainty"] <= 0.01
+    assert main(["solve", "--constraint", "l1:5", "--tol", "1e-9", "--max-steps", "3"]) == 1
+    assert "gave up after 3 steps" in capsys.readouterr().err
+    assert main(["solve", "--model", "mlp"]) == 2
+    assert "known to be convex" in capsys.readouterr().err
+
+
+def test_models_and_data_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    assert "two hidden layers" in capsys.readouterr().out
+    assert main(["data", "list"]) == 0
+    assert "fashion-mnist" in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""A federation in one process: the real server and the real clients, with a message layer that may misbehave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as nnf
+
+import fedfw
+from fedfw.deployment import Client, DeployedRecord, DeployedServer, Task
+from fedfw.deployment.messages import Answer, Hello, Order
+from fedfw.simulation import Options
+
+Fields = dict[str, Any]
+
+
+def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> Task:
+    """Softmax regression on a few random samples, other ones for each client."""
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(client)
+        return torch.randn(12, 4, generator=generator) + client % 3, torch.randint(0, 3, (12,), generator=generator)
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    return Task(model, nnf.cross_entropy, algorithm, data, clients, options=Options(**options), test=data(100))
+
+
+def problem_of(task: Task) -> fedfw.Problem:
+    """The same problem for the simulator."""
+    return fedfw.Problem(task.model, task.loss, [task.data(i) for i in range(task.clients)], test=task.test)
+
+
+@dataclass
+class Loopback:
+    """Every message goes through its fields, as over a wire."""
+
+    server: DeployedServer
+    folder: Path
+    wire: Callable[[int, Fields], list[Fields]] = lambda client, fields: [fields]
+    """What of an answer arrives, and how often."""
+    gone: set[int] = field(default_factory=set)
+    sent: dict[int, list[Order]] = field(default_factory=dict)
+    answered: list[Answer] = field(default_factory=list)
+    leaving: set[int] = field(default_factory=set)
+
+    def client(self, number: int) -> Client:
+        """A new process, as Flower starts one for each message: only the disk remembers."""
+        return Client(self.server.task, number, self.folder, number in self.leaving)
+
+    def greet(self) -> None:
+        """Every client says who it is."""
+        for number in range(self.server.task.clients):
+            self.server.meet(Hello.of(self.client(number).hello().fields()))
+
+    def ask(self, order: Order) -> Answer:
+        self.sent.setdefault(order.client, []).append(order)
+        answer = Answer.of(self.client(order.client).handle(Order.of(order.fields())).fields())
+        self.answered.append(answer)
+        return answer
+
+    def round(self, online: set[int] | None = None) -> DeployedRecord:
+        online = set(self.server.roster.members) if online is None else online
+        for client, order in self.server.ask_for_sums(online).items():
+            self.server.take(client, self.ask(order).fields())
+        for client, order in self.server.open(online).items():
+            if client not in self.gone:
+                for fields in self.wire(client, self.ask(order).fields()):
+                    self.server.take(client, fields)
+        return self.server.close()
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.round()
+
+
+@dataclass
+class Weather:
+    """Faults by a seed: lost, repeated, late and damaged answers."""
+
+    chance: random.Random
+    late: list[tuple[int, Fields]] = field(default_factory=list)
+
+    def __call__(self, client: int, fields: Fields) -> list[Fields]:
+        arrived = [late for owner, late in self.late if owner == client]
+        self.late = [(owner, late) for owner, late in self.late if owner != client]
+        fate = self.chance.random()
+        if fate < 0.1:
+            return arrived
+        if fate < 0.2:
+            self.late.append((client, fields))
+            return arrived
+        if fate < 0.3:
+            return [*arrived, fields, fields]
+        if fate < 0.4:
+            return [*arrived, damaged(fields, self.chance)]
+        return [*arrived, fields]
+
+
+def damaged(fields: Fields, chance: random.Random) -> Fields:
+    """The same message with something broken in it."""
+    broken = dict(fields)
+    name = chance.choice(sorted(broken))
+    value = broken[name]
+    broken[name] = {
+        bytes: lambda: bytes(b ^ 1 << chance.randrange(8) for b in value) + b"?",
+        int: lambda: value + chance.choice((-1, 1, 10**9)),
+        str: lambda: value + "?",
+        float: lambda: float("nan"),
+    }[type(value)]()
+    return broken

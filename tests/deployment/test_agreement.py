@@ -1,0 +1,168 @@
+"""The deployment's server and clients give the bits of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedfw
+from fedfw.deployment import DeployedServer, Deployment, Task
+from fedfw.deployment.messages import Order
+from fedfw.rounds.wire import decoded
+
+from .loopback import Loopback, problem_of, small_task
+
+L1, L2, NUCLEAR = fedfw.L1Ball(5.0), fedfw.L2Ball(5.0), fedfw.NuclearBall(5.0)
+ALGORITHMS = {
+    "FedFW": fedfw.FedFW(L1, penalty=0.01),
+    "FedFW+": fedfw.FedFWPlus(NUCLEAR, penalty=0.01),
+    "FedFW+ with momentum": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9),
+    "FedFW-sto": fedfw.FedFWSto(L2, penalty=0.01),
+    "anchored": fedfw.FedFWAnchored(L1, anchor_every=3, momentum=0.5),
+    "product": fedfw.FedFW(fedfw.Product({"weight": L1, "*": L2}), penalty=0.01),
+    "naive": fedfw.NaiveFW(L1),
+    "FedAvg": fedfw.FedAvg(L1, lr=0.5),
+    "FedDA": fedfw.FedDA(L1, lr=0.5),
+    "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The order of sums in a product of matrices depends on the threads and, with several, on the stack."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "options", [{}, {"participation": 2}, {"local_steps": 3}], ids=["plain", "two of three", "local"]
+)
+def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Bits of the model, and bytes in all four counters, counted from what really went over the wire."""
+    algorithm = ALGORITHMS[name]
+    if algorithm.name == "frank-wolfe" and "local_steps" in options:
+        return  # it takes its steps at the server
+    options = options | {"rounds": 8, "batch_size": 5 if name == "FedFW-sto" else None}
+    task = small_task(algorithm, **options)
+    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path)
+    run = fedfw.simulate(problem_of(task), algorithm, **options)
+    for simulated in run.history:
+        record = loop.round()
+        orders = [order for orders in loop.sent.values() for order in orders]
+        down = sum(order.payload_nbytes for order in orders), sum(order.evidence_nbytes for order in orders)
+        up = sum(len(answer.payload) for answer in loop.answered), sum(a.evidence_nbytes for a in loop.answered)
+        loop.sent, loop.answered = {}, []
+        assert (record.bytes_down, record.evidence_down) == down == (simulated.bytes_down, simulated.evidence_down)
+        assert (record.bytes_up, record.evidence_up) == up == (simulated.bytes_up, simulated.evidence_up)
+        assert record.accuracy == simulated.accuracy
+        assert record.drift < 1e-6
+    assert torch.equal(loop.server.xbar, run.x)
+
+
+def test_the_server_rebuilds_every_memory_that_is_not_data(tmp_path: Path) -> None:
+    task = small_task(ALGORITHMS["FedFW+"], rounds=6, participation=2)
+    loop = Loopback(DeployedServer(task), tmp_path)
+    loop.run(6)
+    held = _own_memories(loop)
+    for name, values in loop.server.coordinator.memory.rows.items():
+        for row, client in enumerate(loop.server.roster.members):
+            assert torch.equal(values[row], held[client][name][0])
+
+
+def _own_memories(loop: Loopback) -> dict[int, dict[str, torch.Tensor]]:
+    """What each client holds once it knows that its last step was counted."""
+    from fedfw.deployment.store import ClientStore
+
+    held = {}
+    for client in loop.server.roster.members:
+        memory = ClientStore(loop.folder, loop.server.run, client).load()
+        assert memory is not None
+        step = (
+            memory.pending
+            if memory.pending and memory.pending.t == loop.server.roster.counted[client]
+            else memory.counted
+        )
+        held[client] = step.state
+    return held
+
+
+def test_orders_tell_the_model_in_the_shortest_way_and_no_atom_of_another(tmp_path: Path) -> None:
+    task = small_task(ALGORITHMS["FedFW"], rounds=6)
+    loop = Loopback(DeployedServer(task), tmp_path)
+    for _ in range(6):
+        before = loop.server.xbar
+        loop.round()
+        orders: list[Order] = [loop.sent[client][-1] for client in range(3)]
+        known = loop.sent[0][-2] if len(loop.sent[0]) > 1 else None
+        assert known is None or orders[0].counted == known.t
+        assert len({order.vectors["xbar"] for order in orders}) == 1  # nothing that depends on who receives it
+        if known is None:
+            assert torch.equal(decoded(orders[0].vectors["xbar"], torch.zeros_like(task.start)), before)
+    assert len(loop.sent[0][-1].vectors["xbar"]) < 1 + 4 * len(task.start)
+
+
+def test_told_losses_and_bounds(tmp_path: Path) -> None:
+    task = small_task(ALGORITHMS["FedFW+"], rounds=12)
+    quiet, telling = (
+        Loopback(DeployedServer(task, Deployment(tell_loss=tell)), tmp_path / str(tell)) for tell in (False, True)
+    )
+    quiet.run(12)
+    telling.run(12)
+    run = fedfw.simulate(problem_of(task), task.algorithm, rounds=12)
+    assert torch.equal(quiet.server.xbar, telling.server.xbar)
+    assert all(r.loss is None and r.lower_bound is None and r.gap is None for r in quiet.server.history)
+    told = [r.loss for r in telling.server.history]
+    assert told[:-1] == pytest.approx([r.loss for r in run.history][:-1])
+    assert told[-1] is None
+    optimum = fedfw.solve(problem_of(task), task.algorithm.constraint, tol=1e-3).value
+    assert telling.server.coordinator.best_bound is not None
+    assert telling.server.coordinator.best_bound <= optimum + 1e-9
+
+
+def test_gradients_are_shared_only_when_asked_for() -> None:
+    with pytest.raises(ValueError, match="gradients go to the server in the clear"):
+        DeployedServer(small_task(ALGORITHMS["anchored"]))
+
+
+@pytest.mark.parametrize("algorithm", [fedfw.FedFW(L1), fedfw.FedFWPlus(L2, momentum=0.9), fedfw.FedAvg(L1)])
+def test_automatic_numbers_come_from_one_number_of_each_client(algorithm: fedfw.Algorithm, tmp_path: Path) -> None:
+    """With clients' consent "auto" gives the simulator's number, and so its bits; without it is refused."""
+    with pytest.raises(ValueError, match="give a number"):
+        DeployedServer(small_task(algorithm))
+    task = small_task(algorithm, rounds=6)
+    settings = Deployment(tell_loss=True, out=tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path)
+    loop.greet()
+    loop.run(3)
+    loop.server = DeployedServer(task, replace(settings, resume=True))  # a restarted server keeps the number
+    loop.run(3)
+    run = fedfw.simulate(problem_of(task), algorithm, rounds=6)
+    assert (loop.server.plan.lam_0, loop.server.plan.lr) == (run.plan.lam_0, run.plan.lr)
+    assert torch.equal(loop.server.xbar, run.x)
+
+
+def test_theory_needs_everybodys_gradients() -> None:
+    with pytest.raises(ValueError, match="everybody's gradients"):
+        small_task(fedfw.FedFW(L1, penalty="theory:3"))
+
+
+def test_algorithms_whose_memory_cannot_be_restored_are_refused() -> None:
+    for algorithm in (fedfw.FedDR(L1, lr=0.1), fedfw.FedADMM(L1, lr=0.1)):
+        with pytest.raises(ValueError, match="simulations only"):
+            small_task(algorithm)
+
+
+def test_weights_of_clients() -> None:
+    task = small_task(ALGORITHMS["FedFW"])
+    weighted = Task(task.model, task.loss, task.algorithm, task.data, 2, weights=[1.0, 3.0])
+    assert [weighted.weight(client, [0, 1]) for client in (0, 1)] == [0.25, 0.75]
+    with pytest.raises(ValueError, match="1 weights for 2 clients"):
+        Task(task.model, task.loss, task.algorithm, task.data, 2, weights=[1.0])

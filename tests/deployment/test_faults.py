@@ -1,0 +1,385 @@
+"""Whatever happens to messages, clients and the server: no step is lost or taken twice, xbar is the mean of the x_i."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedfw
+from fedfw.deployment import Client, DeployedRecord, DeployedServer, Deployment
+from fedfw.deployment.messages import Answer, Hello
+from fedfw.deployment.store import ClientStore
+from fedfw.errors import MessageError, NonFiniteError
+from fedfw.rounds.wire import Repeat, whole
+
+from .loopback import Fields, Loopback, Weather, problem_of, small_task
+
+FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
+PLUS = fedfw.FedFWPlus(fedfw.NuclearBall(5.0), penalty=0.01)
+
+
+def start(folder: Path, algorithm: fedfw.Algorithm = FEDFW, clients: int = 3, **settings: object) -> Loopback:
+    task = small_task(algorithm, clients, rounds=1000)
+    return Loopback(DeployedServer(task, Deployment(**settings)), folder / "clients")  # type: ignore[arg-type]
+
+
+def events(loop: Loopback, client: int) -> list[str]:
+    log = ClientStore(loop.folder, loop.server.run, client).path.with_suffix(".log.jsonl")
+    return [json.loads(line)["event"] for line in log.read_text().splitlines()]
+
+
+# --- clients ---
+
+
+def test_a_repeated_order_gets_the_stored_answer(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    loop.run(3)
+    order = loop.server.open({0, 1, 2})[0]
+    first, second = loop.ask(order), loop.ask(order)
+    assert first == second
+    assert events(loop, 0)[-2:] == ["stepped", "repeated"]
+
+
+def test_an_outdated_order_is_refused(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    loop.run(3)
+    for old in loop.sent[0][:-1]:
+        assert loop.ask(old).kind == "outdated"
+
+
+def test_a_step_that_was_not_counted_is_undone(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    loop.run(2)
+    loop.wire = lambda client, fields: [] if client == 1 else [fields]
+    record = loop.round()
+    assert (record.participants, record.invited) == (2, 3)
+    loop.wire = lambda client, fields: [fields]
+    record = loop.round()
+    assert (record.participants, record.refused, record.drift < 1e-6) == (3, {}, True)
+    assert events(loop, 1)[-1] == "undone, then stepped"
+    attended = fedfw.simulate(
+        problem_of(loop.server.task), FEDFW, rounds=4, participation=lambda t: [0, 2] if t == 3 else [0, 1, 2]
+    )
+    assert torch.allclose(loop.server.xbar, attended.x, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedFWPlus(fedfw.L2Ball(5.0), penalty=0.01, momentum=0.9)])
+def test_a_client_without_its_disk_is_handed_its_memory(algorithm: fedfw.Algorithm, tmp_path: Path) -> None:
+    loop = start(tmp_path, algorithm)
+    loop.run(3)
+    ClientStore(loop.folder, loop.server.run, 2).forget()
+    assert loop.round().refused == {"lost": 1}
+    record = loop.round()
+    assert (record.participants, record.restored, record.refused) == (3, [2], {})
+    assert loop.round().restored == []
+    assert all(record.drift < 1e-6 for record in loop.server.history if isinstance(record, DeployedRecord))
+
+
+def test_a_damaged_file_counts_as_lost(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    loop.run(2)
+    path = ClientStore(loop.folder, loop.server.run, 0).path
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.warns(UserWarning, match="the server will be asked for it"):
+        assert loop.round().refused == {"lost": 1}
+    assert loop.round().restored == [0]
+
+
+def test_a_client_whose_point_differs_is_set_right(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    loop.run(2)
+    store = ClientStore(loop.folder, loop.server.run, 1)
+    memory = store.load()
+    assert memory is not None
+    assert memory.pending is not None
+    moved = replace(memory.pending, state=memory.pending.state | {"x": memory.pending.state["x"] + 1})
+    store.save(replace(memory, pending=moved))
+    assert loop.round().refused == {"diverged": 1}
+    assert loop.round().restored == [1]
+
+
+def test_a_client_refuses_what_is_not_for_it_and_names_its_nan(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    order = loop.server.open({0, 1, 2})[0]
+    with pytest.raises(MessageError, match="for client 0 came to client 1"):
+        loop.client(1).handle(order)
+    with pytest.raises(MessageError, match="asked for 'data'"):
+        loop.client(0).handle(replace(order, ask="data"))
+    with pytest.raises(ValueError, match="expected letters"):
+        loop.client(0).handle(replace(order, run="../elsewhere"))
+    task = loop.server.task
+    broken = replace(task, data=lambda client: (torch.full((2, 4), math.nan), torch.tensor([0, 1])))
+    with pytest.raises(NonFiniteError, match="round 1: NaN or infinity at client 2"):
+        Client(broken, 2, tmp_path).handle(replace(order, client=2))
+
+
+# --- who is there ---
+
+
+@pytest.mark.parametrize("algorithm", [FEDFW, PLUS])
+def test_newcomers_enter_at_the_mean_and_leavers_take_their_share(algorithm: fedfw.Algorithm, tmp_path: Path) -> None:
+    loop = start(tmp_path, algorithm)
+    loop.run(3)
+    before = loop.server.xbar.clone()
+    loop.server.meet(Hello(7))
+    assert torch.allclose(loop.server.xbar, before, atol=1e-6)
+    record = loop.round({0, 1, 2, 7})
+    assert (record.participants, record.joined, record.restored) == (4, [7], [])
+    loop.leaving = {1}
+    record = loop.round()
+    assert (record.participants, record.left) == (3, [1])
+    assert loop.server.roster.members == [0, 2, 7]
+    assert record.drift < 1e-6
+    record = loop.round()
+    assert (record.participants, record.refused) == (3, {})
+    if algorithm is PLUS:
+        coordinator = loop.server.coordinator
+        known = coordinator.memory.gather(torch.arange(3))
+        assert torch.allclose(coordinator.server.vectors["ybar"], known["y"].mean(0), atol=1e-6)
+
+
+def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
+    loop = start(tmp_path, leave_after=3)
+    loop.run(2)
+    for _ in range(3):
+        record = loop.round({0, 1})
+    assert record.left == [2]
+    assert loop.server.roster.members == [0, 1]
+    loop.server.meet(Hello(2))
+    record = loop.round({0, 1, 2})
+    assert (record.participants, record.joined, record.drift < 1e-6) == (3, [2], True)  # not from its old memory
+
+
+def test_who_was_not_wanted_was_not_away(tmp_path: Path) -> None:
+    task = small_task(FEDFW, 5, rounds=100, participation=2)
+    loop = Loopback(DeployedServer(task, Deployment(leave_after=3)), tmp_path)
+    loop.run(20)
+    assert loop.server.roster.members == [0, 1, 2, 3, 4]
+
+
+def test_fewer_clients_than_a_round_wants(tmp_path: Path) -> None:
+    task = small_task(FEDFW, 3, rounds=100, participation=3)
+    loop = Loopback(DeployedServer(task), tmp_path)
+    loop.run(1)
+    loop.leaving = {2}
+    loop.run(1)
+    loop.leaving = set()
+    assert loop.round().participants == 2
+
+
+def test_atoms_of_different_kinds_in_one_round(tmp_path: Path) -> None:
+    """On a capped simplex the origin is a vertex of its own kind."""
+    constraint = fedfw.Product({"*": fedfw.CappedSimplex(1.0)})
+    task = small_task(fedfw.FedFW(constraint, penalty=0.01), 3, rounds=10)
+    loop = Loopback(DeployedServer(task), tmp_path)
+    zero, one = (task.constraint.lmo(sign * torch.ones(len(task.start))) for sign in (1, -1))
+    loop.wire = lambda client, fields: [
+        replace(Answer.of(fields), payload=(zero if client == 1 else one).to_bytes()).fields()
+    ]
+    record = loop.round()
+    assert (record.participants, record.refused, record.drift < 1e-6) == (3, {}, True)
+
+
+def test_the_last_client_stays(tmp_path: Path) -> None:
+    loop = start(tmp_path, clients=1)
+    loop.leaving = {0}
+    assert loop.round().left == []
+
+
+# --- hostile input ---
+
+
+def _hostile(change: Callable[[Answer], Answer | Fields]) -> Callable[[int, Fields], list[Fields]]:
+    def wire(client: int, fields: Fields) -> list[Fields]:
+        changed = change(Answer.of(fields)) if client == 0 else fields
+        return [changed.fields() if isinstance(changed, Answer) else changed]
+
+    return wire
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a: replace(a, t=a.t - 1), "wrong round"),
+        (lambda a: replace(a, run="another"), "wrong run or client"),
+        (lambda a: replace(a, client=1), "wrong run or client"),
+        (lambda a: replace(a, kind="sum"), "wrong kind"),
+        (lambda a: replace(a, payload=a.payload + b"0"), "bad atom"),
+        (lambda a: replace(a, payload=b""), "bad atom"),
+        (lambda a: replace(a, payload=b"0" * 10**5), "oversized"),
+        (lambda a: replace(a, digest=b"12345678"), "diverged"),
+        (lambda a: a.fields() | {"schema": 99}, "undecodable"),
+        (lambda a: {"payload": "import os"}, "undecodable"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_the_round_goes_on(
+    change: Callable[[Answer], Answer | Fields], reason: str, tmp_path: Path
+) -> None:
+    loop = start(tmp_path)
+    loop.run(2)
+    loop.wire = _hostile(change)
+    record = loop.round()
+    assert record.refused == {reason: 1}
+    assert record.participants == 2
+    assert record.drift < 1e-6
+
+
+def test_points_outside_the_set_and_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    loop = start(tmp_path, fedfw.FedFW(fedfw.L2Ball(5.0), penalty=0.01))
+    loop.run(2)
+    task = loop.server.task
+    for values in (torch.full((len(task.start),), 10.0), torch.full((len(task.start),), math.nan)):
+        data = bytes([loop.ask(loop.server.open({0})[0]).payload[0]]) + values.numpy().tobytes()
+        loop.wire = _hostile(lambda a, data=data: replace(a, payload=data))  # type: ignore[misc]
+        assert loop.round().refused == {"bad atom": 1}
+
+
+@pytest.mark.parametrize("values", ["not finite", "a sum", "too large"])
+def test_vectors_that_would_spoil_a_sum_are_refused(values: str, tmp_path: Path) -> None:
+    loop = start(tmp_path, fedfw.FedAvg(fedfw.L1Ball(5.0), lr=0.5))
+    p = len(loop.server.task.start)
+    payload = {
+        "not finite": whole(torch.full((p,), math.inf)).write(),
+        "a sum": Repeat(math.nan, 1.0, torch.ones(p)).write(),
+        "too large": whole(torch.full((p,), 3e38)).write(),
+    }[values]
+    loop.wire = _hostile(lambda answer: replace(answer, payload=payload))
+    record = loop.round()
+    assert (record.participants, record.refused) == (2, {"bad atom": 1})
+    assert loop.server.xbar.isfinite().all()
+
+
+def test_strangers_and_replays_are_refused(tmp_path: Path) -> None:
+    loop = start(tmp_path)
+    loop.run(1)
+    loop.wire = lambda client, fields: [fields, fields]
+    assert loop.round().refused == {"replayed": 3}
+    orders = loop.server.open({0, 1})
+    answer = loop.ask(orders[0]).fields()
+    assert loop.server.take(None, answer) == "unknown sender"
+    assert loop.server.take(2, answer) == "unknown sender"  # was not asked in this round
+    assert loop.server.take(1, answer) is not None  # somebody else's
+
+
+@pytest.mark.parametrize("hostile", [1, 2])
+def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int, tmp_path: Path) -> None:
+    n, rounds = 5, 6
+    loop = start(tmp_path, clients=n)
+    task, chance = loop.server.task, torch.Generator().manual_seed(0)
+    diameter = task.constraint.diameter((len(task.start),))
+    for t in range(1, rounds + 1):
+        orders = loop.server.open(set(range(n)))
+        twin = copy.deepcopy(loop.server)  # what the same round gives if all are honest
+        for client, order in orders.items():
+            answer = loop.ask(order)
+            assert twin.take(client, answer.fields()) is None
+            if client < hostile:
+                g = torch.randn(len(task.start), generator=chance)
+                answer = replace(answer, payload=task.constraint.lmo(g).to_bytes())
+            assert loop.server.take(client, answer.fields()) is None
+        assert max(twin.close().drift, loop.server.close().drift) < 1e-6
+        apart = float((loop.server.xbar - twin.xbar).norm())
+        assert apart <= hostile / n * loop.server.plan.rates(t).eta * diameter * (1 + 1e-5)
+        loop.server.roster.hand_back |= set(range(hostile))  # they hold other points than were counted
+
+
+# --- the server ---
+
+
+@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=3)])
+@pytest.mark.parametrize("moment", ["between rounds", "orders out", "answers in"])
+def test_a_server_that_is_killed_goes_on_to_the_same_bits(
+    algorithm: fedfw.Algorithm, moment: str, tmp_path: Path
+) -> None:
+    task = small_task(algorithm, rounds=8, participation=2)
+    whole = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / "whole")
+    whole.run(8)
+    settings = Deployment(out=tmp_path / "server", share_gradients=True)
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(3)  # the next one is a round with an anchor, where there are such
+    if moment != "between rounds":
+        for client, order in loop.server.ask_for_sums({0, 1, 2}).items():
+            loop.server.take(client, loop.ask(order).fields())
+        for client, order in loop.server.open({0, 1, 2}).items():
+            answer = loop.ask(order).fields()
+            if moment == "answers in":
+                loop.server.take(client, answer)
+    loop.server = DeployedServer(task, replace(settings, resume=True))
+    assert loop.server.t == 3
+    loop.run(5)
+    assert torch.equal(loop.server.xbar, whole.server.xbar)
+    assert [r.participants for r in loop.server.history] == [r.participants for r in whole.server.history]
+    assert all(not r.refused for r in loop.server.history if isinstance(r, DeployedRecord))
+
+
+def test_a_damaged_checkpoint_is_skipped_and_clients_are_set_right(tmp_path: Path) -> None:
+    settings = Deployment(out=tmp_path / "server")
+    task = small_task(FEDFW, rounds=8)
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(4)
+    newest = sorted((tmp_path / "server").glob("checkpoint-*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="going back"):
+        loop.server = DeployedServer(task, replace(settings, resume=True))
+    assert loop.server.t == 3
+    record = loop.round()
+    assert (record.round, record.participants, record.refused) == (4, 3, {})
+    assert sorted(record.restored) == [0, 1, 2]
+
+
+def test_another_task_cannot_take_over_a_folder(tmp_path: Path) -> None:
+    settings = Deployment(out=tmp_path)
+    Loopback(DeployedServer(small_task(FEDFW, rounds=3), settings), tmp_path / "clients").run(2)
+    with pytest.raises(ValueError, match="already holds a run"):
+        DeployedServer(small_task(FEDFW, rounds=3), settings)
+    with pytest.raises(ValueError, match="holds another run"):
+        DeployedServer(small_task(PLUS, rounds=3), replace(settings, resume=True))
+    with pytest.raises(ValueError, match="resume needs the folder"):
+        Deployment(resume=True)
+
+
+# --- everything at once ---
+
+
+@pytest.mark.deployment
+def test_soak(tmp_path: Path) -> None:
+    """10 clients, 1,000 rounds, answers lost, late, doubled, out of order and damaged, disks and the server dying."""
+    chance = random.Random(0)
+    task = small_task(PLUS, 10, rounds=1000, participation=0.8)
+    settings = Deployment(out=tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients", Weather(chance))
+    for _ in range(1000):
+        if chance.random() < 0.02:
+            ClientStore(loop.folder, loop.server.run, chance.randrange(10)).forget()
+        if chance.random() < 0.02:
+            loop.server = DeployedServer(task, replace(settings, resume=True))
+        if loop.sent and chance.random() < 0.1:  # an old order is delivered again
+            old = chance.choice(chance.choice(list(loop.sent.values())))
+            loop.client(old.client).handle(old)
+        loop.gone = {client for client in range(10) if chance.random() < 0.05}
+        online = {client for client in range(10) if chance.random() < 0.95}
+        record = loop.round(online)
+        assert record.drift < 1e-4  # rounding, over a thousand steps in float32
+        assert loop.server.task.constraint.contains(loop.server.xbar, 1e-4)
+    server = loop.server
+    assert len(server.history) == 1000
+    assert server.history.total("participants") > 4000
+    for row, client in enumerate(server.roster.members):
+        memory = ClientStore(loop.folder, server.run, client).load()
+        if memory is None:
+            continue
+        steps = {step.t: step for step in (memory.counted, memory.pending) if step is not None}
+        own = steps.get(server.roster.counted[client])
+        assert own is not None or client in server.roster.hand_back
+        if own is not None and client not in server.roster.hand_back:
+            assert torch.equal(own.state["x"][0], server.coordinator.memory.rows["x"][row])
+    refused = [r.refused for r in server.history if isinstance(r, DeployedRecord)]
+    assert {"replayed", "wrong round", "undecodable", "lost"} <= {reason for reasons in refused for reason in reasons}

@@ -1,0 +1,197 @@
+"""The one seam of a private run: gradients and oracles that stand between a client's data and everybody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+import fedfw
+from fedfw import NonFiniteError, Privacy
+from fedfw.privacy.mechanisms import Corners, GaussianNoise
+from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
+from fedfw.problems.oracles import Cohort, PlainOracles
+from fedfw.studies.quadratics import Quadratics
+
+pytest.importorskip("dp_accounting")
+DELTA = 1e-5
+BALL = fedfw.L1Ball(1.0)
+
+
+def problem(samples: int = 40, seed: int = 0) -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(seed)
+    clients = [
+        (torch.rand(samples, 6, generator=generator), torch.randint(0, 3, (samples,), generator=generator))
+        for _ in range(3)
+    ]
+    model = nn.Linear(6, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
+
+
+def plan(privacy: Privacy | None = None, algorithm: fedfw.Algorithm | None = None, **changes: Any) -> PrivacyPlan:
+    algorithm = fedfw.FedFW(BALL) if algorithm is None else algorithm
+    options: dict[str, Any] = {"shape": (21,), "fewest_samples": 40, "rounds": 5, "local_steps": 1, "batch_size": None}
+    privacy = Privacy(1.0, DELTA, not_private_seed=0) if privacy is None else privacy
+    return PrivacyPlan.of(privacy, algorithm, algorithm.constraint, **(options | changes))
+
+
+def cohort(p: fedfw.Problem, rows: list[int], constraint: fedfw.ConstraintSet = BALL) -> Cohort:
+    who = torch.tensor(rows)
+    return Cohort(who, p.weights.float()[who], who, constraint)
+
+
+# --- the plan ---
+
+
+def test_noise_is_the_least_that_keeps_the_promise() -> None:
+    few, many = plan(rounds=5), plan(rounds=50)
+    assert few.noise < many.noise
+    for one, rounds in ((few, 5), (many, 50)):
+        assert one.epsilon(rounds) <= 1.0 < one.epsilon(rounds + 2)
+        assert one.most_rounds == rounds
+    assert plan(local_steps=2).noise == plan(rounds=10).noise  # each local step is a release of its own
+    given = plan(Privacy(1.0, DELTA, noise=20.0), rounds=500)
+    assert given.noise == 20.0
+    assert given.most_rounds < 500
+    assert given.epsilon(given.most_rounds) <= 1.0 < given.epsilon(given.most_rounds + 1)
+
+
+def test_everything_is_given_by_name() -> None:
+    with pytest.raises(TypeError):
+        PrivacyPlan.of(Privacy(1.0, DELTA), fedfw.FedFW(BALL), BALL, (21,), 40, 5, 1, None)  # type: ignore[misc]
+
+
+def test_mechanisms_and_refusals() -> None:
+    assert isinstance(plan(algorithm=fedfw.FedFW(fedfw.L2Ball(1.0))).mechanism, GaussianNoise)
+    assert isinstance(plan(algorithm=fedfw.FedFW(fedfw.LinfBall(1.0))).mechanism, Corners)
+    assert not isinstance(plan().mechanism, GaussianNoise | Corners)
+    assert isinstance(plan(Privacy(1.0, DELTA, mechanism="gaussian")).mechanism, GaussianNoise)
+    # Clients that send more than their oracle's answers need noise on what they send.
+    assert isinstance(plan(algorithm=fedfw.FrankWolfe(BALL)).mechanism, GaussianNoise)
+    with pytest.raises(ValueError, match="fedfw-anchored shares exact sums of gradients"):
+        plan(algorithm=fedfw.FedFWAnchored(BALL))
+    with pytest.raises(ValueError, match=r"noise=1: one round would spend eps .* more than 0\.1"):
+        plan(Privacy(0.1, DELTA, noise=1.0))
+
+
+def test_averages_of_past_gradients_do_not_gain_from_sampling() -> None:
+    sampled = {"batch_size": 4, "fewest_samples": 40}
+    assert plan(**sampled).accountant.rate == 0.1
+    averaged = fedfw.FedFW(BALL, momentum=0.9)
+    assert plan(algorithm=averaged, **sampled).accountant.rate == 1.0
+    smooth = fedfw.FedFW(fedfw.L2Ball(1.0), momentum=0.9)  # noise is on the gradient there, not on the choice
+    assert plan(algorithm=smooth, **sampled).accountant.rate == 0.1
+
+
+def test_the_signature_changes_with_what_releases_are_planned_by() -> None:
+    same = plan().signature
+    assert plan().signature == same
+    others = [
+        plan(rounds=6),
+        plan(Privacy(2.0, DELTA, not_private_seed=0)),
+        plan(algorithm=fedfw.FedFW(fedfw.L2Ball(1.0))),
+        plan(batch_size=4),
+    ]
+    assert len({same, *(one.signature for one in others)}) == 1 + len(others)
+
+
+# --- gradients and oracles ---
+
+
+def test_losses_are_kept_secret_and_a_gradient_of_everything_is_refused() -> None:
+    p = problem()
+    gradient, _ = PrivateOracles(plan(), p.losses).pair(cohort(p, [0, 2]), 1, None)
+    losses, a = gradient(p.start.repeat(2, 1))
+    assert losses.tolist() == [0.0, 0.0]
+    assert a.shape == (2, 21)
+    with pytest.raises(ValueError, match="a gradient of all samples was asked for in a private run"):
+        gradient(p.start.repeat(2, 1), full=True)
+
+
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
+def test_a_client_alone_draws_what_it_draws_in_a_stack(constraint: fedfw.ConstraintSet) -> None:
+    """A deployed client and the simulator agree where the noise comes from a seed."""
+    p = problem()
+    made = plan(algorithm=fedfw.FedFW(constraint))
+    oracles = PrivateOracles(made, p.losses)
+    x = torch.randn(3, 21, generator=torch.Generator().manual_seed(0)) / 10
+
+    def answers(rows: list[int]) -> Tensor:
+        gradient, lmo = oracles.pair(cohort(p, rows, constraint), 4, None)
+        return lmo(gradient(x[rows])[1]).dense()
+
+    together = answers([0, 1, 2])
+    for i in range(3):
+        assert torch.allclose(answers([i])[0], together[i], atol=1e-5)
+    assert torch.allclose(answers([2, 0]), together[[2, 0]], atol=1e-5)
+
+
+def test_without_noise_and_clipping_it_is_the_gradient() -> None:
+    p = problem()
+    made = replace(plan(Privacy(1.0, DELTA, clip=1e6, mechanism="gaussian", not_private_seed=0)), noise=1e-12)
+    x, who = torch.randn(2, 21, generator=torch.Generator().manual_seed(0)), cohort(p, [1, 2])
+    private, private_lmo = PrivateOracles(made, p.losses).pair(who, 1, None)
+    plain, lmo = PlainOracles(p.losses, 1, None, 0, None).pair(who, 1, None)
+    assert torch.allclose(private(x)[1], plain(x)[1], atol=1e-4)
+    assert torch.equal(private_lmo(plain(x)[1]).dense(), lmo(plain(x)[1]).dense())
+
+
+def test_noise_follows_the_largest_weight_where_gradients_are_averaged() -> None:
+    """An average still holds gradients of the time when the weight was larger: that sample counts by it."""
+    p = problem()
+    made = plan(Privacy(1.0, DELTA, mechanism="gaussian", not_private_seed=0))
+    light = replace(cohort(p, [0]), weights=torch.tensor([0.01]))
+    noise = []
+    for largest in (None, 0.001, 0.5):
+        gradient, _ = PrivateOracles(made, p.losses, largest).pair(light, 1, None)
+        exact, _ = PrivateOracles(replace(made, noise=0.0), p.losses, largest).pair(light, 1, None)
+        noise.append(gradient(p.start[None])[1] - exact(p.start[None])[1])
+    assert torch.allclose(noise[1], noise[0])
+    assert torch.allclose(noise[2], 50 * noise[0], rtol=1e-3, atol=1e-6)
+
+
+def test_minibatches_are_drawn_sample_by_sample() -> None:
+    """Each sample on its own with the same probability: in the mean as many as were asked for."""
+    p = problem()
+    made = replace(plan(batch_size=10), noise=0.0)
+    counts = []
+
+    def clipped(x: Tensor, who: Tensor, keep: Tensor | None, *rest: Any) -> Tensor:
+        assert keep is not None
+        counts.append(int(keep[0].sum()))
+        return torch.zeros_like(x)
+
+    p.losses.clipped_gradient = clipped  # type: ignore[method-assign]
+    for t in range(200):
+        gradient, _ = PrivateOracles(made, p.losses).pair(cohort(p, [0]), t, None)
+        gradient(p.start[None])
+    assert len(set(counts)) > 5
+    assert sum(counts) / 200 == pytest.approx(10, abs=1)
+
+
+def test_what_is_no_number_names_client_and_round() -> None:
+    p = problem()
+    p.losses.clipped_gradient = lambda x, *rest: torch.full_like(x, torch.nan)  # type: ignore[method-assign]
+    gradient, _ = PrivateOracles(plan(), p.losses).pair(cohort(p, [2]), 7, None)
+    with pytest.raises(NonFiniteError, match=r"round 7: NaN or infinity in the gradient of client \[2\]"):
+        gradient(p.start[None])
+
+
+def test_plain_functions_have_no_samples_to_protect() -> None:
+    q = Quadratics.on("l1")
+    who = torch.tensor([0])
+    with pytest.raises(ValueError, match="privacy is for clients with samples"):
+        PrivateOracles(plan(), q.problem.losses).pair(Cohort(who, torch.ones(1), who, BALL), 1, None)
+
+
+def test_a_sample_that_is_not_finite_is_left_out() -> None:
+    p = problem()
+    x = torch.full((3, 21), 3e38)
+    gradient = p.losses.clipped_gradient(x, torch.arange(3), None, "linf", 1.0, torch.full((3,), 40.0))
+    assert bool(gradient.isfinite().all())

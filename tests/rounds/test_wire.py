@@ -1,0 +1,479 @@
+"""The wire: what is counted is what is written, what is written is read to the bit, and nothing shorter would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedfw
+from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.atoms.bits import write_index_set
+from fedfw.atoms.floats import floats_to_bytes
+from fedfw.checks import bits_of
+from fedfw.errors import AtomError
+from fedfw.rounds.wire import (
+    CHANGED,
+    DIGEST_NBYTES,
+    REPEATED,
+    WHOLE,
+    Repeat,
+    Wire,
+    decoded,
+    decoded_alone,
+    digest,
+    encoded,
+    whole,
+    whole_nbytes,
+)
+from fedfw.simulation import Simulation
+from fedfw.studies.quadratics import P, Quadratics
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def differing(a: Tensor, b: Tensor) -> list[int]:
+    """The coordinates in which bits differ."""
+    kind = {4: np.int32, 8: np.int64}[a.element_size()]
+    places: list[int] = np.flatnonzero(a.numpy().view(kind) != b.numpy().view(kind)).tolist()
+    return places
+
+
+def marked(places: list[int], p: int) -> Tensor:
+    mask = torch.zeros(p, dtype=torch.bool)
+    mask[places] = True
+    return mask
+
+
+def not_zero(x: Tensor) -> list[int]:
+    """The coordinates of all numbers but 0.0; -0.0 is another one."""
+    return differing(x, torch.zeros_like(x))
+
+
+# --- one vector ---
+
+
+def by_coordinates(x: Tensor, places: list[int]) -> bytes:
+    """The bytes of a vector by its coordinates, put together here."""
+    at = np.array(places, np.int64)
+    index = write_index_set(at, len(x), np.empty(0, np.uint8))
+    return bytes([CHANGED]) + len(places).to_bytes(4, "big") + index + floats_to_bytes(x[torch.from_numpy(at)])
+
+
+@st.composite
+def vectors(draw: st.DrawFn, least: int = 1, most: int = 300) -> Tensor:
+    """Sparse and dense ones, in both precisions, some with negative zeros, as projections make them."""
+    p, dtype = draw(st.integers(least, most)), draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    x = torch.randn(p, generator=generator, dtype=torch.float64) * 10.0 ** draw(st.integers(-30, 30))
+    kept = torch.rand(p, generator=generator) < draw(st.sampled_from([0.0, 0.01, 0.1, 0.4, 0.9, 1.0]))
+    zero = torch.where(x < 0, -0.0, 0.0) if draw(st.booleans()) else torch.zeros(p)
+    return torch.where(kept, x, zero).to(dtype)
+
+
+@given(x=vectors(), seed=st.integers(0, 1000))
+def test_a_vector_arrives_to_the_bit_in_its_shorter_form(x: Tensor, seed: int) -> None:
+    places = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: seed % (len(x) + 1)].sort().values
+    known = x.clone()
+    known[places] += 1
+    for given_places, held in ((None, torch.zeros_like(x)), (places.numpy(), known)):
+        named = not_zero(x) if given_places is None else places.tolist()
+        encoding = encoded(x, given_places)
+        data = encoding.write()
+        assert encoding.nbytes == len(data) == min(whole_nbytes(x), len(by_coordinates(x, named)))
+        assert data in (whole(x).write(), by_coordinates(x, named))
+        assert same_bits(decoded(data, held), x)
+        if given_places is None:
+            assert same_bits(decoded_alone(data, torch.ones_like(x)), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_vector_of_zeros_takes_five_bytes_and_a_full_one_travels_whole(dtype: torch.dtype) -> None:
+    zero, full = torch.zeros(1000, dtype=dtype), torch.ones(1000, dtype=dtype)
+    assert encoded(zero).write() == bytes([CHANGED, 0, 0, 0, 0])
+    assert encoded(full).write()[0] == WHOLE
+    assert encoded(full).nbytes == whole_nbytes(full) == 1 + 1000 * full.element_size()
+    assert encoded(full, np.zeros(0, np.int64)).nbytes == 5  # nothing changed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_keep_their_sign(dtype: torch.dtype) -> None:
+    """Projections make negative zeros of negative numbers; what is compared are digests, which see them."""
+    x = torch.zeros(100, dtype=dtype)
+    x[3], x[7] = 2.0, -0.0
+    assert digest(decoded(encoded(x).write(), torch.zeros_like(x))) == digest(x)
+
+
+@pytest.mark.parametrize("name", ["ybar", "xbar"])
+def test_a_zero_that_gets_another_sign_has_changed(name: str) -> None:
+    before = torch.arange(100.0)
+    after = before.clone()
+    after[0] = -0.0
+    wire = Wire(before)
+    wire.announce({name: before})
+    if name == "xbar":
+        wire.stepped(bits_of(before) != bits_of(after))
+    wire.announce({name: after})
+    assert digest(decoded(wire.write(1)[name], before)) == digest(after)
+
+
+def test_digests_tell_vectors_apart_and_see_their_type_and_order() -> None:
+    x, y = torch.arange(5.0), torch.arange(5.0).flip(0)
+    told = [digest(x), digest(y), digest(x, y), digest(y, x), digest(x.double()), digest(x[:4]), digest()]
+    assert len(set(told)) == len(told)
+    assert {len(one) for one in told} == {DIGEST_NBYTES}
+    assert digest(x) == digest(x.clone())
+    assert digest(torch.arange(10.0)[::2]) == digest(torch.tensor([0.0, 2.0, 4.0, 6.0, 8.0]))  # not contiguous
+
+
+# --- bytes from somebody who means harm ---
+
+
+@given(data=st.binary(max_size=80), p=st.integers(1, 12), dtype=st.sampled_from(DTYPES))
+def test_any_bytes_are_a_vector_or_refused(data: bytes, p: int, dtype: torch.dtype) -> None:
+    for form in (b"", bytes([WHOLE]), bytes([CHANGED]), bytes([REPEATED])):
+        for read in (decoded, decoded_alone):
+            try:
+                x = read(form + data, torch.zeros(p, dtype=dtype))
+            except AtomError:
+                continue
+            assert x.shape == (p,)
+            assert x.dtype == dtype
+
+
+@given(x=vectors(most=40), cut=st.integers(0, 10**6), more=st.binary(min_size=1, max_size=3))
+def test_cut_and_lengthened_bytes_are_refused(x: Tensor, cut: int, more: bytes) -> None:
+    repeat = Repeat(0.5, 0.25, x)
+    for data in (encoded(x).write(), whole(x).write(), repeat.write()):
+        for damaged in (data[: cut % len(data)], data + more):
+            with pytest.raises(AtomError):
+                decoded(damaged, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hostile_messages_are_refused(dtype: torch.dtype) -> None:
+    known = torch.zeros(20, dtype=dtype)
+    x = torch.zeros(20, dtype=dtype)
+    x[4] = 1.5
+    sparse = encoded(x).write()
+    assert sparse[0] == CHANGED
+    too_many = bytes([CHANGED]) + (21).to_bytes(4, "big") + sparse[5:]
+    most = bytes([CHANGED]) + (2**32 - 1).to_bytes(4, "big") + sparse[5:]
+    no_form = bytes([3]) + sparse[1:]
+    for value in (torch.nan, torch.inf):
+        spoilt = x.clone()
+        spoilt[4] = value
+        for data in (whole(spoilt).write(), by_coordinates(spoilt, [4]), Repeat(0.5, 0.5, spoilt).write()):
+            with pytest.raises(AtomError, match="not finite"):
+                decoded(data, known)
+    for data in (too_many, most, no_form, b""):
+        with pytest.raises(AtomError):
+            decoded(data, known)
+    with pytest.raises(AtomError, match="expected a vector that is whole or given by its coordinates"):
+        decoded_alone(Repeat(0.5, 0.5, x).write(), known)
+    with pytest.raises(AtomError):
+        decoded_alone(b"", known)
+
+
+@pytest.mark.parametrize("rates", [(torch.nan, 0.5), (0.5, torch.inf)])
+def test_rates_that_are_not_finite_are_refused(rates: tuple[float, float]) -> None:
+    with pytest.raises(AtomError):
+        decoded(Repeat(*rates, torch.ones(20)).write(), torch.ones(20))
+
+
+# --- sequences of messages ---
+
+
+@dataclass
+class Told:
+    """What an observer of a wire knows: every message so far, and which coordinates each of them changed."""
+
+    p: int
+    dtype: torch.dtype
+    messages: list[dict[str, Tensor]] = field(default_factory=lambda: [{}])  # by version; 0 is nothing
+    changed: list[dict[str, set[int]]] = field(default_factory=lambda: [{}])
+    repeat: Repeat | None = None  # the one step between the last two messages, where it can be repeated
+
+    def held(self, version: int, name: str) -> Tensor:
+        """What a client holds that has this message: zeros for what was left out of it."""
+        return self.messages[version].get(name, torch.zeros(self.p, dtype=self.dtype))
+
+    def shortest(self, name: str, base: int) -> int:
+        """The least number of bytes for a client with the message ``base``, over all forms that there are."""
+        x = self.messages[-1][name]
+        places = sorted(set().union(*(step.get(name, set()) for step in self.changed[base + 1 :])))
+        named = not_zero(x) if base == 0 else places
+        forms = [whole_nbytes(x), len(by_coordinates(x, named))]
+        if name == "xbar" and self.repeat is not None and base == len(self.messages) - 2 and base > 0:
+            forms.append(len(self.repeat.write()))
+        return min(forms)
+
+
+def sparse_change(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    at = torch.randperm(len(x), generator=generator)[:count]
+    x = x.clone()
+    values = torch.randn(len(at), generator=generator, dtype=torch.float64).to(x.dtype)
+    x[at] = torch.where(values < -0.7, -0.0, values)  # some become negative zeros
+    return x
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> dict[str, Any]:
+    """A wire's life: how the model steps, which further vectors go down and how they change, and when it is stored."""
+    kinds = st.sampled_from(["nothing", "few", "all", "back", "repeat", "repeat after few", "counted repeat"])
+    further = st.sampled_from(["left out", "few", "all", "same", "back"])
+    messages = st.lists(
+        st.fixed_dictionaries({"xbar": kinds, "ybar": further, "z": further, "stored": st.booleans()}),
+        min_size=1,
+        max_size=7,
+    )
+    return {
+        "p": draw(st.integers(1, 80)),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "seed": draw(st.integers(0, 2**31)),
+        "messages": draw(messages),
+    }
+
+
+class Course:
+    """Steps a model, announces messages, and checks what every possible receiver would be sent."""
+
+    def __init__(self, p: int, dtype: torch.dtype, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.x = sparse_change(torch.zeros(p, dtype=dtype), p // 3, self.generator)
+        self.further: dict[str, Tensor] = {}
+        self.told, self.wire = Told(p, dtype), Wire(self.x)
+        self.pending: dict[str, set[int]] = {}
+
+    def few(self) -> int:
+        return 1 + int(torch.randint(3, (), generator=self.generator))
+
+    def step(self, after: Tensor, support: Tensor | None = None, repeat: Repeat | None = None) -> set[int]:
+        places = differing(self.x, after)
+        self.wire.stepped(marked(places, len(after)), support, repeat)
+        self.x = after
+        return set(places)
+
+    def move(self, kind: str) -> None:
+        """What happens to the model before the next message."""
+        changed: set[int] = set()
+        self.told.repeat = None
+        if kind == "few" or kind == "repeat after few":
+            changed |= self.step(sparse_change(self.x, self.few(), self.generator))
+        elif kind == "all":
+            changed |= self.step(sparse_change(self.x, len(self.x), self.generator))
+        elif kind == "back":  # two steps, of which the second undoes the first
+            before = self.x
+            changed |= self.step(sparse_change(self.x, self.few(), self.generator))
+            changed |= self.step(before)
+        if "repeat" in kind:
+            total = sparse_change(torch.zeros_like(self.x), self.few(), self.generator)
+            repeat = Repeat(0.75, 0.1, total)
+            counted = kind == "counted repeat"
+            support = marked(not_zero(total), len(total))
+            changed |= self.step(move_mean(self.x, 0.75, 0.1, total), support, None if counted else repeat)
+            if kind != "repeat after few" and len(self.told.messages) > 1:
+                self.told.repeat = repeat
+        self.pending = {"xbar": changed}
+
+    def announce(self, kinds: dict[str, str]) -> None:
+        vectors = {"xbar": self.x}
+        for name, kind in kinds.items():
+            before = self.told.held(-1, name)
+            oldest = self.told.held(len(self.told.messages) // 2, name)
+            after = {
+                "left out": None,
+                "few": sparse_change(before, self.few(), self.generator),
+                "all": sparse_change(before, len(before), self.generator),
+                "same": before,
+                "back": oldest,
+            }[kind]
+            if after is not None:
+                vectors[name] = after
+            now = torch.zeros_like(before) if after is None else after
+            self.pending[name] = set(differing(before, now))
+        self.told.messages.append({name: value.clone() for name, value in vectors.items()})
+        self.told.changed.append(self.pending)
+        assert self.wire.announce(vectors) == self.wire.version == len(self.told.messages) - 1
+
+    def check(self, counted_only: bool) -> None:
+        told, wire = self.told, self.wire
+        bases = range(len(told.messages))
+        for name, x in told.messages[-1].items():
+            for base in bases:
+                encoding = wire.encoding(name, base)
+                assert encoding.nbytes == told.shortest(name, base), (name, base)
+                try:
+                    data = encoding.write()
+                except RuntimeError:
+                    assert counted_only
+                    assert name == "xbar"
+                    continue
+                assert len(data) == encoding.nbytes
+                assert same_bits(decoded(data, told.held(base, name)), x), (name, base)
+        everyone = [*bases, *bases]
+        assert wire.nbytes(everyone) == sum(
+            wire.encoding(n, base).nbytes for base in everyone for n in told.messages[-1]
+        )
+        if not counted_only:
+            for base in bases:
+                assert wire.write(base) == {n: wire.encoding(n, base).write() for n in told.messages[-1]}
+
+    def stored(self) -> None:
+        """A checkpoint and a fresh wire in place of this one."""
+        held = {name: value.clone() for name, value in self.wire.state().items()}
+        self.wire = Wire(torch.zeros_like(self.x))
+        self.wire.load(held)
+
+
+@given(course=courses())
+@settings(max_examples=150)
+def test_every_receiver_gets_the_exact_bits_in_the_shortest_form(course: dict[str, Any]) -> None:
+    run = Course(course["p"], course["dtype"], course["seed"])
+    for wanted in course["messages"]:
+        run.move(wanted["xbar"])
+        if wanted["stored"]:
+            run.stored()  # between the step and the message that announces it
+        run.announce({name: wanted[name] for name in ("ybar", "z")})
+        run.check(counted_only=wanted["xbar"] == "counted repeat")
+        if wanted["stored"]:
+            run.stored()
+            assert run.wire.version == len(run.told.messages) - 1
+
+
+def test_a_wire_that_was_stored_writes_the_bytes_of_one_that_was_not() -> None:
+    def course(stored: bool) -> list[bytes]:
+        run = Course(60, torch.float32, 5)
+        written = []
+        for kind, further in (("few", "all"), ("repeat", "few"), ("back", "left out"), ("repeat", "same")):
+            run.move(kind)
+            if stored:
+                run.stored()
+            run.announce({"ybar": further})
+            written += [data for base in range(run.wire.version) for data in run.wire.write(base).values()]
+        return written
+
+    assert course(True) == course(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_form_is_the_shortest_somewhere(dtype: torch.dtype) -> None:
+    p = 500
+    x = torch.randn(p, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    wire, total = Wire(x), torch.zeros(p, dtype=dtype)
+    wire.announce({"xbar": x})
+    assert wire.write(0)["xbar"][0] == WHOLE
+    y = x.clone()
+    y[:3] = 0.5
+    wire.stepped(x != y)
+    wire.announce({"xbar": y})
+    assert wire.write(1)["xbar"][0] == CHANGED
+    total[[5, 9]] = 1.0
+    z = move_mean(y, 0.9, 0.1, total)
+    wire.stepped(y != z, total != 0, Repeat(0.9, 0.1, total))
+    wire.announce({"xbar": z})
+    assert wire.write(2)["xbar"][0] == REPEATED
+    assert same_bits(decoded(wire.write(2)["xbar"], y), z)
+    assert wire.write(1)["xbar"][0] == WHOLE  # only who holds the message before can repeat the step
+    assert wire.write(3)["xbar"] == bytes([CHANGED, 0, 0, 0, 0])
+
+
+def test_what_was_counted_only_is_not_written() -> None:
+    x = torch.ones(500)
+    wire, total = Wire(x), torch.zeros(500)
+    wire.announce({"xbar": x})
+    total[3] = 1.0
+    y = move_mean(x, 0.9, 0.1, total)
+    wire.stepped(x != y, total != 0)
+    wire.announce({"xbar": y})
+    assert wire.encoding("xbar", 1).nbytes == len(Repeat(0.9, 0.1, total).write())
+    with pytest.raises(RuntimeError, match="counted only"):
+        wire.write(1)
+
+
+# --- what runs count ---
+
+
+def test_dense_exchange_is_counted_beside() -> None:
+    q = Quadratics.on("l1")
+    run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.05), rounds=3)
+    assert run.history[0].bytes_dense == 2 * 8 * (1 + 8 * P)
+    assert run.history[0].bytes_up == 8 * 2
+
+
+def test_anchors_are_counted() -> None:
+    q = Quadratics.on("l1")
+    run = fedfw.simulate(q.problem, fedfw.FedFWAnchored(q.constraint, anchor_every=4), rounds=8)
+    dense = 8 * (1 + 8 * P)
+    up = [r.bytes_up for r in run.history]
+    assert up == [dense + 16, 16, 16, 16] * 2
+    down = [r.bytes_down for r in run.history]
+    # The model is zero at first and has not changed since it was asked for: five bytes each time, and the mean.
+    assert down[0] == 2 * 8 * 5 + dense
+    assert down[4] >= dense > down[3]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_evidence_is_counted_apart_from_the_payload(participation: float) -> None:
+    """A digest each way; up, a loss and the certificate's number in evaluated rounds, and at anchors a loss."""
+    q = Quadratics.on("l1")
+
+    def counted(algorithm: fedfw.Algorithm, **options: Any) -> list[tuple[int, int, int]]:
+        run = fedfw.simulate(q.problem, algorithm, rounds=6, participation=participation, **options)
+        return [(r.participants, r.evidence_up, r.evidence_down) for r in run.history]
+
+    exact = counted(fedfw.FedFW(q.constraint, penalty=0.05), eval_every=2)
+    assert exact == [(m, 8 * m * (3 if t % 2 == 0 else 1), 8 * m) for t, (m, _, _) in enumerate(exact, 1)]
+    averaged = counted(fedfw.FedFW(q.constraint, penalty=0.05, momentum=0.9), eval_every=2)
+    assert averaged == [(m, 8 * m * (2 if t % 2 == 0 else 1), 8 * m) for t, (m, _, _) in enumerate(averaged, 1)]
+    anchored = counted(fedfw.FedFWAnchored(q.constraint, anchor_every=3), eval_every=100)
+    expected = []
+    for t, (m, _, _) in enumerate(anchored, 1):
+        told = 3 if t == 6 else 1  # the last round is always evaluated
+        expected.append((m, 8 * m * (told + 2 * (t in (1, 4))), 8 * m * (1 + (t in (1, 4)))))
+    assert anchored == expected
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize(
+    ("name", "set_"),
+    [
+        ("fedfw", "l1"),
+        ("fedfw+", "l1"),
+        ("fedfw+", "l2"),
+        ("fedda", "l1"),
+        ("fedavg", "l2"),
+        ("fedavg", "l1"),
+    ],
+)
+def test_a_simulation_counts_what_its_wire_would_write(name: str, set_: str, participation: float) -> None:
+    """For every client and round the bytes are written, and somebody who holds what the client holds reads them."""
+    q = Quadratics.on(set_)
+    held: dict[int, dict[str, Tensor]] = {}
+
+    def watch(simulation: Simulation) -> None:
+        now, coordinator = simulation.now, simulation.coordinator
+        if now.message is None:
+            return
+        vectors, written = coordinator.vectors(now.message), 0
+        for i, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
+            known = held.get(i, {})
+            for key, data in ((key, coordinator.wire.encoding(key, base).write()) for key in vectors):
+                written += len(data)
+                assert same_bits(decoded(data, known.get(key, torch.zeros(P, dtype=torch.float64))), vectors[key])
+            held[i] = {key: vector.clone() for key, vector in vectors.items()}
+        assert written == simulation.history[-1].bytes_down
+
+    algorithm = fedfw.ALGORITHMS[name](q.constraint)
+    fedfw.simulate(q.problem, algorithm, rounds=12, participation=participation, callbacks=watch)
+    assert len(held) == q.n

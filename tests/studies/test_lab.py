@@ -1,0 +1,87 @@
+"""The lab: every task once, kept by its content, the same with one process or two."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedfw.data import MissingDataError
+from fedfw.studies import lab
+from fedfw.studies.lab import Json, Lab, Site, was_run
+
+computed: list[int] = []
+
+
+@dataclass(frozen=True)
+class Square:
+    number: int
+
+    @property
+    def title(self) -> str:
+        return f"square of {self.number}"
+
+    @property
+    def weight(self) -> float:
+        return 1.0
+
+    def compute(self, site: Site) -> Json:
+        computed.append(self.number)
+        if self.number < 0:
+            raise MissingDataError(f"no file for {self.number}")
+        if self.number == 13:
+            raise KeyboardInterrupt
+        return {"square": self.number**2}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    computed.clear()
+
+
+def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
+    first = Lab(tmp_path).run([Square(2), Square(3), Square(2)])
+    assert computed == [2, 3]
+    again = Lab(tmp_path).run([Square(3), Square(4)])
+    assert computed == [2, 3, 4]
+    assert again[Square(3)] == first[Square(3)]
+    assert first[Square(2)]["machine"] == Site().machine
+
+
+def test_an_interrupted_call_keeps_what_was_done(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Lab(tmp_path).run([Square(5), Square(13), Square(6)])
+    assert len(list(tmp_path.iterdir())) == 1
+    assert Lab(tmp_path).run([Square(5)])[Square(5)]["square"] == 25
+    assert computed == [5, 13]
+
+
+def test_two_processes_give_the_same(tmp_path: Path) -> None:
+    tasks = [Square(n) for n in range(4)]
+    alone, both = Lab(tmp_path / "1").run(tasks), Lab(tmp_path / "2", jobs=2).run(tasks)
+    assert [both[task]["square"] for task in tasks] == [alone[task]["square"] for task in tasks]
+    assert computed == [0, 1, 2, 3]  # the other four elsewhere
+
+
+def test_missing_data_are_told_and_asked_for_again(tmp_path: Path) -> None:
+    result = Lab(tmp_path).run([Square(-1)])[Square(-1)]
+    assert not was_run(result)
+    assert "no file for -1" in result["why"]
+    Lab(tmp_path).run([Square(-1)])
+    assert computed == [-1, -1]
+
+
+def test_progress_says_what_runs() -> None:
+    stream = io.StringIO()
+    tasks = [Square(n) for n in range(3)]
+    progress = lab._Progress(tasks, kept=2, stream=stream)
+    for task in tasks[:2]:
+        progress.started(task)
+        progress.finished(task)
+    progress.close()
+    said = stream.getvalue()
+    assert "2 of 5 tasks are kept from before" in said
+    assert "1/3 square of 0" in said
+    assert "2/3 square of 1" in said

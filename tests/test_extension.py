@@ -1,0 +1,157 @@
+"""One file and one line: an algorithm with a new option and one without options run, tune, compare and deploy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedfw
+from fedfw.algorithms.base import (
+    Aggregate,
+    Contract,
+    Evidence,
+    Gradient,
+    Kept,
+    Lmo,
+    Message,
+    Plan,
+    Rates,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+)
+from fedfw.algorithms.projected import dense
+from fedfw.atoms import Atom
+from fedfw.cli.main import main
+from fedfw.config import build_algorithm, completed, load, read_app_config, run_options
+from fedfw.config.app import app_table
+from fedfw.deployment import DeployedServer, Deployment, Task
+from fedfw.models import MODELS, make_model
+from fedfw.options import option
+from tests.deployment.loopback import Loopback
+
+
+@dataclass(frozen=True)
+class SlowFW(fedfw.OracleAlgorithm):
+    """FedFW whose penalty pulls towards a slowly moving average of xbar."""
+
+    _: KW_ONLY
+    slowness: Annotated[float, option("weight of the past in the average", ge=0, lt=1)] = 0.5
+
+    name: ClassVar[str] = "slow"
+    title: ClassVar[str] = "SlowFW"
+    contract: ClassVar[Contract] = replace(
+        fedfw.OracleAlgorithm.contract, remembers={"x": Kept.REBUILT, "z": Kept.REBUILT}, proves=False
+    )
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        return {"slowness": (0.1, 0.9)}
+
+    def start_clients(self, x: Tensor) -> State:
+        return super().start_clients(x) | {"z": x.clone()}
+
+    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
+        return state | {"z": self.slowness * state["z"] + (1 - self.slowness) * message.xbar}
+
+    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        return state, a + rates.lam * (state["x"] - state["z"])
+
+
+@dataclass(frozen=True)
+class Descent(fedfw.Algorithm):
+    """Projected gradient descent with one fixed step: an algorithm without options."""
+
+    name: ClassVar[str] = "descent"
+    title: ClassVar[str] = "Descent"
+    contract: ClassVar[Contract] = Contract(up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's gradient")
+
+    def plan(self, setting: Setting) -> Plan:
+        return Plan(setting.n, setting.constraint, lr=0.1)
+
+    def client_step(
+        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+    ) -> tuple[State, Atom, Evidence | None]:
+        return state, dense(gradient(message.xbar.expand_as(state["x"]))[1]), None
+
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        scale = plan.lr * plan.n / aggregate.count
+        return replace(server, xbar=plan.project(server.xbar - scale * aggregate.total))
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for cls in (SlowFW, Descent):
+        monkeypatch.setitem(fedfw.ALGORITHMS, cls.name, cls)  # the one line
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", [SlowFW(fedfw.L2Ball(1.0), penalty=0.1), Descent(fedfw.L2Ball(1.0))])
+def test_they_keep_their_contract(algorithm: fedfw.Algorithm) -> None:
+    fedfw.testing.check_algorithm(algorithm)
+
+
+@pytest.mark.parametrize(("name", "flags"), [("slow", ["--slowness", "0.2"]), ("descent", [])])
+def test_they_run_resume_tune_and_compare(name: str, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--algorithm", name, "--constraint", "l2:10", "--rounds", "3", "--clients", "3", "--partition", "iid"]
+    assert main(["run", *common, *flags, "--out", "one", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["rounds"] == 3
+    if flags:
+        assert "slowness = 0.2" in Path("one/config.toml").read_text()
+    assert main(["run", "one/config.toml", "--out", "two"]) == 0
+    assert (Path("one") / "model.pt").read_bytes() == (Path("two") / "model.pt").read_bytes()
+    assert main(["resume", "one"]) == 0
+    assert main(["compare", "one", "two", "--out", "both.png"]) == 0
+    assert main(["tune", *common, "--out", "tuned.toml"]) == 0
+    assert main(["run", "tuned.toml", "--out", "three"]) == 0
+
+
+def test_a_bad_value_of_the_new_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--algorithm", "slow", "--slowness", "2", "--out", "x"]) == 2
+    assert "slowness = 2.0, expected a number of at least 0 and below 1" in capsys.readouterr().err
+    assert main(["run", "--algorithm", "descent", "--slowness", "0.5", "--out", "x"]) == 2
+    assert "slowness goes with slow, not with descent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["slow", "descent"])
+def test_they_deploy_from_the_keys_of_an_app(name: str, tmp_path: Path) -> None:
+    """The app's table has the new option, and the deployed run has the simulator's bits."""
+    table = {key: value.unwrap() if hasattr(value, "unwrap") else value for key, value in app_table().items()}
+    assert table["slowness"] == ""
+    chosen = {"algorithm": name, "constraint": "l2:10", "rounds": 4, "penalty": 0.01 if name == "slow" else ""}
+    chosen |= {"slowness": 0.3} if name == "slow" else {}
+    config = read_app_config(table | chosen)
+    data = load(config)
+    config = completed(config, data)
+    assert config.model is not None
+    kind = MODELS[config.model]
+    problem = fedfw.load_problem("digits", "mclr", clients=config.clients, partition=config.partition)
+    parts = fedfw.data.partition(config.partition or "", data.train, config.clients, data.classes, config.seed)
+    task = Task(
+        make_model(config.model, data, config.seed),
+        kind.loss,
+        build_algorithm(config),
+        lambda client: kind.samples(data.train.take(parts[client])),
+        config.clients,
+        options=run_options(config),
+        test=kind.samples(data.test.take()),
+        convex=kind.convex,
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / "state")
+    loop.run(4)
+    run = fedfw.simulate(problem, task.algorithm, rounds=4)
+    torch.set_num_threads(threads)
+    assert torch.equal(loop.server.xbar, run.x)
+    assert [r.bytes_down for r in loop.server.history] == [r.bytes_down for r in run.history]

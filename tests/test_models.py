@@ -1,0 +1,214 @@
+"""The models by name: gradients against autograd, convexity, smoothness, memory in pieces."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from torch import nn
+
+import fedfw
+from fedfw.data import Data, Part
+from fedfw.models import MODELS, make_model
+from fedfw.presets import ProblemOptions, make_problem
+from fedfw.problems import modules
+from fedfw.problems.completion import CompletionLosses, MatrixCompletion
+from fedfw.problems.modules import ModuleLosses
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images(channels: int, side: int, samples: int = 24, classes: int = 4) -> Data:
+    pixels = torch.randint(0, 256, (samples, channels, side, side), generator=generator(), dtype=torch.uint8)
+    part = Part(pixels, torch.arange(samples) % classes)
+    return Data("made up", part, part, classes)
+
+
+def numbers(samples: int = 40) -> Data:
+    inputs = torch.randn(samples, 5, generator=generator())
+    part = Part(inputs, inputs @ torch.arange(5.0) + 1)
+    return Data("made up", part, part, None)
+
+
+def two_classes(samples: int = 40) -> Data:
+    inputs = torch.randn(samples, 5, generator=generator())
+    part = Part(inputs, (inputs[:, 0] > 0).long())
+    return Data("made up", part, part, 2)
+
+
+def ratings(rows: int = 12, columns: int = 9, count: int = 70) -> Data:
+    cells = torch.randperm(rows * columns, generator=generator())[:count]
+    pairs = torch.stack([cells // columns, cells % columns], 1)
+    part = Part(pairs, torch.randn(count, generator=generator(1)), {"user": pairs[:, 0]})
+    return Data("made up", part, part, None, (rows, columns))
+
+
+def problem_of(data: Data, model: str, **options: Any) -> fedfw.Problem:
+    return make_problem(data, ProblemOptions(model=model, **({"partition": "iid"} | options)))
+
+
+TASKS = {
+    "mclr": images(1, 6),
+    "logistic": two_classes(),
+    "linear": numbers(),
+    "completion": ratings(),
+    "mlp": images(1, 6),
+    "cnn": images(1, 16),
+    "cnn-cifar": images(3, 16),
+}
+
+
+def test_every_model_has_a_task_here() -> None:
+    assert set(TASKS) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_gradients_are_those_of_autograd(name: str) -> None:
+    data, kind = TASKS[name], MODELS[name]
+    problem = problem_of(data, name, clients=4)
+    assert problem.convex is kind.convex
+    parts = fedfw.data.partition("iid", data.train, 4, data.classes, 0)
+    x = problem.start + 0.1 * torch.randn(4, len(problem.start), generator=generator(2))
+    values, gradients = problem.losses.value_and_gradient(x, torch.arange(4), None)
+    alone = problem.losses.value(x, torch.arange(4))
+    for i, part in enumerate(parts):
+        inputs, targets = kind.samples(data.train.take(part))
+        model = problem.trained(x[i])
+        loss = kind.loss(model(inputs), targets)
+        loss.backward()
+        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        assert torch.allclose(gradients[i], expected, atol=1e-5)
+        assert float(values[i]) == pytest.approx(loss.item(), rel=1e-5)
+        assert float(alone[i]) == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MODELS.items() if kind.convex])
+def test_smoothness_bounds_how_fast_gradients_change(name: str) -> None:
+    problem = problem_of(TASKS[name], name, clients=4, l2=0.3)
+    L = problem.smoothness()
+    assert L is not None
+    p = len(problem.start)
+    steepest = 0.0
+    for seed in range(50):
+        x = torch.randn(4, p, generator=generator(seed)) * 10 ** (seed % 5 - 3)
+        y = x + torch.randn(4, p, generator=generator(1000 + seed)) * 1e-2
+        who = torch.arange(4)
+        change = problem.losses.value_and_gradient(x, who, None)[1] - problem.losses.value_and_gradient(y, who, None)[1]
+        steepest = max(steepest, float((change.norm(dim=1) / (x - y).norm(dim=1)).max()))
+    assert steepest <= L * 1.01
+
+
+@pytest.mark.parametrize("name", ["linear", "completion"])
+def test_smoothness_of_quadratics_is_exact(name: str) -> None:
+    problem = problem_of(TASKS[name], name, clients=3)
+    p = len(problem.start)
+    who = torch.arange(3)
+    base = problem.losses.value_and_gradient(torch.zeros(3, p), who, None)[1]
+    columns = [
+        problem.losses.value_and_gradient(unit.expand(3, -1).contiguous(), who, None)[1] - base for unit in torch.eye(p)
+    ]
+    hessians = torch.stack(columns, 2).double()
+    largest = float(torch.linalg.eigvalsh((hessians + hessians.mT) / 2)[:, -1].max())
+    assert problem.smoothness() == pytest.approx(largest, rel=2e-3)
+
+
+def test_networks_have_no_known_smoothness_and_random_but_fixed_starts() -> None:
+    data = TASKS["mlp"]
+    assert problem_of(data, "mlp", clients=2).smoothness() is None
+    one, same, other = (nn.utils.parameters_to_vector(make_model("mlp", data, s).parameters()) for s in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_the_l2_term() -> None:
+    plain, ridge = (problem_of(TASKS["mclr"], "mclr", clients=3, l2=l2) for l2 in (0.0, 0.5))
+    x = torch.randn(len(plain.start), generator=generator())
+    value, gradient = plain.value_and_gradient(x)
+    more, steeper = ridge.value_and_gradient(x)
+    assert more - value == pytest.approx(0.25 * float(x.square().sum()), rel=1e-5)
+    assert torch.allclose(steeper - gradient, 0.5 * x, atol=1e-5)
+    assert ridge.value(x) == pytest.approx(more, rel=1e-6)
+    assert ridge.test(x) == plain.test(x)
+    assert ridge.convex is True
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_pieces_of_samples_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = TASKS[name]
+    whole = problem_of(data, name, clients=2)
+    monkeypatch.setattr(modules, "_WORKING_FLOATS", 1)  # one sample at a time
+    pieces = problem_of(data, name, clients=2)
+    assert isinstance(whole.losses, ModuleLosses)
+    x = whole.start.repeat(2, 1)
+    for one, other in zip(
+        whole.losses.value_and_gradient(x, torch.arange(2), None),
+        pieces.losses.value_and_gradient(x, torch.arange(2), None),
+        strict=True,
+    ):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_completion_with_minibatches_and_repeated_entries() -> None:
+    pairs = torch.tensor([[0, 0], [0, 0], [1, 2]])
+    values = torch.tensor([1.0, 3.0, 5.0])
+    problem = fedfw.Problem(MatrixCompletion(2, 3), nnf.mse_loss, [(pairs, values)])
+    assert isinstance(problem.losses, CompletionLosses)
+    value, gradient = problem.value_and_gradient(torch.zeros(6))
+    assert value == pytest.approx((1 + 9 + 25) / 3)
+    assert gradient.tolist() == pytest.approx([-8 / 3, 0, 0, 0, 0, -10 / 3])
+    assert problem.smoothness() == pytest.approx(2 * 2 / 3)
+    picks = torch.tensor([[1, 1]])
+    value, gradient = problem.losses.value_and_gradient(torch.zeros(1, 6), torch.tensor([0]), picks)
+    assert value.tolist() == [9.0]
+    assert gradient[0, 0] == -6.0
+    outside = (torch.tensor([[0, 3]]), torch.ones(1))
+    with pytest.raises(ValueError, match="client 1 holds an entry outside the matrix of 2 x 3"):
+        fedfw.Problem(MatrixCompletion(2, 3), nnf.mse_loss, [(pairs, values), outside])
+
+
+def test_low_rank_ratings_are_completed() -> None:
+    """Half of the entries of a matrix of rank two are enough for the other half."""
+    u, v = torch.randn(30, 2, generator=generator()), torch.randn(25, 2, generator=generator(1))
+    matrix = u @ v.T
+    cells = torch.randperm(30 * 25, generator=generator(2))
+    pairs = torch.stack([cells // 25, cells % 25], 1)
+    seen, unseen = (Part(p, matrix[p[:, 0], p[:, 1]], {"user": p[:, 0]}) for p in (pairs[:500], pairs[500:]))
+    problem = problem_of(Data("made up", seen, unseen, None, (30, 25)), "completion", clients=5, partition="user")
+    radius = float(torch.linalg.svdvals(matrix).sum())
+    run = fedfw.simulate(
+        problem, fedfw.FedFWAnchored(fedfw.NuclearBall(radius), anchor_every=5), rounds=400, eval_every=400
+    )
+    start = problem.test(problem.start).loss
+    assert start is not None
+    assert run.history[-1].test_loss is not None
+    assert math.sqrt(run.history[-1].test_loss) < 0.25 * math.sqrt(start)
+
+
+def test_logistic_accuracy() -> None:
+    problem = problem_of(TASKS["logistic"], "logistic", clients=2)
+    right = torch.tensor([1.0, 0, 0, 0, 0, 0])  # the sign of the first feature is the class
+    assert problem.test(right).accuracy == 1.0
+    assert problem.test(-right).accuracy == 0.0
+
+
+def test_clients_of_different_sizes_share_a_call() -> None:
+    data = TASKS["mlp"]
+    sizes = (5, 6, 6, 5, 2)
+    parts = torch.arange(24).split(sizes)
+    clients = [MODELS["mlp"].samples(data.train.take(part)) for part in parts]
+    problem = fedfw.Problem(make_model("mlp", data, 0), nnf.cross_entropy, clients)
+    assert isinstance(problem.losses, ModuleLosses)
+    assert [len(stack.who) for stack in problem.losses._stacks] == [4, 1]  # at most a fifth is padding
+    x = problem.start.repeat(5, 1)
+    values, gradients = problem.losses.value_and_gradient(x, torch.arange(5), None)
+    for i, (inputs, targets) in enumerate(clients):
+        model = problem.trained(x[i])
+        loss = nnf.cross_entropy(model(inputs), targets)
+        loss.backward()
+        assert values[i].item() == pytest.approx(loss.item(), rel=1e-5)
+        assert torch.allclose(gradients[i], torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)

@@ -1,0 +1,139 @@
+"""Ready problems by the names of their parts."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedfw
+from fedfw.config import RunConfig
+from fedfw.data import Data, Part, load_data
+from fedfw.presets import (
+    ProblemOptions,
+    load_problem,
+    make_problem,
+    problem_options,
+    usual_model,
+    usual_partition,
+)
+
+
+def data(classes: int | None = 5, sides: tuple[int, int] | None = None, **owners: torch.Tensor) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 4, generator=generator)
+    targets = inputs[:, 0] if classes is None else torch.arange(60) % classes
+    if sides is not None:
+        inputs = torch.stack([torch.arange(60) % sides[0], torch.arange(60) % sides[1]], 1)
+    part = Part(inputs, targets, owners)
+    return Data("made up", part, part, classes, sides)
+
+
+def same(one: fedfw.Problem, other: fedfw.Problem) -> bool:
+    x = torch.randn(one.start.shape, generator=torch.Generator().manual_seed(0), dtype=one.start.dtype)
+    everyone = torch.arange(one.n)
+    if one.n != other.n or not torch.equal(one.start, other.start):
+        return False
+    values = (problem.losses.value(x.expand(problem.n, -1), everyone) for problem in (one, other))
+    return torch.allclose(*values) and torch.equal(one.weights, other.weights)
+
+
+def test_a_problem_by_its_names_is_the_problem_of_its_options() -> None:
+    by_name = load_problem("digits", "mclr", clients=6, partition="labels:5", l2=0.1, weights="samples", seed=3)
+    options = ProblemOptions(clients=6, model="mclr", partition="labels:5", l2=0.1, weights="samples")
+    assert same(by_name, make_problem(load_data("digits"), options, seed=3))
+    assert not same(by_name, make_problem(load_data("digits"), options, seed=4))
+    assert fedfw.load_problem is load_problem
+
+
+def test_the_former_name_of_the_partition_still_works() -> None:
+    with pytest.warns(FutureWarning, match=r"load_problem\(rule=...\) is now called partition=..."):
+        old = load_problem("digits", clients=10, rule="labels:3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new = load_problem("digits", clients=10, partition="labels:3")
+    assert same(old, new)
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"load_problem has no option 'client' \(did you mean 'clients'\?\)"):
+        load_problem("digits", client=3)
+    with pytest.raises(TypeError, match="positional"):
+        load_problem("digits", "mclr", 5)  # type: ignore[misc]
+    with pytest.raises(ValueError, match="digits"):
+        load_problem("digit")
+    with pytest.raises(ValueError, match="mclr"):
+        load_problem("digits", "mcl")
+    with pytest.raises(ValueError, match="labels"):
+        load_problem("digits", partition="label:3")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, "clients=0, expected a whole number of at least 1"),
+        ({"l2": -1.0}, "l2=-1.0, expected a number of at least 0"),
+        ({"weights": "size"}, "weights='size', expected one of equal, samples"),
+        ({"dataset": 3}, "dataset=3, expected text"),
+        ({"partition": 3}, "partition=3, expected the name of a partition"),
+    ],
+)
+def test_bad_values_are_refused_where_they_enter(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProblemOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("made", "model", "rule"),
+    [
+        (data(5), "mclr", "labels:3"),
+        (data(3), "mclr", "iid"),
+        (data(2), "logistic", "iid"),
+        (data(None), "linear", "iid"),
+        (data(None, (6, 5), user=torch.arange(60) % 6), "completion", "user"),
+        (data(5, None, client=torch.arange(60) % 6), "mclr", "client"),
+        (data(5, None, writer=torch.arange(60) % 6), "mclr", "labels:3"),
+    ],
+)
+def test_models_and_partitions_by_the_data(made: Data, model: str, rule: str) -> None:
+    assert usual_model(made) == model
+    assert usual_partition(made) == rule
+    problem = make_problem(made, ProblemOptions(clients=3))
+    assert same(problem, make_problem(made, ProblemOptions(clients=3, model=model, partition=rule)))
+
+
+def test_weights_are_equal_or_by_samples() -> None:
+    made = data(5)
+    sizes = make_problem(made, ProblemOptions(clients=4, partition="dirichlet:0.5")).losses.sizes
+    assert sizes is not None
+    for weights, expected in (("equal", torch.full((4,), 0.25)), ("samples", sizes / sizes.sum())):
+        problem = make_problem(made, ProblemOptions(clients=4, partition="dirichlet:0.5", weights=weights))  # type: ignore[arg-type]
+        assert torch.allclose(problem.weights, expected.double())
+
+
+def test_lent_samples_take_the_place_of_the_test_data() -> None:
+    made = data(5)
+    whole, lending = (make_problem(made, ProblemOptions(clients=3, partition="iid"), held_out=h) for h in (0.0, 0.25))
+    assert whole.losses.sizes is not None
+    assert lending.losses.sizes is not None
+    assert whole.losses.sizes.tolist() == [20, 20, 20]
+    assert lending.losses.sizes.tolist() == [15, 15, 15]
+    assert lending.test_data is not None
+    assert len(lending.test_data[0]) == 15
+    held = torch.cat(
+        [lending.test_data[0].flatten(1), *(stack.inputs.flatten(0, 1) for stack in lending.losses._stacks)]
+    )
+    assert sorted(held[:, 0].tolist()) == sorted(made.train.inputs[:, 0].tolist())  # nothing is lost or used twice
+    with pytest.raises(ValueError, match="too few samples to lend some"):
+        make_problem(made, ProblemOptions(clients=60, partition="iid"), held_out=0.5)
+
+
+def test_the_problems_part_of_a_configuration() -> None:
+    config = RunConfig.of(dataset="digits", clients=3, l2=0.5, rounds=7, penalty=0.1, data_dir="here")
+    options = problem_options(config)
+    assert type(options) is ProblemOptions
+    assert options == ProblemOptions(clients=3, l2=0.5, data_dir="here")
+    assert ProblemOptions(data_dir=Path("here")).data_dir == Path("here")
