@@ -86,14 +86,16 @@ def test_a_vector_arrives_to_the_bit_in_its_shorter_form(x: Tensor, seed: int) -
     places = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: seed % (len(x) + 1)].sort().values
     known = x.clone()
     known[places] += 1
-    for given_places, held in ((None, torch.zeros_like(x)), (places.numpy(), known)):
-        named = not_zero(x) if given_places is None else places.tolist()
-        encoding = encoded(x, given_places)
+    changed = np.zeros(len(x), np.bool_)
+    changed[places.numpy()] = True
+    for mask, held in ((None, torch.zeros_like(x)), (changed, known)):
+        named = not_zero(x) if mask is None else places.tolist()
+        encoding = encoded(x, mask)
         data = encoding.write()
         assert encoding.nbytes == len(data) == min(whole_nbytes(x), len(by_coordinates(x, named)))
         assert data in (whole(x).write(), by_coordinates(x, named))
         assert same_bits(decoded(data, held), x)
-        if given_places is None:
+        if mask is None:
             assert same_bits(decoded_alone(data, torch.ones_like(x)), x)
 
 

@@ -66,19 +66,20 @@ def whole(x: Tensor) -> Encoding:
     return Encoding(whole_nbytes(x), lambda: bytes([WHOLE]) + floats_to_bytes(x))
 
 
-def encoded(x: Tensor, places: Indices | None = None) -> Encoding:
-    """x (p,) whole, or by its coordinates at ``places``, whichever is shorter.
+def encoded(x: Tensor, changed: Mask | None = None) -> Encoding:
+    """x (p,) whole, or by the coordinates that the receiver does not hold, whichever is shorter.
 
     Parameters
     ----------
     x : Tensor
         (p,).
-    places : array, optional
-        (k,) int64, ascending: where x differs from what the receiver holds. By default where x is not zero, for a
-        receiver that holds nothing.
+    changed : array, optional
+        (p,) of bool: where x differs from what the receiver holds. By default where x is not zero, for a receiver that
+        holds nothing.
     """
-    places = np.flatnonzero(bits_of(x.detach().cpu()).numpy()) if places is None else places
-    if 5 + len(places) * x.element_size() < whole_nbytes(x):
+    changed = bits_of(x.detach().cpu()).numpy() != 0 if changed is None else changed
+    if 5 + np.count_nonzero(changed) * x.element_size() < whole_nbytes(x):  # without saying where they belong
+        places = np.flatnonzero(changed)
         nbytes = _sparse_nbytes(places, len(x), x.element_size())
         if nbytes < whole_nbytes(x):
             at = torch.from_numpy(places)
@@ -256,7 +257,7 @@ class Wire:
         x = self._values[name]
         if not base:
             return encoded(x)
-        best = encoded(x, np.flatnonzero(self._marks[name] > base))
+        best = encoded(x, self._marks[name] > base)
         if name != "xbar" or self._repeat is None or self._repeat[0] != base or self._repeat[1] >= best.nbytes:
             return best
         _, nbytes, message = self._repeat
