@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -320,3 +321,13 @@ def test_options_that_were_checked_together() -> None:
         Options(privacy="eps=4")
     assert Options(privacy="eps=4,delta=1e-5").promise == fedfw.Privacy(4, 1e-5)
     assert [t for t in range(1, 8) if Options(rounds=7, eval_every=3).evaluates(t)] == [3, 6, 7]
+
+
+def test_probabilities_in_an_array_of_numpy() -> None:
+    run = fedfw.simulate(
+        fedfw.testing.two_quadratics(),
+        fedfw.FedFW(fedfw.Box(-1.0, 1.0), penalty=0.3),
+        rounds=3,
+        participation=np.array([1.0, 0.5]),
+    )
+    assert len(run.history) == 3

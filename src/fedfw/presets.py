@@ -83,6 +83,8 @@ def load_problem(
     (10, 650)
     """
     refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out"))
+    if rule is not None and options.get("partition") is not None:
+        raise TypeError("load_problem was given partition and rule, its former name: give partition alone")
     if rule is not None:
         warnings.warn("load_problem(rule=...) is now called partition=...", FutureWarning, stacklevel=2)
         options["partition"] = rule

@@ -213,3 +213,12 @@ def test_clients_come_and_go() -> None:
     memory.remove(0)
     assert memory.n == 3
     assert memory.rows["x"][:, 0].tolist() == [9, 2, 4]
+
+
+def test_rows_kept_by_their_entries_are_equal_numbers() -> None:
+    """The sign of a zero is all that may be lost."""
+    memory = TouchedRows(4, {"x": torch.zeros(1, 20)})
+    row = torch.zeros(1, 20)
+    row[0, 3], row[0, 4] = -0.0, 1.0
+    memory.scatter(torch.tensor([1]), {"x": row})
+    assert torch.equal(memory.gather(torch.tensor([1]))["x"], row)

@@ -38,6 +38,11 @@ class Scheduled(Algorithm):
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.schedule, str):
+            make_schedule(self.schedule, 1.0, 1)  # an unknown name is refused here, not when a run begins
+
     def plan(self, setting: Setting) -> Plan:
         schedule = self.make_schedule(setting)
         return Plan(setting.n, setting.constraint, setting.local_steps, self.first_penalty(setting), schedule)

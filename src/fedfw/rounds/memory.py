@@ -2,7 +2,7 @@
 
 In a simulation these are the memories themselves, in a deployment what the server rebuilt of them. Where few of many
 registered clients ever take part, untouched clients share one row, and a touched client's row is kept by its non-zero
-entries while that is smaller. Both forms give back the same bits.
+entries while that is smaller. Both forms give back the same bits, but for the sign of zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def gather(self, rows: Tensor) -> State:
-        """The memories (m, ...) of the clients ``rows`` (m,)."""
+        """The memories (m, ...) of the clients ``rows`` (m,), which are ascending: n of them are all, in order."""
 
     @abstractmethod
     def scatter(self, rows: Tensor, state: State) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 
 from fedfw.options import check_options, option
@@ -28,7 +29,7 @@ class Options:
 
     rounds: Annotated[int, option("number of rounds", ge=1)] = 100
     participation: Annotated[
-        int | float | Sequence[float] | torch.Tensor | Callable[[int], Sequence[int]],
+        int | float | Sequence[float] | torch.Tensor | np.ndarray[Any, Any] | Callable[[int], Sequence[int]],
         option(
             "probability that a client takes part (0.5), or how many do (5)",
             expected="a probability, a number of clients, one probability a client, or a function t -> clients",
@@ -51,9 +52,10 @@ class Options:
         int, option("rounds between evaluations of loss, test data, gap and certificate; the last one always is", ge=1)
     ] = 1
     seed: Annotated[int, option("fixes data split, start, attendance and minibatches", ge=0, lt=2**63)] = 0
-    device: Annotated[str | torch.device | None, option("cpu or cuda (where the model is)", expected="cpu or cuda")] = (
-        None
-    )
+    device: Annotated[
+        str | torch.device | None,
+        option("device to compute on: cpu or cuda (where the model is)", expected="cpu or cuda"),
+    ] = None
     privacy: Annotated[
         Privacy | str | None,
         option(

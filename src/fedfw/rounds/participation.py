@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ class Participation:
         A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a function t -> clients.
     """
 
-    def __init__(self, wanted: float | Sequence[float] | Tensor | Attendance, n: int, seed: int) -> None:
+    def __init__(
+        self, wanted: float | Sequence[float] | Tensor | np.ndarray[Any, Any] | Attendance, n: int, seed: int
+    ) -> None:
         self._n, self._seed = n, seed
         self._function: Attendance | None = None
         self._count: int | None = None

@@ -91,6 +91,8 @@ def simulate(
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))")
     refuse_unknown("simulate", options, Options, own=("callbacks", "out", "resume"))
+    if resume and out is None:
+        raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None else RunFolder(Path(out), resume)
     return Simulation(problem, algorithm, Options(**options), folder=folder, callbacks=callbacks).run()
 

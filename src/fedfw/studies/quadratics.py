@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Quadratics:
     convex: bool = True
 
     @classmethod
+    @lru_cache(maxsize=64)  # its optimum is worked out once
     def on(cls, name: str, seed: int = 0, n: int = N) -> Quadratics:
         A, c = random_quadratics(n, P, 10.0, 1.0, seed)
         return cls(SETS[name], A, c)
