@@ -22,6 +22,7 @@ from fedfw.algorithms.base import Algorithm, Contributed, Evidence, Kept, Plan, 
 from fedfw.atoms import Atom
 from fedfw.atoms.base import stack_atoms, structure
 from fedfw.deployment.messages import SCHEMA, Answer, Ask, Hello, Kind, Order
+from fedfw.deployment.numbers import Reported
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
@@ -33,7 +34,7 @@ from fedfw.rounds.folders import PLOTS, RunFolder
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
-from fedfw.rounds.setup import fingerprint, mean_steepness
+from fedfw.rounds.setup import fingerprint
 from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import digest, encoded
 
@@ -82,7 +83,7 @@ class DeployedServer:
         self.roster = Roster(task.clients)
         self.history = History()
         self._numbers: dict[str, float] = {}  # a penalty and a step size that were worked out before a restart
-        self._hellos: dict[int, Hello] = {}
+        self._reported = Reported(task)
         self._exchange = _Exchange()
         self._now: Round | None = None
         self._judge = None if task.test is None else task.problem(task.test)
@@ -117,21 +118,7 @@ class DeployedServer:
         task = self.task
         if self._numbers or not task.is_open:
             return task.resolved(**self._numbers)
-        plan = task.resolved().plan(task.setting(self._steepness, self._smoothness))
-        return task.resolved(penalty=plan.lam_0, lr=plan.lr)
-
-    def _steepness(self) -> float | None:
-        reported = {client: one.steepness for client, one in self._hellos.items() if one.steepness is not None}
-        if not reported:
-            return None
-        return mean_steepness(
-            list(reported.values()), [self.task.weight(client, list(reported)) for client in reported]
-        )
-
-    def _smoothness(self) -> float | None:
-        reported = {client: one.smoothness for client, one in self._hellos.items() if one.smoothness is not None}
-        weights = {client: self.task.weight(client, list(reported)) for client in reported}
-        return max((len(reported) * weights[client] * each for client, each in reported.items()), default=None)
+        return self._reported.resolved()
 
     @cached_property
     def coordinator(self) -> Coordinator:
@@ -161,7 +148,7 @@ class DeployedServer:
     def meet(self, hello: Hello) -> None:
         """A client says who it is; one that was not there before enters at xbar, which stays the mean."""
         client = hello.client
-        self._hellos.setdefault(client, hello)
+        self._reported.hellos.setdefault(client, hello)
         if client in self.roster.counted:
             return
         if self.task.weights is not None:

@@ -15,12 +15,10 @@ from fedfw.algorithms.base import Algorithm, GathersSums, Message, Plan, Rates, 
 from fedfw.algorithms.steps import Party, RoundSteps, take_steps
 from fedfw.gpu.replay import ReplayedRounds
 from fedfw.options import declare_keywords, refuse_unknown
-from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
-from fedfw.problems.oracles import ClientOracles, Cohort, PlainOracles
+from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.rounds.coordinator import Coordinator, Rows
 from fedfw.rounds.folders import RunFolder
-from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedRows
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History, Record
@@ -41,8 +39,9 @@ from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.early_stop import EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.groups import constraint_groups
-from fedfw.simulation.refusals import can_be_replayed, few_take_part, refuse_contradictions
+from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions
 from fedfw.simulation.result import Run
+from fedfw.simulation.setup import choose_oracles, new_memory, plan_privacy
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 
@@ -143,15 +142,15 @@ class Simulation:
         start = feasible_start(self.constraint, self.problem.start)
         setting = describe_setting(self.problem, self.constraint, start, self.participation.p, options)
         self.algorithm = algorithm.resolved(setting)
-        self.privacy = self._plan_privacy()
+        self.privacy = plan_privacy(self.problem, self.algorithm, self.constraint, self.participation, options)
         self.clock = Stopwatch(device)
         plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
         self.certificate = certificate_of(self.problem, self.algorithm, options)
-        memory = self._new_memory(start)
+        memory = new_memory(self.problem, self.algorithm, self.participation, options, start)
         self.coordinator = Coordinator(self.algorithm, plan, start, memory, convex=bool(self.problem.convex))
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
-        self._oracles = self._choose_oracles()
+        self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
         self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device) if alike else None
         noise = None if self.privacy is None else self.privacy.noise
@@ -375,38 +374,6 @@ class Simulation:
             return False
         budget = next(callback for callback in self.callbacks if isinstance(callback, Budget))
         return budget.spent_by(self.participation(self.t + 1))
-
-    def _plan_privacy(self) -> PrivacyPlan | None:
-        """Noise for as many rounds as any client takes part in."""
-        promise, sizes = self.options.promise, self.problem.losses.sizes
-        if promise is None or sizes is None:
-            return None
-        attended = torch.zeros(self.problem.n, dtype=torch.int64)
-        for t in range(1, self.options.rounds + 1):
-            attended[self.participation(t)] += 1
-        return PrivacyPlan.of(
-            promise,
-            self.algorithm,
-            self.constraint,
-            shape=tuple(self.problem.start.shape),
-            fewest_samples=int(sizes.min()),
-            rounds=max(1, int(attended.max())),
-            local_steps=self.options.local_steps,
-            batch_size=self.options.batch_size,
-        )
-
-    def _choose_oracles(self) -> ClientOracles:
-        losses, options = self.problem.losses, self.options
-        if self.privacy is not None:
-            return PrivateOracles(self.privacy, losses)
-        return PlainOracles(losses, options.local_steps, options.batch_size, options.seed, losses.sizes)
-
-    def _new_memory(self, start: Tensor) -> ClientMemory:
-        """A row for everyone, or only for clients that take part where those are few."""
-        n, algorithm = self.problem.n, self.algorithm
-        if algorithm.contract.points and few_take_part(self.problem, self.participation, self.options):
-            return TouchedRows(n, algorithm.start_clients(start[None].clone()))
-        return EveryRow(algorithm.start_clients(start.repeat(n, 1)))
 
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
         """What every run has, around what the user asked for."""

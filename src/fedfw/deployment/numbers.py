@@ -1,0 +1,46 @@
+"""Numbers of "auto" in a deployment: worked out from one number of each client's data, told when it is first met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedfw.algorithms.base import Algorithm
+from fedfw.deployment.messages import Hello
+from fedfw.deployment.task import Task
+from fedfw.rounds.setup import mean_steepness
+
+
+@dataclass
+class Reported:
+    """What clients said of themselves.
+
+    Parameters
+    ----------
+    task : Task
+        What is trained.
+    hellos : dict of int to Hello
+        By the clients' numbers; the first word of each counts.
+    """
+
+    task: Task
+    hellos: dict[int, Hello] = field(default_factory=dict)
+
+    def resolved(self) -> Algorithm:
+        """The algorithm with its penalty and its step size as numbers."""
+        plan = self.task.resolved().plan(self.task.setting(self.steepness, self.smoothness))
+        return self.task.resolved(penalty=plan.lam_0, lr=plan.lr)
+
+    def steepness(self) -> float | None:
+        """The root mean square of n w_i ||grad f_i|| at the start; None where nobody reported it."""
+        each = {client: one.steepness for client, one in self.hellos.items() if one.steepness is not None}
+        weights = self._weights(list(each))
+        return mean_steepness(list(each.values()), list(weights.values())) if each else None
+
+    def smoothness(self) -> float | None:
+        """L' = n max w_i L_i; None where nobody reported it."""
+        each = {client: one.smoothness for client, one in self.hellos.items() if one.smoothness is not None}
+        weights = self._weights(list(each))
+        return max((len(each) * weights[client] * value for client, value in each.items()), default=None)
+
+    def _weights(self, clients: list[int]) -> dict[int, float]:
+        return {client: self.task.weight(client, clients) for client in clients}

@@ -1,0 +1,55 @@
+"""What a simulation makes before its first round: the clients' memories, their oracles, a private run's plan."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm
+from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
+from fedfw.problems.oracles import ClientOracles, PlainOracles
+from fedfw.problems.problem import Problem
+from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedRows
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
+from fedfw.sets.base import ConstraintSet
+from fedfw.simulation.refusals import few_take_part
+
+
+def new_memory(
+    problem: Problem, algorithm: Algorithm, participation: Participation, options: Options, start: Tensor
+) -> ClientMemory:
+    """A row for everyone who begins at start (p,), or only for clients that take part where those are few."""
+    if algorithm.contract.points and few_take_part(problem, participation, options):
+        return TouchedRows(problem.n, algorithm.start_clients(start[None].clone()))
+    return EveryRow(algorithm.start_clients(start.repeat(problem.n, 1)))
+
+
+def plan_privacy(
+    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+) -> PrivacyPlan | None:
+    """How a promise is kept, with noise for as many rounds as any client takes part in; None where none was made."""
+    promise, sizes = options.promise, problem.losses.sizes
+    if promise is None or sizes is None:
+        return None
+    attended = torch.zeros(problem.n, dtype=torch.int64)
+    for t in range(1, options.rounds + 1):
+        attended[participation(t)] += 1
+    return PrivacyPlan.of(
+        promise,
+        algorithm,
+        constraint,
+        shape=tuple(problem.start.shape),
+        fewest_samples=int(sizes.min()),
+        rounds=max(1, int(attended.max())),
+        local_steps=options.local_steps,
+        batch_size=options.batch_size,
+    )
+
+
+def choose_oracles(problem: Problem, privacy: PrivacyPlan | None, options: Options) -> ClientOracles:
+    """Where the clients' gradients and atoms come from: plainly, or with noise for a promise."""
+    losses = problem.losses
+    if privacy is not None:
+        return PrivateOracles(privacy, losses)
+    return PlainOracles(losses, options.local_steps, options.batch_size, options.seed, losses.sizes)
