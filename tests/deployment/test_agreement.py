@@ -127,6 +127,19 @@ def test_told_losses_and_bounds(tmp_path: Path) -> None:
     assert telling.server.coordinator.best_bound <= optimum + 1e-9
 
 
+def test_losses_that_are_not_convex_prove_nothing(tmp_path: Path) -> None:
+    task = replace(small_task(ALGORITHMS["FedFW"], rounds=3), convex=False)
+    loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path)
+    loop.run(3)
+    assert all(record.lower_bound is None for record in loop.server.history)
+
+
+def test_numbers_need_consent_in_a_new_folder_even_if_it_is_to_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "server").mkdir()
+    with pytest.raises(ValueError, match="give a number"):
+        DeployedServer(small_task(fedfw.FedFW(L1)), Deployment(out=tmp_path / "server", resume=True))
+
+
 def test_gradients_are_shared_only_when_asked_for() -> None:
     with pytest.raises(ValueError, match="gradients go to the server in the clear"):
         DeployedServer(small_task(ALGORITHMS["anchored"]))

@@ -257,6 +257,69 @@ def test_vectors_that_would_spoil_a_sum_are_refused(values: str, tmp_path: Path)
     assert loop.server.xbar.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"vectors": {}}, "without the model"),
+        ({"vectors": {"xbar": b"", "secret": b""}}, "secret"),
+        ({"t": 0}, "at least 1 of each"),
+        ({"n": 0}, "at least 1 of each"),
+        ({"version": -1}, "at least 1 of each"),
+        ({"weight": -1.0}, "expected one in"),
+        ({"weight": 2.0}, "expected one in"),
+    ],
+)
+def test_a_client_refuses_orders_that_no_honest_server_sends(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    loop = start(tmp_path)
+    order = loop.server.open({0, 1, 2})[0]
+    with pytest.raises(MessageError, match=reason):
+        loop.client(0).handle(replace(order, **change))  # type: ignore[arg-type]
+
+
+def test_numbers_that_would_spoil_the_records_are_refused_and_unasked_ones_ignored(tmp_path: Path) -> None:
+    loop = start(tmp_path, tell_loss=True)
+    loop.run(1)
+    loop.wire = _hostile(lambda a: replace(a, loss=1.7e308))
+    assert loop.round().refused == {"undecodable": 1}
+    quiet = start(tmp_path / "quiet")
+    quiet.wire = lambda client, fields: [replace(Answer.of(fields), loss=-5.0, number=7.0).fields()]
+    quiet.run(3)
+    assert all(r.loss is None and r.lower_bound is None for r in quiet.server.history)
+
+
+@pytest.mark.parametrize("numbers", [{"steepness": 1e200}, {"steepness": -1.0}, {"smoothness": -1.0}])
+def test_numbers_that_no_data_have_are_refused(numbers: dict[str, float], tmp_path: Path) -> None:
+    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0)), rounds=3)
+    server = DeployedServer(task, Deployment(tell_loss=True))
+    with pytest.raises(MessageError, match="reports a"):
+        server.meet(Hello(0, **numbers))  # type: ignore[arg-type]
+
+
+def test_a_newcomer_does_not_choose_the_penalty(tmp_path: Path) -> None:
+    """The number of "auto" is of the clients that the task names, in whatever order nodes answer."""
+    task, chosen = small_task(fedfw.FedFW(fedfw.L1Ball(5.0)), rounds=3), []
+    for order in ((7, 0, 1, 2), (0, 1, 2, 7), (2, 7, 1, 0)):
+        server = DeployedServer(task, Deployment(tell_loss=True))
+        for client in order:
+            server.meet(Hello(client, steepness=100.0 if client == 7 else 1.0))
+        server.open({0, 1, 2, 7})
+        chosen.append(server.plan.lam_0)
+        assert server.roster.members == [0, 1, 2, 7]
+    assert len(set(chosen)) == 1
+
+
+def test_a_late_copy_of_a_request_for_a_sum_loses_no_step(tmp_path: Path) -> None:
+    anchored = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=3)
+    loop = start(tmp_path, anchored, share_gradients=True)
+    loop.round()
+    late = next(order for order in loop.sent[0] if order.ask == "sum")
+    loop.ask(late)
+    record = loop.round()
+    assert (record.participants, record.refused) == (3, {})
+
+
 def test_strangers_and_replays_are_refused(tmp_path: Path) -> None:
     loop = start(tmp_path)
     loop.run(1)

@@ -57,7 +57,7 @@ ALGORITHMS = {
 def test_rows_that_were_touched_are_the_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(rounds=9, participation=3, eval_every=3)
     few = Simulation(stored(), ALGORITHMS[name], options)
-    monkeypatch.setattr("fedfw.simulation.simulator.few_take_part", lambda *of: False)
+    monkeypatch.setattr("fedfw.simulation.setup.few_take_part", lambda *of: False)
     every = Simulation(stored(), ALGORITHMS[name], options)
     assert isinstance(few.coordinator.memory, TouchedRows)
     assert isinstance(every.coordinator.memory, EveryRow)

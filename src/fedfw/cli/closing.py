@@ -96,6 +96,8 @@ def _what_was_chosen(run: Run) -> list[tuple[str, str]]:
     rest = [f"{name.replace('_', '-')} {_shown(getattr(algorithm, name))}" for name in own]
     if plan.schedule is None:
         return [("chosen", ", ".join([f"lr {plan.lr:.3g}", *rest]))]
+    if not algorithm.contract.points:
+        return [("chosen", ", ".join(rest))] if rest else []
     chosen = ("chosen", ", ".join([f"penalty {plan.lam_0:.3g}", *rest]))
     return [chosen, ("clients apart", _number(_relative_consensus(run)) + " of the model's norm")]
 

@@ -104,4 +104,7 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
         own = options_of(algorithm_class(str(given["algorithm"]))).get("penalty")
         if own is None or not isinstance(own.default, str):
             del given["penalty"]
+    foreign = [key for key in given if key in SIMULATED_ONLY]
+    if foreign:
+        raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")
     return merge(RunConfig(), given, SOURCE)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tomlkit
+import torch
 
 from fedfw._version import __version__
 from fedfw.algorithms import ALGORITHMS
 from fedfw.algorithms.base import Algorithm
 from fedfw.options import Option, nearest, option, options_of
 from fedfw.presets import ProblemOptions
+from fedfw.privacy import Privacy
 from fedfw.rounds.options import Options
 
 VERSION_KEY = "fedfw"
@@ -88,12 +90,24 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
     def items(self) -> dict[str, Any]:
         """The options that are not open, by their keys, as text, numbers or truth values."""
         found = {declared.key: self.get(name) for name, declared in all_options().items()}
-        given = {key: value for key, value in found.items() if value is not None}
-        return {key: value if isinstance(value, bool | int | float) else str(value) for key, value in given.items()}
+        return {key: _written(key, value) for key, value in found.items() if value is not None}
 
     def to_toml(self) -> str:
         """The configuration as TOML, with the version that wrote it."""
         return tomlkit.dumps({VERSION_KEY: __version__, **self.items()})
+
+
+def _written(key: str, value: Any) -> Any:
+    """A value as TOML has it; one that has no such form is refused."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path | Privacy | torch.device):
+        return str(value) if not isinstance(value, Privacy) else value.text
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return list(value)
+    raise ValueError(f"{key} = {value!r} cannot be written to a file, expected text or numbers")
 
 
 def algorithm_options() -> dict[str, Option]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from fedfw.rounds.wire import decoded, decoded_alone, digest, whole
 
 
 def _handed(order: Order) -> str:
-    """Stands for the memory that an order hands over: a step from another one is another step."""
-    parts = (part for name in sorted(order.memory) for part in (name.encode(), order.memory[name]))
-    return hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
+    """Stands for what an order's step begins from, memory and message: a step from something else is another step."""
+    parts = [part for name in sorted(order.memory) for part in (name.encode(), order.memory[name])]
+    return hashlib.sha256(b"|".join([*parts, order.digest, order.mean])).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ class Client:
         began = time.perf_counter() if began is None else began
         if order.client != self.number:
             raise MessageError(f"an order for client {order.client} came to client {self.number}")
-        if order.ask not in list(Ask):
-            raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(Ask)}")
+        self._refuse_senseless(order)
         store = ClientStore(self.folder, order.run, self.number)
         try:
             with store.alone():
@@ -109,6 +108,23 @@ class Client:
         seconds = time.perf_counter() - began
         store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)
         return answer
+
+    def _refuse_senseless(self, order: Order) -> None:
+        """Refuse an order that no honest server sends."""
+        if order.ask not in list(Ask):
+            raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(Ask)}")
+        if min(order.t, order.n, order.version) < 1 or order.base < 0 or order.counted < 0:
+            raise MessageError(
+                f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 of each"
+            )
+        if not 0 < order.weight <= 1:
+            raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
+        down = self.task.algorithm.contract.down
+        if "xbar" in down and "xbar" not in order.vectors:
+            raise MessageError("an order without the model")
+        strange = [name for name in order.vectors if name not in down]
+        if strange:
+            raise MessageError(f"an order with {strange[:3]}, expected {', '.join(down)}")
 
     def _answer(self, order: Order, store: ClientStore) -> tuple[str, Answer]:
         stored = store.load()
@@ -126,7 +142,7 @@ class Client:
         if counted is None or received is None:
             return Kind.LOST, self._plain(order, Kind.LOST)
         if order.ask == Ask.SUM:
-            return Kind.SUM, self._contribute(order, store, counted, received)
+            return Kind.SUM, self._contribute(order, store, Stored(counted) if stored is None else stored, received)
         given = None
         if order.mean:
             given = None if stored is None else stored.contribution
@@ -164,17 +180,21 @@ class Client:
             return None
         return Received(order.version, vectors)
 
-    def _contribute(self, order: Order, store: ClientStore, counted: Step, received: Received) -> Answer:
+    def _contribute(self, order: Order, store: ClientStore, stored: Stored, received: Received) -> Answer:
         """What it adds to a gathered sum; it is kept, because the mean that comes down is compared with it."""
         algorithm = self._algorithm(order)
         if self._privacy is not None or not isinstance(algorithm, GathersSums):
             raise MessageError(f"asked for a contribution to a sum, which {algorithm.name} does not make here")
         gradient, _ = self._oracles(order, None)
         plan = self.task.plan(algorithm, order.n)
+        counted = self._counted(order, stored)
+        assert counted is not None
         sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient)
         # What travels is rounded to the model's type; both ends go on from the same bits.
         sent = Contributed(sent.loss.double(), sent.vector)
-        store.save(Stored(counted, contribution=Contribution(order.t, sent, received)))
+        # A pending step is kept: this order may be a late copy of one that was answered long ago.
+        kept = stored if not order.memory else Stored(counted)
+        store.save(replace(kept, contribution=Contribution(order.t, sent, received)))
         return Answer(
             run=order.run,
             t=order.t,
@@ -239,7 +259,7 @@ class Client:
 
     def _loss(self, order: Order, xbar: Tensor) -> float | None:
         """w_i f_i(xbar), where the server asks and may know."""
-        if not order.tell or self._privacy is not None:
+        if not order.tell or self._privacy is not None or "xbar" not in self.task.algorithm.contract.down:
             return None
         gradient, _ = self._oracles(order, None)
         return float(gradient(xbar[None], full=True)[0])

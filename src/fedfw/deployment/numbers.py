@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from fedfw.algorithms.base import Algorithm
 from fedfw.deployment.messages import Hello
-from fedfw.deployment.task import Task
+from fedfw.deployment.task import TOO_LARGE, Task
+from fedfw.errors import MessageError
 from fedfw.rounds.setup import mean_steepness
 
 
@@ -25,6 +26,17 @@ class Reported:
     task: Task
     hellos: dict[int, Hello] = field(default_factory=dict)
 
+    def note(self, hello: Hello) -> None:
+        """Keep a client's numbers; raises `MessageError` for numbers that nobody's data have."""
+        for name in ("steepness", "smoothness"):
+            value = getattr(hello, name)
+            if value is not None and not 0 <= value < TOO_LARGE:
+                raise MessageError(
+                    f"client {hello.client} reports a {name} of {value}, expected a number of at least 0"
+                )
+        if hello.client < self.task.clients:
+            self.hellos.setdefault(hello.client, hello)
+
     def resolved(self) -> Algorithm:
         """The algorithm with its penalty and its step size as numbers."""
         plan = self.task.resolved().plan(self.task.setting(self.steepness, self.smoothness))
@@ -40,7 +52,7 @@ class Reported:
         """L' = n max w_i L_i; None where nobody reported it."""
         each = {client: one.smoothness for client, one in self.hellos.items() if one.smoothness is not None}
         weights = self._weights(list(each))
-        return max((len(each) * weights[client] * value for client, value in each.items()), default=None)
+        return max((len(each) * weights[client] * value for client, value in each.items()), default=0.0) or None
 
     def _weights(self, clients: list[int]) -> dict[int, float]:
         return {client: self.task.weight(client, clients) for client in clients}

@@ -26,7 +26,7 @@ from fedfw.deployment.numbers import Reported
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
-from fedfw.deployment.task import Task
+from fedfw.deployment.task import TOO_LARGE, Task
 from fedfw.errors import AtomError, MessageError
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.coordinator import Coordinator, Round
@@ -84,6 +84,7 @@ class DeployedServer:
         self.history = History()
         self._numbers: dict[str, float] = {}  # a penalty and a step size that were worked out before a restart
         self._reported = Reported(task)
+        self._waiting: list[int] = []  # clients that came before the first round
         self._exchange = _Exchange()
         self._now: Round | None = None
         self._judge = None if task.test is None else task.problem(task.test)
@@ -91,6 +92,7 @@ class DeployedServer:
         self._folder = None if folder is None else RunFolder(folder, self.settings.resume)
         if self._folder is not None and self.settings.resume:
             self._restore(self._folder)
+        self._refuse_open_numbers()
 
     def _refuse_what_was_not_agreed(self) -> None:
         algorithm, contract = self.task.algorithm, self.task.algorithm.contract
@@ -99,7 +101,10 @@ class DeployedServer:
                 f"{algorithm.name} shares {contract.shares}: deployed, gradients go to the server in the clear. "
                 "share-gradients says that this is wanted"
             )
-        if self.task.is_open and not (self.settings.tell_loss or self.settings.resume):
+
+    def _refuse_open_numbers(self) -> None:
+        if self.task.is_open and not (self.settings.tell_loss or self._numbers):
+            algorithm = self.task.algorithm
             raise ValueError(
                 f'{algorithm.name} has a penalty or a step size of "auto", which is worked out from a number of each '
                 "client's data: tell-loss says that clients may send such numbers; or give a number"
@@ -126,7 +131,8 @@ class DeployedServer:
         task, n = self.task, len(self.roster)
         begun = self.algorithm.start_clients(task.start.repeat(n, 1))
         memory = EveryRow(self.algorithm.contract.rebuilt(begun))
-        return Coordinator(self.algorithm, task.plan(self.algorithm, n), task.start, memory)
+        convex = task.setting().convex is True
+        return Coordinator(self.algorithm, task.plan(self.algorithm, n), task.start, memory, convex=convex)
 
     @property
     def plan(self) -> Plan:
@@ -148,11 +154,17 @@ class DeployedServer:
     def meet(self, hello: Hello) -> None:
         """A client says who it is; one that was not there before enters at xbar, which stays the mean."""
         client = hello.client
-        self._reported.hellos.setdefault(client, hello)
         if client in self.roster.counted:
+            self._reported.note(hello)
             return
         if self.task.weights is not None:
             raise MessageError(f"client {client} has no weight: the task names {self.task.clients}")
+        if "coordinator" in self.__dict__:
+            self._join(client)
+        elif client not in self._waiting:  # the numbers of "auto" are of the clients that the task names
+            self._waiting.append(client)
+
+    def _join(self, client: int) -> None:
         coordinator, row = self.coordinator, self.roster.row(client)
         newcomer = self.algorithm.contract.rebuilt(self.algorithm.start_clients(self.xbar[None].clone()))
         self.roster.add(client)
@@ -209,7 +221,9 @@ class DeployedServer:
         return self._send(now, Ask.STEP, self.coordinator.vectors(message))
 
     def _open_round(self, online: Collection[int]) -> None:
-        exchange = self._exchange
+        exchange, _ = self._exchange, self.coordinator
+        while self._waiting:
+            self._join(self._waiting.pop(0))
         exchange.wanted = self.wanted()
         invited = [client for client in exchange.wanted if client in online]
         self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
@@ -312,6 +326,8 @@ class DeployedServer:
         if answer.digest != digest(point):
             self.roster.hand_back.add(client)
             raise MessageError("diverged: its x_i is not the one that was counted")
+        if max(abs(answer.loss or 0.0), abs(answer.number or 0.0)) >= TOO_LARGE:
+            raise MessageError("undecodable: a number is too large")
         if answer.kind == Kind.SUM:
             if answer.loss is None:
                 raise MessageError("undecodable: no loss")
@@ -319,7 +335,8 @@ class DeployedServer:
             exchange.contributions[client] = Contributed(loss, self.task.decode_vector(answer.payload)[None])
             return
         exchange.atoms[client] = self.task.decode(answer.payload, self.plan, now.t)
-        exchange.answers[client] = answer
+        asked = exchange.orders[client].tell  # what was not asked for is not used
+        exchange.answers[client] = answer if asked else replace(answer, loss=None, number=None)
 
     def _most_bytes(self) -> int:
         """More than any honest answer has."""

@@ -25,7 +25,7 @@ from fedfw.rounds.setup import feasible_start
 from fedfw.rounds.wire import decoded_alone, whole
 from fedfw.sets.base import ConstraintSet, shapes_of
 
-_TOO_LARGE = 1e18
+TOO_LARGE = 1e18
 _CONVEX_ON_A_LAYER = (nnf.cross_entropy, nnf.mse_loss, nnf.binary_cross_entropy_with_logits)
 _OPEN = ("penalty", "lr")
 """Options of algorithms that may be left to be worked out from the clients' data."""
@@ -209,6 +209,6 @@ class Task:
     def decode_vector(self, data: bytes) -> Tensor:
         """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
         vector = decoded_alone(data, self.start)
-        if not bool((vector.abs() < _TOO_LARGE).all()):
+        if not bool((vector.abs() < TOO_LARGE).all()):
             raise AtomError("a number is too large")
         return vector

@@ -61,6 +61,12 @@ class Privacy:
             text += ", NOT PRIVATE: noise from a seed"
         return text
 
+    @property
+    def text(self) -> str:
+        """The promise as `parse` reads it."""
+        given = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        return ",".join(f"{name}={value}" for name, value in given if value is not None)
+
     @classmethod
     def parse(cls, text: str) -> Privacy:
         """From ``eps=4,delta=1e-5``, with the other fields in the same way; dashes and underscores are the same."""

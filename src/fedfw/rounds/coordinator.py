@@ -91,6 +91,8 @@ class Round:
     @property
     def who(self) -> Tensor:
         """All clients that take part, (m,), group by group."""
+        if not self.groups:
+            return torch.zeros(0, dtype=torch.int64)
         return self.groups[0] if len(self.groups) == 1 else torch.cat(self.groups)
 
     def arrive(self, upload: Upload, state: State | None = None, with_loss: bool = False) -> None:
@@ -281,7 +283,7 @@ class Coordinator:
         """Update the certificate from the evidence that came with the uploads."""
         assert now.message is not None
         for upload in now.uploads:
-            if upload.evidence is None:
+            if upload.evidence is None or not self.convex:
                 continue
             q = upload.evidence.q
             if q is None:

@@ -40,6 +40,8 @@ class RunFolder:
 
     def __init__(self, path: Path, resume: bool = False) -> None:
         self.path, self._resume = path, resume
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file, expected a folder for the run")
         if resume and not path.is_dir():
             raise ValueError(f"{path} is no run folder")
         old = any(path.glob(f"checkpoint-*{_OLD_SUFFIX}"))

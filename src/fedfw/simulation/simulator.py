@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ class Simulation:
     @property
     def rates(self) -> Rates | None:
         """Step size, penalty and averaging weight of the present round, for algorithms with a schedule."""
-        return None if self.plan.schedule is None else self.plan.rates(self.t)
+        return None if self.plan.schedule is None or not self.t else self.plan.rates(self.t)
 
     @property
     def reports_loss(self) -> bool:
@@ -284,7 +284,8 @@ class Simulation:
         else:
             steps = take_steps(self.algorithm, self.plan, now.after, message, self._parties(cohorts, tol))
         for upload, state in zip(steps.uploads, steps.states, strict=True):
-            now.arrive(upload, state, with_loss=self.evaluates and self.reports_loss)
+            with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
+            now.arrive(upload, state, with_loss=with_loss)
         coordinator.close(now, steps.step, replayed=replayed is not None)
 
     def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
@@ -333,7 +334,7 @@ class Simulation:
         found: dict[str, Any] = {}
         for callback in self._hooks["record"]:
             try:
-                found |= callback.record(self)
+                found |= _fields_of(callback, callback.record(self))
             except StopRun as asked:
                 self.stopped = self.stopped or str(asked)
         count = len(now.bases)
@@ -377,7 +378,12 @@ class Simulation:
 
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
         """What every run has, around what the user asked for."""
-        given = [wanted] if isinstance(wanted, Callback) or callable(wanted) else list(wanted)
+        given = (
+            [wanted] if isinstance(wanted, Callback) or callable(wanted) or not isinstance(wanted, Sequence) else wanted
+        )
+        strange = [one for one in given if not (isinstance(one, Callback) or callable(one))]
+        if strange:
+            raise TypeError(f"callbacks={strange[0]!r}, expected a function, a Callback, or a sequence of them")
         own = [one if isinstance(one, Callback) else AfterRound(one) for one in given]
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
         stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
@@ -415,3 +421,11 @@ class Simulation:
                 callback.load(kept)
         self.t = self.resumed_at = meta["round"]
         self.history = History.from_jsonl(meta["history"])
+
+
+def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What a callback gave for the record; fields that a record does not have are refused."""
+    strange = [name for name in found or {} if name not in Record.__dataclass_fields__]
+    if strange:
+        raise TypeError(f"{type(callback).__name__}.record gives {strange}, expected fields of a Record")
+    return found or {}
