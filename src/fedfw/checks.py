@@ -9,6 +9,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+_INTEGERS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+
 
 def bits_of(x: Tensor) -> Tensor:
     """The bits of floating-point numbers as integers of the same shape: 0.0 and -0.0 are equal numbers of other bits.
@@ -19,7 +21,7 @@ def bits_of(x: Tensor) -> Tensor:
     >>> (bits_of(torch.tensor([0.0, -0.0])) != 0).tolist()
     [False, True]
     """
-    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    return x.view(_INTEGERS[x.dtype])
 
 
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)

@@ -78,10 +78,11 @@ def encoded(x: Tensor, changed: Mask | None = None) -> Encoding:
         holds nothing.
     """
     changed = bits_of(x.detach().cpu()).numpy() != 0 if changed is None else changed
-    if 5 + np.count_nonzero(changed) * x.element_size() < whole_nbytes(x):  # without saying where they belong
+    longest, itemsize = whole_nbytes(x), x.element_size()
+    if 5 + np.count_nonzero(changed) * itemsize < longest:  # without saying where they belong
         places = np.flatnonzero(changed)
-        nbytes = _sparse_nbytes(places, len(x), x.element_size())
-        if nbytes < whole_nbytes(x):
+        nbytes = _sparse_nbytes(places, len(changed), itemsize)
+        if nbytes < longest:
             at = torch.from_numpy(places)
             return Encoding(nbytes, lambda: bytes([CHANGED]) + _sparse(places, x.cpu()[at], len(x)))
     return whole(x)
@@ -229,14 +230,15 @@ class Wire:
         """A new message with these vectors (p,); returns its version. One that is left out counts as zero."""
         self._settle()
         self.version += 1
-        p = len(self._like)
-        for name in {**self._before, **vectors}:
-            marks = self._marks.setdefault(name, np.zeros(p, np.int64))
+        for name in vectors if not self._before else {**self._before, **vectors}:
+            if name not in self._marks:
+                self._marks[name] = np.zeros(len(self._like), np.int64)
+            marks = self._marks[name]
             if name == "xbar":
                 for changed in self._steps:
                     marks[changed] = self.version
                 continue
-            zero = torch.zeros(p, dtype=self._like.dtype)
+            zero = torch.zeros(len(self._like), dtype=self._like.dtype)
             before, after = self._before.get(name, zero), vectors[name].cpu() if name in vectors else zero
             marks[(bits_of(before) != bits_of(after)).numpy()] = self.version
             self._before[name] = after.clone()
@@ -271,10 +273,11 @@ class Wire:
 
     def nbytes(self, bases: Iterable[int]) -> int:
         """What the last message weighs for clients that hold the messages ``bases``, all together."""
-        counts = Counter(bases)
-        return sum(
-            count * sum(self.encoding(name, base).nbytes for name in self._values) for base, count in counts.items()
-        )
+        total = 0
+        for base, count in Counter(bases).items():
+            for name in self._values:
+                total += count * self.encoding(name, base).nbytes
+        return total
 
     def write(self, base: int) -> dict[str, bytes]:
         """The last message for a client that holds the message ``base``."""

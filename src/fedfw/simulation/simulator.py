@@ -150,6 +150,7 @@ class Simulation:
         self.coordinator = Coordinator(self.algorithm, plan, start, memory, convex=bool(self.problem.convex))
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
+        self._all_in_one = [self._cohort(self.everyone, self.constraint)]
         self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
         self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device) if alike else None
@@ -296,7 +297,9 @@ class Simulation:
         all_here = participants.shape[0] == self.plan.n
         who = self.everyone if all_here else participants.to(self.everyone.device)
         if not self.relaxed:
-            return [self._cohort(who, self.constraint)], slice(None) if all_here else participants.numpy()
+            if all_here:
+                return self._all_in_one, slice(None)
+            return [self._cohort(who, self.constraint)], participants.numpy()
         groups = ((group[torch.isin(group, who)], D) for group, D in self._groups)
         return [self._cohort(rows, D) for rows, D in groups if len(rows)], None
 
