@@ -4,8 +4,8 @@ Steepness is the root mean square of the clients' gradient norms at the start, s
 
 What decides is how much of the model the atoms of a run can reach. The *coverage* is the number of oracle steps that a
 client takes, times the share of an atom's entries that are not zero. Below one half a client cannot touch half of its
-entries: a strong pull then makes clients chase agreement one coordinate at a time, and a weak one is better. The
-numbers below were chosen over 335 runs; docs/algorithms.md says which, and where they are bad.
+entries: a strong pull then makes clients chase agreement one coordinate at a time, and a weak one is better.
+docs/algorithms.md says how the numbers below were chosen, and where they are bad.
 """
 
 from __future__ import annotations
