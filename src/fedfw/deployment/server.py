@@ -221,7 +221,7 @@ class DeployedServer:
         return self._send(now, Ask.STEP, self.coordinator.vectors(message))
 
     def _open_round(self, online: Collection[int]) -> None:
-        exchange, _ = self._exchange, self.coordinator
+        exchange = self._exchange
         while self._waiting:
             self._join(self._waiting.pop(0))
         exchange.wanted = self.wanted()
@@ -421,7 +421,7 @@ class DeployedServer:
     @property
     def fingerprint(self) -> str:
         """What must agree for a checkpoint to be continued."""
-        plan = replace(self.task.plan(self.algorithm, self.task.clients))
+        plan = self.task.plan(self.algorithm, self.task.clients)
         return fingerprint(plan, self.algorithm, self.task.options, self.task.start)
 
     def _save(self) -> None:
