@@ -7,7 +7,9 @@ a set D_i that contains D. Then, with ``q = sum_i q_i``,
     F* >= sum_i [ w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i ] - max over u in D of <q, u>.
 
 The directions that FedFW gives to the oracle have the form ``w_i grad f_i(x_i) + q_i``, so the answers of the oracle
-prove such a bound in every round. When all clients take part, q is zero.
+prove such a bound in every round. When all clients take part, q is zero in exact arithmetic. Computers round, so the
+last term is worked out in every case, and everything that enters the bound is worked out in float64, whatever the
+precision of the training.
 """
 
 from __future__ import annotations
@@ -81,8 +83,8 @@ def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> f
 class LowerBound:
     """The lower bound on the optimum described at the top of this file, updated as clients report.
 
-    If all clients report together every time, only their n numbers are stored. Otherwise the last q_i of every client
-    is stored as well, which takes n p numbers.
+    If all clients report together every time, their n numbers and the sum of the q_i are stored. Otherwise the last q_i
+    of every client is stored, which takes n p numbers.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ class LowerBound:
     def __init__(self, constraint: ConstraintSet, n: int) -> None:
         self._constraint, self._n = constraint, n
         self.numbers: Tensor | None = None  # (n,), NaN for clients that have not reported
-        self.q: Tensor | None = None  # (n, p)
+        self.q: Tensor | None = None  # (n, p), or (1, p): the sum, while all clients report together
 
     def report(self, who: Tensor, number: Tensor, q: Tensor) -> None:
         """Store what some of the clients report.
@@ -114,18 +116,20 @@ class LowerBound:
         who : Tensor
             Numbers of the clients, integers of shape (m,).
         number : Tensor
-            Their terms of the sum, ``w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i``, of shape (m,).
+            Their terms of the sum, ``w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i``, of shape (m,), in float64.
         q : Tensor
-            Their vectors q_i, of shape (m, p).
+            Their vectors q_i, of shape (m, p), in float64.
         """
         if self.numbers is None:
             self.numbers = torch.full((self._n,), torch.nan, dtype=torch.float64, device=number.device)
         self.numbers[who] = number.double()
-        if len(who) == self._n and self.q is None:
+        q = q.double()
+        if len(who) == self._n and (self.q is None or len(self.q) == 1):
+            self.q = q.sum(0, keepdim=True)
             return
-        if self.q is None:
-            # So far all clients reported together, and their q_i, which added up to zero, were not stored. Their
-            # numbers are therefore discarded: the bound is None until every client has reported again.
+        if self.q is None or len(self.q) != self._n:
+            # So far all clients reported together, and their q_i were not stored one by one. Their numbers are
+            # therefore discarded: the bound is None until every client has reported again.
             self.q = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device)
             self.numbers = torch.full_like(self.numbers, torch.nan)
             self.numbers[who] = number.double()
@@ -139,12 +143,10 @@ class LowerBound:
         float or None
             A lower bound on F*; None until every client has reported.
         """
-        if self.numbers is None or bool(self.numbers.isnan().any()):
+        if self.numbers is None or self.q is None or bool(self.numbers.isnan().any()):
             return None
-        total = float(self.numbers.sum())
-        if self.q is not None:
-            total += least_product(self._constraint, -self.q.sum(0))  # - max <q, u> = min <-q, u>
-        return total
+        # - max <q, u> = min <-q, u>
+        return float(self.numbers.sum()) + least_product(self._constraint, -self.q.sum(0))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors from which `load` can restore the bound, for a checkpoint.

@@ -110,14 +110,22 @@ def solve(
         steps, method = _accelerated(problem, D, x), "accelerated projected gradient"
     else:
         steps, method = _frank_wolfe(problem, D, x), "Frank-Wolfe"
-    start_value, gradient = problem.value_and_gradient(x)
-    best = Optimum(x, start_value, start_value - frank_wolfe_gap(D, x, gradient), start_value, 0, method)
+    # Rounding errors of float32 would make the bound false.
+    exact = problem.works_in_float64()
+
+    def look(x: Tensor) -> tuple[float, float]:
+        """F at x (p,), and a lower bound on the optimum."""
+        value, gradient = problem.value_and_gradient(x, exact=exact)
+        return value, value - frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
+
+    start_value, bound = look(x)
+    best = Optimum(x, start_value, bound, start_value, 0, method)
     for count in range(1, max_steps + 1):
         x = next(steps)
         if count % _LOOK_EVERY and count < max_steps:
             continue
-        value, gradient = problem.value_and_gradient(x)
-        bound = max(best.lower_bound, value - frank_wolfe_gap(D, x, gradient))
+        value, bound = look(x)
+        bound = max(best.lower_bound, bound)
         point, value = (x, value) if value <= best.value else (best.x, best.value)
         bound = min(bound, value)  # at the optimum itself the two differ by rounding
         best = Optimum(point, value, bound, start_value, count, method)

@@ -54,7 +54,7 @@ def test_messages_memories_and_means_are_as_the_contract_says(
             for key, value in contract.rebuilt(after).items():
                 assert torch.equal(followed[key], value), key
         if contract.points:
-            assert torch.allclose(simulation.clients["x"].mean(0), xbar, atol=rough)
+            assert torch.allclose(simulation.clients["x"].mean(0).to(dtype), xbar, atol=rough)
 
     run = fedfw.simulate(problem(dtype), algorithm(name), rounds=8, participation=participation, callbacks=watch)
     assert run.x.dtype == dtype

@@ -73,7 +73,7 @@ class Federation:
 
     def oracles(self, who: Tensor, t: int) -> Any:
         plain = PlainOracles(self.problem.losses, self.plan.local_steps, None, 0, None)
-        weights = self.problem.weights.to(self.xbar.dtype)[who]
+        weights = self.problem.weights.to(self.problem.start.dtype)[who]
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(t)
         return plain.pair(Cohort(who, weights, who, self.plan.constraint), t, tol)
 
@@ -239,13 +239,13 @@ def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype)
         # Every pair of clients shares a mask that one adds and the other takes away: the server sees noise.
         masks = torch.randn(count, count, P, generator=generator, dtype=torch.float64)
         masked = sent + (masks - masks.transpose(0, 1)).sum(1)
-        by_hand = Aggregate(count, everyone, masked.sum(0).to(dtype))
+        by_hand = Aggregate(count, everyone, masked.sum(0).to(step.aggregate.total.dtype), step.aggregate.sparse)
         server = resolved.server_step(plan, now.after, by_hand, now.t)
         rough = 1e-11 if dtype == torch.float64 else 1e-5
         assert torch.allclose(by_hand.total, step.aggregate.total, atol=rough)
         if name != "frank-wolfe":  # its oracle is asked at the sum itself: a tie may fall another way
             assert torch.allclose(server.xbar, step.server.xbar, atol=rough)
-        exact = resolved.server_step(plan, now.after, Aggregate(count, everyone, step.aggregate.total), now.t)
+        exact = resolved.server_step(plan, now.after, step.aggregate, now.t)
         assert torch.equal(exact.xbar, step.server.xbar)
         assert all(torch.equal(exact.vectors[key], value) for key, value in step.server.vectors.items())
         seen.append(everyone)

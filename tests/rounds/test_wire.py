@@ -29,6 +29,7 @@ from fedfw.rounds.wire import (
     decoded_alone,
     digest,
     encoded,
+    narrowest,
     whole,
     whole_nbytes,
 )
@@ -67,7 +68,8 @@ def by_coordinates(x: Tensor, places: list[int]) -> bytes:
     """The bytes of a vector by its coordinates, put together here."""
     at = np.array(places, np.int64)
     index = write_index_set(at, len(x), np.empty(0, np.uint8))
-    return bytes([CHANGED]) + len(places).to_bytes(4, "big") + index + floats_to_bytes(x[torch.from_numpy(at)])
+    form = CHANGED + (4 if x.dtype == torch.float64 else 0)
+    return bytes([form]) + len(places).to_bytes(4, "big") + index + floats_to_bytes(x[torch.from_numpy(at)])
 
 
 @st.composite
@@ -102,8 +104,9 @@ def test_a_vector_arrives_to_the_bit_in_its_shorter_form(x: Tensor, seed: int) -
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_vector_of_zeros_takes_five_bytes_and_a_full_one_travels_whole(dtype: torch.dtype) -> None:
     zero, full = torch.zeros(1000, dtype=dtype), torch.ones(1000, dtype=dtype)
-    assert encoded(zero).write() == bytes([CHANGED, 0, 0, 0, 0])
-    assert encoded(full).write()[0] == WHOLE
+    flag = 4 if dtype == torch.float64 else 0
+    assert encoded(zero).write() == bytes([CHANGED | flag, 0, 0, 0, 0])
+    assert encoded(full).write()[0] == WHOLE | flag
     assert encoded(full).nbytes == whole_nbytes(full) == 1 + 1000 * full.element_size()
     assert encoded(full, np.zeros(0, np.int64)).nbytes == 5  # nothing changed
 
@@ -143,7 +146,7 @@ def test_digests_tell_vectors_apart_and_see_their_type_and_order() -> None:
 
 @given(data=st.binary(max_size=80), p=st.integers(1, 12), dtype=st.sampled_from(DTYPES))
 def test_any_bytes_are_a_vector_or_refused(data: bytes, p: int, dtype: torch.dtype) -> None:
-    for form in (b"", bytes([WHOLE]), bytes([CHANGED]), bytes([REPEATED])):
+    for form in (b"", *(bytes([form | flag]) for form in (WHOLE, CHANGED, REPEATED) for flag in (0, 4))):
         for read in (decoded, decoded_alone):
             try:
                 x = read(form + data, torch.zeros(p, dtype=dtype))
@@ -168,7 +171,7 @@ def test_hostile_messages_are_refused(dtype: torch.dtype) -> None:
     x = torch.zeros(20, dtype=dtype)
     x[4] = 1.5
     sparse = encoded(x).write()
-    assert sparse[0] == CHANGED
+    assert sparse[0] & ~4 == CHANGED
     too_many = bytes([CHANGED]) + (21).to_bytes(4, "big") + sparse[5:]
     most = bytes([CHANGED]) + (2**32 - 1).to_bytes(4, "big") + sparse[5:]
     no_form = bytes([3]) + sparse[1:]
@@ -202,6 +205,8 @@ class Told:
 
     p: int
     dtype: torch.dtype
+    precision: torch.dtype
+    wide: bool = False  # whether the model's numbers need the type in which it is held
     messages: list[dict[str, Tensor]] = field(default_factory=lambda: [{}])  # by version; 0 is nothing
     changed: list[dict[str, set[int]]] = field(default_factory=lambda: [{}])
     repeat: Repeat | None = None  # the one step between the last two messages, where it can be repeated
@@ -215,6 +220,7 @@ class Told:
         x = self.messages[-1][name]
         places = sorted(set().union(*(step.get(name, set()) for step in self.changed[base + 1 :])))
         named = not_zero(x) if base == 0 else places
+        x = x if name == "xbar" and self.wide else x.to(self.precision)
         forms = [whole_nbytes(x), len(by_coordinates(x, named))]
         if name == "xbar" and self.repeat is not None and base == len(self.messages) - 2 and base > 0:
             forms.append(len(self.repeat.write()))
@@ -224,7 +230,7 @@ class Told:
 def sparse_change(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     at = torch.randperm(len(x), generator=generator)[:count]
     x = x.clone()
-    values = torch.randn(len(at), generator=generator, dtype=torch.float64).to(x.dtype)
+    values = torch.randn(len(at), generator=generator).to(x.dtype)
     x[at] = torch.where(values < -0.7, -0.0, values)  # some become negative zeros
     return x
 
@@ -241,7 +247,7 @@ def courses(draw: st.DrawFn) -> dict[str, Any]:
     )
     return {
         "p": draw(st.integers(1, 80)),
-        "dtype": draw(st.sampled_from(DTYPES)),
+        "dtype": draw(st.sampled_from([(f, f) for f in DTYPES] + [(torch.float64, torch.float32)])),
         "seed": draw(st.integers(0, 2**31)),
         "messages": draw(messages),
     }
@@ -250,19 +256,24 @@ def courses(draw: st.DrawFn) -> dict[str, Any]:
 class Course:
     """Steps a model, announces messages, and checks what every possible receiver would be sent."""
 
-    def __init__(self, p: int, dtype: torch.dtype, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, p: int, dtypes: tuple[torch.dtype, torch.dtype], seed: int) -> None:
+        """Vectors are held in the first type and travel in the second one."""
+        self.generator, (dtype, self.precision) = torch.Generator().manual_seed(seed), dtypes
         self.x = sparse_change(torch.zeros(p, dtype=dtype), p // 3, self.generator)
         self.further: dict[str, Tensor] = {}
-        self.told, self.wire = Told(p, dtype), Wire(self.x)
+        self.told, self.wire = Told(p, dtype, self.precision), Wire(self.x, self.precision)
         self.pending: dict[str, set[int]] = {}
 
     def few(self) -> int:
         return 1 + int(torch.randint(3, (), generator=self.generator))
 
-    def step(self, after: Tensor, support: Tensor | None = None, repeat: Repeat | None = None) -> set[int]:
+    def step(
+        self, after: Tensor, support: Tensor | None = None, repeat: Repeat | None = None, wide: Tensor | None = None
+    ) -> set[int]:
+        self.told.wide = support is not None and after.dtype != self.precision
+        after = after if support is not None else after.to(self.precision).to(after.dtype)
         places = differing(self.x, after)
-        self.wire.stepped(marked(places, len(after)), support, repeat)
+        self.wire.stepped(marked(places, len(after)), support, repeat, wide=wide)
         self.x = after
         return set(places)
 
@@ -280,10 +291,15 @@ class Course:
             changed |= self.step(before)
         if "repeat" in kind:
             total = sparse_change(torch.zeros_like(self.x), self.few(), self.generator)
-            repeat = Repeat(0.75, 0.1, total)
+            if self.few() == 1:
+                total = total / 3  # which float32 does not hold
+            wide = narrowest(total) is torch.float64
+            repeat = Repeat(0.75, 0.1, total, torch.float64 if wide else self.precision)
             counted = kind == "counted repeat"
             support = marked(not_zero(total), len(total))
-            changed |= self.step(move_mean(self.x, 0.75, 0.1, total), support, None if counted else repeat)
+            changed |= self.step(
+                move_mean(self.x, 0.75, 0.1, total), support, None if counted else repeat, torch.tensor([wide])
+            )
             if kind != "repeat after few" and len(self.told.messages) > 1:
                 self.told.repeat = repeat
         self.pending = {"xbar": changed}
@@ -334,7 +350,7 @@ class Course:
     def stored(self) -> None:
         """A checkpoint and a fresh wire in place of this one."""
         held = {name: value.clone() for name, value in self.wire.state().items()}
-        self.wire = Wire(torch.zeros_like(self.x))
+        self.wire = Wire(torch.zeros_like(self.x), self.precision)
         self.wire.load(held)
 
 
@@ -355,7 +371,7 @@ def test_every_receiver_gets_the_exact_bits_in_the_shortest_form(course: dict[st
 
 def test_a_wire_that_was_stored_writes_the_bytes_of_one_that_was_not() -> None:
     def course(stored: bool) -> list[bytes]:
-        run = Course(60, torch.float32, 5)
+        run = Course(60, (torch.float32, torch.float32), 5)
         written = []
         for kind, further in (("few", "all"), ("repeat", "few"), ("back", "left out"), ("repeat", "same")):
             run.move(kind)
@@ -374,20 +390,20 @@ def test_each_form_is_the_shortest_somewhere(dtype: torch.dtype) -> None:
     x = torch.randn(p, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     wire, total = Wire(x), torch.zeros(p, dtype=dtype)
     wire.announce({"xbar": x})
-    assert wire.write(0)["xbar"][0] == WHOLE
+    assert wire.write(0)["xbar"][0] & 3 == WHOLE
     y = x.clone()
     y[:3] = 0.5
     wire.stepped(x != y)
     wire.announce({"xbar": y})
-    assert wire.write(1)["xbar"][0] == CHANGED
+    assert wire.write(1)["xbar"][0] & 3 == CHANGED
     total[[5, 9]] = 1.0
     z = move_mean(y, 0.9, 0.1, total)
     wire.stepped(y != z, total != 0, Repeat(0.9, 0.1, total))
     wire.announce({"xbar": z})
-    assert wire.write(2)["xbar"][0] == REPEATED
+    assert wire.write(2)["xbar"][0] & 3 == REPEATED
     assert same_bits(decoded(wire.write(2)["xbar"], y), z)
-    assert wire.write(1)["xbar"][0] == WHOLE  # only who holds the message before can repeat the step
-    assert wire.write(3)["xbar"] == bytes([CHANGED, 0, 0, 0, 0])
+    assert wire.write(1)["xbar"][0] & 3 == WHOLE  # only who holds the message before can repeat the step
+    assert wire.write(3)["xbar"][1:] == bytes(4)  # no coordinate
 
 
 def test_what_was_counted_only_is_not_written() -> None:

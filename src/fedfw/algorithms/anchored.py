@@ -10,7 +10,7 @@ and in every round, with atoms only,
     g_i = w_i grad f_i(x_i) + y_i (+ lam_t (x_i - xbar), lam_0 = 0 by default).
 
 With momentum the corrected direction is averaged, d_i <- beta d_i + (1-beta) (w_i grad f_i(x_i) + y_i), and not reset
-at anchors.
+at anchors; ybar and the penalty, which change with every round, are added to the average and not averaged.
 F(xbar^t) - F* <= (2 + 24 (m-1)) L' D^2 / t for convex losses with everyone present, L' = n max w_i L_i.
 
 It shares sums of gradients with the server, which plain FedFW never does. At an anchor the server therefore knows the
@@ -42,7 +42,7 @@ from fedfw.algorithms.base import (
     Setting,
     State,
 )
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, Penalty
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, Penalty, mean_of, sent_down, with_mean
 from fedfw.algorithms.scheduled import Momentum, running_average
 from fedfw.options import option
 
@@ -98,10 +98,11 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return super().passes(local_steps, share) + 1 / self.anchor_every
 
     def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"y": torch.zeros_like(x)}
+        return super().start_clients(x) | {"y": torch.zeros_like(x, dtype=torch.float64)}
 
     def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"ybar": torch.zeros_like(x)})
+        server = super().start_server(x)
+        return replace(server, vectors=server.vectors | {"ybar": torch.zeros_like(server.xbar)})
 
     # --- the anchor: a_i = w_i grad f_i(xbar) goes up, A comes down, y_i = A - a_i and x_i <- xbar ---
 
@@ -109,43 +110,55 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return (t - 1) % self.anchor_every == 0
 
     def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient) -> Contributed:
-        return Contributed(*gradient(xbar.expand_as(state["x"]), full=True))
+        """The loss and the gradient at xbar.
+
+        F(u) >= F(xbar) + <grad F(xbar), u - xbar> proves a bound on the optimum, but the server is given gradients that
+        were rounded. The loss is therefore lowered by what that can change anywhere in the set.
+        """
+        points = xbar.expand_as(state["x"])
+        loss, a = gradient(points, full=True)
+        if plan.convex and a.dtype is not torch.float64:
+            loss, exact = gradient(points, exact=True)
+            loss -= (exact - a).norm(dim=1) * plan.constraint.diameter(tuple(xbar.shape))
+        return Contributed(loss, a)
 
     def gather(
         self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed]
     ) -> tuple[Server, Gathered]:
-        xbar = server.xbar
+        xbar, vectors = server.xbar, server.vectors
         present = sum(len(state["x"]) for state in states)
-        mean = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0) / present
+        total = torch.stack([piece.vector.sum(0, dtype=torch.float64) for piece in sent]).sum(0)
+        mean = (total / present).to(sent[0].vector.dtype)
         loss = sum(float(piece.loss.double().sum()) for piece in sent)
-        if present == plan.n:
-            learnt = Gathered(mean, loss, plan.n * mean)
-            return replace(server, vectors={"ybar": torch.zeros_like(xbar)}), learnt
+        if present == plan.n:  # all points are xbar, and all y_i add up to zero
+            settled = {name: torch.zeros_like(vector) for name, vector in vectors.items()}
+            return replace(server, vectors=settled), Gathered(mean, loss, total)
         # The new y_i of those present add up to zero; what they held before leaves the sum. Their points move to xbar.
         leaving = torch.stack([state["y"].sum(0) for state in states]).sum(0)
         moved = torch.stack([state["x"].sum(0) for state in states]).sum(0) - present * xbar
-        ybar = server.vectors["ybar"] - leaving / plan.n
-        return replace(server, xbar=xbar - moved / plan.n, vectors={"ybar": ybar}), Gathered(mean, loss, None)
+        server = replace(server, vectors=vectors | {"ybar": vectors["ybar"] - leaving / plan.n})
+        return with_mean(server, mean_of(server) - moved / plan.n), Gathered(mean, loss, None)
 
     def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:
-        return state | {"y": mean - sent.vector, "x": xbar.expand_as(state["x"]).clone()}
+        return state | {"y": mean.double() - sent.vector.double(), "x": xbar.expand_as(state["x"]).clone()}
 
     # --- every round ---
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         ybar = server.vectors["ybar"]
-        return server, Message(t, server.xbar, {"ybar": ybar} if bool(ybar.any()) else {})
+        return server, Message(t, server.xbar, {"ybar": sent_down(server, ybar)} if bool(ybar.any()) else {})
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         g = a + state["y"]
+        if self.beta:
+            state = running_average(state, g.to(a.dtype), 1 - self.beta)
+            g = state["d"].to(g.dtype, copy=True)
         if "ybar" in message.vectors:
             g -= message.vectors["ybar"]
         if plan.lam_0:
             g += rates.lam * (state["x"] - message.xbar)
-        if self.beta:
-            state = running_average(state, g, 1 - self.beta)
-            g = state["d"]
         return state, g
 
     def regroup(self, server: Server, clients: State) -> Server:
-        return replace(super().regroup(server, clients), vectors={"ybar": clients["y"].mean(0)})
+        server = super().regroup(server, clients)
+        return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})

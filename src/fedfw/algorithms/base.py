@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from fedfw.atoms import Atom
+from fedfw.atoms import Atom, is_sparse
 from fedfw.options import check_options
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet
@@ -39,9 +39,13 @@ Lmo = Callable[[Tensor], Atom]
 
 
 class Gradient(Protocol):
-    """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), on a minibatch or (``full``) on everything."""
+    """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data.
 
-    def __call__(self, x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]: ...
+    They are worked out on a minibatch, or on all samples (``full``), or on all samples and in float64 (``exact``),
+    which is what certificates are made from.
+    """
+
+    def __call__(self, x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]: ...
 
 
 # --- what an algorithm says of itself ---
@@ -207,6 +211,8 @@ class Plan:
         ``local_steps`` times a round.
     lr : float
         The step size of algorithms that take gradient steps.
+    convex : bool
+        Whether the losses are known to be convex, so that lower bounds on the optimum can be proven.
     watch : callable
         Lets the simulator time a part of a step: (name of the part, function) -> function.
     """
@@ -217,6 +223,7 @@ class Plan:
     lam_0: float = 0.0
     schedule: Schedule | None = None
     lr: float = 0.0
+    convex: bool = False
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
     def oracle_tol(self, t: int) -> float:
@@ -290,9 +297,10 @@ class Evidence:
     Parameters
     ----------
     number : Tensor
-        (m,): w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i.
+        (m,), in float64: w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i.
     q : Tensor or None
-        (m, p): the direction less w_i grad f_i(x_i). It does not travel: None where the server has to work it out.
+        (m, p), in float64: the direction less w_i grad f_i(x_i). It does not travel: None where the server has to work
+        it out.
     """
 
     number: Tensor
@@ -343,11 +351,14 @@ class Aggregate:
     total : Tensor
         (p,): the sum of what they sent. Where clients keep points of their own and some of them are absent, it is the
         sum of what they sent less the sum of the senders' points, which is what the sum of all points gains.
+    sparse : bool
+        Whether everyone sent atoms that name few coordinates, so that the total is short enough to be sent down.
     """
 
     count: int
     everyone: bool
     total: Tensor
+    sparse: bool = False
 
     @classmethod
     def of(cls, uploads: Sequence[Upload], n: int, like: Tensor, points: bool) -> Aggregate:
@@ -370,7 +381,7 @@ class Aggregate:
             upload.atoms.add_sum_to(total)
             if points and not everyone:
                 total -= upload.x.sum(0)
-        return cls(count, everyone, total)
+        return cls(count, everyone, total, everyone and all(is_sparse(upload.atoms) for upload in uploads))
 
 
 # --- the algorithm itself ---
@@ -508,7 +519,7 @@ class Contributed:
     Parameters
     ----------
     loss : Tensor
-        (m,): w_i f_i at xbar.
+        (m,): w_i f_i at xbar, less what the rounding of the vector can hide (see `FedFWAnchored.contribute`).
     vector : Tensor
         (m, p): w_i grad f_i at xbar, or what an algorithm gathers in its place.
     """

@@ -6,6 +6,9 @@ Once a round  y_i <- y_i + lam_0 (x_i - xbar),  then FedFW's step with
 
 With everyone present ybar is zero. With absentees only participants update y_i, the sum drifts, and without ybar the
 limit is wrong; the server knows every x_i, so it computes ybar itself and sends it down.
+
+In a float32 run the xbar that goes down is a rounded mean, and ybar would add up its errors. The server therefore keeps
+account of them (``owed``) and lets the next xbar make up for them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, Server, Setting, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, sent_down
 from fedfw.algorithms.scheduled import Momentum, running_average
 
 
@@ -63,20 +66,32 @@ class FedFWPlus(Momentum, OracleAlgorithm):
         return super().grid(setting) | {"momentum": (0.0, 0.9)}
 
     def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"y": torch.zeros_like(x)}
+        return super().start_clients(x) | {"y": torch.zeros_like(x, dtype=torch.float64)}
 
     def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"ybar": torch.zeros_like(x)})
+        server = super().start_server(x)
+        zero = torch.zeros_like(server.xbar)
+        owed = {"owed": zero} if "rest" in server.vectors else {}
+        return replace(server, vectors=server.vectors | {"ybar": zero} | owed)
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        ybar = server.vectors["ybar"]
-        if len(who) == plan.n and not bool(ybar.any()):  # the changes of the y_i add up to zero
+        vectors = server.vectors
+        ybar, owed = vectors["ybar"], vectors.get("owed")
+        if len(who) == plan.n and not bool(ybar.any()):  # the changes of the y_i add up to what xbar falls short of
+            if owed is not None:
+                server = replace(server, vectors=vectors | {"owed": owed + vectors["rest"]})
             return server, Message(t, server.xbar)
         ybar = ybar + (plan.lam_0 / plan.n) * (x - server.xbar).sum(0)
-        return replace(server, vectors={"ybar": ybar}), Message(t, server.xbar, {"ybar": ybar})
+        if owed is not None:
+            ybar = ybar + plan.lam_0 * owed
+            vectors = vectors | {"owed": torch.zeros_like(owed)}
+        server = replace(server, vectors=vectors | {"ybar": ybar})
+        return server, Message(t, server.xbar, {"ybar": sent_down(server, ybar)})
 
     def regroup(self, server: Server, clients: State) -> Server:
-        return replace(super().regroup(server, clients), vectors={"ybar": clients["y"].mean(0)})
+        settled = {"owed": torch.zeros_like(server.xbar)} if "owed" in server.vectors else {}
+        server = super().regroup(replace(server, vectors=server.vectors | settled), clients)
+        return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})
 
     def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         return state | {"y": state["y"] + plan.lam_0 * (state["x"] - message.xbar)}

@@ -1,4 +1,10 @@
-"""What the Frank-Wolfe algorithms share: K oracle steps on each client, one (net) atom up, xbar the mean of all."""
+"""What the Frank-Wolfe algorithms share: K oracle steps on each client, one (net) atom up, xbar the mean of all.
+
+Precision. Points, duals and their mean are sums of thousands of small terms, so they are kept in float64 whatever the
+precision of the data; gradients, oracles and messages work in the precision of the data. In a float32 run the model
+that goes down, xbar, is the mean of the points rounded to float32, and the server remembers the difference (``rest``).
+Only where clients repeat the server's step from a sum of sparse atoms is xbar itself in float64 on both sides.
+"""
 
 from __future__ import annotations
 
@@ -64,27 +70,45 @@ class OracleSteps(Scheduled):
     ) -> tuple[State, Atom, Evidence | None]:
         """One round of a stack of clients: K local Frank-Wolfe steps, xbar held fixed, one (net) atom up."""
         state = self.begin_round(plan, state, message)
-        begin, atoms, evidence = state["x"], [], None
+        begin, evidence = state["x"], None
+        atoms: list[Atom] = []
         for k in range(plan.local_steps):
             rates = plan.rates(message.t, k)
             x = state["x"]
             loss, a = gradient(x)
             state, g = self.direction(plan, state, message, a, rates)
+            g = g.to(a.dtype)
             proves = k == 0 and message.wants_evidence and self.exact and self.contract.proves
-            base = loss.double() - (a * x).sum(1, dtype=torch.float64) if proves else None
-            q = g - a if proves else None
+            given = (loss, a) if proves else None
             del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
-            atom = lmo(g)
-            if base is not None:
-                evidence = Evidence(base + (atom.dot(g) if atom.bound is None else atom.bound), q)
+            atoms.append(lmo(g))
+            if given is not None and g.dtype is torch.float64:
+                evidence = _evidence(x, *given, g, atoms[-1])
+            elif given is not None:
+                evidence = self._evidence_in_float64(plan, state, message, gradient, lmo)
             del g
-            atoms.append(atom)
             if plan.local_steps > 1:
-                state = state | {"x": atom.step(x.clone(), rates.eta)}
+                state = state | {"x": atoms[-1].step(x.clone(), rates.eta)}
         eta, shares = plan.mixing(message.t)
         net = mix(atoms, shares)
         # The step is taken from the net atom, as the server takes it: both ends then hold the same bits.
         return state | {"x": net.step(begin.clone(), eta)}, net, evidence
+
+    def _evidence_in_float64(
+        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+    ) -> Evidence:
+        """What clients at these points prove; rounding errors of the step itself have no part in it.
+
+        The bound holds for any q_i, so the one is used that the server can work out as well.
+        """
+        loss, a = gradient(state["x"], exact=True)
+        g = a + self._without_gradient(plan, state, message)
+        return _evidence(state["x"], loss, a, g, lmo(g))
+
+    def _without_gradient(self, plan: Plan, state: State, message: Message) -> Tensor:
+        """The rest of the first direction (m, p), which everybody can work out who knows the points, in float64."""
+        nothing = torch.zeros_like(state["x"], dtype=torch.float64)
+        return self.direction(plan, state, message, nothing, plan.rates(message.t))[1]
 
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
         state = self.begin_round(plan, state, message)
@@ -94,17 +118,26 @@ class OracleSteps(Scheduled):
     def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
         if not (self.exact and self.contract.proves):
             return None
-        state = self.begin_round(plan, state, message)
-        # The direction without a gradient is the rest of it, which everybody can work out who knows the points.
-        return self.direction(plan, state, message, torch.zeros_like(state["x"]), plan.rates(message.t))[1]
+        return self._without_gradient(plan, self.begin_round(plan, state, message), message)
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """Move xbar by what its clients moved."""
         keep, scale = self.repeatable(plan, aggregate, t)
-        return replace(server, xbar=move_mean(server.xbar, keep, scale, aggregate.total))
+        moved, rest = move_mean(server.xbar, keep, scale, aggregate.total), server.vectors.get("rest")
+        if rest is None:
+            return replace(server, xbar=moved)
+        if aggregate.sparse:  # clients repeat this step, and the rest is no part of it
+            return replace(server, xbar=moved, vectors=server.vectors | {"rest": keep * rest})
+        return with_mean(server, moved + keep * rest)
 
     @abstractmethod
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]: ...
+
+
+def _evidence(x: Tensor, loss: Tensor, a: Tensor, g: Tensor, atom: Atom) -> Evidence:
+    """What the oracle's answer to g (m, p) proves, from w_i f_i (m,) and a = w_i grad f_i (m, p) at x; all float64."""
+    least = atom.dot(g) if atom.bound is None else atom.bound
+    return Evidence(loss - (a * x).sum(1) + least, g - a)
 
 
 @dataclass(frozen=True)
@@ -142,6 +175,16 @@ class OracleAlgorithm(OracleSteps):
         remembers={"x": Kept.REBUILT, "d": Kept.OWN, "seen": Kept.OWN}, points=True, proves=True
     )
 
+    def start_clients(self, x: Tensor) -> State:
+        return super().start_clients(x) | {"x": x.double()}
+
+    def start_server(self, x: Tensor) -> Server:
+        rest = {} if x.dtype is torch.float64 else {"rest": torch.zeros_like(x)}
+        return Server(x.to(torch.float64, copy=True), rest)
+
+    def regroup(self, server: Server, clients: State) -> Server:
+        return with_mean(server, clients["x"].mean(0))
+
     def __post_init__(self) -> None:
         super().__post_init__()
         scaled("penalty", self.penalty, {"auto": lambda: 1.0, "theory": lambda: 1.0})
@@ -165,6 +208,31 @@ class OracleAlgorithm(OracleSteps):
         eta, _ = plan.mixing(t)
         keep = 1 - eta if aggregate.everyone else 1.0  # with everyone present sum x_i = n xbar
         return keep, eta / plan.n
+
+
+def with_mean(server: Server, mean: Tensor) -> Server:
+    """The server's memory when the mean of all points is ``mean`` (p,).
+
+    In a float32 run xbar is rounded. What all xbar so far fell short of their means, ``owed``, is made up for where an
+    algorithm keeps account of it: the errors then never add up.
+    """
+    rest = server.vectors.get("rest")
+    if rest is None:
+        return replace(server, xbar=mean)
+    owed = server.vectors.get("owed")
+    xbar = sent_down(server, mean if owed is None else mean + owed)
+    return replace(server, xbar=xbar, vectors=server.vectors | {"rest": (mean - xbar).to(rest.dtype)})
+
+
+def sent_down(server: Server, vector: Tensor) -> Tensor:
+    """A vector (p,) as a message carries it: with the run's precision."""
+    rest = server.vectors.get("rest")
+    return vector if rest is None else vector.to(rest.dtype).to(vector.dtype)
+
+
+def mean_of(server: Server) -> Tensor:
+    """The mean of all points, (p,) in float64."""
+    return server.xbar + server.vectors["rest"] if "rest" in server.vectors else server.xbar
 
 
 def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: Tensor) -> Tensor:

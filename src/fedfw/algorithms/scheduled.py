@@ -45,7 +45,8 @@ class Scheduled(Algorithm):
 
     def plan(self, setting: Setting) -> Plan:
         schedule = self.make_schedule(setting)
-        return Plan(setting.n, setting.constraint, setting.local_steps, self.first_penalty(setting), schedule)
+        lam_0, convex = self.first_penalty(setting), setting.convex is True
+        return Plan(setting.n, setting.constraint, setting.local_steps, lam_0, schedule, convex=convex)
 
     def make_schedule(self, setting: Setting) -> Schedule:
         """The schedule of a run: the one asked for, else the one for the problem's kind."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.atoms import Atom, Dense, SparseAtom, TupleAtom
-from fedfw.atoms.mixture import Mixture
+from fedfw.atoms import Dense
 from fedfw.checks import bits_of, holds
 from fedfw.errors import NonFiniteError
 
@@ -39,12 +38,15 @@ class ServerStep:
     support : Tensor or None
         (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were absent or atoms are not
         sparse.
+    wide : Tensor or None
+        (1,) of bool, where there is a support: whether float32 does not hold that sum exactly.
     """
 
     server: Server
     aggregate: Aggregate
     changed: Tensor
-    support: Tensor | None
+    support: Tensor | None = None
+    wide: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,12 @@ def step_server(algorithm: Algorithm, plan: Plan, server: Server, uploads: Seque
     """The server's step from the uploads of round t."""
     aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points)
     after = algorithm.server_step(plan, server, aggregate, t)
-    sparse = aggregate.everyone and all(is_sparse(upload.atoms) for upload in uploads)
     changed = bits_of(server.xbar) != bits_of(after.xbar)
-    return ServerStep(after, aggregate, changed, bits_of(aggregate.total) != 0 if sparse else None)
-
-
-def is_sparse(atom: Atom) -> bool:
-    """Whether an atom names few coordinates and their values."""
-    if isinstance(atom, Mixture | TupleAtom):
-        return all(is_sparse(part) for part in atom.parts)
-    return isinstance(atom, SparseAtom)
+    if not aggregate.sparse:
+        return ServerStep(after, aggregate, changed)
+    total = aggregate.total
+    wide = (total.float().to(total.dtype) != total).any().view(1)
+    return ServerStep(after, aggregate, changed, bits_of(total) != 0, wide)
 
 
 def _refuse_non_finite(sent: Dense, who: Tensor, t: int) -> None:

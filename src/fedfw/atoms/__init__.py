@@ -4,7 +4,7 @@ from fedfw.atoms.base import Atom, ReadAtom
 from fedfw.atoms.composite import Rearranged, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
 from fedfw.atoms.low_rank import LowRank
-from fedfw.atoms.mixture import Mixture, mix
+from fedfw.atoms.mixture import Mixture, is_sparse, mix
 from fedfw.atoms.sparse import GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "TupleAtom",
     "Vertex",
     "Zero",
+    "is_sparse",
     "mix",
 ]

@@ -13,6 +13,7 @@ from fedfw.atoms.base import Atom, ReadAtom, read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.atoms.composite import TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom
+from fedfw.atoms.sparse import SparseAtom
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,6 +96,22 @@ def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for value, weight in zip(values[1:], weights[1:], strict=True):
         total = total.add_(value, alpha=weight)
     return total
+
+
+def is_sparse(atom: Atom) -> bool:
+    """Whether an atom, or a stack of atoms, names few coordinates and their values.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import is_sparse
+    >>> g = torch.tensor([1.0, -3.0])
+    >>> is_sparse(fedfw.L1Ball(1.0).lmo(g)), is_sparse(fedfw.L2Ball(1.0).lmo(g))
+    (True, False)
+    """
+    if isinstance(atom, Mixture | TupleAtom):
+        return all(is_sparse(part) for part in atom.parts)
+    return isinstance(atom, SparseAtom)
 
 
 def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Lmo, Message, State
+from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
 from fedfw.deployment.store import Budget, ClientStore, Contribution, Received, Step, Stored
 from fedfw.deployment.task import Task
@@ -125,6 +125,10 @@ class Client:
         strange = [name for name in order.vectors if name not in down]
         if strange:
             raise MessageError(f"an order with {strange[:3]}, expected {', '.join(down)}")
+        remembers = self.task.algorithm.contract.remembers
+        strange = [name for name in order.memory if remembers.get(name) is not Kept.REBUILT]
+        if strange:
+            raise MessageError(f"an order that hands {strange[:3]}, which the server cannot know")
 
     def _answer(self, order: Order, store: ClientStore) -> tuple[str, Answer]:
         stored = store.load()
@@ -162,8 +166,8 @@ class Client:
         if order.memory:
             held = None if stored is None else stored.at(order.counted)
             kept = held.state if held is not None else {} if stored is None else stored.counted.state
-            handed = {name: decoded_alone(data, start)[None] for name, data in order.memory.items()}
-            begun = algorithm.start_clients(handed["x"])
+            begun = algorithm.start_clients(start[None].clone())
+            handed = {name: decoded_alone(data, begun[name][0])[None] for name, data in order.memory.items()}
             return Step(order.counted, begun | kept | handed, nothing if held is None else held.received)
         if stored is None:
             return Step(0, algorithm.start_clients(start[None].clone()), nothing) if not order.counted else None
@@ -174,7 +178,7 @@ class Client:
         known = Received(0, {}) if not order.base else None if stored is None else stored.message(order.base)
         if known is None:
             return None
-        zero = torch.zeros_like(self.task.start)
+        zero = torch.zeros_like(self._algorithm(order).start_server(self.task.start).xbar)
         vectors = {name: decoded(data, known.vectors.get(name, zero)) for name, data in order.vectors.items()}
         if digest(*(vectors[name] for name in sorted(vectors))) != order.digest:
             return None

@@ -36,7 +36,7 @@ from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
 from fedfw.rounds.setup import fingerprint
 from fedfw.rounds.tensors import joined, part
-from fedfw.rounds.wire import digest, encoded
+from fedfw.rounds.wire import digest, encoded, narrowest
 
 _log = logging.getLogger("fedfw")
 
@@ -142,7 +142,7 @@ class DeployedServer:
     @property
     def xbar(self) -> Tensor:
         """The model's parameters, (p,)."""
-        return self.coordinator.server.xbar
+        return self.coordinator.server.xbar.to(self.task.start.dtype)
 
     @property
     def model(self) -> nn.Module:
@@ -199,7 +199,7 @@ class DeployedServer:
         if now is None or not self.coordinator.gathers(now):
             return {}
         self.coordinator.ask_for_sums(now, count=False)
-        return self._send(now, Ask.SUM, {"xbar": self.xbar})
+        return self._send(now, Ask.SUM, {"xbar": self.coordinator.server.xbar})
 
     def open(self, online: Collection[int]) -> dict[int, Order]:
         """The orders of the next round, for those that are wanted and can be reached."""
@@ -268,7 +268,7 @@ class DeployedServer:
             return {}
         known = self.coordinator.memory.gather(torch.tensor([row]))
         return {
-            name: encoded(values[0]).write()
+            name: encoded(values[0], precision=narrowest(values[0])).write()
             for name, values in known.items()
             if self.algorithm.contract.remembers[name] is Kept.REBUILT
         }
@@ -393,14 +393,15 @@ class DeployedServer:
         test = self._judge.test(xbar) if self._judge is not None and self.task.options.evaluates(t) else None
         everyone = torch.arange(len(self.roster))
         keeps = self.algorithm.contract.points
-        points = self.coordinator.memory.gather(everyone)["x"] if keeps else xbar[None]
+        held = self.coordinator.server.xbar
+        points = self.coordinator.memory.gather(everyone)["x"] if keeps else held[None]
         return DeployedRecord(
             round=t,
             test_loss=None if test is None else test.loss,
             accuracy=None if test is None else test.accuracy,
             anchor_gap=None if now is None else now.anchor_gap,
             lower_bound=self.coordinator.best_bound,
-            consensus=float((points - xbar).double().square().sum() ** 0.5),
+            consensus=float((points - held).double().square().sum() ** 0.5),
             distance=0.0 if self.task.constraint.contains(xbar) else None,
             participants=len(counted),
             **({} if plan.schedule is None else vars(plan.rates(t))),
@@ -412,7 +413,7 @@ class DeployedServer:
             joined=list(exchange.joined),
             left=list(exchange.left),
             restored=restored,
-            drift=float((points.double().mean(0) - xbar).abs().max()),
+            drift=float((points.double().mean(0) - held).abs().max()),
             digest=digest(xbar).hex(),
         )
 

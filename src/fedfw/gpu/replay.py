@@ -128,8 +128,8 @@ class ReplayedRounds:
                 return self._steps(self._plan, *_sorted_out(names, way.given, message.t))
             server = taken.step.server
             after = Server(server.xbar.clone(), {name: vector.clone() for name, vector in server.vectors.items()})
-            changed, support = (*marks, None)[:2]
-            step = replace(taken.step, server=after, changed=changed, support=support)
+            changed, support, wide = (*marks, None, None)[:3]
+            step = replace(taken.step, server=after, changed=changed, support=support, wide=wide)
             return RoundSteps(taken.states, taken.uploads, step)
 
         return finish
@@ -150,9 +150,9 @@ class ReplayedRounds:
 
 
 def _marks(taken: RoundSteps) -> list[Tensor]:
-    """What the host must see of a round: which coordinates changed and, for sparse atoms, where their sum is."""
+    """What the host must see of a round: which coordinates changed and, for sparse atoms, what their sum is like."""
     step = taken.step
-    return [step.changed] if step.support is None else [step.changed, step.support]
+    return [mark for mark in (step.changed, step.support, step.wide) if mark is not None]
 
 
 def _apart(state: State, names: _Names, tensors: tuple[Tensor, ...]) -> State:

@@ -142,10 +142,11 @@ class PrivateOracles:
         scale = (weights.double() * plan.privacy.clip / expected * plan.noise)[:, None]
         noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
 
-        def gradient(x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]:
+        def gradient(x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]:
             """Losses, which are kept secret and given as zero, and gradients (m, p)."""
-            if full:
+            if full or exact:
                 raise ValueError("a gradient of all samples was asked for in a private run")
+            x = x.to(cohort.weights.dtype)
             keep = None
             if plan.batch_size is not None:
                 keep = noise.uniform(int(own.max())) < (expected / own)[:, None]

@@ -77,6 +77,18 @@ class ClientLosses(ABC):
         """
         raise ValueError(f"privacy is for linear layers and modules with samples, not for {type(self).__name__}")
 
+    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
+        """As `value_and_gradient` on all samples, but worked out in float64 from data in any precision.
+
+        Certificates are made from this: rounding errors of float32 would make them false.
+
+        Raises
+        ------
+        RuntimeError
+            Where the losses cannot be worked out in float64, such as functions that hold tensors in float32.
+        """
+        return self.value_and_gradient(x.double(), who, None)
+
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         """f_i (m,) alone, on all samples."""
         return self.value_and_gradient(x, who, None)[0]
@@ -121,10 +133,13 @@ class WeightedGradient:
         self._losses, self._weights, self._who, self._pick, self._round = losses, weights, who, pick, round_
         self._numbers = who if numbers is None else numbers
 
-    def __call__(self, x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]:
-        """The weighted losses and gradients; ``full`` asks for all samples even in a minibatch run."""
-        picks = None if full else self._pick()
-        values, gradients = self._losses.value_and_gradient(x, self._who, picks)
+    def __call__(self, x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]:
+        """The weighted losses and gradients; see `fedfw.algorithms.base.Gradient`."""
+        if exact:
+            values, gradients = self._losses.exactly(x, self._who)
+        else:
+            x = x.to(self._weights.dtype)
+            values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
         values = values * self._weights
         gradients *= self._weights[:, None]
         refuse_non_finite(values, gradients, self._numbers, self._round)

@@ -20,6 +20,9 @@ from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
+_CONVERTED_FLOATS = 2**20
+"""How many numbers of samples are converted to float64 at a time: these stay in a processor's cache."""
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps scores (b, m, c) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b, m, c).
@@ -129,6 +132,23 @@ class LinearLosses(ClientLosses):
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         gradients = torch.empty_like(x)
         return self._all(x, who, picks, gradients), gradients
+
+    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
+        """Client by client and some samples at a time, because the samples are converted on the way."""
+        x = x.double()
+        values, gradients = x.new_zeros(len(x)), torch.zeros_like(x)
+        at_once = max(1, _CONVERTED_FLOATS // self.inputs)
+        for at, i in enumerate(who.tolist()):
+            s, row = self._places[i]
+            size = int(self._stacks[s].sizes[row])
+            inputs, targets = self._stacks[s].inputs[row, :size], self._stacks[s].targets[row, :size]
+            value, gradient = x.new_zeros(1), x.new_zeros(1, x.shape[1])
+            for A, y in zip(torch.split(inputs, at_once), torch.split(targets, at_once), strict=True):
+                y = y.to(x.dtype) if y.is_floating_point() else y
+                self._evaluate(x[at : at + 1], A[None].to(x.dtype), y[None], None, value, gradient)
+                values[at] += value[0] * (len(A) / size)
+                gradients[at].add_(gradient[0], alpha=len(A) / size)
+        return values, gradients
 
     def _all(self, x: Tensor, who: Tensor, picks: Tensor | None, gradients: Tensor) -> Tensor:
         """The values (m,); ``gradients`` (m, p) is filled, unless it is empty."""

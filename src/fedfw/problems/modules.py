@@ -55,6 +55,7 @@ class ModuleLosses(ClientLosses):
     ) -> None:
         self._model, self._loss, self._shapes, self._stacks = model, loss, shapes, stacks
         self._sample_by_sample = sample_by_sample
+        self._exact: ModuleLosses | None = None  # these losses in float64, made when first asked for
         self.sizes, self.n = sizes, len(sizes)
 
         device = stacks[0].inputs.device
@@ -104,6 +105,15 @@ class ModuleLosses(ClientLosses):
             own = torch.arange(inputs.shape[1], device=x.device) < sizes[:, None]
             gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, own.to(x.dtype) / sizes[:, None])
         return values, gradients
+
+    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
+        if self._exact is None:
+            model = copy.deepcopy(self._model).double()
+            loss = copy.deepcopy(self._loss).double() if isinstance(self._loss, nn.Module) else self._loss
+            stacks, sizes = [stack.in_float64() for stack in self._stacks], self.sizes
+            assert sizes is not None
+            self._exact = ModuleLosses(model, loss, self._shapes, stacks, sizes, self._sample_by_sample)
+        return self._exact.value_and_gradient(x.double(), who, None)
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor

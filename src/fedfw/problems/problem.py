@@ -178,16 +178,27 @@ class Problem:
         bound: ConstraintSet = constraint.bind(self.shapes)
         return bound
 
-    def value_and_gradient(self, x: Tensor, round_: int = 0) -> tuple[float, Tensor]:
-        """F and its gradient (p,) at one point x (p,)."""
+    def value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[float, Tensor]:
+        """F and its gradient (p,) at one point x (p,); ``exact`` asks for float64 whatever the data are in."""
         who = self.losses.everyone(x.device)
-        oracle = WeightedGradient(self.losses, self.weights.to(x.dtype), who, lambda: None, round_)
-        values, gradients = oracle(x.expand(self.n, -1))
+        weights = self.weights.to(torch.float64 if exact else x.dtype)
+        oracle = WeightedGradient(self.losses, weights, who, lambda: None, round_)
+        values, gradients = oracle(x.expand(self.n, -1), exact=exact)
         gradient = gradients.sum(0)
         if not bool(gradient.isfinite().all()):
             clients = (~gradients.isfinite().all(1)).nonzero().flatten().tolist()
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
         return float(values.double().sum()), gradient
+
+    def works_in_float64(self) -> bool:
+        """Whether losses and gradients can be worked out in float64, which is found by a trial at the start."""
+        if self.start.dtype is torch.float64:
+            return True
+        try:
+            tried = self.losses.exactly(self.start[None], self.losses.everyone(self.start.device)[:1])
+        except RuntimeError:
+            return False
+        return all(result.dtype is torch.float64 for result in tried)
 
     def value(self, x: Tensor) -> float:
         """F at one point x (p,)."""

@@ -25,6 +25,10 @@ class RegularisedLosses(ClientLosses):
         values, gradients = self.inner.value_and_gradient(x, who, picks)
         return values + self._term(x), gradients.add_(x, alpha=self.l2)
 
+    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
+        values, gradients = self.inner.exactly(x, who)
+        return values + self._term(x.double()), gradients.add_(x.double(), alpha=self.l2)
+
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:

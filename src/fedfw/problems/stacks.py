@@ -29,6 +29,11 @@ class Stack:
     def padded(self) -> bool:
         return bool((self.sizes != self.inputs.shape[1]).any())
 
+    def in_float64(self) -> Stack:
+        """The same with floating-point numbers in float64."""
+        inputs, targets = (t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets))
+        return Stack(self.who, inputs, targets, self.sizes)
+
     def to(self, device: torch.device) -> Stack:
         return Stack(*(t.to(device) for t in (self.who, self.inputs, self.targets, self.sizes)))
 

@@ -147,7 +147,8 @@ class Coordinator:
     ) -> None:
         self.algorithm, self.plan, self.memory, self.convex = algorithm, plan, memory, convex
         self.server = algorithm.start_server(start)
-        self.wire = Wire(start)
+        self._start = start
+        self.wire = Wire(self.server.xbar, start.dtype)
         self.holds: Versions = np.zeros(plan.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
         self.bound = LowerBound(plan.constraint, plan.n)
@@ -263,7 +264,7 @@ class Coordinator:
         self.holds[now.at if arrived == len(now.bases) else _on_host([u.who for u in now.uploads])] = now.version
         rates = self.algorithm.repeatable(self.plan, step.aggregate, now.t) if step.support is not None else None
         repeat = None if rates is None or replayed else Repeat(*rates, step.aggregate.total)
-        self.wire.stepped(step.changed, None if rates is None else step.support, repeat)
+        self.wire.stepped(step.changed, None if rates is None else step.support, repeat, wide=step.wide)
         self.server = step.server
 
     def _rebuilt(self, state: State) -> State:
@@ -338,9 +339,8 @@ class Coordinator:
     def load(self, held: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""
         device = self.server.xbar.device
-        x = self.server.xbar
         memory = {name: value.to(device) for name, value in part(held, "memory").items()}
-        start = self.algorithm.start_clients(x[None].clone())
+        start = self.algorithm.start_clients(self._start[None].clone())
         self.memory = load_memory(self.memory, start, memory)
         server = {name: value.to(device) for name, value in part(held, "server").items()}
         self.server = Server(server.pop("xbar"), server)

@@ -130,8 +130,14 @@ class Certificate(StrEnum):
     AVERAGED = "from F - gap at evaluations only: averaged gradients prove nothing"
     MINIBATCHES = "from F - gap at evaluations only: minibatch gradients prove nothing"
     NOT_CONVEX = "not valid: the losses are not known to be convex"
+    ONLY_FLOAT32 = "not valid: the losses cannot be worked out in float64, and float32 rounds too much for a proof"
     NOT_COUNTED = "none: nobody sums over all clients"
     PRIVATE = "none: it would reveal the data"
+
+    @property
+    def proves(self) -> bool:
+        """Whether there is a bound at all."""
+        return self in (self.EVERY_ROUND, self.AT_EVALUATIONS, self.AVERAGED, self.MINIBATCHES)
 
 
 def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> Certificate:
@@ -142,6 +148,8 @@ def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> 
         return Certificate.NOT_COUNTED
     if problem.convex is not True:
         return Certificate.NOT_CONVEX
+    if not problem.works_in_float64():
+        return Certificate.ONLY_FLOAT32
     if options.batch_size is not None:
         return Certificate.MINIBATCHES
     if not algorithm.contract.proves:

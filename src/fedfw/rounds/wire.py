@@ -17,6 +17,10 @@ Payload up. An atom in its own encoding, or a vector whole.
 
 Every message that the server announces has a number, its *version*, and the server knows which version each client
 holds. Version 0 stands for a client that holds nothing.
+
+Numbers travel in the precision of the run. Some vectors are held in float64 on both sides of a float32 run
+(`fedfw.algorithms.oracle_steps` says why). Their values are float32 numbers and travel as such, but for the model after
+a step that clients repeat: its values are float64 numbers, which takes eight bytes each where they have to be sent.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +43,8 @@ from fedfw.checks import bits_of
 from fedfw.errors import AtomError
 
 WHOLE, CHANGED, REPEATED = 0, 1, 2
+_IN_FLOAT64 = 4
+"""Added to the form of a vector whose numbers travel in float64; else they travel in float32."""
 DIGEST_NBYTES = 8
 NUMBER_NBYTES = 8
 """Evidence: a digest, and one number in float64."""
@@ -56,17 +62,23 @@ class Encoding:
     write: Callable[[], bytes]
 
 
-def whole_nbytes(like: Tensor) -> int:
-    """What a vector like (p,) weighs when it travels whole."""
-    return 1 + like.numel() * like.element_size()
+def narrowest(x: Tensor) -> torch.dtype:
+    """float32 where it holds all numbers of x (p,) exactly, else float64; it looks at the numbers."""
+    return torch.float32 if torch.equal(x.float().double(), x.double()) else torch.float64
 
 
-def whole(x: Tensor) -> Encoding:
-    """x (p,) with all of its numbers."""
-    return Encoding(whole_nbytes(x), lambda: bytes([WHOLE]) + floats_to_bytes(x))
+def whole_nbytes(like: Tensor, precision: torch.dtype | None = None) -> int:
+    """What a vector like (p,) weighs when it travels whole, in its own type or in another precision."""
+    return 1 + len(like) * (like.dtype if precision is None else precision).itemsize
 
 
-def encoded(x: Tensor, changed: Mask | None = None) -> Encoding:
+def whole(x: Tensor, precision: torch.dtype | None = None) -> Encoding:
+    """x (p,) with all of its numbers, in a precision that holds them; by default the type of x."""
+    precision = x.dtype if precision is None else precision
+    return Encoding(whole_nbytes(x, precision), lambda: bytes([WHOLE | _flag(precision)]) + _values(x, precision))
+
+
+def encoded(x: Tensor, changed: Mask | None = None, precision: torch.dtype | None = None) -> Encoding:
     """x (p,) whole, or by the coordinates that the receiver does not hold, whichever is shorter.
 
     Parameters
@@ -76,16 +88,31 @@ def encoded(x: Tensor, changed: Mask | None = None) -> Encoding:
     changed : array, optional
         (p,) of bool: where x differs from what the receiver holds. By default where x is not zero, for a receiver that
         holds nothing.
+    precision : torch.dtype, optional
+        One that holds the numbers of x; by default its type.
     """
     changed = bits_of(x.detach().cpu()).numpy() != 0 if changed is None else changed
-    longest, itemsize = whole_nbytes(x), x.element_size()
+    precision = x.dtype if precision is None else precision
+    longest, itemsize = whole_nbytes(x, precision), precision.itemsize
     if 5 + np.count_nonzero(changed) * itemsize < longest:  # without saying where they belong
         places = np.flatnonzero(changed)
         nbytes = _sparse_nbytes(places, len(changed), itemsize)
         if nbytes < longest:
             at = torch.from_numpy(places)
-            return Encoding(nbytes, lambda: bytes([CHANGED]) + _sparse(places, x.cpu()[at], len(x)))
-    return whole(x)
+            flag = CHANGED | _flag(precision)
+            return Encoding(nbytes, lambda: bytes([flag]) + _sparse(places, x.cpu()[at], len(x), precision))
+    return whole(x, precision)
+
+
+def _flag(precision: torch.dtype) -> int:
+    return _IN_FLOAT64 if precision is torch.float64 else 0
+
+
+def _values(x: Tensor, precision: torch.dtype) -> bytes:
+    """The numbers of x (k,) as bytes."""
+    narrow = x.to(precision)
+    assert torch.equal(bits_of(narrow.to(x.dtype)), bits_of(x)), "numbers that do not fit the precision they travel in"
+    return floats_to_bytes(narrow)
 
 
 def decoded(data: bytes, known: Tensor) -> Tensor:
@@ -97,31 +124,32 @@ def decoded(data: bytes, known: Tensor) -> Tensor:
         For bytes that are no encoding.
     """
     reader = Reader(data)
-    form = reader.take(1)[0]
-    p, dtype = len(known), known.dtype
+    first = reader.take(1)[0]
+    form, dtype = first & ~_IN_FLOAT64, torch.float64 if first & _IN_FLOAT64 else torch.float32
+    p = len(known)
     if form == WHOLE:
-        x = read_floats(reader, (p,), dtype)
+        x = read_floats(reader, (p,), dtype).to(known.dtype)
     elif form == CHANGED:
         indices, values = _read_sparse(reader, p, dtype)
         x = known.clone()
-        x[indices] = values
+        x[indices] = values.to(known.dtype)
     elif form == REPEATED:
         keep, scale = np.frombuffer(reader.take(_RATES_NBYTES), "<f8").tolist()
         if not (math.isfinite(keep) and math.isfinite(scale)):
             raise AtomError(f"rates {keep} and {scale} of a step, expected finite numbers")
         indices, values = _read_sparse(reader, p, dtype)
         total = torch.zeros_like(known)
-        total[indices] = values
+        total[indices] = values.to(known.dtype)
         x = move_mean(known, keep, scale, total)
     else:
-        raise AtomError(f"form {form} of a vector, expected 0 to 2")
+        raise AtomError(f"form {first} of a vector, expected 0 to 2 or 4 to 6")
     reader.finish()
     return x
 
 
 def decoded_alone(data: bytes, like: Tensor) -> Tensor:
     """The vector (p,) of ``data`` that refers to nothing the receiver holds; raises `AtomError`."""
-    if data[:1] not in (bytes([WHOLE]), bytes([CHANGED])):
+    if not data or data[0] & ~_IN_FLOAT64 not in (WHOLE, CHANGED):
         raise AtomError("expected a vector that is whole or given by its coordinates")
     return decoded(data, torch.zeros_like(like))
 
@@ -134,8 +162,8 @@ def digest(*vectors: Tensor) -> bytes:
     return total.digest()[:DIGEST_NBYTES]
 
 
-def _sparse(places: Indices, values: Tensor, p: int) -> bytes:
-    return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + floats_to_bytes(values)
+def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> bytes:
+    return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + _values(values, precision)
 
 
 def _sparse_nbytes(places: Indices, p: int, itemsize: int) -> int:
@@ -157,13 +185,16 @@ class Repeat:
     keep: float
     scale: float
     total: Tensor
+    precision: torch.dtype | None = None
+    """One that holds the numbers of the total; by default its type."""
 
     def write(self) -> bytes:
         """The message that says so."""
-        total = self.total.cpu()
+        total, precision = self.total.cpu(), self.precision or self.total.dtype
         places = np.flatnonzero(bits_of(total).numpy())
         rates = np.array([self.keep, self.scale], "<f8").tobytes()
-        return bytes([REPEATED]) + rates + _sparse(places, total[torch.from_numpy(places)], len(total))
+        values = total[torch.from_numpy(places)]
+        return bytes([REPEATED | _flag(precision)]) + rates + _sparse(places, values, len(total), precision)
 
 
 class Wire:
@@ -172,29 +203,40 @@ class Wire:
     Parameters
     ----------
     like : Tensor
-        A vector (p,) of the model's type.
+        A vector (p,) of the type in which both sides hold vectors.
+    precision : torch.dtype, optional
+        Of the run: what numbers travel in. By default that type.
     """
 
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
+    def __init__(self, like: Tensor, precision: torch.dtype | None = None) -> None:
+        self._like, self._precision = like, like.dtype if precision is None else precision
+        self._wide = False
+        """Whether the model's numbers need the type in which it is held."""
         self.version = 0
         """The number of the last message that was announced."""
         self._values: dict[str, Tensor] = {}  # as announced; the model lies where the server keeps it
         self._before: dict[str, Tensor] = {}  # further vectors as last announced, on the host; one not sent is zero
         self._marks: dict[str, Versions] = {}  # the message that last changed a coordinate
         self._steps: list[Mask] = []  # what changed in the model since the last message
-        self._last_step: tuple[Mask, Mask | None, Repeat | None] | None = None
+        self._last_step: tuple[Mask, Mask | None, torch.dtype, Repeat | None] | None = None
         self._repeat: tuple[int, int, bytes | Repeat | None] | None = None  # from which version, nbytes, message
         self._ready: dict[tuple[str, int], Encoding] = {}
 
     @property
     def dense_nbytes(self) -> int:
         """What one vector weighs when it travels whole."""
-        return whole_nbytes(self._like)
+        return whole_nbytes(self._like, self._precision)
 
     # --- what happened to the model since the last message ---
 
-    def stepped(self, changed: Tensor, support: Tensor | None = None, repeat: Repeat | None = None) -> None:
+    def stepped(
+        self,
+        changed: Tensor,
+        support: Tensor | None = None,
+        repeat: Repeat | None = None,
+        *,
+        wide: Tensor | None = None,
+    ) -> None:
         """Note what a step did to the model.
 
         Parameters
@@ -205,24 +247,28 @@ class Wire:
             (p,) of bool: where the sum of the atoms is not zero, for steps that clients can repeat.
         repeat : Repeat, optional
             That step, where its bytes will be asked for.
+        wide : Tensor, optional
+            (1,) of bool: whether that sum needs float64.
         """
         self._settle()
+        self._wide = support is not None and self._like.dtype is not self._precision
         if support is not None and self._steps:
             support = repeat = None  # something else changed the model, too: nobody could repeat that
+        precision = torch.float64 if wide is not None and bool(wide) else self._precision
         # Copies, because the next replay of a GPU overwrites what this one gave.
-        self._last_step = _host_copy(changed), None if support is None else _host_copy(support), repeat
+        self._last_step = _host_copy(changed), None if support is None else _host_copy(support), precision, repeat
 
     def _settle(self) -> None:
         """Work out the last step: the next message asks for it, and by then a GPU is busy with the next round."""
         if self._last_step is None:
             return
-        (changed, support, repeat), self._last_step = self._last_step, None
+        (changed, support, precision, repeat), self._last_step = self._last_step, None
         self._steps.append(changed)
         self._repeat = None
         if support is not None and self.version:
             places = np.flatnonzero(support)
-            nbytes = _RATES_NBYTES + _sparse_nbytes(places, len(self._like), self._like.element_size())
-            self._repeat = self.version, nbytes, repeat
+            nbytes = _RATES_NBYTES + _sparse_nbytes(places, len(self._like), precision.itemsize)
+            self._repeat = self.version, nbytes, None if repeat is None else replace(repeat, precision=precision)
 
     # --- messages ---
 
@@ -256,10 +302,12 @@ class Wire:
         return self._ready[name, base]
 
     def _decide(self, name: str, base: int) -> Encoding:
-        x = self._values[name]
+        x, precision = self._values[name], self._precision
+        if name == "xbar" and self._wide:
+            precision = x.dtype
         if not base:
-            return encoded(x)
-        best = encoded(x, self._marks[name] > base)
+            return encoded(x, precision=precision)
+        best = encoded(x, self._marks[name] > base, precision)
         if name != "xbar" or self._repeat is None or self._repeat[0] != base or self._repeat[1] >= best.nbytes:
             return best
         _, nbytes, message = self._repeat
@@ -290,7 +338,7 @@ class Wire:
         self._settle()
         held = {f"marks.{name}": torch.from_numpy(marks) for name, marks in self._marks.items()}
         held |= {f"before.{name}": vector for name, vector in self._before.items()}
-        held["version"] = torch.tensor(self.version)
+        held |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}
         held["steps"] = torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
         if self._repeat is not None:
             base, nbytes, message = self._repeat
@@ -305,7 +353,7 @@ class Wire:
         held = {name: value.cpu().clone() for name, value in state.items()}
         self._last_step, self._values = None, {}
         self._ready.clear()
-        self.version = int(held["version"])
+        self.version, self._wide = int(held["version"]), bool(held["wide"])
         self._steps = [held["steps"].numpy()] if held["steps"].numel() else []
         self._marks = {name: value.numpy() for name, value in _named(held, "marks.").items()}
         self._before = _named(held, "before.")

@@ -147,7 +147,8 @@ class Simulation:
         plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
         self.certificate = certificate_of(self.problem, self.algorithm, options)
         memory = new_memory(self.problem, self.algorithm, self.participation, options, start)
-        self.coordinator = Coordinator(self.algorithm, plan, start, memory, convex=bool(self.problem.convex))
+        plan = replace(plan, convex=self.certificate.proves)
+        self.coordinator = Coordinator(self.algorithm, plan, start, memory, convex=self.certificate.proves)
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
@@ -175,8 +176,8 @@ class Simulation:
 
     @property
     def xbar(self) -> Tensor:
-        """The server's model, (p,)."""
-        return self.coordinator.server.xbar
+        """The server's model, (p,), in the precision of the problem."""
+        return self.coordinator.server.xbar.to(self.problem.start.dtype)
 
     @property
     def server(self) -> Server:
@@ -218,7 +219,7 @@ class Simulation:
         if self.constraint.has_projection:
             return self.constraint.project(xbar)
         keepers = next(rows for rows, D in self._groups if D is self.constraint)
-        return self.clients["x"][keepers].mean(0)
+        return self.clients["x"][keepers].mean(0).to(xbar.dtype)
 
     # --- the loop ---
 
@@ -312,7 +313,7 @@ class Simulation:
         assert isinstance(algorithm, GathersSums)
         coordinator.ask_for_sums(now)
         sent = [
-            algorithm.contribute(self.plan, party.state, self.xbar, party.gradient)
+            algorithm.contribute(self.plan, party.state, coordinator.server.xbar, party.gradient)
             for party in self._parties(cohorts, tol)
         ]
         coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)

@@ -41,7 +41,9 @@ class EarlyStop(Callback):
         loss, bound = simulation.history[-1].loss, simulation.best_bound
         if loss is None or bound is None:
             return False
-        returned = simulation.feasible()
-        if returned is not simulation.xbar:
-            loss = simulation.problem.value_and_gradient(returned)[0]
-        return loss - bound <= self._tol
+        if simulation.relaxed:
+            loss = simulation.problem.value_and_gradient(simulation.feasible())[0]
+        if loss - bound > self._tol:
+            return False
+        # A loss in float32 may be off by more than the tolerance.
+        return simulation.problem.value_and_gradient(simulation.feasible(), exact=True)[0] - bound <= self._tol

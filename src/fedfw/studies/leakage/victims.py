@@ -167,8 +167,10 @@ def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "
         apart = gradients(x)
         return float((apart - apart.mean(0)).square().sum(1).mean().sqrt())
 
-    def weighted(x: Tensor, full: bool = False) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(k), gradients(x) / k  # nobody asks for the losses
+    precision = x.dtype
+
+    def weighted(x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]:
+        return x.new_zeros(k), gradients(x.to(precision)) / k  # nobody asks for the losses
 
     algorithm = FedFW(constraint, penalty=penalty, schedule="nonconvex", momentum=0.0)
     shape = tuple(x.shape)
@@ -187,9 +189,9 @@ def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "
         seen.append(
             Observation(
                 sent=atoms.dense(x.dtype),
-                x=x if t == 1 else state["x"],
+                x=x if t == 1 else state["x"].to(x.dtype),
                 constraint=bound,
-                offset=plan.rates(t).lam * (state["x"] - message.xbar),
+                offset=(plan.rates(t).lam * (state["x"] - message.xbar)).to(x.dtype),
                 weight=1 / k,
             )
         )
