@@ -29,6 +29,11 @@ class Stack:
     def padded(self) -> bool:
         return bool((self.sizes != self.inputs.shape[1]).any())
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether no input is NaN or infinite."""
+        return bool(self.inputs.isfinite().all())
+
     def to(self, device: torch.device) -> Stack:
         return Stack(*(t.to(device) for t in (self.who, self.inputs, self.targets, self.sizes)))
 
