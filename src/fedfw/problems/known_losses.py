@@ -89,8 +89,8 @@ class KnownLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of outputs (m, ...), with its weights where the outputs are and in their dtype."""
-        like = {"device": outputs.device, "dtype": outputs.dtype}
-        weights = {name: value.to(**like) for name, value in self.options.items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in self.options.items() if isinstance(value, Tensor)}
+        weights = {name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()}
         return self.kind.function(outputs, targets, reduction=reduction, **(self.options | weights))
 
     def to(self, device: torch.device) -> KnownLoss:
