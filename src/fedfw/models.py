@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedfw.data import Data
 from fedfw.problems.completion import MatrixCompletion
-from fedfw.problems.linear import LossFunction
+from fedfw.problems.known_losses import LossFunction
 from fedfw.problems.stacks import Samples
 
 

@@ -190,8 +190,97 @@ def test_plain_functions_have_no_samples_to_protect() -> None:
         PrivateOracles(plan(), q.problem.losses).pair(Cohort(who, torch.ones(1), who, BALL), 1, None)
 
 
-def test_a_sample_that_is_not_finite_is_left_out() -> None:
-    p = problem()
-    x = torch.full((3, 21), 3e38)
-    gradient = p.losses.clipped_gradient(x, torch.arange(3), None, "linf", 1.0, torch.full((3,), 40.0))
+def unequal(kind: str, dtype: torch.dtype = torch.float32, spoil: float | None = None) -> fedfw.Problem:
+    """Clients of 10, 9 and 4 samples; ``spoil`` is put into an input of the first one's sample 3."""
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(m, 6, generator=generator).to(dtype), torch.randint(0, 3, (m,), generator=generator))
+        for m in (10, 9, 4)
+    ]
+    if spoil is not None:
+        clients[0][0][3, 2] = spoil
+    torch.manual_seed(0)
+    model = {
+        "layer": lambda: nn.Linear(6, 3),
+        "wrapped": lambda: nn.Sequential(nn.Linear(6, 3)),
+        "network": lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)),
+    }[kind]()
+    return fedfw.Problem(model.to(dtype), nnf.cross_entropy, clients)
+
+
+KINDS = pytest.mark.parametrize("kind", ["layer", "wrapped", "network"])
+
+
+@KINDS
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
+def test_minibatches_of_unequal_clients_some_of_them_absent(kind: str, constraint: fedfw.ConstraintSet) -> None:
+    run = fedfw.simulate(
+        unequal(kind),
+        fedfw.FedFW(constraint, penalty=0.1),
+        rounds=3,
+        participation=lambda t: [[1], [2, 0], [0, 1, 2]][t - 1],
+        batch_size=3,
+        privacy=Privacy(5.0, 1e-3),
+    )
+    assert len(run.history) == 3
+
+
+@KINDS
+def test_a_client_draws_the_same_samples_whoever_else_is_there(kind: str) -> None:
+    p = unequal(kind)
+    made = replace(plan(batch_size=3, fewest_samples=4), noise=0.0)
+    x = p.start + 0.1 * torch.randn(3, len(p.start), generator=torch.Generator().manual_seed(1))
+
+    def gradients(rows: list[int]) -> Tensor:
+        gradient, _ = PrivateOracles(made, p.losses).pair(cohort(p, rows), 4, None)
+        return gradient(x[rows])[1]
+
+    together = gradients([0, 1, 2])
+    for rows in ([1], [2], [2, 0], [1, 2]):
+        assert torch.allclose(gradients(rows), together[rows], atol=1e-6)
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf])
+def test_a_sample_that_is_not_finite_adds_zero_and_counts(
+    kind: str, dtype: torch.dtype, norm: str, spoil: float
+) -> None:
+    """As if its gradient were zero: the others' sum is over the same number, so that nothing tells of it."""
+    sound, spoilt = unequal(kind, dtype), unequal(kind, dtype, spoil)
+    if kind == "network" and spoil == torch.inf:
+        spoilt = unequal(kind, dtype, torch.nan)  # an infinite unit may be switched off: its gradient is then finite
+    who, count = torch.tensor([0]), torch.tensor([10.0], dtype=dtype)
+    for x in (sound.start[None], torch.zeros_like(sound.start)[None]):
+        left_out = sound.losses.clipped_gradient(x, who, torch.arange(10)[None] != 3, norm, 0.5, count)
+        given = spoilt.losses.clipped_gradient(x, who, None, norm, 0.5, count)
+        assert bool(given.isfinite().all())
+        if kind != "network" or bool(x.any()):
+            assert torch.allclose(given, left_out, atol=1e-6)
+
+
+@KINDS
+def test_a_private_run_does_not_stop_at_a_sample(kind: str) -> None:
+    run = fedfw.simulate(
+        unequal(kind, spoil=torch.nan),
+        fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1),
+        rounds=2,
+        privacy=Privacy(5.0, 1e-3),
+    )
+    assert bool(run.x.isfinite().all())
+
+
+def test_targets_and_points_that_are_not_finite() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(8, 6, generator=generator), torch.randn(8, 2, generator=generator)
+    targets[5, 1] = torch.nan
+    who, count = torch.tensor([0]), torch.tensor([8.0])
+    for model in (nn.Linear(6, 2), nn.Sequential(nn.Linear(6, 2))):
+        p = fedfw.Problem(model, nnf.mse_loss, [(inputs, targets)])
+        given = p.losses.clipped_gradient(p.start[None], who, None, "l2", 1.0, count)
+        left_out = p.losses.clipped_gradient(p.start[None], who, torch.arange(8)[None] != 5, "l2", 1.0, count)
+        assert torch.allclose(given, left_out, atol=1e-6)
+    huge = torch.full((3, 21), 3e38)
+    gradient = problem().losses.clipped_gradient(huge, torch.arange(3), None, "linf", 1.0, torch.full((3,), 40.0))
     assert bool(gradient.isfinite().all())

@@ -7,7 +7,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.algorithms.base import Algorithm, Plan, Setting, Up
@@ -16,7 +15,8 @@ from fedfw.atoms import Atom
 from fedfw.atoms.base import read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.errors import AtomError
-from fedfw.problems.linear import LossFunction
+from fedfw.problems.checks import refuse_splitting
+from fedfw.problems.known_losses import LossFunction, Per
 from fedfw.problems.modules import flatten
 from fedfw.problems.problem import Problem, declared_convex, softmax_classes
 from fedfw.rounds.options import Options
@@ -26,7 +26,6 @@ from fedfw.rounds.wire import decoded_alone, whole
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 TOO_LARGE = 1e18
-_CONVEX_ON_A_LAYER = (nnf.cross_entropy, nnf.mse_loss, nnf.binary_cross_entropy_with_logits)
 _OPEN = ("penalty", "lr")
 """Options of algorithms that may be left to be worked out from the clients' data."""
 
@@ -44,7 +43,7 @@ class Task:
     model : nn.Module
         Its parameters are the start: build it from a fixed seed, so that everybody has the same.
     loss : callable
-        ``loss(outputs, targets)``, a mean over samples.
+        ``loss(outputs, targets)``, a mean over samples, as for `Problem`.
     algorithm : Algorithm
         With its set. Its defaults are filled in as in a simulation; a penalty or a step size of "auto" is worked out
         from one number of each client when the training begins.
@@ -62,6 +61,8 @@ class Task:
         Whether the losses are, for the choice of the schedule; by default from the model.
     l2 : float
         Adds l2/2 ||x||^2 to every client's loss.
+    per : {"sample", "client"}
+        ``"client"`` for a loss of all of a client's samples together, as for `Problem`.
 
     Examples
     --------
@@ -89,12 +90,14 @@ class Task:
     weights: Sequence[float] | None = None
     convex: bool | None = None
     l2: float = 0.0
+    per: Per = "sample"
 
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients={self.clients}, expected at least 1")
         if self.weights is not None and len(self.weights) != self.clients:
             raise ValueError(f"{len(self.weights)} weights for {self.clients} clients")
+        self._refuse_splitting(self.per, False)
         contract = self.algorithm.contract
         if not contract.restorable:
             raise ValueError(
@@ -151,8 +154,7 @@ class Task:
         smoothness: Callable[[], float | None] = _unknown,
     ) -> Setting:
         """What is known of the run: nothing of the data but what clients reported."""
-        layer = isinstance(self.model, nn.Linear) and self.loss in _CONVEX_ON_A_LAYER
-        convex = declared_convex(self.model, layer) if self.convex is None else self.convex
+        convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex
         options, promise = self.options, self.options.promise
         if promise is not None:
             clip = promise.clip
@@ -182,7 +184,13 @@ class Task:
 
     def problem(self, samples: Any) -> Problem:
         """The model on one client's samples, or on the test data."""
-        return Problem(self.model, self.loss, [samples], samples, convex=self.convex, l2=self.l2)
+        problem = Problem(self.model, self.loss, [samples], samples, convex=self.convex, l2=self.l2, per=self.per)
+        self._refuse_splitting(problem.losses.per, problem.losses.weighs)
+        return problem
+
+    def _refuse_splitting(self, per: Per, weighs: bool) -> None:
+        options = self.options
+        refuse_splitting(per, weighs, batch_size=options.batch_size, private=options.promise is not None)
 
     # --- what clients send ---
 

@@ -149,9 +149,11 @@ class PrivateOracles:
             x = x.to(cohort.weights.dtype)
             keep = None
             if plan.batch_size is not None:
-                keep = noise.uniform(int(own.max())) < (expected / own)[:, None]
+                # Stacks are as wide as their largest client, present or not.
+                keep = noise.uniform(int(sizes.max())) < (expected / own)[:, None]
             a = self.losses.clipped_gradient(x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected)
             a *= cohort.weights[:, None]
+            # No sample can do this, since one that is not finite adds zero: only x can, through the l2 term.
             bad = ~a.sum(1).isfinite()
             if bool(bad.any()):
                 clients = numbers[bad].tolist()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedfw.checks import holds
 from fedfw.errors import NonFiniteError
+from fedfw.problems.known_losses import Per
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,6 +44,10 @@ class ClientLosses(ABC):
     """(n,) samples of each client; None where there are no samples to draw from."""
     plain_kernels: bool = False
     """Whether full gradients of everyone are the same kernels in the same order every time, on one stream."""
+    per: Per = "sample"
+    """Whether f_i is a mean over client i's samples, or a function of all of them together ("client")."""
+    weighs: bool = False
+    """Whether a sample's share in that mean depends on the other samples' targets."""
 
     _everyone: Tensor | None = None
 
@@ -73,7 +78,8 @@ class ClientLosses(ABC):
     ) -> Tensor:
         """Sums (m, p) of the samples' gradients, each cut down to ``clip`` in a norm (linf or l2), over ``count`` (m,).
 
-        ``keep`` (m, most samples of a client) says which samples are looked at; None for all.
+        ``keep`` (m, most samples of any client) says which samples are looked at; None for all. A sample whose gradient
+        is not finite adds zero to the sum and still counts, so that nothing tells of it.
         """
         raise ValueError(f"privacy is for linear layers and modules with samples, not for {type(self).__name__}")
 

@@ -16,8 +16,6 @@ from fedfw.problems.stacks import Samples
 class MatrixCompletion(nn.Module):
     """A matrix (rows, columns) that is asked for entries: pairs (samples, 2) -> values (samples,)."""
 
-    convex = True
-
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(rows, columns))

@@ -9,7 +9,6 @@ sigmoid(Z) - y for the logistic loss, 2 (Z - y) for the squared loss (over the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as nnf
@@ -18,12 +17,12 @@ from torch import Tensor, nn
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors
+from fedfw.problems.known_losses import KnownLoss
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 _CONVERTED_FLOATS = 2**20
 """How many numbers of samples are converted to float64 at a time: these stay in a processor's cache."""
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
 Derivative = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps scores (b, m, c) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b, m, c).
 
@@ -56,7 +55,7 @@ def _squared(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return residual.square().mean(2), residual * (2 / scores.shape[2])
 
 
-_CLOSED_FORMS: dict[LossFunction, Derivative] = {
+_CLOSED_FORMS: dict[Callable[..., Tensor], Derivative] = {
     nnf.cross_entropy: _cross_entropy,
     nnf.binary_cross_entropy_with_logits: _logistic,
     nnf.mse_loss: _squared,
@@ -71,36 +70,29 @@ _CURVATURE: dict[Derivative, Callable[[int], float]] = {
 }
 
 
-_LOSS_MODULES: dict[Any, LossFunction] = {
-    nn.CrossEntropyLoss: nnf.cross_entropy,
-    nn.BCEWithLogitsLoss: nnf.binary_cross_entropy_with_logits,
-    nn.MSELoss: nnf.mse_loss,
-}
+def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a model is of this kind and nothing else: hooks, parametrizations and a new forward change what it does.
 
-
-def _plain(loss: Any) -> dict[str, Any]:
-    """What a loss module was built with."""
-    return {name: value for name, value in vars(loss).items() if not name.startswith("_")} | dict(loss._buffers)
-
-
-def closed_form(model: nn.Module, loss: LossFunction, targets: list[Tensor]) -> Derivative | None:
-    """The loss's derivative when the model is one linear layer, the loss a known one and the targets of its plain form.
-
-    That is class numbers for cross-entropy, and numbers of the outputs' shape for the others.
+    Parametrizations change the type; old-style spectral norms, weight norms and pruning are hooks.
     """
-    if type(model) is not nn.Linear or not all(p.requires_grad for p in model.parameters()):
+    own = vars(model)
+    hooks = any(own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre"))
+    added = model._buffers or model._modules or not model._parameters.keys() <= {"weight", "bias"}
+    return type(model) is kind and not (hooks or added or "forward" in own)
+
+
+def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> Derivative | None:
+    """The loss's derivative when the model is one plain linear layer and the loss a plain one with a closed form.
+
+    For cross-entropy ``targets`` (m, ...), one client's, must be class numbers.
+    """
+    if known is None or known.options or known.ignored is not None:
         return None
-    kind: Any = type(loss)
-    if kind in _LOSS_MODULES and _plain(loss) == _plain(kind()):  # no weights, smoothing or other reduction
-        loss = _LOSS_MODULES[kind]
-    derivative = next((form for known, form in _CLOSED_FORMS.items() if known is loss), None)
-    outputs = model.out_features
-    if derivative is _cross_entropy:
-        classes = all(y.ndim == 1 and not y.is_floating_point() and int(y.min()) >= 0 for y in targets)
-        plain = classes and all(int(y.max()) < outputs for y in targets)
-    else:
-        plain = all(y.is_floating_point() and y.shape[1:] == (outputs,) for y in targets)
-    return derivative if plain else None
+    if not is_plain(model, nn.Linear) or not all(p.requires_grad for p in model.parameters()):
+        return None
+    if known.kind.classes and targets.is_floating_point():
+        return None
+    return _CLOSED_FORMS.get(known.kind.function) if targets.ndim == (1 if known.kind.classes else 2) else None
 
 
 class LinearLosses(ClientLosses):
@@ -205,6 +197,8 @@ class LinearLosses(ClientLosses):
             own = own if looked is None else own & looked[:, : A.shape[1]]
             factors = clip_factors(self._sample_norms(A, R, norm), clip) * own
             R = torch.where(factors.unsqueeze(2) > 0, R * factors.unsqueeze(2), 0.0)
+            if not stack.finite:  # 0 * NaN is NaN: what is not finite must not be multiplied either
+                A = torch.where(factors.unsqueeze(2) > 0, A, 0.0)
             part = torch.empty_like(points)
             part[:, : c * f] = torch.bmm(R.mT, A).flatten(1)
             if self.bias:

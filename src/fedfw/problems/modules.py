@@ -8,13 +8,12 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as nnf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedfw.gpu.graphs import Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
-from fedfw.problems.linear import LossFunction
+from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.stacks import Samples, Stack, stack_clients
 
 _WORKING_FLOATS = 2**27
@@ -42,7 +41,11 @@ def flatten(parameters: Sequence[Tensor]) -> Tensor:
 
 
 class ModuleLosses(ClientLosses):
-    """f_i(x) = loss(model_x(inputs_i), targets_i), a mean over client i's samples."""
+    """f_i(x) = loss(model_x(inputs_i), targets_i) on client i's samples.
+
+    With a ``known`` loss clients of similar size are padded and share a call. With ``per`` "client" nothing is padded,
+    and a client's samples are never split.
+    """
 
     def __init__(
         self,
@@ -51,10 +54,12 @@ class ModuleLosses(ClientLosses):
         shapes: Shapes,
         stacks: list[Stack],
         sizes: Tensor,
-        sample_by_sample: bool = False,
+        known: KnownLoss | None = None,
+        per: Per = "sample",
     ) -> None:
         self._model, self._loss, self._shapes, self._stacks = model, loss, shapes, stacks
-        self._sample_by_sample = sample_by_sample
+        self._known, self.per = known, per
+        self.weighs = known is not None and known.weighs(stacks[0].targets)
         self._exact: ModuleLosses | None = None  # these losses in float64, made when first asked for
         self.sizes, self.n = sizes, len(sizes)
 
@@ -63,30 +68,40 @@ class ModuleLosses(ClientLosses):
         def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
             """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
             outputs = functional_call(model, unflatten(x, shapes), (inputs,))
-            if not sample_by_sample:
+            if known is None:
                 return loss(outputs, targets) * shares.sum()
-            each: Tensor = loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
-            return (each.reshape(len(shares), -1).mean(1) * shares).sum()
+            return (known.of_samples(outputs, targets) * shares).sum()
 
-        # A kernel for each client makes convolutions several times slower than one client after another.
-        self._convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+        # A kernel for each client makes convolutions several times slower than one client after another. And a function
+        # of a whole client may look at its numbers, to compare or to select some, which only works for one client.
+        convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+        self._one_by_one = convolves or (per == "client" and known is None)
         together: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(value), randomness="different")
-        if self._convolves:
+        if self._one_by_one:
             together = _in_turn(grad_and_value(value), device)
         self._together = Replayed(together) if device.type == "cuda" else together
-        self._at_once = max(1, _working_floats(device) // _floats_of_a_sample(model, stacks[0].inputs[0, :1]))
+        self._at_once = max(1, _working_floats(device) // _floats_of_a_sample(model, stacks[0].inputs[0, :2]))
 
     @classmethod
-    def of(cls, model: nn.Module, loss: LossFunction, shapes: Shapes, clients: list[Samples]) -> ModuleLosses:
+    def of(
+        cls,
+        model: nn.Module,
+        loss: LossFunction,
+        shapes: Shapes,
+        clients: list[Samples],
+        known: KnownLoss | None = None,
+        per: Per = "sample",
+    ) -> ModuleLosses:
         sizes = torch.tensor([len(x) for x, _ in clients])
-        sample_by_sample = _has_sample_losses(model, loss, clients)
-        return cls(model, loss, shapes, stack_clients(clients, may_pad=sample_by_sample), sizes, sample_by_sample)
+        stacks = stack_clients(clients, may_pad=known is not None and per == "sample")
+        return cls(model, loss, shapes, stacks, sizes, known, per)
 
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]
         assert self.sizes is not None
         model = copy.deepcopy(self._model).to(device)
-        return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, self._sample_by_sample)
+        known = None if self._known is None else self._known.to(device)
+        return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, known, self.per)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
@@ -103,7 +118,12 @@ class ModuleLosses(ClientLosses):
                 inputs, targets = inputs[each, picks[at]], targets[each, picks[at]]
                 sizes = torch.full_like(sizes, picks.shape[1])
             own = torch.arange(inputs.shape[1], device=x.device) < sizes[:, None]
-            gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, own.to(x.dtype) / sizes[:, None])
+            shares = own.to(x.dtype) / sizes[:, None]
+            if self._known is not None and self.weighs:
+                masses = self._known.masses(targets).to(x.dtype) * own
+                shares = own / masses.sum(1, keepdim=True)
+                shares = shares.where(shares.isfinite(), 0.0)  # a minibatch of ignored samples has nothing to say
+            gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, shares)
         return values, gradients
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,7 +132,7 @@ class ModuleLosses(ClientLosses):
             loss = copy.deepcopy(self._loss).double() if isinstance(self._loss, nn.Module) else self._loss
             stacks, sizes = [stack.in_float64() for stack in self._stacks], self.sizes
             assert sizes is not None
-            self._exact = ModuleLosses(model, loss, self._shapes, stacks, sizes, self._sample_by_sample)
+            self._exact = ModuleLosses(model, loss, self._shapes, stacks, sizes, self._known, self.per)
         return self._exact.value_and_gradient(x.double(), who, None)
 
     def clipped_gradient(
@@ -120,7 +140,7 @@ class ModuleLosses(ClientLosses):
     ) -> Tensor:
         def loss_of_one(x: Tensor, sample: Tensor, target: Tensor) -> Tensor:
             outputs = functional_call(self._model, unflatten(x, self._shapes), (sample[None],))
-            return self._loss(outputs, target[None])
+            return (self._known or self._loss)(outputs, target[None])
 
         each = vmap(vmap(grad(loss_of_one), (None, 0, 0)))
         order = 2 if norm == "l2" else torch.inf
@@ -141,37 +161,29 @@ class ModuleLosses(ClientLosses):
         return gradients / count[:, None]
 
     def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows."""
+        """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows.
+
+        Where a client's samples belong together, as many clients at a time as memory allows, and at least one.
+        """
         samples = inputs.shape[1]
         at_the_same_time = len(x)
-        if self._convolves:
+        if self._one_by_one:
             at_the_same_time = min(_STREAMS, len(x)) if x.device.type == "cuda" else 1
         pieces = -(-samples * at_the_same_time // self._at_once)
         if pieces <= 1:
             gradients, values = self._together(x, inputs, targets, shares)
             return gradients, values
         gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
+        if self.per == "client":
+            for rows in torch.arange(len(x), device=x.device).tensor_split(min(pieces, len(x))):
+                gradients[rows], values[rows] = self._together(x[rows], inputs[rows], targets[rows], shares[rows])
+            return gradients, values
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)
             more, value = self._together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
             gradients += more
             values += value
         return gradients, values
-
-
-def _has_sample_losses(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> bool:
-    """Whether the loss is the mean of losses of single samples that can be asked for.
-
-    Clients of different sizes can then be padded and share a call. That is so for class numbers with cross-entropy
-    (none of them ignored) and for targets of the outputs' shape with the others.
-    """
-    inputs, targets = clients[0]
-    if loss is nnf.cross_entropy and not targets.is_floating_point():
-        return all(int(classes.min()) >= 0 for _, classes in clients)
-    if loss not in (nnf.cross_entropy, nnf.mse_loss, nnf.binary_cross_entropy_with_logits):
-        return False
-    with torch.no_grad():
-        return bool(model(inputs[:1]).shape == targets[:1].shape)
 
 
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -191,9 +203,9 @@ def _working_floats(device: torch.device) -> int:
     return _WORKING_FLOATS
 
 
-def _floats_of_a_sample(model: nn.Module, sample: Tensor) -> int:
-    """How many numbers the layers of the model give for one sample (1, ...)."""
-    count = sample.numel()
+def _floats_of_a_sample(model: nn.Module, samples: Tensor) -> int:
+    """How many numbers the layers of the model give for a sample; tried on two (m, ...), as BatchNorm asks for."""
+    count = samples.numel()
 
     def add(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal count
@@ -201,7 +213,7 @@ def _floats_of_a_sample(model: nn.Module, sample: Tensor) -> int:
 
     hooks = [module.register_forward_hook(add) for module in model.modules() if not list(module.children())]
     with torch.no_grad():
-        model(sample)
+        model(samples)
     for hook in hooks:
         hook.remove()
-    return count
+    return max(1, count // len(samples))

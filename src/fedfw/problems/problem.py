@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +16,26 @@ from torch import Tensor, nn
 
 from fedfw.errors import NonFiniteError
 from fedfw.problems.base import ClientLosses, Shapes, Test, WeightedGradient, normalised_weights
+from fedfw.problems.checks import (
+    fit_targets,
+    mixes_samples,
+    refuse_misfit,
+    refuse_no_mean,
+    refuse_state,
+    samples_of,
+    tried_clients,
+)
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
-from fedfw.problems.linear import LinearLosses, LossFunction, closed_form
+from fedfw.problems.known_losses import LossFunction, Per, known_loss
+from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, unflatten
 from fedfw.problems.regularised import RegularisedLosses
-from fedfw.problems.stacks import Samples, Stack
+from fedfw.problems.stacks import Stack
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _EVALUATION_CHUNK = 8192
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class Problem:
@@ -34,9 +44,12 @@ class Problem:
     Parameters
     ----------
     model
-        Any module without running buffers. It is copied, never changed; its parameters are the start.
+        Any module whose outputs depend on its parameters and inputs alone: without dropout, and without buffers that it
+        changes. It is copied, never changed; its parameters are the start.
     loss
-        ``loss(outputs, targets)``, a mean over samples.
+        ``loss(outputs, targets)``, a mean over samples. Losses of `torch.nn` and their functions are honoured with
+        class weights, ignored classes and label smoothing: f_i is exactly the loss of all of client i's samples, and
+        that of a minibatch is torch's formula on the minibatch. A loss of one's own is tried on a few samples.
     clients
         One pair of tensors (inputs, targets) or one torch dataset a client; sizes may differ.
     test
@@ -45,9 +58,14 @@ class Problem:
         Positive, one a client; scaled to sum to 1. By default 1/n each.
     convex
         Whether every f_i is convex in the parameters. None: the module's own ``convex`` attribute where it has one; a
-        single linear layer with cross-entropy, logistic or squared loss is; a module with hidden layers is not.
+        single linear layer and matrix completion are with a loss of torch that is convex in the outputs (cross-entropy,
+        logistic, squared, absolute, Huber's, ...), and not known to be with others; a module with hidden layers is not.
     l2
         Adds l2/2 ||x||^2 to every client's loss; the test loss is without it.
+    per
+        ``"client"`` for a loss of all of a client's samples together that is no mean over them, such as a Cox
+        likelihood: clients are then never split or padded, and minibatches and privacy are refused. Models that mix
+        samples, such as BatchNorm without running statistics, are treated in the same way.
 
     Examples
     --------
@@ -56,6 +74,14 @@ class Problem:
     >>> problem = fedfw.Problem(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, clients)
     >>> problem.n, len(problem.start), problem.convex
     (5, 15, True)
+
+    A loss that compares the samples of a client with each other:
+
+    >>> def spread(outputs, targets):
+    ...     return (outputs - outputs.mean() - targets).square().mean()
+    >>> clients = [(torch.randn(m, 4), torch.randn(m, 1)) for m in (9, 5)]
+    >>> fedfw.Problem(torch.nn.Linear(4, 1), spread, clients, per="client").losses.per
+    'client'
     """
 
     def __init__(
@@ -67,8 +93,11 @@ class Problem:
         weights: Sequence[float] | Tensor | None = None,
         convex: bool | None = None,
         l2: float = 0.0,
+        per: Per = "sample",
     ) -> None:
-        _refuse_buffers(model)
+        if per not in ("sample", "client"):
+            raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
+        refuse_state(model)
         if not (math.isfinite(l2) and l2 >= 0):
             raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
@@ -82,23 +111,36 @@ class Problem:
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
         dtype = parameters[0].dtype
-        samples = [_samples(data, f"client {i}", dtype) for i, data in enumerate(clients)]
+        samples = [samples_of(data, f"client {i}", dtype) for i, data in enumerate(clients)]
         self.shapes: Shapes = shapes_of(self.model)
         self.start = flatten(parameters)
         self.weights = normalised_weights(weights, len(samples))
-        self.test_data = None if test is None else _samples(test, "the test data", dtype)
-        _refuse_misfit(self.model, loss, samples[0])
-        derivative = closed_form(self.model, loss, [targets for _, targets in samples])
+        self.test_data = None if test is None else samples_of(test, "the test data", dtype)
+        known = known_loss(loss, per)
+        linear = is_linear(self.model)
+        if known is not None:
+            samples = fit_targets(known, self.model, samples, [f"client {i}" for i in range(len(samples))], dtype)
+            if self.test_data is not None:
+                (self.test_data,) = fit_targets(known, self.model, [self.test_data], ["the test data"], dtype)
+            known = known.settled([y for _, y in samples] + ([] if self.test_data is None else [self.test_data[1]]))
+        refuse_misfit(self.model, known or loss, samples, [0] if linear else tried_clients(len(samples)))
+        if not linear and mixes_samples(self.model, samples):
+            per = "client"
+        if known is None and per == "sample":
+            refuse_no_mean(self.model, loss, samples)
+        self._known = known
+        derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
+        squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
         self.losses: ClientLosses
         if derivative is not None and isinstance(self.model, nn.Linear):
             self.losses = LinearLosses.of(self.model, derivative, samples)
-        elif isinstance(self.model, MatrixCompletion) and loss is nnf.mse_loss:
+        elif isinstance(self.model, MatrixCompletion) and linear and squared and per == "sample":
             self.losses = CompletionLosses.of(self.model, samples)
         else:
-            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples)
+            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per)
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
-        self.convex = declared_convex(self.model, derivative is not None) if convex is None else convex
+        self.convex = declared_convex(self.model, loss) if convex is None else convex
         self.classes = softmax_classes(self.model, loss)
         self._smoothness: list[float | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
@@ -124,7 +166,7 @@ class Problem:
         problem.test_data = None
         problem.losses = FunctionLosses(losses, tuple(start.shape))
         problem.convex = convex
-        problem.classes = None
+        problem.classes = problem._known = None
         problem._smoothness = []
         return problem
 
@@ -137,25 +179,31 @@ class Problem:
         make: Make,
         test: Any = None,
         convex: bool | None = None,
+        per: Per = "sample",
     ) -> Problem:
         """So many clients whose samples are made from their numbers when they take part.
 
         ``make`` maps numbers (m,) to inputs (m, samples, ...) and targets (m, samples, ...), always the same for the
         same number. F is a sum over all of them and is not worked out: records have the test data's results.
         """
-        problem = cls(model, loss, [tuple(t[0] for t in make(torch.zeros(1, dtype=torch.int64)))], test, None, convex)
-        first = problem.losses
+        client = tuple(part[0] for part in make(torch.zeros(1, dtype=torch.int64)))
+        problem = cls(model, loss, [client], test, None, convex, per=per)
+        first, known = problem.losses, problem._known
 
         @lru_cache
         def model_on(device: torch.device) -> nn.Module:
             return copy.deepcopy(problem.model).to(device)
 
         def losses_of(stack: Stack) -> ClientLosses:
+            if known is not None:
+                stack = replace(stack, targets=known.converted(stack.targets, problem.start.dtype))
             if isinstance(first, LinearLosses):
                 return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
-            return ModuleLosses(model_on(stack.inputs.device), loss, problem.shapes, [stack], stack.sizes)
+            model = model_on(stack.inputs.device)
+            return ModuleLosses(model, loss, problem.shapes, [stack], stack.sizes, known, first.per)
 
         problem.losses = GeneratedLosses(clients, make, losses_of, problem.start)
+        problem.losses.per, problem.losses.weighs = first.per, first.weighs
         problem.weights = normalised_weights(None, clients)
         return problem
 
@@ -218,18 +266,25 @@ class Problem:
         if self.test_data is None:
             return Test(None, None)
         inputs, targets = self.test_data
-        loss, right, classes = 0.0, 0, False
+        known, loss = self._known, self._known or self.loss
+        ignored = None if known is None else known.ignored
+        at_once = len(inputs) if self.losses.per == "client" else _EVALUATION_CHUNK
+        total, mass, right, judged = 0.0, 0.0, 0, 0
         with torch.no_grad():
-            for start in range(0, len(inputs), _EVALUATION_CHUNK):
-                part = slice(start, start + _EVALUATION_CHUNK)
+            for start in range(0, len(inputs), at_once):
+                part = slice(start, start + at_once)
                 outputs = torch.func.functional_call(self.model, unflatten(x, self.shapes), (inputs[part],))
                 wanted = targets[part]
-                loss += float(self.loss(outputs, wanted)) * len(wanted)
+                here = len(wanted) if known is None else float(known.masses(wanted[None]).sum())
+                if here:  # torch's mean of a part without weight is NaN
+                    total += float(loss(outputs, wanted)) * here
+                    mass += here
                 guess = _decided(self.loss, outputs, wanted)
-                classes = guess is not None
                 if guess is not None:
-                    right += int((guess == wanted).sum())
-        return Test(loss / len(inputs), right / targets.numel() if classes else None)
+                    judged_here = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
+                    right += int((guess == wanted)[judged_here].sum())
+                    judged += int(judged_here.sum())
+        return Test(total / mass, right / judged if judged else None)
 
     def trained(self, x: Tensor) -> nn.Module:
         """A copy of the model with parameters x (p,)."""
@@ -247,10 +302,15 @@ def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
     return model
 
 
+def is_linear(model: nn.Module) -> bool:
+    """Whether a model's outputs are known to be linear in its parameters, sample by sample."""
+    return is_plain(model, nn.Linear) or is_plain(model, MatrixCompletion)
+
+
 def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
     """The number of classes of a softmax regression: one linear layer with cross-entropy; None for other models."""
     softmax = loss is nnf.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    return model.out_features if softmax and isinstance(model, nn.Linear) else None
+    return model.out_features if softmax and isinstance(model, nn.Linear) and is_linear(model) else None
 
 
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -262,61 +322,12 @@ def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | N
     return outputs.argmax(1)
 
 
-def _samples(data: Any, owner: str, dtype: torch.dtype) -> Samples:
-    """A pair of tensors, from a pair or from a dataset of pairs; floating-point inputs in the model's dtype."""
-    if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors
-    if isinstance(data, torch.utils.data.Dataset):
-        items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
-        data = tuple(torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1)) if items else ()
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {type(data).__name__}")
-    inputs, targets = (torch.as_tensor(part) for part in data)
-    if not len(inputs) or len(inputs) != len(targets):
-        raise ValueError(
-            f"{owner}: {len(inputs)} inputs and {len(targets)} targets, expected equally many, at least one"
-        )
-    if inputs.is_floating_point():
-        inputs = inputs.to(dtype)
-    if targets.is_floating_point():
-        targets = targets.to(dtype)
-    return inputs, targets
-
-
-def _refuse_buffers(model: nn.Module) -> None:
-    random = [name for name, m in model.named_modules() if isinstance(m, _DROPOUT) and m.training and m.p > 0]
-    if random:
-        raise ValueError(
-            f"module {random[0]!r} drops values at random, so the losses are no functions and runs would not repeat: "
-            "call model.eval() or set its p to 0"
-        )
-    running = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
-    if running:
-        raise ValueError(
-            f"module {running[0]!r} keeps running statistics (BatchNorm): they are no parameters, so no constraint and "
-            "no atom would carry them between clients. Use GroupNorm or LayerNorm, or track_running_stats=False"
-        )
-
-
-def _refuse_misfit(model: nn.Module, loss: LossFunction, samples: Samples) -> None:
-    """Try one sample, so that a wrong shape is refused in the user's terms."""
-    inputs, targets = samples
-    try:
-        with torch.no_grad():
-            loss(model(inputs[:1]), targets[:1])
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"the model and the loss do not fit client 0's data, inputs {tuple(inputs.shape)} and targets "
-            f"{tuple(targets.shape)}: {error}"
-        ) from None
-
-
-def declared_convex(model: nn.Module, linear_with_known_loss: bool) -> bool | None:
-    """Whether losses are convex in the parameters, as far as the model says."""
+def declared_convex(model: nn.Module, loss: LossFunction) -> bool | None:
+    """Whether losses are convex in the parameters, as far as the model and the loss say."""
     declared = getattr(model, "convex", None)
     if isinstance(declared, bool):
         return declared
-    if linear_with_known_loss:
-        return True
+    if is_linear(model):
+        return None if known_loss(loss, "client") is None else True  # all known losses are convex in the outputs
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     return False if len(matrices) > 1 else None

@@ -14,6 +14,7 @@ class RegularisedLosses(ClientLosses):
     def __init__(self, inner: ClientLosses, l2: float) -> None:
         self.inner, self.l2 = inner, l2
         self.n, self.sizes, self.plain_kernels = inner.n, inner.sizes, inner.plain_kernels
+        self.per, self.weighs = inner.per, inner.weighs
 
     def everyone(self, device: torch.device) -> Tensor:
         return self.inner.everyone(device)

@@ -29,6 +29,11 @@ class Stack:
     def padded(self) -> bool:
         return bool((self.sizes != self.inputs.shape[1]).any())
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether no input is NaN or infinite."""
+        return bool(self.inputs.isfinite().all())
+
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""
         inputs, targets = (t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets))
@@ -42,15 +47,17 @@ def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:
     """Group clients by size, the largest first; without padding only equal sizes share a stack."""
     order = sorted(range(len(clients)), key=lambda i: (-len(clients[i][0]), i))
     groups: list[list[int]] = []
+    used = 0  # by the last group
     for i in order:
         size, group = len(clients[i][0]), groups[-1] if groups else []
         longest = len(clients[group[0]][0]) if group else 0
-        used = sum(len(clients[j][0]) for j in group) + size
+        used += size
         fits = group and (size == longest or (may_pad and used >= (1 - _FULLEST_WASTE) * longest * (len(group) + 1)))
         if fits:
             group.append(i)
         else:
             groups.append([i])
+            used = size
     return [_stack(clients, sorted(group)) for group in groups]
 
 

@@ -8,6 +8,7 @@ import torch
 
 from fedfw.algorithms.base import Algorithm, Plan
 from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.problem import Problem
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
@@ -26,6 +27,8 @@ def refuse_contradictions(
         raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
+    losses, private = problem.losses, options.promise is not None
+    refuse_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
     if options.tol is not None and problem.convex is not True:
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.contract.may_relax:

@@ -1,0 +1,309 @@
+"""What a problem refuses, each in the user's terms and with its owner named: data, targets, models and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
+from fedfw.problems.stacks import Samples
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_FEW = 9
+"""Samples that a model and a loss are tried on."""
+_TOGETHER = "the loss is a function of all of a client's samples together"
+
+
+# --- data ---
+
+
+def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
+    """A pair of tensors, from a pair or from a dataset of pairs; floating-point numbers in the model's dtype.
+
+    Targets that are small integers become int64, which torch asks of class numbers.
+    """
+    if isinstance(data, torch.utils.data.TensorDataset):
+        data = data.tensors
+    if isinstance(data, torch.utils.data.Dataset):
+        data = _stacked_items([data[j] for j in range(len(data))], owner)  # type: ignore[arg-type]
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        raise ValueError(f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}")
+    inputs, targets = (torch.as_tensor(part) for part in data)
+    if not len(inputs) or len(inputs) != len(targets):
+        raise ValueError(
+            f"{owner}: {len(inputs)} inputs and {len(targets)} targets, expected equally many, at least one"
+        )
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
+    if targets.is_floating_point():
+        targets = targets.to(dtype)
+    elif targets.dtype != torch.bool:
+        targets = targets.to(torch.int64)
+    return inputs, targets
+
+
+def _stacked_items(items: list[Any], owner: str) -> tuple[Tensor, ...]:
+    for j, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
+            raise ValueError(f"{owner}: item {j} of the dataset is {got}, expected a pair (input, target)")
+    return tuple(torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1)) if items else ()
+
+
+# --- targets ---
+
+
+def fit_targets(
+    known: KnownLoss, model: nn.Module, samples: list[Samples], owners: Sequence[str], dtype: torch.dtype
+) -> list[Samples]:
+    """The samples with targets of the type that the loss takes; raises for shapes and values that it must not get."""
+    outputs: dict[torch.Size, torch.Size] = {}  # of a sample, by the shape of its input
+    fitted = []
+    for (inputs, targets), owner in zip(samples, owners, strict=True):
+        form = inputs.shape[1:]
+        if form not in outputs:
+            with _named(owner, (inputs, targets)):
+                outputs[form] = model(inputs[:_FEW]).shape[1:]
+        targets = known.converted(targets, dtype)
+        _refuse_shape(known, outputs[form], targets, owner)
+        fitted.append((inputs, targets))
+    _refuse_weight_shape(known, next(iter(outputs.values())))
+    _refuse_values(known, next(iter(outputs.values())), [targets for _, targets in fitted], owners)
+    return fitted
+
+
+def _refuse_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
+    name, got = known.kind.function.__name__, tuple(targets.shape)
+    of_outputs = (len(targets), *output)
+    if not known.kind.classes:
+        if got != of_outputs:
+            raise ValueError(
+                f"{owner}: targets of shape {got} for outputs of shape {of_outputs}, expected equal shapes: {name} "
+                "would compare every output with every target"
+            )
+        return
+    if not output:
+        raise ValueError(f"{owner}: outputs of shape {of_outputs}, expected (samples, classes) for {name}")
+    if targets.is_floating_point():
+        if not known.takes_probabilities or got != of_outputs:
+            raise ValueError(
+                f"{owner}: targets are {targets.dtype} numbers of shape {got}, expected class numbers (integers)"
+                + (f" or probabilities of shape {of_outputs}" if known.takes_probabilities else "")
+            )
+    elif got != (len(targets), *output[1:]):
+        raise ValueError(
+            f"{owner}: class numbers of shape {got} for outputs of shape {of_outputs}, expected shape "
+            f"{(len(targets), *output[1:])}"
+        )
+
+
+def _refuse_weight_shape(known: KnownLoss, output: torch.Size) -> None:
+    """A weight for each sample of a batch would go to other samples wherever batches are formed anew."""
+    for name in ("weight", "pos_weight"):
+        weight = known.options.get(name)
+        if weight is not None and not known.kind.classes:
+            try:
+                fits = torch.empty(1, *output).add(weight.cpu()).shape == (1, *output)
+            except RuntimeError:
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"the loss has a {name} of shape {tuple(weight.shape)}, expected one for the outputs of a sample, "
+                    f"{tuple(output)}: which sample it is for is not known"
+                )
+
+
+def _refuse_values(known: KnownLoss, output: torch.Size, targets: list[Tensor], owners: Sequence[str]) -> None:
+    """Look at all targets at once, and for an owner only where something is wrong."""
+    if len({each.is_floating_point() for each in targets}) > 1:
+        raise ValueError("some clients have class numbers and some have probabilities, expected the same of all")
+    numbers = known.kind.classes and not targets[0].is_floating_point()
+    least, most = (0, output[0] - 1) if numbers else (known.kind.least, known.kind.most)
+    flat = torch.cat([each.flatten() for each in targets])
+    bad = (flat < least) | (flat > most)
+    if numbers and known.ignored is not None:
+        bad &= flat != known.ignored
+    if bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        ends = torch.tensor([each.numel() for each in targets]).cumsum(0)
+        owner, value = owners[int((ends <= at).sum())], flat[at].item()
+        what = f"class numbers from {least} to {most}" if numbers else f"numbers from {least:g} to {most:g}"
+        if numbers and known.ignored is not None:
+            what += f" or {known.ignored}, which the loss ignores"
+        hint = ""
+        if value == -100 and numbers and known.ignored is None:
+            hint = ": samples are ignored only where the loss says so, as nn.CrossEntropyLoss(ignore_index=-100) does"
+        raise ValueError(f"{owner}: a target of {value}, expected {what}{hint}")
+    if known.weighs(targets[0]):
+        for each, owner in zip(targets, owners, strict=True):
+            if not bool(known.masses(each[None]).sum() > 0):
+                raise ValueError(f"{owner}: the loss ignores all of its samples or gives all of them weight 0")
+
+
+# --- models and losses ---
+
+
+def refuse_state(model: nn.Module) -> None:
+    """Refuse a model that draws at random, or that keeps more than its parameters from one call to the next."""
+    for name, module in model.named_modules():
+        if isinstance(module, _DROPOUT) and module.training and module.p > 0:
+            raise ValueError(
+                f"module {name!r} drops values at random, so the losses are no functions and runs would not repeat: "
+                "call model.eval() or set its p to 0"
+            )
+        if getattr(module, "track_running_stats", False):
+            raise ValueError(
+                f"module {name!r} keeps running statistics (BatchNorm): they are no parameters, so no constraint and "
+                "no atom would carry them between clients. Use GroupNorm or LayerNorm. With track_running_stats=False "
+                "it works on all of a client's samples together, and then without batch_size and privacy"
+            )
+        for tensor, value in vars(module).items():
+            if isinstance(value, Tensor) and {f"{tensor}_orig", f"{tensor}_g"} & module._parameters.keys():
+                raise ValueError(
+                    f"module {name!r} works out its {tensor!r} in a hook (old-style weight_norm, spectral_norm or "
+                    "pruning) and keeps it between calls: use torch.nn.utils.parametrizations or parametrize"
+                )
+
+
+def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
+    """Whether the outputs of a sample change with the others of its batch, found out by a trial on a few samples.
+
+    Raises
+    ------
+    ValueError
+        Where two calls give two answers, and where a call changes a buffer.
+    """
+    inputs, _ = _few_of(clients)
+    finite = inputs.reshape(len(inputs), -1).isfinite().all(1)
+    inputs = inputs[finite] if bool(finite.any()) else inputs
+    versions = _versions(model)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        first, again = _tensors(model(inputs)), _tensors(model(inputs))
+        draws = not torch.equal(before, torch.get_rng_state())
+        if draws or not _same(first, again):
+            raise ValueError(
+                "the model draws at random (dropout in its forward?), so the losses are no functions and runs would "
+                "not repeat: call model.eval() before"
+            )
+        changed = _versions(model) - versions
+        if changed:
+            raise ValueError(
+                f"the model changes its buffer {min(changed)[0]!r} when it is called: buffers are no parameters, so no "
+                "constraint and no atom would carry them between clients"
+            )
+        alike = _tensors(model(inputs[:1].expand_as(inputs)))
+    return not _same([each[:1] for each in first], [each[:1] for each in alike])
+
+
+def refuse_misfit(model: nn.Module, loss: LossFunction, clients: list[Samples], tried: Sequence[int]) -> None:
+    """Try a few samples of some clients, so that a wrong shape is refused in the user's terms."""
+    for i in tried:
+        inputs, targets = clients[i]
+        with _named(f"client {i}", clients[i]):
+            value = loss(model(inputs[:_FEW]), targets[:_FEW])
+        if value.numel() != 1:
+            raise ValueError(f"the loss gives a tensor of shape {tuple(value.shape)}, expected one number")
+
+
+def refuse_no_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> None:
+    """Compare the loss of a few samples together with the mean of their losses one by one."""
+    inputs, targets = _few_of(clients)
+    with torch.no_grad():
+        together = loss(model(inputs), targets)
+        try:
+            singles = (slice(j, j + 1) for j in range(len(inputs)))
+            each = [loss(model(inputs[one]), targets[one]).reshape(()) for one in singles]
+            mean = torch.stack(each).mean()
+        except (RuntimeError, IndexError, ValueError):
+            mean = torch.full_like(together, torch.nan)
+    if not _same([together.reshape(())], [mean.reshape(())]):
+        raise ValueError(
+            f"the loss of {len(inputs)} samples is {float(together):.6g}, and the mean of their losses is "
+            f"{float(mean):.6g}, expected the same: say per='client' for a loss of all of a client's samples together "
+            "that is no mean over them"
+        )
+
+
+def refuse_splitting(per: Per, weighs: bool, *, batch_size: int | None, private: bool) -> None:
+    """Refuse minibatches and privacy where they are not defined, from `ClientLosses.per` and `ClientLosses.weighs`."""
+    if per == "client" and batch_size is not None:
+        raise ValueError(
+            f'batch_size={batch_size}, expected none: {_TOGETHER} (per="client", or a model that mixes samples), and a '
+            "minibatch would have another one"
+        )
+    if per == "client" and private:
+        raise ValueError(
+            f'privacy does not go with per="client" or a model that mixes samples: {_TOGETHER}, so one sample may '
+            "change its gradient by any amount"
+        )
+    if weighs and private:
+        raise ValueError(
+            "privacy does not go with class weights or ignored samples: the mean is over the weights of the client's "
+            "own samples, so one sample may change its gradient by more than its clipped share"
+        )
+
+
+@contextmanager
+def _named(owner: str, samples: Samples) -> Iterator[None]:
+    """Without gradients and without a trace in torch's generator; errors name whose data it was."""
+    inputs, targets = samples
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"the model and the loss do not fit {owner}'s data, inputs {tuple(inputs.shape)} and targets "
+            f"{tuple(targets.shape)}: {error}"
+        ) from None
+
+
+def tried_clients(n: int) -> list[int]:
+    """The first, the middle and the last of n clients."""
+    return sorted({0, n // 2, n - 1})
+
+
+def _few_of(clients: list[Samples]) -> Samples:
+    """A few samples from all over the clients that are tried, as far as they have one shape."""
+    tried = tried_clients(len(clients))
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for i in tried:
+        inputs, targets = clients[i]
+        if (inputs.shape[1:], targets.shape[1:]) == tuple(part.shape[1:] for part in clients[0]):
+            chosen = torch.linspace(0, len(inputs) - 1, min(len(inputs), _FEW // len(tried))).long()
+            for part, whole in zip(parts, (inputs, targets), strict=True):
+                part.append(whole[chosen])
+    return torch.cat(parts[0]), torch.cat(parts[1])
+
+
+def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
+    """The buffers with torch's count of their changes, which also counts those that write the same numbers again."""
+    return {(name, id(buffer), buffer._version) for name, buffer in model.named_buffers()}
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    """The tensors that a model gave, which may be one, a tuple or a dictionary."""
+    parts = outputs.values() if isinstance(outputs, dict) else outputs
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether numbers are equal but for rounding; NaN equals NaN."""
+    for one, other in zip(some, others, strict=True):
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return False
+            continue
+        tolerance = sqrt(torch.finfo(one.dtype).eps)
+        largest = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
+        if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
+            return False
+    return True

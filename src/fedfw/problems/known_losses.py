@@ -1,0 +1,178 @@
+"""The losses of torch whose form is known: each is a mean over samples and convex in the model's outputs.
+
+Cross-entropy and the negative log-likelihood with class weights or an ignored class are a ratio,
+
+    sum over the client's samples j of w[y_j] l_j   /   sum over the client's samples j of w[y_j],
+
+so a sample's share in the mean depends on the other samples' targets. `KnownLoss.masses` are those w[y_j].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+Per = Literal["sample", "client"]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """One line of the table.
+
+    Parameters
+    ----------
+    function, module
+        The loss as torch has it, twice.
+    classes
+        Whether targets are class numbers (m, ...) for outputs (m, classes, ...); otherwise they have the outputs'
+        shape.
+    ratio
+        Whether class weights and an ignored class change the denominator of the mean.
+    least, most
+        Where targets that are not class numbers must lie, for the loss to be convex.
+    """
+
+    function: Callable[..., Tensor]
+    module: type[nn.Module]
+    classes: bool = False
+    ratio: bool = False
+    least: float = -inf
+    most: float = inf
+
+
+KINDS = (
+    Kind(nnf.cross_entropy, nn.CrossEntropyLoss, classes=True, ratio=True, least=0, most=1),
+    Kind(nnf.nll_loss, nn.NLLLoss, classes=True, ratio=True),
+    Kind(nnf.mse_loss, nn.MSELoss),
+    Kind(nnf.l1_loss, nn.L1Loss),
+    Kind(nnf.smooth_l1_loss, nn.SmoothL1Loss),
+    Kind(nnf.huber_loss, nn.HuberLoss),
+    Kind(nnf.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss, least=0, most=1),
+    Kind(nnf.binary_cross_entropy, nn.BCELoss, least=0, most=1),
+    Kind(nnf.poisson_nll_loss, nn.PoissonNLLLoss, least=0),
+    Kind(nnf.hinge_embedding_loss, nn.HingeEmbeddingLoss),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownLoss:
+    """A loss of the table with its options.
+
+    Parameters
+    ----------
+    kind
+        Its line of the table.
+    options
+        The function's keywords that differ from its defaults, such as ``weight`` or ``label_smoothing``.
+    ignored
+        The class number whose samples do not count; None where there is none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> loss = known_loss(torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+    >>> loss.masses(torch.tensor([[0, 1, 1]])).tolist()
+    [[1.0, 3.0, 3.0]]
+    """
+
+    kind: Kind
+    options: dict[str, Any]
+    ignored: int | None = None
+
+    def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """The loss of outputs (m, ...), with its weights where the outputs are and in their dtype."""
+        tensors = {name: value for name, value in self.options.items() if isinstance(value, Tensor)}
+        weights = {name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()}
+        return self.kind.function(outputs, targets, reduction=reduction, **(self.options | weights))
+
+    def to(self, device: torch.device) -> KnownLoss:
+        """The same with its weights on another device."""
+        options = {
+            name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.options.items()
+        }
+        return replace(self, options=options)
+
+    def of_samples(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(m,): the loss of each sample, with its weight; a sample's own numbers are averaged."""
+        return self(outputs, targets, "none").reshape(len(targets), -1).mean(1)
+
+    @property
+    def takes_probabilities(self) -> bool:
+        """Whether targets may be probabilities of classes instead of their numbers."""
+        return self.kind.function is nnf.cross_entropy
+
+    def weighs(self, targets: Tensor) -> bool:
+        """Whether samples with such targets have shares in the mean that depend on the other samples' targets."""
+        classes = self.kind.ratio and not targets.is_floating_point()
+        return classes and (self.options.get("weight") is not None or self.ignored is not None)
+
+    def masses(self, targets: Tensor) -> Tensor:
+        """(b, m): what samples with targets (b, m, ...) add to the denominator of their client's mean."""
+        weight = self.options.get("weight")
+        if not self.weighs(targets):
+            return torch.ones(targets.shape[:2], device=targets.device)
+        ignored = torch.zeros_like(targets, dtype=torch.bool) if self.ignored is None else targets == self.ignored
+        if weight is None:
+            masses = (~ignored).to(torch.get_default_dtype())
+        else:
+            masses = weight.to(targets.device)[targets.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
+        return masses.flatten(2).mean(2) if masses.ndim > 2 else masses
+
+    def settled(self, targets: Sequence[Tensor]) -> KnownLoss:
+        """The same without the class -100, which torch ignores unless it is told otherwise, where nobody has it."""
+        if self.ignored is None or "ignore_index" in self.options or any(bool((y == -100).any()) for y in targets):
+            return self
+        return replace(self, ignored=None)
+
+    def converted(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        """Targets in the type that the function takes: int64 class numbers, or numbers in the model's ``dtype``."""
+        if targets.is_floating_point():
+            return targets.to(dtype)
+        return targets.to(torch.int64 if self.kind.classes else dtype)
+
+
+def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
+    """The table's entry for a function of torch, its module, or a `functools.partial` of it; None for other losses.
+
+    Raises
+    ------
+    ValueError
+        For a reduction that gives no mean, and for negative weights.
+    """
+    options, function = _options_of(loss)
+    reduction = options.pop("reduction", "mean")
+    if reduction == "none" or (reduction == "sum" and per == "sample"):
+        raise ValueError(
+            f"the loss has reduction={reduction!r}, expected 'mean': a client's loss is the mean over its samples, so "
+            "that it does not change with how they are split (weights= can give clients with more samples more weight)"
+        )
+    kind = next((kind for kind in KINDS if function is kind.function or type(loss) is kind.module), None)
+    if kind is None or reduction != "mean":
+        return None
+    defaults, _ = _options_of(kind.module())
+    if not options.keys() <= defaults.keys():  # an element-wise weight of the squared loss has a mean of its own
+        return None
+    ignored = options.get("ignore_index")
+    options = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != defaults[name]}
+    for name in ("weight", "pos_weight"):
+        if name in options and not bool((options[name] >= 0).all()):
+            raise ValueError(f"the loss has {name}={options[name].tolist()}, expected numbers of at least 0")
+    return KnownLoss(kind, options, ignored)
+
+
+def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
+    """What a loss was built with, and its function where it is one."""
+    if isinstance(loss, partial) and not loss.args:
+        return dict(loss.keywords), loss.func
+    if isinstance(loss, nn.modules.loss._Loss):
+        own = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
+        return own | dict(loss._buffers), loss
+    return {}, loss

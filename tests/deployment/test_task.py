@@ -1,0 +1,60 @@
+"""What a task refuses before anybody trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+import fedfw
+from fedfw.deployment import Task
+from fedfw.rounds.options import Options
+
+PRIVATE = "eps=1,delta=1e-5"
+
+
+def data(client: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    return torch.randn(8, 4, generator=generator), torch.arange(8) % 3
+
+
+def task(model: nn.Module | None = None, loss: Any = nnf.cross_entropy, per: Any = "sample", **options: Any) -> Task:
+    algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
+    return Task(model or nn.Linear(4, 3), loss, algorithm, data, 2, options=Options(rounds=2, **options), per=per)
+
+
+def together(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nnf.cross_entropy(outputs - outputs.mean(0), targets)
+
+
+def test_a_loss_of_whole_clients_has_no_minibatches_and_no_privacy() -> None:
+    assert task(loss=together, per="client").problem(data(0)).losses.per == "client"
+    with pytest.raises(ValueError, match="batch_size=3, expected none"):
+        task(loss=together, per="client", batch_size=3)
+    with pytest.raises(ValueError, match='privacy does not go with per="client"'):
+        task(loss=together, per="client", privacy=PRIVATE)
+
+
+def test_what_only_the_data_show_is_refused_at_the_client() -> None:
+    mixing = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(ValueError, match="batch_size=3, expected none"):
+        task(mixing, batch_size=3).problem(data(0))
+    with pytest.raises(ValueError, match='privacy does not go with per="client"'):
+        task(mixing, privacy=PRIVATE).problem(data(0))
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    with pytest.raises(ValueError, match="privacy does not go with class weights"):
+        task(loss=weighted, privacy=PRIVATE).problem(data(0))
+    assert task(loss=weighted, batch_size=3).problem(data(0)).losses.weighs
+
+
+@pytest.mark.parametrize(
+    ("loss", "convex"),
+    [(nn.CrossEntropyLoss(), True), (nn.CrossEntropyLoss(label_smoothing=0.1), True), (together, None)],
+)
+def test_convexity_is_that_of_the_problem(loss: Any, convex: bool | None) -> None:
+    made = task(loss=loss, per="client" if loss is together else "sample")
+    assert made.setting().convex is convex
+    assert made.problem(data(0)).convex is convex
