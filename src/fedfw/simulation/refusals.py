@@ -26,6 +26,8 @@ def refuse_contradictions(
         raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
+    if options.tol is not None and not problem.losses.countable:
+        raise ValueError(f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give")
     if options.tol is not None and problem.convex is not True:
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.contract.may_relax:
