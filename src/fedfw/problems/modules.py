@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from fedfw.gpu.graphs import Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
 from fedfw.problems.linear import LossFunction
-from fedfw.problems.stacks import Samples, Stack, stack_clients
+from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
 
 _WORKING_FLOATS = 2**27
 """How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with their gradients).
@@ -80,6 +80,9 @@ class ModuleLosses(ClientLosses):
         sizes = torch.tensor([len(x) for x, _ in clients])
         sample_by_sample = _has_sample_losses(model, loss, clients)
         return cls(model, loss, shapes, stack_clients(clients, may_pad=sample_by_sample), sizes, sample_by_sample)
+
+    def data(self) -> Iterator[Tensor]:
+        return samples_of(self._stacks)
 
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]
