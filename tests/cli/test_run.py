@@ -158,6 +158,60 @@ def test_resume_of_a_finished_run_changes_nothing(capsys: pytest.CaptureFixture[
     assert "no run folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (["--l2", "0.001"], ("l2 = 0.001", "l2 = 0.002"), "l2 was 0.001, is 0.002"),
+        (["--partition", "labels:3"], ('"labels:3"', '"iid"'), "data was"),
+        (["--participation", "3"], ("participation = 3", "participation = 5"), "participation was 3, is 5"),
+        (["--weights", "equal", "--partition", "dirichlet:0.3"], ('"equal"', '"samples"'), "weights was"),
+        (["--seed", "1"], ("seed = 1", "seed = 2"), "seed was 1, is 2"),
+    ],
+)
+def test_a_folder_whose_configuration_was_changed_is_not_resumed(
+    capsys: pytest.CaptureFixture[str], before: list[str], after: tuple[str, str], said: str
+) -> None:
+    run(capsys, *before, "--rounds", "2", "--out", "r")
+    file = Path("r/config.toml")
+    text = file.read_text()
+    assert after[0] in text
+    file.write_text(text.replace(*after))
+    history = Path("r/history.jsonl").read_text()
+    assert main(["resume", "r"]) == 2
+    told = capsys.readouterr().err
+    assert "holds another run" in told
+    assert said in told
+    assert Path("r/history.jsonl").read_text() == history
+
+
+def test_data_that_changed_are_another_run(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{i % 2} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)]
+    Path("mine.txt").write_text("".join(lines))
+    run(capsys, "--dataset", "libsvm:mine.txt", "--rounds", "2", "--out", "r")
+    lines[7] = lines[7].replace("1 1:", "0 1:")
+    Path("mine.txt").write_text("".join(lines))
+    assert main(["resume", "r"]) == 2
+    assert "data was" in capsys.readouterr().err
+
+
+def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) -> None:
+    straight = run(capsys, "--rounds", "9", "--participation", "0.5", "--out", "straight")
+    run(capsys, "--rounds", "4", "--participation", "0.5", "--out", "r")
+    assert main(["resume", "r", "--rounds", "9", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    timed = {"seconds", "run_folder"}
+    assert {k: v for k, v in told.items() if k not in timed} == {k: v for k, v in straight.items() if k not in timed}
+    assert read_config(Path("r/config.toml")) == read_config(Path("straight/config.toml"))
+    assert main(["resume", "r", "--rounds", "5"]) == 2
+    assert "rounds=5, expected at least 9" in capsys.readouterr().err
+    assert main(["resume", "r", "--rounds", "many"]) == 2
+    assert read_config(Path("r/config.toml")).rounds == 9
+    run(capsys, "--rounds", "4", "--schedule", "linear-decay:0.5", "--out", "h")
+    assert main(["resume", "h", "--rounds", "9"]) == 2
+    assert "the schedule goes by the number of rounds" in capsys.readouterr().err
+    assert read_config(Path("h/config.toml")).rounds == 4
+
+
 def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run(capsys, "--rounds", "5", "--out", "one")
     run(capsys, "--rounds", "5", "--out", "two", "--algorithm", "frank-wolfe")

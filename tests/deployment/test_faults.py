@@ -19,6 +19,7 @@ from fedfw.deployment.messages import Answer, Hello
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError, NonFiniteError
 from fedfw.rounds.wire import Repeat, whole
+from fedfw.schedules import convex
 
 from .loopback import Fields, Loopback, Weather, problem_of, small_task
 
@@ -66,7 +67,10 @@ def test_a_step_that_was_not_counted_is_undone(tmp_path: Path) -> None:
     assert (record.participants, record.refused, record.drift < 1e-6) == (3, {}, True)
     assert events(loop, 1)[-1] == "undone, then stepped"
     attended = fedfw.simulate(
-        problem_of(loop.server.task), FEDFW, rounds=4, participation=lambda t: [0, 2] if t == 3 else [0, 1, 2]
+        problem_of(loop.server.task),
+        replace(FEDFW, schedule=convex()),  # the server planned with everyone, the function's p would be less
+        rounds=4,
+        participation=lambda t: [0, 2] if t == 3 else [0, 1, 2],
     )
     assert torch.allclose(loop.server.xbar, attended.x, atol=1e-6)
 
@@ -405,6 +409,12 @@ def test_another_task_cannot_take_over_a_folder(tmp_path: Path) -> None:
         DeployedServer(small_task(FEDFW, rounds=3), settings)
     with pytest.raises(ValueError, match="holds another run"):
         DeployedServer(small_task(PLUS, rounds=3), replace(settings, resume=True))
+    regularised = replace(small_task(FEDFW, rounds=3), l2=0.1)
+    with pytest.raises(ValueError, match=r"holds another run: l2 was 0.0, is 0.1$"):
+        DeployedServer(regularised, replace(settings, resume=True))
+    with pytest.raises(ValueError, match="holds another run: participation was everyone, is 2;"):
+        DeployedServer(small_task(FEDFW, rounds=3, participation=2), replace(settings, resume=True))
+    assert DeployedServer(small_task(FEDFW, rounds=30), replace(settings, resume=True)).t == 2  # longer is the same
     with pytest.raises(ValueError, match="resume needs the folder"):
         Deployment(resume=True)
 

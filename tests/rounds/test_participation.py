@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfw.rounds.participation import Participation
+import fedfw
+from fedfw.rounds.participation import Attendance, Participation
 
 
 def test_rates() -> None:
@@ -94,6 +97,52 @@ def test_a_function_is_asked_once_a_round_and_held_to_the_clients_that_there_are
     asked.clear()
     assert [attends(3).tolist() for _ in range(3)] == [[], [], []]
     assert asked == [3]
+
+
+@pytest.mark.parametrize(
+    ("function", "p"),
+    [
+        (lambda t: [0] if t % 5 else [0, 1], 0.2),
+        (lambda t: [t % 4], 0.25),
+        (lambda t: [0, 1, 2, 3], 1.0),
+        (lambda t: [2], 1.0),  # three clients never come
+        (lambda t: [], 1.0),
+    ],
+)
+def test_the_p_of_a_function_is_the_least_share_of_rounds(function: Attendance, p: float) -> None:
+    attends = Participation(function, 4, seed=0, rounds=20)
+    assert attends.p == pytest.approx(p)
+    counts = torch.zeros(4, dtype=torch.int64)
+    for t in range(1, 21):
+        counts[attends(t)] += 1
+    assert torch.equal(attends.attended(20), counts)
+
+
+def test_schedules_go_by_the_p_of_a_function() -> None:
+    """Two of four clients in turns are as good as half of the rounds by chance: the same step sizes."""
+    problem = fedfw.Problem.from_losses([lambda x: (x - 1).square().sum()] * 4, torch.zeros(3), convex=True)
+    algorithm = fedfw.FedFW(fedfw.L2Ball(1.0), penalty=0.1)
+    turns, chance = (
+        fedfw.simulate(problem, algorithm, rounds=8, participation=participation)
+        for participation in (lambda t: [0, 1] if t % 2 else [2, 3], 0.5)
+    )
+    assert [r.eta for r in turns.history] == [r.eta for r in chance.history]
+    assert turns.history[7].eta == pytest.approx(2 / (0.5 * 7 + 2))
+
+
+def test_a_function_is_asked_for_all_planned_rounds_at_once() -> None:
+    chance, asked = random.Random(0), []
+
+    def function(t: int) -> list[int]:
+        asked.append(t)
+        return chance.sample(range(4), 2)
+
+    attends = Participation(function, 4, seed=0, rounds=10)
+    drawn = [attends(t).tolist() for t in (*range(10, 0, -1), *range(10, 0, -1))]
+    assert asked == [*range(1, 11)]
+    assert drawn[:10] == drawn[10:]
+    assert str(attends) == str(Participation(lambda t: drawn[10 - t], 4, seed=0, rounds=10))
+    assert str(attends) != str(Participation(function, 4, seed=0, rounds=10))
 
 
 def test_draws_from_many_are_fair_and_repeat() -> None:

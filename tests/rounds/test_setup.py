@@ -1,4 +1,4 @@
-"""What is worked out before the first round: device, start, certificate, and what makes two runs the same."""
+"""What is worked out before the first round: device, start and certificate."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 import fedfw
 from fedfw.errors import NoProjectionError
-from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.rounds.setup import (
     Certificate,
     StartingGradients,
     feasible_start,
-    fingerprint,
     mean_steepness,
     steepness_of,
     usable_device,
@@ -142,41 +140,3 @@ def test_certificate_says_when_it_is_not_valid() -> None:
     assert averaged.history[5].lower_bound is None
     assert averaged.history[9].lower_bound is not None
     assert "F - gap" in averaged.certificate
-
-
-# --- what makes two runs the same ---
-
-
-def stamp(algorithm: fedfw.Algorithm | None = None, problem: fedfw.Problem | None = None, **options: Any) -> str:
-    q = Quadratics.on("l1")
-    algorithm = fedfw.FedFW(q.constraint, penalty=0.1) if algorithm is None else algorithm
-    simulation = Simulation(q.problem if problem is None else problem, algorithm, Options(**options))
-    plan, start = simulation.plan, simulation.problem.start
-    assert simulation.fingerprint == fingerprint(plan, simulation.algorithm, simulation.options, start)
-    return simulation.fingerprint
-
-
-def test_fingerprints_tell_runs_apart_that_would_go_another_way() -> None:
-    q = Quadratics.on("l1")
-    D, same = q.constraint, stamp()
-    assert stamp() == same
-    assert stamp(rounds=7, eval_every=3, tol=0.1, participation=1.0) == same  # how long, and what is looked at
-    moved = quadratic_problem(q.A, q.c, q.start + 0.01)
-    double = quadratic_problem(q.A.float(), q.c.float(), q.start.float())
-    others = [
-        stamp(fedfw.FedFW(D, penalty=0.2)),
-        stamp(fedfw.FedFW(D, penalty=0.1, momentum=0.5)),
-        stamp(fedfw.FedFW(D, penalty=0.1, schedule="constant:0.5")),
-        stamp(fedfw.FedFW(fedfw.L1Ball(2.0), penalty=0.1)),
-        stamp(fedfw.FedFWPlus(D, penalty=0.1)),
-        stamp(fedfw.FedFWAnchored(D, penalty=0.1, anchor_every=5)),
-        stamp(fedfw.FedFWAnchored(D, penalty=0.1, anchor_every=6)),
-        stamp(fedfw.FedAvg(D)),
-        stamp(fedfw.FedAvg(D, mu=1.0)),
-        stamp(problem=moved),
-        stamp(problem=double),
-        stamp(seed=1),
-        stamp(local_steps=2),
-    ]
-    assert len({same, *others}) == 1 + len(others)
-    assert stamp(fedfw.FedFW(D, penalty=0.1, momentum="auto")) == same  # what it stands for here

@@ -272,6 +272,16 @@ class TestHardCases:
             exact, scaled = D.lmo(g).dot(g), D.lmo(g * size).dot(g)
             assert float(scaled) == pytest.approx(float(exact), rel=1e-5)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_a_symmetric_part_is_taken_before_digits_are_lost(self, dtype: torch.dtype) -> None:
+        """In float32 the sum 1 + 2^-25 is 1, and the second block would look as good as the first one."""
+        g = torch.zeros(4, 4, dtype=dtype)
+        g[2, 3], g[3, 2] = 1.0, 2.0**-25
+        g[0, 1] = g[1, 0] = 0.5
+        atom = fedfw.Spectrahedron(1.0).lmo(g)
+        assert float(atom.bound) == pytest.approx(-(1 + 2.0**-25) / 2, abs=1e-12)  # type: ignore[arg-type]
+        assert atom.dense()[2, 2] == pytest.approx(0.5, abs=1e-3)
+
     def test_half_precision_gradients_are_upcast(self) -> None:
         g = torch.randn(140, 140, generator=torch.Generator().manual_seed(0)).bfloat16()
         D = fedfw.Spectrahedron(1.0)

@@ -80,6 +80,18 @@ def test_relaxed_clients_with_the_constraint_itself_change_nothing() -> None:
         assert [r.participants for r in one.history] == [r.participants for r in other.history]
 
 
+def test_a_set_that_misses_few_points_is_refused_or_said_to_be_unproven(recwarn: pytest.WarningsRecorder) -> None:
+    """Atoms of random directions seldom are e_0, the only corner of the l1 ball that lies outside of this box."""
+    p = 2000
+    problem = fedfw.Problem.from_losses([lambda x: x.square().sum()] * 2, torch.zeros(p), convex=True)
+    hi = torch.ones(p)
+    hi[0] = 0.5
+    constraint_groups(fedfw.L1Ball(1.0), {1: fedfw.L2Ball(1.0)}, problem)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"relax: it is not known whether the set of client 1, .* contains"):
+        constraint_groups(fedfw.L1Ball(1.0), {1: fedfw.Box(-torch.ones(p), hi)}, problem)
+
+
 def test_refusals() -> None:
     q = Quadratics.on("l1")
     loose = fedfw.enclosing(q.constraint, "l2")

@@ -61,6 +61,17 @@ def test_tolerances_need_convex_losses() -> None:
         fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=2, tol=0.1)
 
 
+def test_tolerances_need_a_loss_that_is_summed_over_all_clients() -> None:
+    """Nobody works out F of generated clients, so such a run could never find that it is close enough."""
+
+    def make(who: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(len(who), 2, 4), torch.zeros(len(who), 2, dtype=torch.int64)
+
+    made = fedfw.Problem.generated(torch.nn.Linear(4, 3), nnf.cross_entropy, 50, make)
+    with pytest.raises(ValueError, match=r"tol=0.1 needs the loss over all clients"):
+        fedfw.simulate(made, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), rounds=3, participation=2, tol=0.1)
+
+
 def test_a_set_without_a_projection_does_not_go_with_projected_methods() -> None:
     class OnlyAnOracle(fedfw.L1Ball):
         has_projection = property(lambda self: False)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""``fedfw resume``: continue an interrupted run from its last checkpoint."""
+"""``fedfw resume``: continue an interrupted run from its last checkpoint, or a finished one to more rounds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 from fedfw.cli.closing import CONFIG, run_to_the_end
-from fedfw.config import build_algorithm, build_problem, completed, load, read_config, run_options
+from fedfw.config import build_algorithm, build_problem, completed, load, merge, read_config, run_options
+from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
 from fedfw.simulation import Simulation
 from fedfw.simulation.callbacks import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run's folder, and the form of the output."""
+    """The run's folder, how many rounds it is to have, and the form of the output."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--rounds", metavar="VALUE", help="go on to so many rounds in all (as many as the run has)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
@@ -28,12 +30,16 @@ def execute(options: argparse.Namespace) -> int:
             "(a run from Python continues with simulate(..., resume=True))"
         )
     kept = RunFolder(folder, resume=True)
-    config = read_config(folder / CONFIG)
+    config = stored = read_config(folder / CONFIG)
+    if options.rounds is not None:
+        config = merge(config, {"rounds": options.rounds}, "command line")
     data = load(config)
     config = completed(config, data)
     problem, algorithm = build_problem(config, data), build_algorithm(config)
     del data  # the problem has what it needs of it
     simulation = Simulation(problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()])
+    if config.rounds != stored.rounds:  # it was not refused
+        write_atomically(folder / CONFIG, config.to_toml().encode())
     found = f"going on after round {simulation.t}" if simulation.t else "there is no checkpoint yet: from the start"
     print(f"{found}, {config.rounds} rounds in all", file=sys.stderr)
     return run_to_the_end(simulation, config, folder, as_json=options.json)

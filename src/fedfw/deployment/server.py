@@ -28,13 +28,14 @@ from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import TOO_LARGE, Task
 from fedfw.errors import AtomError, MessageError
+from fedfw.problems.digest import describe_model
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.coordinator import Coordinator, Round
+from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import PLOTS, RunFolder
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
-from fedfw.rounds.setup import fingerprint
 from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import digest, encoded, narrowest
 
@@ -419,11 +420,14 @@ class DeployedServer:
 
     # --- checkpoints ---
 
-    @property
-    def fingerprint(self) -> str:
-        """What must agree for a checkpoint to be continued."""
-        plan = self.task.plan(self.algorithm, self.task.clients)
-        return fingerprint(plan, self.algorithm, self.task.options, self.task.start)
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        """What must agree for a checkpoint to be continued; of the data the server knows nothing."""
+        task, options = self.task, self.task.options
+        participation = Participation(options.participation, task.clients, options.seed)
+        plan = task.plan(self.algorithm, task.clients)
+        known = describe_model(task.model, task.loss, task.l2, task.weights)
+        return known | fingerprint(plan, self.algorithm, options, task.start, participation)
 
     def _save(self) -> None:
         if self._folder is None:
@@ -432,7 +436,7 @@ class DeployedServer:
             "schema": SCHEMA,
             "round": self.t,
             "run": self.run,
-            "fingerprint": self.fingerprint,
+            "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
             "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
         }
         tensors = joined({"coordinator": self.coordinator.state()})
@@ -446,8 +450,9 @@ class DeployedServer:
         if meta["schema"] != SCHEMA:
             raise ValueError(f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}")
         self._numbers = meta["numbers"]
-        if meta["fingerprint"] != self.fingerprint:
-            raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
+        plan = self.task.plan(self.algorithm, self.task.clients)  # the coordinator is made when the roster is known
+        here = after_rounds(self._fingerprint, plan, min(meta["round"], self.task.options.rounds))
+        refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.roster.load(meta)
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -102,6 +102,13 @@ class ClientLosses(ABC):
     def smoothness(self) -> Tensor | None:
         """L_i (n,) in float64, where it is known: how fast the gradient of f_i can change."""
         return None
+
+    def data(self) -> Iterator[Tensor]:
+        """Every tensor that the losses are made from, client by client, by which two problems are told apart.
+
+        None where there is nothing to look at, as with plain functions.
+        """
+        yield from ()
 
     @abstractmethod
     def to(self, device: torch.device) -> ClientLosses:

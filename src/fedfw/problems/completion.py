@@ -6,6 +6,8 @@ so it costs as many operations as the client has entries.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +46,11 @@ class CompletionLosses(ClientLosses):
                 raise ValueError(f"client {i} holds an entry outside the matrix of {rows} x {columns}")
             cells.append(pairs[:, 0] * columns + pairs[:, 1])
         return cls(cells, [values for _, values in clients])
+
+    def data(self) -> Iterator[Tensor]:
+        for cells, values in zip(self._cells, self._values, strict=True):
+            yield cells
+            yield values
 
     def to(self, device: torch.device) -> CompletionLosses:
         return CompletionLosses([c.to(device) for c in self._cells], [v.to(device) for v in self._values])

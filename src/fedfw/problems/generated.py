@@ -45,6 +45,9 @@ class GeneratedLosses(ClientLosses):
         ]
         return torch.cat(parts)
 
+    def data(self) -> Iterator[Tensor]:
+        yield from self._make(torch.tensor([0, self.n - 1]))  # of all of them it would take long
+
     def to(self, device: torch.device) -> GeneratedLosses:
         return GeneratedLosses(self.n, self._make, self._losses_of, self._like.to(device))
 

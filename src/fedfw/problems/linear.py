@@ -8,7 +8,7 @@ sigmoid(Z) - y for the logistic loss, 2 (Z - y) for the squared loss (over the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as nnf
@@ -18,7 +18,7 @@ from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors
 from fedfw.problems.known_losses import KnownLoss
-from fedfw.problems.stacks import Samples, Stack, stack_clients
+from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
 
 _CONVERTED_FLOATS = 2**20
 """How many numbers of samples are converted to float64 at a time: these stay in a processor's cache."""
@@ -112,6 +112,9 @@ class LinearLosses(ClientLosses):
     def of(cls, model: nn.Linear, derivative: Derivative, clients: list[Samples]) -> LinearLosses:
         sizes = torch.tensor([len(x) for x, _ in clients])
         return cls(model, derivative, stack_clients(clients, may_pad=True), sizes)
+
+    def data(self) -> Iterator[Tensor]:
+        return samples_of(self._stacks)
 
     def to(self, device: torch.device) -> LinearLosses:
         stacks = [stack.to(device) for stack in self._stacks]

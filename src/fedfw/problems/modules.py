@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from fedfw.gpu.graphs import Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
-from fedfw.problems.stacks import Samples, Stack, stack_clients
+from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
 
 _WORKING_FLOATS = 2**27
 """How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with their gradients).
@@ -95,6 +95,9 @@ class ModuleLosses(ClientLosses):
         sizes = torch.tensor([len(x) for x, _ in clients])
         stacks = stack_clients(clients, may_pad=known is not None and per == "sample")
         return cls(model, loss, shapes, stacks, sizes, known, per)
+
+    def data(self) -> Iterator[Tensor]:
+        return samples_of(self._stacks)
 
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class QuadraticLosses(ClientLosses):
     def smoothness(self) -> Tensor:
         largest: Tensor = torch.linalg.eigvalsh(self.A.double())[:, -1]
         return largest
+
+    def data(self) -> Iterator[Tensor]:
+        yield from (self.A, self.c)
 
     def to(self, device: torch.device) -> QuadraticLosses:
         return QuadraticLosses(self.A.to(device), self.c.to(device))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,9 @@ class RegularisedLosses(ClientLosses):
     def smoothness(self) -> Tensor | None:
         inner = self.inner.smoothness()
         return None if inner is None else inner + self.l2
+
+    def data(self) -> Iterator[Tensor]:
+        return self.inner.data()
 
     def to(self, device: torch.device) -> RegularisedLosses:
         return RegularisedLosses(self.inner.to(device), self.l2)

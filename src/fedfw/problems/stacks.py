@@ -5,6 +5,7 @@ Clients of similar size share a stack (b, longest, ...); shorter ones are padded
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,6 +42,15 @@ class Stack:
 
     def to(self, device: torch.device) -> Stack:
         return Stack(*(t.to(device) for t in (self.who, self.inputs, self.targets, self.sizes)))
+
+
+def samples_of(stacks: list[Stack]) -> Iterator[Tensor]:
+    """The inputs and the targets of each client, in the clients' order and without padding."""
+    places = [(int(i), stack, row) for stack in stacks for row, i in enumerate(stack.who.tolist())]
+    for _, stack, row in sorted(places, key=lambda place: place[0]):
+        size = int(stack.sizes[row])
+        yield stack.inputs[row, :size]
+        yield stack.targets[row, :size]
 
 
 def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfw.problems.digest import digest_of, text_of
 from fedfw.randomness import generator
 
 Attendance = Callable[[int], Sequence[int]]
@@ -23,12 +24,21 @@ class Participation:
     ----------
     wanted
         A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a function t -> clients.
+    n, seed
+        Number of clients, and what their draws follow from.
+    rounds
+        How many rounds are planned. A function is asked for all of them at once: then it is known how often each client
+        takes part, and a function that draws at random cannot answer the plan in one way and the round in another.
     """
 
     def __init__(
-        self, wanted: float | Sequence[float] | Tensor | np.ndarray[Any, Any] | Attendance, n: int, seed: int
+        self,
+        wanted: float | Sequence[float] | Tensor | np.ndarray[Any, Any] | Attendance,
+        n: int,
+        seed: int,
+        rounds: int = 0,
     ) -> None:
-        self._n, self._seed = n, seed
+        self._n, self._seed, self._rounds = n, seed, rounds
         self._function: Attendance | None = None
         self._count: int | None = None
         self._chances: Tensor | None = None
@@ -36,9 +46,12 @@ class Participation:
         self._all: Tensor | None = None
         self._drawn: dict[int, Tensor] = {}  # what a function said: it may draw at random, so it is asked once a round
         self.p = 1.0
-        """The probability that schedules go by: the least one."""
+        """The probability that schedules go by: the least one, for a function the least share of the rounds that
+        somebody takes part in. Clients that never do are not counted: no step size would suit them."""
         if callable(wanted):
             self._function = wanted
+            attended = self.attended(rounds)
+            self.p = float(attended[attended > 0].min()) / rounds if bool(attended.any()) else 1.0
         elif isinstance(wanted, int) and not isinstance(wanted, bool):
             if wanted == 1 < n:
                 raise ValueError(
@@ -67,6 +80,22 @@ class Participation:
     def everyone(self) -> bool:
         """Whether nobody is ever absent."""
         return self._function is None and self.p == 1.0
+
+    def attended(self, rounds: int) -> Tensor:
+        """(n,) int64: in how many of the rounds 1 to ``rounds`` each client takes part."""
+        counts = torch.zeros(self._n, dtype=torch.int64)
+        for t in range(1, rounds + 1):
+            counts[self(t)] += 1
+        return counts
+
+    def __str__(self) -> str:
+        """What was asked for; of a function, which clients it chose in the rounds that are planned."""
+        if self._function is not None:
+            chosen = digest_of(self(t) for t in range(1, self._rounds + 1))
+            return f"a function that chose {chosen} in {self._rounds} rounds"
+        if self.everyone:
+            return "everyone"
+        return text_of(self._count or self._chance or self._chances)
 
     def __call__(self, t: int) -> Tensor:
         """The clients of round t, ascending, (m,) int64; m may be 0."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from enum import StrEnum
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Plan, Setting
+from fedfw.algorithms.base import Algorithm, Setting
 from fedfw.errors import NoProjectionError
 from fedfw.problems.base import refuse_non_finite
 from fedfw.problems.problem import Problem
@@ -155,19 +153,3 @@ def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> 
     if not algorithm.contract.proves:
         return Certificate.AT_EVALUATIONS
     return Certificate.EVERY_ROUND if algorithm.exact else Certificate.AVERAGED
-
-
-def fingerprint(plan: Plan, algorithm: Algorithm, options: Options, start: Tensor, noise: float | None = None) -> str:
-    """What must agree for a checkpoint to be continued."""
-    digest = hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()[:12]
-    rates = [] if plan.schedule is None else [plan.rates(t) for t in range(1, min(3, options.rounds) + 1)]
-    # A penalty or a step size is compared as the number it stands for, a schedule by its first rates.
-    compared = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr"))
-    chosen = ", ".join(f"{name} {getattr(algorithm, name)!r}" for name in compared)
-    promise = options.promise
-    return (
-        f"{algorithm.name} on {plan.constraint!r}, {chosen}, lam_0 {plan.lam_0!r}, lr {plan.lr!r}, "
-        f"rates {[(r.eta, r.lam, r.rho) for r in rates]}, {plan.n} clients, {tuple(start.shape)} {start.dtype} "
-        f"from {digest}, {options.local_steps} local steps, batch {options.batch_size}, seed {options.seed}"
-        + ("" if promise is None else f", {promise!r}, noise {noise!r}, {options.rounds} rounds")
-    )

@@ -350,17 +350,17 @@ class Spectrahedron(_MatrixSet):
             raise ValueError(f"Spectrahedron needs a square matrix, got a parameter of shape {shape}")
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        matrices, size = normalised(_matrices(g, shape))
+        matrices, size = normalised(_matrices(g, shape).double())  # before g_ij + g_ji is rounded
         symmetric = (matrices + matrices.mT) / 2
         if shape[0] <= DENSE_UP_TO:
-            values, vectors = torch.linalg.eigh(symmetric.double())
+            values, vectors = torch.linalg.eigh(symmetric)
             v, lowest = vectors[:, :, 0], values[:, 0]
         else:
             row_sums = symmetric.abs().sum(2).amax(1)
             shift = torch.minimum(row_sums, torch.linalg.matrix_norm(symmetric))
-            shifted = shift[:, None, None] * torch.eye(shape[0], dtype=g.dtype, device=g.device) - symmetric
+            shifted = shift[:, None, None] * torch.eye(shape[0], dtype=symmetric.dtype, device=g.device) - symmetric
             pair = top_singular(shifted, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
-            v, lowest = pair.v, shift.double() - pair.upper
+            v, lowest = pair.v, shift - pair.upper
         v = round_inside(unit_rows(v)[0], request.precision).unsqueeze(2)
         return LowRank(
             shape=shape,

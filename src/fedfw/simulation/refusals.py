@@ -29,6 +29,8 @@ def refuse_contradictions(
         raise ValueError("batch_size needs clients with samples; these are plain functions")
     losses, private = problem.losses, options.promise is not None
     refuse_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
+    if options.tol is not None and not problem.losses.countable:
+        raise ValueError(f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give")
     if options.tol is not None and problem.convex is not True:
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.contract.may_relax:

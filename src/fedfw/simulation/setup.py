@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm
@@ -32,16 +31,13 @@ def plan_privacy(
     promise, sizes = options.promise, problem.losses.sizes
     if promise is None or sizes is None:
         return None
-    attended = torch.zeros(problem.n, dtype=torch.int64)
-    for t in range(1, options.rounds + 1):
-        attended[participation(t)] += 1
     return PrivacyPlan.of(
         promise,
         algorithm,
         constraint,
         shape=tuple(problem.start.shape),
         fewest_samples=int(sizes.min()),
-        rounds=max(1, int(attended.max())),
+        rounds=max(1, int(participation.attended(options.rounds).max())),
         local_steps=options.local_steps,
         batch_size=options.batch_size,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from fedfw.algorithms.base import Algorithm, GathersSums, Message, Plan, Rates, 
 from fedfw.algorithms.steps import Party, RoundSteps, take_steps
 from fedfw.gpu.replay import ReplayedRounds
 from fedfw.options import declare_keywords, refuse_unknown
+from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.rounds.coordinator import Coordinator, Rows
+from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
@@ -27,7 +30,6 @@ from fedfw.rounds.setup import (
     certificate_of,
     describe_setting,
     feasible_start,
-    fingerprint,
     usable_device,
 )
 from fedfw.rounds.stopwatch import Stopwatch
@@ -70,7 +72,8 @@ def simulate(
     out : path, optional
         A folder for history, model, plots and checkpoints; it must not hold a run yet, unless ``resume``.
     resume : bool
-        Whether to continue from the last good checkpoint in ``out``.
+        Whether to continue from the last good checkpoint in ``out``. The run must be the same; only ``rounds`` may be
+        more, where the rounds that are done would have been the same ones in a run of so many.
     {options}
 
     Returns
@@ -136,7 +139,7 @@ class Simulation:
         device = usable_device(options.device) if options.device is not None else problem.start.device
         self.problem, self.options = problem.to(device), options
         self.constraint = self.problem.bind(algorithm.constraint)
-        self.participation = Participation(options.participation, problem.n, options.seed)
+        self.participation = Participation(options.participation, problem.n, options.seed, options.rounds)
         self._groups = constraint_groups(self.constraint, options.relax, self.problem)
         refuse_contradictions(self.problem, algorithm, self.constraint, self.participation, options)
         start = feasible_start(self.constraint, self.problem.start)
@@ -155,12 +158,12 @@ class Simulation:
         self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
         self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device) if alike else None
-        noise = None if self.privacy is None else self.privacy.noise
-        self.fingerprint = fingerprint(plan, self.algorithm, options, start, noise)
+        self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
         self.stopped: str | None = None
         self.ended_at_gather = self.evaluates = False
+        self._halfway: dict[str, Tensor] = {}  # of a round that ended with its gathered sum, to go on from there
         self.callbacks = self._all_callbacks(folder, callbacks)
         self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
         self._folder = folder
@@ -227,7 +230,8 @@ class Simulation:
         """Take all rounds that are left."""
         self.resumed_at = self.t
         try:
-            while self.t < self.options.rounds and not self._call("before_round"):
+            # A round that goes on behind its gathered sum has begun already.
+            while self.t < self.options.rounds and (self._halfway or not self._call("before_round")):
                 self.t += 1
                 with self.clock.round():
                     self._round()
@@ -269,7 +273,11 @@ class Simulation:
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
         # Step 2: the dense sum before the step, for algorithms that have one.
         if coordinator.gathers(now):
-            self._gather(cohorts, tol)
+            if self._halfway:
+                now.load(self._halfway)
+                self._halfway = {}
+            else:
+                self._gather(cohorts, tol)
             if self._call("after_gather"):
                 self.ended_at_gather = True
                 return
@@ -397,10 +405,22 @@ class Simulation:
 
     # --- checkpoints ---
 
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What must agree for a checkpoint of the present round to be continued."""
+        return after_rounds(self._fingerprint, self.plan, self.t)
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        noise = None if self.privacy is None else self.privacy.noise
+        run = fingerprint(self.plan, self.algorithm, self.options, self._start, self.participation, noise)
+        return describe_problem(self.problem) | run
+
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold to go on to the same bits."""
         parts = {name: callback.state() for name, callback in self._named_callbacks().items()}
-        return joined({"coordinator": self.coordinator.state(), **parts})
+        halfway = self.now.state() if self.ended_at_gather else {}
+        return joined({"coordinator": self.coordinator.state(), "halfway": halfway, **parts})
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """Every callback by the name of its class, the second of a class with a number."""
@@ -417,14 +437,18 @@ class Simulation:
         if found is None:
             return
         held, meta = found
-        if meta["fingerprint"] != self.fingerprint:
-            raise ValueError(f"{folder.path} holds another run: {meta['fingerprint']}, not {self.fingerprint}")
+        here = after_rounds(self._fingerprint, self.plan, min(meta["round"], self.options.rounds))
+        refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.coordinator.load(part(held, "coordinator"))
         for name, callback in self._named_callbacks().items():
             if kept := part(held, name):
                 callback.load(kept)
         self.t = self.resumed_at = meta["round"]
         self.history = History.from_jsonl(meta["history"])
+        self._halfway = part(held, "halfway")
+        if self._halfway:  # its record is written anew, when the round is done
+            self.t = self.resumed_at = meta["round"] - 1
+            self.history = self.history[:-1]
 
 
 def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_init import copy_app
 from fedfw.config import RunConfig, build_algorithm, build_problem, load, merge
 from fedfw.deployment import DeployedRecord
+from fedfw.schedules import convex
 from fedfw.simulation import simulate
 
 pytest.importorskip("flwr")
@@ -168,7 +170,8 @@ def _simulated_loss(demo: Demo, history: list[DeployedRecord], folder: Path, run
     problem = build_problem(demo.config, load(demo.config))
     counted = {record.round: record.participants for record in history}
     who = {t: sorted(set(attended.get(t, [])))[: counted[t]] for t in counted}
-    run_ = simulate(problem, build_algorithm(demo.config), rounds=len(history), participation=lambda t: who[t])
+    algorithm = replace(build_algorithm(demo.config), schedule=convex())  # the server planned with everyone
+    run_ = simulate(problem, algorithm, rounds=len(history), participation=lambda t: who[t])
     loss = run_.history[-1].test_loss
     assert loss is not None
     return loss

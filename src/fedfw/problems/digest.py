@@ -1,0 +1,123 @@
+"""What tells one problem from another, as short texts: a checkpoint keeps them, so that only the same run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedfw.problems.problem import Problem
+from fedfw.problems.regularised import RegularisedLosses
+from fedfw.sets.product import Product
+
+_WRITTEN_OUT = 8
+"""Entries up to which a tensor is written out; larger ones are told by type, shape and digest."""
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Sixteen digits that change with any type, shape or entry of the tensors, and with their order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> digest_of([torch.zeros(2)]) == digest_of([torch.zeros(2)]), digest_of([torch.zeros(2)]) == digest_of([])
+    (True, False)
+    """
+    total = hashlib.sha256()
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        total.update(f"{array.dtype.str} {array.shape}\n".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()[:16]
+
+
+def text_of(value: Any) -> str:
+    """A value as a text that is the same in every process, and another one for another value.
+
+    Functions are told by their names, because what they do cannot be compared.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> text_of(fedfw.L1Ball(2.0)), text_of(torch.tensor([0.5, 0.25])), text_of(torch.nn.functional.mse_loss)
+    ('L1Ball(r=2.0)', '[0.5, 0.25]', 'mse_loss')
+    """
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor):
+        if value.numel() <= _WRITTEN_OUT:
+            return repr(value.tolist())
+        return f"{value.dtype} {tuple(value.shape)} {digest_of([value])}"
+    if isinstance(value, Product):
+        value = value.sets
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {text_of(one)}" for key, one in sorted(value.items())) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return "[" + ", ".join(map(text_of, value)) + "]"
+    if isinstance(value, nn.Module):  # a loss with its weights and settings
+        settings = {name: one for name, one in vars(value).items() if not name.startswith("_")}
+        return f"{type(value).__name__} {text_of(settings | dict(value.named_buffers()))}"
+    if is_dataclass(value) and not isinstance(value, type):
+        own = ", ".join(f"{f.name}={text_of(getattr(value, f.name))}" for f in fields(value) if f.init)
+        return f"{type(value).__name__}({own})"
+    if isinstance(value, partial):
+        return f"{text_of(value.func)} {text_of(value.args)} {text_of(value.keywords)}"
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return repr(value)
+
+
+def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict[str, str]:
+    """What is known of a problem without its data, as texts by name.
+
+    Parameters
+    ----------
+    model : nn.Module
+        It is told by its structure and by tensors that are not trained: the start is compared apart.
+    loss : callable
+        The loss, with its settings where it is a module.
+    l2 : float
+        Of the term l2/2 ||x||^2.
+    weights : Tensor, sequence of float or None
+        Of the clients.
+    """
+    structure = [
+        f"{name} {type(module).__name__} {'' if isinstance(module, nn.ParameterDict) else module.extra_repr()}"
+        for name, module in model.named_modules()
+    ]
+    shapes = [f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in model.named_parameters()]
+    text = torch.frombuffer(bytearray("\n".join(structure + shapes).encode()), dtype=torch.uint8)
+    still = [p for p in model.parameters() if not p.requires_grad]
+    return {
+        "model": f"{type(model).__name__} {digest_of([text, *still, *model.buffers()])}",
+        "loss": text_of(loss),
+        "l2": repr(float(l2)),
+        "weights": text_of(weights),
+    }
+
+
+def describe_problem(problem: Problem) -> dict[str, str]:
+    """All that changes the losses of a problem, as texts by name, with the data by digest.
+
+    Clients that are plain functions have no data that could be compared: they are told by their number.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> describe_problem(fedfw.testing.two_quadratics())["weights"]
+    '[0.5, 0.5]'
+    """
+    losses = problem.losses
+    l2 = losses.l2 if isinstance(losses, RegularisedLosses) else 0.0
+    return {
+        **describe_model(problem.model, problem.loss, l2, problem.weights),
+        "convex": repr(problem.convex),
+        "data": digest_of(losses.data()),
+        "test data": "none" if problem.test_data is None else digest_of(problem.test_data),
+    }

@@ -1,0 +1,106 @@
+"""What must agree for a checkpoint to be continued, as texts by name, and the sentence that says what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from torch import Tensor
+
+from fedfw.algorithms.base import Algorithm, Plan
+from fedfw.problems.digest import digest_of, text_of
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
+
+Fingerprint = dict[str, str]
+"""What a run is, as texts by name."""
+
+_ROUNDS, _SCHEDULE = "rounds", "schedule"
+_GO_BY_ROUNDS = {
+    _SCHEDULE: "the schedule goes by the number of rounds, so a run of so many would have taken other steps",
+    "penalty": "the default penalty goes by the number of rounds; to go on, give the penalty as the number that it was",
+    "participation": "the schedule goes by how often a function chooses each client, over all rounds",
+    "privacy": "the noise was planned for so many rounds",
+}
+"""What may differ because the number of rounds does, and why a run can then not be lengthened."""
+
+
+def fingerprint(
+    plan: Plan,
+    algorithm: Algorithm,
+    options: Options,
+    start: Tensor,
+    participation: Participation,
+    noise: float | None = None,
+) -> Fingerprint:
+    """What a run is, beside its problem, which `fedfw.problems.digest` describes.
+
+    Parameters
+    ----------
+    plan : Plan
+        The algorithm's plan.
+    algorithm : Algorithm
+        With its defaults filled in.
+    options : Options
+        How the run goes; what is only looked at (``tol``, ``eval_every``) and where (``device``) is left out.
+    start : Tensor
+        x^1, (p,).
+    participation : Participation
+        Who takes part.
+    noise : float, optional
+        The noise multiplier of a private run.
+    """
+    # A penalty or a step size is compared as the number it stands for, a schedule by its rates.
+    own = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr"))
+    promise = options.promise
+    private = "none" if promise is None else f"{promise.text} with noise {noise!r} for {options.rounds} rounds"
+    return {
+        "algorithm": algorithm.name,
+        "constraint": text_of(plan.constraint),
+        **{name: text_of(getattr(algorithm, name)) for name in own},
+        "penalty": repr(plan.lam_0),
+        "lr": repr(plan.lr),
+        "clients": repr(plan.n),
+        "start": f"{start.dtype} {tuple(start.shape)} {digest_of([start])}",
+        "participation": str(participation),
+        "relax": text_of(options.relax or {}),
+        "local_steps": repr(options.local_steps),
+        "batch_size": repr(options.batch_size),
+        "seed": repr(options.seed),
+        "privacy": private,
+        _ROUNDS: repr(options.rounds),
+    }
+
+
+def after_rounds(made: Fingerprint, plan: Plan, t: int) -> Fingerprint:
+    """The fingerprint with the step sizes of some of the t rounds that are done: those to come do not matter."""
+    rates = [] if plan.schedule is None else [plan.rates(done) for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
+    return made | {_SCHEDULE: repr([(r.eta, r.lam, r.rho) for r in rates])}
+
+
+def refuse_another_run(folder: Path, kept: Mapping[str, str], here: Mapping[str, str], done: int) -> None:
+    """Raise ValueError, which says what differs, unless a checkpoint can be continued.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the checkpoint lies.
+    kept, here : mapping of str to str
+        The fingerprints of the checkpoint and of the run that is to go on, each after the rounds that are done. The
+        number of rounds may differ.
+    done : int
+        Rounds that the checkpoint has done.
+    """
+    rounds = int(here[_ROUNDS])
+    if rounds < done:
+        raise ValueError(f"rounds={rounds}, expected at least {done}: {folder} holds a run that has done so many")
+    lengthened = kept.get(_ROUNDS) != here[_ROUNDS]
+    differ = []
+    for name in [*kept, *(new for new in here if new not in kept)]:
+        was, now = kept.get(name, "not there"), here.get(name, "not there")
+        if was != now and name != _ROUNDS:
+            why = f" ({_GO_BY_ROUNDS[name]})" if lengthened and name in _GO_BY_ROUNDS else ""
+            differ.append(f"{name} was {was}, is {now}{why}")
+    if differ:
+        raise ValueError(f"{folder} holds another run: {'; '.join(differ)}")

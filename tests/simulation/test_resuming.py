@@ -1,0 +1,240 @@
+"""Runs that go on: only the same run, to the same bits, also behind an anchor and to more rounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+import fedfw
+from fedfw.problems.quadratics import quadratic_problem
+from fedfw.rounds.folders import RunFolder
+from fedfw.rounds.options import Options
+from fedfw.rounds.records import Record
+from fedfw.simulation import Callback, Run, Simulation
+from fedfw.studies.quadratics import Quadratics
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+Q = Quadratics.on("l1")
+ALGORITHM = fedfw.FedFWPlus(Q.constraint, penalty=0.05)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def quadratics(dtype: torch.dtype = torch.float64, **options: Any) -> fedfw.Problem:
+    return quadratic_problem(Q.A.to(dtype), Q.c.to(dtype), Q.start.to(dtype), **options)
+
+
+def samples(*, change: float = 0.0, **options: Any) -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(9, 4, generator=generator), torch.arange(9) % 3) for _ in range(4)]
+    clients[2][0][5, 1] += change
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0], **options)
+
+
+def kept(run: Run) -> list[dict[str, Any]]:
+    """The records without the seconds, which differ from run to run."""
+    return [{**vars(record), "seconds": None} for record in run.history]
+
+
+# --- another run is refused ---
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"participation": 3}, {"participation": 2}, "participation was 3, is 2"),
+        ({"participation": 0.5}, {"participation": [0.5, 0.5, 0.5, 0.6]}, r"participation was 0.5, is \[0.5, 0.5, 0.5"),
+        ({}, {"relax": {1: fedfw.L2Ball(5.0)}}, r"relax was {}, is {1: L2Ball\(r=5.0\)}"),
+        ({"seed": 1}, {"seed": 2}, "seed was 1, is 2"),
+        ({"batch_size": 3}, {}, "batch_size was 3, is None"),
+        ({}, {"local_steps": 2}, "local_steps was 1, is 2"),
+        ({"problem": {"l2": 0.001}}, {"problem": {"l2": 0.002}}, "l2 was 0.001, is 0.002"),
+        ({}, {"problem": {"weights": [1, 1, 1, 2]}}, r"weights was \[0.25, 0.25, 0.25, 0.25\], is \[0.2,"),
+        ({}, {"problem": {"change": 1e-6}}, "data was [0-9a-f]{16}, is [0-9a-f]{16}$"),
+        ({}, {"schedule": "constant:0.5"}, "schedule was"),
+    ],
+)
+def test_another_run_is_refused_in_a_sentence(
+    before: dict[str, Any], after: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    def start(choice: dict[str, Any], **more: Any) -> Run:
+        problem = samples(**choice.get("problem", {}))
+        algorithm = fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.1, schedule=choice.get("schedule"))
+        options = {name: value for name, value in choice.items() if name not in ("problem", "schedule")}
+        return fedfw.simulate(problem, algorithm, rounds=3, out=tmp_path, **options, **more)
+
+    first = start(before)
+    with pytest.raises(ValueError, match=f"holds another run: .*{said}"):
+        start(after, resume=True)
+    assert torch.equal(start(before, resume=True).x, first.x)
+
+
+def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
+    """Other objects, another device option and other evaluations are no other run."""
+    fedfw.simulate(samples(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, out=tmp_path)
+    again = fedfw.simulate(
+        samples(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, eval_every=2, device="cpu", out=tmp_path, resume=True
+    )
+    assert len(again.history) == 3
+
+
+# --- longer ---
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "fedavg", "frank-wolfe"])
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    given = {"penalty": 0.05} if name.startswith("fedfw") else {"lr": 0.1} if name == "fedavg" else {}
+    algorithm = fedfw.ALGORITHMS[name](Q.constraint, **given)
+    options: dict[str, Any] = {"participation": participation, "seed": 3}
+    straight = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, **options)
+    fedfw.simulate(quadratics(dtype), algorithm, rounds=11, out=tmp_path, **options)
+    longer = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, out=tmp_path, resume=True, **options)
+    assert torch.equal(longer.x, straight.x)
+    assert kept(longer) == kept(straight)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "why"),
+    [
+        (fedfw.FedFW(Q.constraint, penalty=0.1, schedule="nonconvex"), {}, "the schedule goes by the number of rounds"),
+        (
+            fedfw.FedFW(Q.constraint, penalty=0.0, schedule="linear-decay:0.5"),
+            {},
+            "the schedule goes by the number of rounds",
+        ),
+        (fedfw.FedFW(fedfw.L1Ball(1.0)), {}, "the default penalty goes by the number of rounds"),
+        (ALGORITHM, {"participation": lambda t: [t % 8]}, "how often a function chooses each client"),
+    ],
+)
+def test_what_goes_by_the_number_of_rounds_is_not_lengthened(
+    algorithm: fedfw.Algorithm, options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    fedfw.simulate(Q.problem, algorithm, rounds=2, out=tmp_path, **options)
+    with pytest.raises(ValueError, match=f"holds another run: .*{why}"):
+        fedfw.simulate(Q.problem, algorithm, rounds=90, out=tmp_path, resume=True, **options)
+
+
+def test_a_run_has_no_fewer_rounds_than_it_has_done(tmp_path: Path) -> None:
+    fedfw.simulate(Q.problem, ALGORITHM, rounds=9, out=tmp_path)
+    with pytest.raises(ValueError, match=r"rounds=4, expected at least 9: .* holds a run that has done so many"):
+        fedfw.simulate(Q.problem, ALGORITHM, rounds=4, out=tmp_path, resume=True)
+
+
+# --- behind an anchor ---
+
+
+class AtAnchor(Callback):
+    """Ends a run at the gathered sum of one round."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def after_gather(self, simulation: Simulation) -> bool:
+        return simulation.t == self._at
+
+
+def memories(folder: Path) -> dict[str, Tensor]:
+    found = RunFolder(folder, resume=True).latest()
+    assert found is not None
+    return found[0]
+
+
+@DTYPES
+@pytest.mark.parametrize("at", [1, 5, 9])
+@pytest.mark.parametrize("participation", [1.0, 0.6, lambda t: range(8) if t % 4 == 1 else [t % 8, (t + 2) % 8]])
+def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
+    at: int, participation: float | Callable[[int], list[int]], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    algorithm = fedfw.FedFWAnchored(Q.constraint, anchor_every=4, momentum=0.5)
+    options: dict[str, Any] = {"rounds": 9, "participation": participation, "seed": 5}
+    problem = quadratics(dtype, weights=[0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1])
+    straight = fedfw.simulate(problem, algorithm, out=tmp_path / "straight", **options)
+    first = fedfw.simulate(problem, algorithm, out=tmp_path / "run", callbacks=AtAnchor(at), **options)
+    assert len(first.history) == at
+    again = fedfw.simulate(problem, algorithm, out=tmp_path / "run", resume=True, callbacks=AtAnchor(at), **options)
+    assert torch.equal(again.x, first.x)  # it stops where it did
+    assert kept(again) == kept(first)
+    resumed = fedfw.simulate(problem, algorithm, out=tmp_path / "run", resume=True, **options)
+    assert torch.equal(resumed.x, straight.x)
+    assert kept(resumed) == kept(straight)
+    assert (resumed.lower_bound, resumed.dense_sums) == (straight.lower_bound, straight.dense_sums)
+    one, other = memories(tmp_path / "run"), memories(tmp_path / "straight")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_that_was_close_enough_at_an_anchor_goes_on_without_its_tolerance(tmp_path: Path) -> None:
+    algorithm = fedfw.FedFWAnchored(Q.constraint, anchor_every=5)
+    options: dict[str, Any] = {"rounds": 400, "eval_every": 400, "out": tmp_path}
+    first = fedfw.simulate(Q.problem, algorithm, tol=0.05, **options)
+    assert first.stopped == "within tol=0.05 of the optimum"
+    assert len(first.history) % 5 == 1
+    resumed = fedfw.simulate(Q.problem, algorithm, resume=True, **options)
+    straight = fedfw.simulate(Q.problem, algorithm, rounds=400, eval_every=400)
+    assert torch.equal(resumed.x, straight.x)
+    assert [r.bytes_up for r in resumed.history] == [r.bytes_up for r in straight.history]
+
+
+# --- functions that draw at random ---
+
+
+def attendance(seed: int) -> tuple[Callable[[int], list[int]], list[int]]:
+    """A function that never says the same twice, and the rounds that it was asked for."""
+    chance, asked = random.Random(seed), []
+
+    def attend(t: int) -> list[int]:
+        asked.append(t)
+        return chance.sample(range(4), 2)
+
+    return attend, asked
+
+
+def test_a_private_run_spends_no_more_than_promised_whatever_a_function_draws() -> None:
+    """The plan, the check and the round see one draw: with three draws 11 of 25 such runs spent too much."""
+    pytest.importorskip("dp_accounting")
+    for seed in range(25):
+        attend, asked = attendance(seed)
+        counts: dict[int, int] = {}
+
+        def count(simulation: Simulation, counts: dict[int, int] = counts) -> None:
+            for client in simulation.now.who.tolist():
+                counts[client] = counts.get(client, 0) + 1
+
+        promise = fedfw.Privacy(2.0, 1e-3, noise=4.0)
+        options = Options(rounds=40, eval_every=40, participation=attend, privacy=promise)
+        simulation = Simulation(samples(), fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), options, callbacks=count)
+        last: Record = simulation.run().history[-1]
+        assert asked == [*range(1, 41)]
+        assert last.epsilon is not None
+        assert last.epsilon <= 2.0
+        assert simulation.privacy is not None
+        assert last.epsilon == simulation.privacy.epsilon(max(counts.values()))  # it is what the rounds really took
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_function_that_draws_otherwise_is_another_run(private: bool, tmp_path: Path) -> None:
+    if private:
+        pytest.importorskip("dp_accounting")
+    promise = fedfw.Privacy(2.0, 1e-3, not_private_seed=0) if private else None
+    algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
+    options: dict[str, Any] = {"rounds": 6, "privacy": promise, "out": tmp_path}
+    attend, _ = attendance(0)
+    fedfw.simulate(samples(), algorithm, participation=attend, callbacks=lambda s: s.t == 3, **options)
+    with pytest.raises(ValueError, match=r"participation was a function that chose .* in 6 rounds, is a function"):
+        fedfw.simulate(samples(), algorithm, participation=attend, resume=True, **options)
+    anew, _ = attendance(0)
+    resumed = fedfw.simulate(samples(), algorithm, participation=anew, resume=True, **options)
+    straight = fedfw.simulate(samples(), algorithm, rounds=6, privacy=promise, participation=attendance(0)[0])
+    assert torch.equal(resumed.x, straight.x)
+    assert [r.epsilon for r in resumed.history] == [r.epsilon for r in straight.history]
