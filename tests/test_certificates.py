@@ -239,3 +239,30 @@ def test_absentees_count_with_what_they_reported_last() -> None:
     again = LowerBound(fedfw.L1Ball(1.0), n=3)
     again.load(bound.state())
     assert again.value() == bound.value()
+
+
+# --- what the loss itself allows ---
+
+
+def digits(loss: Any = nnf.cross_entropy) -> Problem:
+    torch.manual_seed(0)
+    return Problem(nn.Linear(4, 3), loss, samples([9, 7, 3]))
+
+
+def test_a_bound_is_never_worse_than_what_the_loss_allows() -> None:
+    algorithm = fedfw.FedFW(fedfw.L1Ball(1000.0), penalty=0.1)
+    run = fedfw.simulate(digits(), algorithm, rounds=3)
+    assert run.lower_bound == 0.0  # what the gaps prove is far below
+    assert [record.lower_bound for record in run.history] == [0.0] * 3
+    assert fedfw.solve(digits(), fedfw.L1Ball(1000.0), max_steps=1).lower_bound >= 0
+    small = fedfw.simulate(digits(), fedfw.FedFW(fedfw.L1Ball(0.1), penalty=0.1), rounds=30)
+    assert small.lower_bound is not None
+    assert small.lower_bound > 0.5
+
+
+def test_losses_without_a_floor_have_the_bound_that_was_proven() -> None:
+    run = fedfw.simulate(digits(nnf.nll_loss), fedfw.FedFW(fedfw.L1Ball(10.0), penalty=0.1), rounds=3)
+    assert run.lower_bound is not None
+    assert run.lower_bound < 0
+    network = Problem(nn.Sequential(nn.Linear(4, 3)), nnf.cross_entropy, samples([9, 7, 3]), convex=False)
+    assert fedfw.simulate(network, fedfw.FedFW(fedfw.L1Ball(10.0), penalty=0.1), rounds=3).lower_bound is None

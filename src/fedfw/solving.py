@@ -116,7 +116,8 @@ def solve(
     def look(x: Tensor) -> tuple[float, float]:
         """F at x (p,), and a lower bound on the optimum."""
         value, gradient = problem.value_and_gradient(x, exact=exact)
-        return value, value - frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
+        bound = value - frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
+        return value, bound if problem.floor is None else max(bound, problem.floor)
 
     start_value, bound = look(x)
     best = Optimum(x, start_value, bound, start_value, 0, method)

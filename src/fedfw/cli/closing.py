@@ -77,11 +77,16 @@ def _on_test_data(run: Run) -> list[tuple[str, str]]:
 
 
 def _proof(run: Run) -> list[tuple[str, str]]:
-    loss, bound = run.history.last("loss"), run.lower_bound
-    within = "" if loss is None or bound is None else f" (so the loss is within {loss - bound:.3g} of it)"
+    loss, bound, floor = run.history.last("loss"), run.lower_bound, run.problem.floor
+    if loss is None or bound is None:
+        proven = _number(bound)
+    elif bound == floor:
+        proven = f"no useful bound yet: all that is known is that this loss is never below {floor:g}"
+    else:
+        proven = f"{_number(bound)} (so the loss is within {loss - bound:.3g} of it)"
     return [
         ("Frank-Wolfe gap", _number(run.history.last("gap"))),
-        ("optimum at least", _number(bound) + within),
+        ("optimum at least", proven),
         ("certificate", str(run.certificate)),
     ]
 

@@ -29,6 +29,7 @@ from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import TOO_LARGE, Task
 from fedfw.errors import AtomError, MessageError
 from fedfw.problems.digest import describe_model
+from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.coordinator import Coordinator, Round
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
@@ -133,7 +134,8 @@ class DeployedServer:
         begun = self.algorithm.start_clients(task.start.repeat(n, 1))
         memory = EveryRow(self.algorithm.contract.rebuilt(begun))
         convex = task.setting().convex is True
-        return Coordinator(self.algorithm, task.plan(self.algorithm, n), task.start, memory, convex=convex)
+        plan, floor = task.plan(self.algorithm, n), floor_of(task.loss) if self.settings.tell_loss else None
+        return Coordinator(self.algorithm, plan, task.start, memory, convex=convex, floor=floor)
 
     @property
     def plan(self) -> Plan:

@@ -38,6 +38,8 @@ class Kind:
         Whether class weights and an ignored class change the denominator of the mean.
     least, most
         Where targets that are not class numbers must lie, for the loss to be convex.
+    floor
+        What the loss is never below; None where it has no floor.
     """
 
     function: Callable[..., Tensor]
@@ -46,18 +48,19 @@ class Kind:
     ratio: bool = False
     least: float = -inf
     most: float = inf
+    floor: float | None = 0.0
 
 
 KINDS = (
     Kind(nnf.cross_entropy, nn.CrossEntropyLoss, classes=True, ratio=True, least=0, most=1),
-    Kind(nnf.nll_loss, nn.NLLLoss, classes=True, ratio=True),
+    Kind(nnf.nll_loss, nn.NLLLoss, classes=True, ratio=True, floor=None),
     Kind(nnf.mse_loss, nn.MSELoss),
     Kind(nnf.l1_loss, nn.L1Loss),
     Kind(nnf.smooth_l1_loss, nn.SmoothL1Loss),
     Kind(nnf.huber_loss, nn.HuberLoss),
     Kind(nnf.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss, least=0, most=1),
     Kind(nnf.binary_cross_entropy, nn.BCELoss, least=0, most=1),
-    Kind(nnf.poisson_nll_loss, nn.PoissonNLLLoss, least=0),
+    Kind(nnf.poisson_nll_loss, nn.PoissonNLLLoss, least=0, floor=None),
     Kind(nnf.hinge_embedding_loss, nn.HingeEmbeddingLoss),
 )
 
@@ -176,3 +179,16 @@ def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
         own = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
         return own | dict(loss._buffers), loss
     return {}, loss
+
+
+def floor_of(loss: LossFunction) -> float | None:
+    """What a loss is never below, whatever the model; None where that is not known.
+
+    Examples
+    --------
+    >>> import torch
+    >>> floor_of(torch.nn.functional.mse_loss), floor_of(torch.nn.functional.nll_loss)
+    (0.0, None)
+    """
+    known = known_loss(loss, "client")
+    return None if known is None else known.kind.floor

@@ -28,7 +28,7 @@ from fedfw.problems.checks import (
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
-from fedfw.problems.known_losses import LossFunction, Per, known_loss
+from fedfw.problems.known_losses import LossFunction, Per, floor_of, known_loss
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, unflatten
 from fedfw.problems.regularised import RegularisedLosses
@@ -129,6 +129,7 @@ class Problem:
         if known is None and per == "sample":
             refuse_no_mean(self.model, loss, samples)
         self._known = known
+        self.floor = floor_of(loss)  # what F is never below, where that is known
         derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
         squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
         self.losses: ClientLosses
@@ -166,7 +167,7 @@ class Problem:
         problem.test_data = None
         problem.losses = FunctionLosses(losses, tuple(start.shape))
         problem.convex = convex
-        problem.classes = problem._known = None
+        problem.classes = problem._known = problem.floor = None
         problem._smoothness = []
         return problem
 

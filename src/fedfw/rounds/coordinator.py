@@ -127,8 +127,9 @@ class Round:
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """The inverse of `state`: the round was opened anew and goes on behind its gathered sum."""
-        mean = held["mean"].to(self.before.xbar)
-        gradient = held["gradient"].to(mean) if "gradient" in held else None
+        device = self.before.xbar.device
+        mean = held["mean"].to(device)
+        gradient = held["gradient"].to(device) if "gradient" in held else None
         loss, gap = held["numbers"].tolist()
         self.gathered, self.anchor_gap = Gathered(mean, loss, gradient), None if gap != gap else gap
         self.traffic = Traffic(*held["traffic"].tolist())
@@ -159,11 +160,21 @@ class Coordinator:
         Of all clients.
     convex : bool
         Whether bounds on the optimum may be drawn from gaps.
+    floor : float, optional
+        What the loss is never below: the bound that there is before anything was proven.
     """
 
     def __init__(
-        self, algorithm: Algorithm, plan: Plan, start: Tensor, memory: ClientMemory, *, convex: bool = False
+        self,
+        algorithm: Algorithm,
+        plan: Plan,
+        start: Tensor,
+        memory: ClientMemory,
+        *,
+        convex: bool = False,
+        floor: float | None = None,
     ) -> None:
+        self._floor = floor if convex else None
         self.algorithm, self.plan, self.memory, self.convex = algorithm, plan, memory, convex
         self.server = algorithm.start_server(start)
         self._start = start
@@ -171,7 +182,7 @@ class Coordinator:
         self.holds: Versions = np.zeros(plan.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
         self.bound = LowerBound(plan.constraint, plan.n)
-        self.best_bound: float | None = None
+        self.best_bound = self._floor
         """The largest proven lower bound on the optimum."""
         self.dense_sums = 0
         """How many dense sums the server was given."""
@@ -337,7 +348,7 @@ class Coordinator:
         self.server = self.algorithm.regroup(self.server, self._every_row().rows)
         self.wire.stepped(bits_of(before) != bits_of(self.server.xbar))
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
-        self.bound, self.best_bound = LowerBound(self.plan.constraint, self.plan.n), None
+        self.bound, self.best_bound = LowerBound(self.plan.constraint, self.plan.n), self._floor
 
     # --- checkpoints ---
 

@@ -29,7 +29,7 @@ class Run:
     history : History
         A record of each round.
     lower_bound : float or None
-        The best proven lower bound on the optimum.
+        The best proven lower bound on the optimum; where none is better, what the loss is never below.
     certificate : Certificate
         What the lower bound rests on, or why there is none.
     stopped : str

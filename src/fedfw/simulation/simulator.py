@@ -151,7 +151,9 @@ class Simulation:
         self.certificate = certificate_of(self.problem, self.algorithm, options)
         memory = new_memory(self.problem, self.algorithm, self.participation, options, start)
         plan = replace(plan, convex=self.certificate.proves)
-        self.coordinator = Coordinator(self.algorithm, plan, start, memory, convex=self.certificate.proves)
+        self.coordinator = Coordinator(
+            self.algorithm, plan, start, memory, convex=self.certificate.proves, floor=self.problem.floor
+        )
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]

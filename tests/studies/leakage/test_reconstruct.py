@@ -108,7 +108,7 @@ def test_what_the_server_sees_is_fedfw(victims: Victims) -> None:
     with pytest.raises(ValueError, match="outside"):
         watch_fedfw(victims, fedfw.L2Ball(1.0), 3)
     for t in (1, 2):
-        assert torch.allclose(seen[t].x, points[t - 1], atol=1e-4)
+        assert torch.allclose(seen[t].x, points[t - 1].to(seen[t].x.dtype), atol=1e-4)
 
 
 @pytest.mark.parametrize("per_parameter", [False, True])
