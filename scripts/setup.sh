@@ -16,14 +16,14 @@ if [ ! -e "$stamp" ]; then
   if grep -qx "# hashes for $here" requirements.lock; then
     install --no-deps --require-hashes -r "$lock"
   else
-    echo "the lock files have no hashes for $here: its versions are installed without that check" >&2
+    echo "the lock files have no hashes for $here: their versions are installed without that check" >&2
     sed -e '/^    --hash=/d' -e 's/ \\$//' requirements.lock >.venv/requirements.lock
     sed -e '/^    --hash=/d' -e 's/ \\$//' requirements-all.lock >.venv/requirements-all.lock
     install --no-deps -r ".venv/$lock"
   fi
   # torch by exact version: a range would fetch the newest build with its CUDA libraries.
   install -r constraints.txt
-  install --no-deps --no-build-isolation -e .
+  install --no-deps --no-build-isolation -e . # built by the locked setuptools
   .venv/bin/python -m pip check --disable-pip-version-check >&2
   touch "$stamp"
 fi

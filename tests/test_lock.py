@@ -27,12 +27,13 @@ def locked(file: str) -> dict[str, str]:
 
 
 def test_what_pyproject_asks_for_is_locked() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, needed = pyproject["project"], pyproject["project"]["dependencies"] + pyproject["build-system"]["requires"]
     torch = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
     plain = locked("requirements.lock") | {"torch": torch}
     everything = plain | locked("requirements-all.lock")
     extras = [one for extra in project["optional-dependencies"].values() for one in extra]
-    for wanted, versions in ((project["dependencies"], plain), (extras, everything)):
+    for wanted, versions in ((needed, plain), (extras, everything)):
         for requirement in map(Requirement, wanted):
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
