@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import math
-import sys
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -98,7 +97,7 @@ class _Table:
         """One more line; a ValueError says what is wrong with it."""
         if not (words := line.split()):
             return
-        self.labels.append(_number(words[0], "label", sys.float_info.max))
+        self.labels.append(_number(words[0], "label"))
         last = self.least - 1
         for word in words[2:] if words[1:] and words[1].startswith(b"qid:") else words[1:]:
             index, _, value = word.partition(b":")
@@ -107,7 +106,7 @@ class _Table:
                 expected = f"a whole number from {last + 1} to {self.most}: indices increase within a line"
                 raise ValueError(f"index={_shown(index)}, expected {expected}")
             self.columns.append(column)
-            self.values.append(_number(value, "value", _FLOAT32))
+            self.values.append(_number(value, "value"))
             last = column
         if len(self.columns) > self.ends[-1]:
             self.lowest, self.highest = min(self.lowest, self.columns[self.ends[-1]]), max(self.highest, last)
@@ -119,20 +118,23 @@ def _lines(path: Path, most: int) -> Iterator[bytes]:
     """The lines of a file that may be packed, while they are at most ``most`` bytes together."""
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
     with openers.get(path.suffix, open)(path, "rb") as text:
+        left = most
         while line := text.readline(_LONGEST + 1):
-            most -= len(line)
-            if len(line) > _LONGEST or most < 0:
-                raise ValueError(f"a line or a text that is too long, expected at most {_LONGEST} bytes in a line")
+            left -= len(line)
+            if len(line) > _LONGEST:
+                raise ValueError(f"a line is longer than {_LONGEST} bytes, expected at most so many")
+            if left < 0:
+                raise ValueError(f"the text is longer than {most} bytes, expected at most so many")
             yield line
 
 
-def _number(word: bytes, name: str, most: float) -> float:
+def _number(word: bytes, name: str) -> float:
     try:
         number = float(word)
     except ValueError:
         number = math.nan
-    if not -most <= number <= most or b"_" in word:  # Python takes 1_000 for a number
-        raise ValueError(f"{name}={_shown(word)}, expected a number from {-most:.3g} to {most:.3g}")
+    if not -_FLOAT32 <= number <= _FLOAT32 or b"_" in word:  # Python takes 1_000 for a number
+        raise ValueError(f"{name}={_shown(word)}, expected a number from {-_FLOAT32:.3g} to {_FLOAT32:.3g}")
     return number
 
 
