@@ -183,14 +183,14 @@ def idx_bomb(samples: int, mebibytes: int) -> bytes:
 
 def mat_bomb(promised: int, mebibytes: int) -> bytes:
     packed = deflated(struct.pack("<II", 14, promised), mebibytes, 15)
-    return bytes(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
 
 
 def wide_element() -> bytes:
     """An array whose list of sides is 200 MiB long."""
     flags, sides = struct.pack("<IIII", 6, 8, 9, 0), struct.pack("<II", 5, 200 << 20)
     packed = zlib.compress(struct.pack("<II", 14, 24 + (200 << 20)) + flags + sides + bytes(200 << 20), 1)
-    return bytes(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
 
 
 def bombs() -> dict[str, bytes]:
