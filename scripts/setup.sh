@@ -1,16 +1,29 @@
 #!/usr/bin/env bash
 # Make .venv in the checkout with fedfw in it. "scripts/setup.sh all" adds every extra; done already, it does nothing.
+# Versions and hashes are those of the lock files, which scripts/lock.py writes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wanted=${1:-plain}
-package=.
-[ "$wanted" = all ] && package='.[flower,privacy,dev]'
-stamp=.venv/fedfw-$wanted-$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+lock=requirements.lock
+[ "$wanted" = all ] && lock=requirements-all.lock
+stamp=.venv/fedfw-$wanted-$(cat pyproject.toml constraints.txt requirements*.lock | sha256sum | cut -c1-16)
 if [ ! -e "$stamp" ]; then
   echo "setting up .venv ($wanted): a few minutes the first time" >&2
   [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
-  # torch first and by exact version: a range would fetch the newest build with its CUDA libraries.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r constraints.txt
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$package"
+  install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+  here=$(.venv/bin/python -c 'import platform as p, sys; print(p.system(), p.machine(), "Python %d.%d" % sys.version_info[:2])')
+  # Without --no-deps pip would want a hash of torch, too, which others depend on.
+  if grep -qx "# hashes for $here" requirements.lock; then
+    install --no-deps --require-hashes -r "$lock"
+  else
+    echo "the lock files have no hashes for $here: their versions are installed without that check" >&2
+    sed -e '/^    --hash=/d' -e 's/ \\$//' requirements.lock >.venv/requirements.lock
+    sed -e '/^    --hash=/d' -e 's/ \\$//' requirements-all.lock >.venv/requirements-all.lock
+    install --no-deps -r ".venv/$lock"
+  fi
+  # torch by exact version: a range would fetch the newest build with its CUDA libraries.
+  install -r constraints.txt
+  install --no-deps --no-build-isolation -e . # built by the locked setuptools
+  .venv/bin/python -m pip check --disable-pip-version-check >&2
   touch "$stamp"
 fi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from hashlib import md5
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ def test_list_tells_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     content = b"ratings"
-    source = Source("http://127.0.0.1:9/file.txt", md5(content).hexdigest())
+    source = Source("http://127.0.0.1:9/file.txt", sha256(content).hexdigest())
     monkeypatch.setitem(SOURCES, "ml-100k", Collection("films", (source,), "Mind the terms."))
     with pytest.raises(OSError, match=r"http://127\.0\.0\.1:9/file\.txt"):
         command.get_data("ml-100k", tmp_path)

@@ -8,7 +8,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import md5
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Server:
 
     def source(self, name: str, data: bytes, members: tuple[str, ...] = (), inside: str = "") -> Source:
         self.files["/" + name] = data
-        return Source(f"{self.base}/{name}", md5(data).hexdigest(), members, inside)
+        return Source(f"{self.base}/{name}", sha256(data).hexdigest(), members, inside)
 
 
 @pytest.fixture
@@ -95,12 +95,12 @@ def test_a_failure_leaves_everything_as_it_was(
         (tmp_path / name).write_bytes(data)
     if failure == "checksum":
         server.files["/a.zip"] = BODY[:-1] + b"?"
-        message = f"a.zip: MD5 .* of {len(BODY)} bytes, expected {source.md5}"
+        message = f"a.zip: SHA-256 .* of {len(BODY)} bytes, expected {source.sha256}"
     elif failure == "404":
         del server.files["/a.zip"]
         message = r"a\.zip: HTTP Error 404"
     elif failure == "no server":
-        source = Source("http://127.0.0.1:9/a.zip", source.md5, members)  # the discard port: nobody listens
+        source = Source("http://127.0.0.1:9/a.zip", source.sha256, members)  # the discard port: nobody listens
         message = r"a\.zip: .*refused"
     else:
         sent = server.sends["/a.zip"] = len(BODY) // 2 if failure == "cut off" else 0
@@ -144,7 +144,7 @@ def tarred(files: dict[str, bytes]) -> bytes:
 
 @pytest.mark.parametrize(("name", "pack"), [("a.zip", zipped), ("a.tar.gz", tarred)])
 def test_wanted_members_are_unpacked_and_nothing_else(server: Server, tmp_path: Path, name: str, pack: object) -> None:
-    paths = {"inner/one.bin": FILES["one.bin"], "../../two.bin": FILES["two.bin"], "inner/other.bin": b"?"}
+    paths = {"inner/one.bin": FILES["one.bin"], "other/two.bin": FILES["two.bin"], "inner/other.bin": b"?"}
     source = server.source(name, pack(paths), tuple(FILES), "inner")  # type: ignore[operator]
     folder = tmp_path / "a" / "b"
     assert download(source, folder)
@@ -167,8 +167,8 @@ def test_members_that_a_user_has_unpacked_are_found(server: Server, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.zip", zipped({"one.bin": b"1"}), r"a\.zip: the archive has no two\.bin"),
-        ("a.tar.gz", tarred({"one.bin": b"1"}), r"a\.tar\.gz: the archive has no two\.bin"),
+        ("a.zip", zipped({"one.bin": b"1"}), r"a\.zip: no readable archive: it has no two\.bin"),
+        ("a.tar.gz", tarred({"one.bin": b"1"}), r"a\.tar\.gz: no readable archive: it has no two\.bin"),
         ("a.zip", BODY, r"a\.zip: no readable archive"),
         ("a.tar.gz", BODY, r"a\.tar\.gz: no readable archive"),
     ],
@@ -177,6 +177,24 @@ def test_archives_without_the_members(server: Server, tmp_path: Path, name: str,
     with pytest.raises(ValueError, match=message):
         download(server.source(name, data, ("one.bin", "two.bin")), tmp_path)
     assert not any(path.name.startswith(".") or path.name == name for path in tmp_path.iterdir())
+
+
+def test_a_download_that_is_too_large_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedfw.data.download.LARGEST", 1000)
+    with pytest.raises(OSError, match=rf"a\.gz: {len(BODY)} bytes, expected at most 1000"):
+        download(server.source("a.gz", BODY), tmp_path)
+    assert contents(tmp_path) == {}
+
+
+def test_all_members_are_put_in_place_or_none(server: Server, tmp_path: Path) -> None:
+    data = zipped({"one.bin": b"first", "../two.bin": b"second"})
+    with pytest.raises(
+        ValueError, match=r"a\.zip: no readable archive: member '\.\./two\.bin', expected a path within"
+    ):
+        download(server.source("a.zip", data, tuple(FILES)), tmp_path)
+    assert contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize(("terminal", "per_second"), [(True, 10), (False, 0.5)])

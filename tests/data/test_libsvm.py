@@ -79,7 +79,8 @@ def test_damage_is_named(tmp_path: Path, name: str, content: bytes) -> None:
 def test_inputs_too_large_to_be_dense(tmp_path: Path) -> None:
     lines = [f"{i % 2} 1:1 1000000000:1" for i in range(5)]
     with pytest.raises(
-        ValueError, match=r"5 samples of 1000000000 features: 18\.6 GiB as dense inputs, expected at most 4"
+        ValueError,
+        match=r"wide .*line 2: 2 samples of 1000000000 features: 7\.5 GiB as dense inputs, expected at most 4",
     ):
         load_data(own(tmp_path / "wide", lines))
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from fedfw.data.archives import UNREADABLE, reason
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import MissingDataError
 
-_RECORD = 1 + 3 * 32 * 32
+_RECORD, _RECORD_100 = 1 + 3 * 32 * 32, 2 + 3 * 32 * 32
+_LARGEST = 1 << 28  # bytes; CIFAR-100's training images have 0.15 GB
 
 
 def load_cifar10(request: Request) -> Data:
@@ -27,12 +34,41 @@ def load_cifar100_images(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """
     whole, piece = (folder / name for name in ("cifar-100-binary/train.bin", "cifar100-small/cifar100_5_per_class.npz"))
     if whole.is_file():
-        records = np.fromfile(whole, np.uint8).reshape(-1, 2 + 3 * 32 * 32)  # coarse label, fine label, pixels
-        return torch.from_numpy(records[:, 2:].reshape(-1, 3, 32, 32)), torch.from_numpy(records[:, 1].astype(np.int64))
+        if (size := whole.stat().st_size) % _RECORD_100 or not 0 < size <= _LARGEST:
+            raise ValueError(f"{whole} is damaged: {size} bytes, expected records of {_RECORD_100}, {_LARGEST} at most")
+        records = np.fromfile(whole, np.uint8).reshape(-1, _RECORD_100)  # coarse label, fine label, pixels
+        images, labels = records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1]
+        return torch.from_numpy(images), class_numbers(torch.from_numpy(labels), 100, whole)
     if piece.is_file():
-        with np.load(piece, allow_pickle=False) as arrays:
-            return torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64))
+        images, labels = _read_npz(piece, "x", "y")
+        if images.dtype != np.uint8 or images.shape != (len(images), 3, 32, 32) or labels.shape != (len(images),):
+            found = f"{images.dtype} images of {images.shape}, labels of {labels.shape}"
+            raise ValueError(f"{piece} is damaged: {found}, expected bytes (samples, 3, 32, 32) and (samples,)")
+        return torch.from_numpy(images), class_numbers(torch.from_numpy(labels.astype(np.int64)), 100, piece)
     raise MissingDataError(f"neither {whole} nor {piece} is there: CIFAR-100's binary version is at its publisher's")
+
+
+def _read_npz(path: Path, *names: str) -> list[npt.NDArray[Any]]:
+    """Arrays of whole numbers; the file's own words on their sizes are checked before anything is made from them."""
+    arrays = []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in names:
+                with archive.open(f"{name}.npy") as file:
+                    data = file.read(_LARGEST + 1)
+                stream = io.BytesIO(data)
+                if np.lib.format.read_magic(stream) != (1, 0):
+                    raise ValueError(f"{name} is no array of version 1.0")
+                shape, by_columns, kind = np.lib.format.read_array_header_1_0(stream)
+                rest = data[stream.tell() :]
+                if kind.kind not in "ui" or by_columns or min(shape, default=1) < 0 or len(data) > _LARGEST:
+                    raise ValueError(f"{name} is {kind} of {shape}, expected whole numbers by rows")
+                if len(rest) != prod(shape) * kind.itemsize:
+                    raise ValueError(f"{name} has {len(rest)} bytes, which are not those of {shape}")
+                arrays.append(np.frombuffer(bytearray(rest), kind).reshape(shape))
+    except (OSError, *UNREADABLE) as error:
+        raise ValueError(f"{path} is damaged: {reason(error)}") from None
+    return arrays
 
 
 def read_batches(paths: Sequence[Path], records: int) -> Part:

@@ -6,23 +6,20 @@ import hashlib
 import http.client
 import os
 import sys
-import tarfile
 import tempfile
 import time
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path, PurePosixPath
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from shutil import copyfileobj
-from typing import IO, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO, TextIO
 
 from fedfw._version import __version__
+from fedfw.data.archives import UNREADABLE, members, reason
 from fedfw.data.sources import Source
 
-_md5 = partial(hashlib.md5, usedforsecurity=False)
+LARGEST = 2 << 30  # bytes of a download; EMNIST's archive, the largest, has 0.7 GB
 _CHUNK = 1 << 18
 _SILENCE_S = 60  # a server that sends nothing for so long is given up
 
@@ -44,8 +41,10 @@ def download(source: Source, folder: Path) -> bool:
         archive.seek(0)
         try:
             _unpack(source, archive, folder)
-        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
-            raise ValueError(f"{source.url}: no readable archive: {error}") from None
+        except UNREADABLE as error:
+            raise ValueError(f"{source.url}: no readable archive: {reason(error)}") from None
+        except OSError as error:
+            raise OSError(f"{source.url}: {error}") from None
     return True
 
 
@@ -57,7 +56,7 @@ def is_present(source: Source, folder: Path) -> bool:
     if not path.is_file():
         return False
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, _md5).hexdigest() == source.md5
+        return hashlib.file_digest(file, "sha256").hexdigest() == source.sha256
 
 
 class Meter:
@@ -80,12 +79,22 @@ class Meter:
         self._stream.flush()
 
 
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from https to anything else."""
+
+    def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
+        target: str = rest[-1]
+        if req.type == "https" and not target.startswith("https:"):
+            raise OSError(f"redirected to {target}, expected https")
+        return super().redirect_request(req, *rest)
+
+
 def _fetch(source: Source, file: IO[bytes]) -> None:
     """The bytes of the URL, all of them and with the right checksum."""
     request = urllib.request.Request(source.url, headers={"User-Agent": f"fedfw/{__version__}"})
-    digest, done = _md5(), 0
+    digest, done = hashlib.sha256(), 0
     try:
-        with urllib.request.urlopen(request, timeout=_SILENCE_S) as response:
+        with urllib.request.build_opener(_SafeRedirects).open(request, timeout=_SILENCE_S) as response:
             length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdigit() else None
             meter = Meter(source.file, total)
@@ -93,38 +102,28 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
                 file.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
+                if max(done, total or 0) > LARGEST:
+                    raise OSError(f"{max(done, total or 0)} bytes, expected at most {LARGEST}")
                 meter.show(done)
     except (OSError, http.client.HTTPException) as error:
         raise OSError(f"{source.url}: {error}") from None
     if total is not None and done != total:
         raise OSError(f"{source.url}: the connection ended after {done} of {total} bytes")
-    if digest.hexdigest() != source.md5:
-        raise ValueError(f"{source.url}: MD5 {digest.hexdigest()} of {done} bytes, expected {source.md5}")
+    if digest.hexdigest() != source.sha256:
+        raise ValueError(f"{source.url}: SHA-256 {digest.hexdigest()} of {done} bytes, expected {source.sha256}")
     meter.show(done, last=True)
 
 
 def _unpack(source: Source, archive: IO[bytes], folder: Path) -> None:
-    """Write the wanted members, by their base names: no path in an archive leads out of the folder."""
+    """Write the wanted members, by their base names, all of them or none."""
     missing = set(source.members)
-    for name, content in _members(archive, source.file.endswith(".zip"), missing):
-        with content, _replacing(folder / name) as file:
-            copyfileobj(content, file, _CHUNK)
-        missing.remove(name)
-    if missing:
-        raise ValueError(f"{source.url}: the archive has no {', '.join(sorted(missing))}")
-
-
-def _members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    if is_zip:
-        with zipfile.ZipFile(archive) as zipped:
-            for info in zipped.infolist():
-                if (name := PurePosixPath(info.filename).name) in wanted and not info.is_dir():
-                    yield name, zipped.open(info)
-    else:
-        with tarfile.open(fileobj=archive, mode="r:gz") as tarred:
-            for member in tarred:
-                if (name := PurePosixPath(member.name).name) in wanted and (content := tarred.extractfile(member)):
-                    yield name, content
+    with ExitStack() as written:
+        for name, content in members(archive, source.file.endswith(".zip"), missing):
+            with content:
+                copyfileobj(content, written.enter_context(_replacing(folder / name)), _CHUNK)
+            missing.remove(name)
+        if missing:
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
 
 
 @contextmanager

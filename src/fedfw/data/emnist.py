@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import how_to_get
+from fedfw.data.mat import read_mat
 from fedfw.data.mnist import read_idx_part
 
 
@@ -33,7 +34,7 @@ def emnist_layouts(split: str) -> tuple[tuple[str, ...], ...]:
 def load_emnist(request: Request, classes: int) -> Data:
     """One split from a .mat file or from four idx files."""
     if len(request.files) == 1:
-        return Data(request.name, *read_mat(request.files[0], classes), classes)
+        return Data(request.name, *read_parts(request.files[0], classes), classes)
     train_images, train_labels, test_images, test_labels = request.files
     hint = f"the writers are in the .mat file; {how_to_get(request.name, request.data_dir)}"
     train, test = (
@@ -46,26 +47,23 @@ def load_emnist(request: Request, classes: int) -> Data:
     return Data(request.name, train, test, classes)
 
 
-def read_mat(path: Path, classes: int) -> tuple[Part, Part]:
+def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
     """The training and the test part of a .mat file, with the writers."""
-    from scipy.io import loadmat
-
-    try:
-        content = loadmat(path, variable_names=["dataset"], simplify_cells=True)
-    except Exception as error:  # scipy meets damaged bytes with errors of many kinds
-        raise ValueError(f"{path} is damaged: {error}") from None
+    content = read_mat(path, "dataset")
     train, test = (_part(content, part, classes, path) for part in ("train", "test"))
     return train, test
 
 
 def _part(content: Any, part: str, classes: int, path: Path) -> Part:
     try:
-        images, labels, writers = (content["dataset"][part][name] for name in ("images", "labels", "writers"))
-    except (KeyError, TypeError, IndexError):
-        raise ValueError(f"{path} is no EMNIST file: expected images, labels and writers in dataset.{part}") from None
-    images = np.atleast_2d(images)
+        fields = [content[part][name] for name in ("images", "labels", "writers")]
+    except (KeyError, IndexError):
+        fields = []
+    if not fields or any(isinstance(field, dict) for field in fields):
+        raise ValueError(f"{path} is no EMNIST file: expected images, labels and writers in dataset.{part}")
+    images, labels, writers = fields
     samples = len(images)
-    if images.dtype != np.uint8 or images.shape[1] != 28 * 28:
+    if images.dtype != np.uint8 or images.shape != (samples, 28 * 28) or not samples:
         raise ValueError(f"{path} has {images.dtype} images of shape {images.shape}, expected bytes (samples, 784)")
     # One copy in all: the file's array is column-major, so its transpose (28 columns, 28 rows, samples) is a view.
     upright = np.ascontiguousarray(images.T.reshape(28, 28, samples).transpose(2, 1, 0))
@@ -74,8 +72,8 @@ def _part(content: Any, part: str, classes: int, path: Path) -> Part:
     return Part(torch.from_numpy(upright)[:, None], targets, owners)
 
 
-def _whole_numbers(values: Any, samples: int, name: str, path: Path) -> Tensor:
-    array: npt.NDArray[Any] = np.asarray(values).reshape(-1)
-    if array.dtype.kind not in "uif" or len(array) != samples or (array != np.floor(array)).any():
-        raise ValueError(f"{path} is damaged: {len(array)} {name} of {array.dtype}, expected {samples} whole numbers")
-    return torch.from_numpy(array.astype(np.int64))
+def _whole_numbers(values: npt.NDArray[Any], samples: int, name: str, path: Path) -> Tensor:
+    whole = (values >= 0) & (values < 2**53) & (values == np.floor(values))
+    if values.size != samples or not whole.all():
+        raise ValueError(f"{path} is damaged: {values.size} {name} of {values.dtype}, expected {samples} whole numbers")
+    return torch.from_numpy(values.reshape(-1).astype(np.int64))

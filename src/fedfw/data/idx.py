@@ -6,33 +6,47 @@ import gzip
 import zlib
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+LARGEST = 1 << 30  # bytes of an array; EMNIST's largest has 0.55 GB
 _KINDS: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
+_CHUNK = 1 << 20
 
 
 def read_idx(path: Path, axes: int) -> npt.NDArray[Any]:
-    """A read-only array of bytes or of 32-bit integers from an idx file, gzipped or not.
+    """An array of bytes or of 32-bit integers from an idx file, gzipped or not.
 
-    A damaged file, or one without ``axes`` axes, is a ValueError.
+    A damaged file, one without ``axes`` axes, or one that promises more than `LARGEST` bytes is a ValueError. No more
+    is inflated than the head promises.
     """
-    data = path.read_bytes()
-    try:
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _KINDS:
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            return _read(gzip.GzipFile(fileobj=file) if packed else file, path, axes)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _read(stream: BinaryIO | gzip.GzipFile, path: Path, axes: int) -> npt.NDArray[Any]:
+    head = stream.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _KINDS:
+        raise ValueError(f"{path} is no idx file of bytes or 32-bit integers: it starts with {head.hex() or 'nothing'}")
+    if head[3] != axes:
+        raise ValueError(f"{path} has {head[3]} axes, expected {axes}")
+    kind, sides = _KINDS[head[2]], stream.read(4 * axes)
+    shape = tuple(int.from_bytes(sides[at : at + 4], "big") for at in range(0, 4 * axes, 4))
+    size = prod(shape) * kind.itemsize
+    if not 0 < size <= LARGEST:
+        raise ValueError(f"{path} is damaged: it promises {size} bytes of shape {shape}, expected 1 .. {LARGEST}")
+    data = bytearray()
+    while chunk := stream.read(min(_CHUNK, size + 1 - len(data))):  # one byte more shows that a file goes on
+        data += chunk
+    if len(data) != size:
         raise ValueError(
-            f"{path} is no idx file of bytes or 32-bit integers: it starts with {data[:4].hex() or 'nothing'}"
+            f"{path} is damaged: {'more' if len(data) > size else len(data)} bytes, expected {size} of shape {shape}"
         )
-    if data[3] != axes:
-        raise ValueError(f"{path} has {data[3]} axes, expected {axes}")
-    kind, start = _KINDS[data[2]], 4 + 4 * axes
-    shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
-    if len(data) != start + prod(shape) * kind.itemsize:
-        raise ValueError(f"{path} is damaged: {len(data)} bytes, not those of shape {shape}")
-    return np.frombuffer(data, kind, offset=start).reshape(shape)
+    return np.frombuffer(data, kind).reshape(shape)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import math
 import zlib
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,9 @@ from fedfw.data.folder import MissingDataError
 
 ENDINGS = ("", ".gz", ".bz2")
 _LARGEST = 4 << 30  # bytes of dense inputs
+_LONGEST = 1 << 24  # bytes of a line
+_TEXT = 16  # bytes of text for an input, at most
+_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def load_a9a(request: Request) -> Data:
@@ -26,7 +34,7 @@ def load_a9a(request: Request) -> Data:
 
 def _read_a9a(path: Path, samples: int) -> Part:
     rows, labels = read_libsvm(path, features=123, samples=samples)
-    return Part(_dense(rows, path), _class_numbers(labels)[0])
+    return Part(_dense(rows), _class_numbers(labels)[0])
 
 
 def load_mushrooms(request: Request) -> Data:
@@ -51,21 +59,87 @@ def read_libsvm(
 ) -> tuple[Any, npt.NDArray[np.float64]]:
     """The inputs as a scipy CSR matrix (samples, features) in float32, and the labels (samples,).
 
-    ``samples`` is given for published files of two classes: nothing else would show that lines are missing.
+    A line is a label and pairs INDEX:VALUE with indices that increase. They count from 1; where ``features`` is not
+    given and some index is 0, they count from 0. What follows a # is a comment, and a first pair with the index qid is
+    passed over. ``samples`` is given for published files of two classes: nothing else would show that lines are
+    missing. What is damaged or too large is a ValueError that names the file and the line.
     """
-    from sklearn.datasets import load_svmlight_file
+    from scipy.sparse import csr_matrix
 
+    inputs = _LARGEST // 4 if samples is None or features is None else samples * (features + 1)
+    table = _Table(0 if features is None else 1, features or _LARGEST // 4)
     try:
-        rows, labels = load_svmlight_file(
-            path, n_features=features, dtype=np.float32, zero_based="auto" if features is None else False
-        )
+        for number, line in enumerate(_lines(path, _TEXT * inputs), 1):
+            try:
+                table.add(line.partition(b"#")[0])
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or no LIBSVM text: {error}") from None
+    first = min(1, table.lowest)
+    shape = len(table.labels), features or max(1, table.highest + 1 - first)
+    labels = np.array(table.labels)
     if samples is not None and (len(labels), kinds := len(np.unique(labels))) != (samples, 2):
         raise ValueError(f"{path} is damaged: {len(labels)} samples, {kinds} kinds of labels, expected {samples} and 2")
-    if not (np.isfinite(rows.data).all() and np.isfinite(labels).all()):
-        raise ValueError(f"{path} has values that are not finite")
-    return rows, labels
+    columns = np.array(table.columns) - np.int32(first)
+    return csr_matrix((np.array(table.values), columns, np.array(table.ends)), shape), labels
+
+
+class _Table:
+    """What has been read: as many labels as rows; the entries of row i are those from ends[i] to ends[i + 1]."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self.most = least, most  # indices that may stand in a line
+        self.lowest, self.highest = most, 0  # indices that do
+        self.labels, self.values, self.columns, self.ends = array("d"), array("f"), array("i"), array("q", [0])
+
+    def add(self, line: bytes) -> None:
+        """One more line; a ValueError says what is wrong with it."""
+        if not (words := line.split()):
+            return
+        self.labels.append(_number(words[0], "label"))
+        last = self.least - 1
+        for word in words[2:] if words[1:] and words[1].startswith(b"qid:") else words[1:]:
+            index, _, value = word.partition(b":")
+            column = int(index) if index.isdigit() and len(index) < 20 else -1
+            if not last < column <= self.most:
+                expected = f"a whole number from {last + 1} to {self.most}: indices increase within a line"
+                raise ValueError(f"index={_shown(index)}, expected {expected}")
+            self.columns.append(column)
+            self.values.append(_number(value, "value"))
+            last = column
+        if len(self.columns) > self.ends[-1]:
+            self.lowest, self.highest = min(self.lowest, self.columns[self.ends[-1]]), max(self.highest, last)
+        self.ends.append(len(self.columns))
+        _check_size(len(self.labels), self.highest)
+
+
+def _lines(path: Path, most: int) -> Iterator[bytes]:
+    """The lines of a file that may be packed, while they are at most ``most`` bytes together."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+    with openers.get(path.suffix, open)(path, "rb") as text:
+        left = most
+        while line := text.readline(_LONGEST + 1):
+            left -= len(line)
+            if len(line) > _LONGEST:
+                raise ValueError(f"a line is longer than {_LONGEST} bytes, expected at most so many")
+            if left < 0:
+                raise ValueError(f"the text is longer than {most} bytes, expected at most so many")
+            yield line
+
+
+def _number(word: bytes, name: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not -_FLOAT32 <= number <= _FLOAT32 or b"_" in word:  # Python takes 1_000 for a number
+        raise ValueError(f"{name}={_shown(word)}, expected a number from {-_FLOAT32:.3g} to {_FLOAT32:.3g}")
+    return number
+
+
+def _shown(word: bytes) -> str:
+    return repr(word[:40].decode("latin-1"))
 
 
 def _in_one_piece(name: str, path: Path, rows: Any, labels: npt.NDArray[np.float64], numbers: bool = False) -> Data:
@@ -77,8 +151,7 @@ def _in_one_piece(name: str, path: Path, rows: Any, labels: npt.NDArray[np.float
     else:
         targets, classes = torch.from_numpy(labels).float(), None
     held_out = every_fifth(len(labels))
-    _check_size(rows, path)
-    train, test = (Part(_dense(rows[mask.numpy()], path), targets[mask]) for mask in (~held_out, held_out))
+    train, test = (Part(_dense(rows[mask.numpy()]), targets[mask]) for mask in (~held_out, held_out))
     return Data(name, train, test, classes)
 
 
@@ -88,15 +161,13 @@ def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:
     return torch.from_numpy(numbers.astype(np.int64)), len(kinds)
 
 
-def _check_size(rows: Any, path: Path) -> None:
-    samples, features = rows.shape
-    if samples * features * 4 > _LARGEST:
+def _check_size(samples: int, features: int) -> None:
+    if samples * (features * 4 + 8) > _LARGEST:
         raise ValueError(
-            f"{path} has {samples} samples of {features} features: {samples * features * 4 / 2**30:.1f} GiB as dense "
-            f"inputs, expected at most {_LARGEST >> 30} GiB"
+            f"{samples} samples of {features} features: {samples * features * 4 / 2**30:.1f} GiB as dense inputs, "
+            f"expected at most {_LARGEST / 2**30:g} GiB"
         )
 
 
-def _dense(rows: Any, path: Path) -> Tensor:
-    _check_size(rows, path)
+def _dense(rows: Any) -> Tensor:
     return torch.from_numpy(rows.toarray())

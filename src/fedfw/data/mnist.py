@@ -44,7 +44,7 @@ def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
     if len(pixels) != len(marks):
         raise ValueError(f"{images} has {len(pixels)} images, but {labels} has {len(marks)} labels")
     targets = class_numbers(torch.from_numpy(marks.astype(np.int64)), classes, labels)
-    return Part(torch.from_numpy(pixels.copy())[:, None], targets)
+    return Part(torch.from_numpy(pixels)[:, None], targets)
 
 
 def _with_writers(part: Part, path: Path) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from posixpath import basename
 
@@ -14,8 +15,8 @@ class Source:
     ----------
     url
         Its last part is the file's name.
-    md5
-        Of the file as it is served.
+    sha256
+        Of the file as it is served, in hexadecimal digits. It is always checked, so the URL may be plain http.
     members
         Of an archive (.zip or .tar.gz): the base names of the files that are kept.
     inside
@@ -23,9 +24,15 @@ class Source:
     """
 
     url: str
-    md5: str
+    sha256: str
     members: tuple[str, ...] = ()
     inside: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("https://", "http://")):
+            raise ValueError(f"url={self.url!r}, expected https:// or http://")
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"sha256={self.sha256!r} of {self.url}, expected 64 hexadecimal digits")
 
     @property
     def file(self) -> str:
@@ -52,8 +59,11 @@ EMNIST_FILES = ("emnist-digits.mat", "emnist-balanced.mat", "emnist-byclass.mat"
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
-def _files(base: str, md5: dict[str, str]) -> tuple[Source, ...]:
-    return tuple(Source(base + file, checksum) for file, checksum in md5.items())
+# Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed from copies with the
+# known MD5. Those of Fashion-MNIST, CIFAR-10 and MovieLens are what several public records give beside the published
+# MD5, and that of EMNIST's archive is what MLDatasets.jl checks: these four were not at hand to be computed anew.
+def _files(base: str, sha256: dict[str, str]) -> tuple[Source, ...]:
+    return tuple(Source(base + file, checksum) for file, checksum in sha256.items())
 
 
 _MNIST = Collection(
@@ -64,10 +74,10 @@ _MNIST = Collection(
             zip(
                 IDX_FILES,
                 (
-                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                    "d53e105ee54ea40749a09fcbcd1e9432",
-                    "9fb629c4189551a2d022fa330f9573f3",
-                    "ec29112dd5afa0611ce80d1b7f02629c",
+                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
                 ),
                 strict=True,
             )
@@ -84,10 +94,10 @@ _FASHION_MNIST = Collection(
             zip(
                 IDX_FILES,
                 (
-                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "25c81989df183df01b3e8a0aad5dffbe",
-                    "bef4ecab320f06d8554ea6380940ec79",
-                    "bb300cfdad3c16e7a12a480ee83cd310",
+                    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
                 ),
                 strict=True,
             )
@@ -102,7 +112,10 @@ _QMNIST_LABELS = Collection(
         dict(
             zip(
                 QMNIST_FILES,
-                ("0058f8dd561b90ffdd0f734c6a30e5e4", "5b5b05890a5e13444e108efe57b788aa"),
+                (
+                    "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+                    "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
+                ),
                 strict=True,
             )
         ),
@@ -114,7 +127,7 @@ _EMNIST = Collection(
     (
         Source(
             "https://biometrics.nist.gov/cs_links/EMNIST/matlab.zip",
-            "1bbb49fdf3462bb70c240eac93fff0e4",
+            "e1fa805cdeae699a52da0b77c2db17f6feb77eed125f9b45c022e7990444df95",
             EMNIST_FILES,
             inside="matlab",
         ),
@@ -127,7 +140,7 @@ _CIFAR10 = Collection(
     (
         Source(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             CIFAR10_FILES,
             inside="cifar-10-batches-bin",
         ),
@@ -139,7 +152,7 @@ _ML_100K = Collection(
     (
         Source(
             "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
-            "0e33842e24a9c977be4e0107933c0723",
+            "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
             ("u.data",),
             inside="ml-100k",
         ),
@@ -148,14 +161,21 @@ _ML_100K = Collection(
     "https://files.grouplens.org/datasets/movielens/ml-100k-README.txt",
 )
 
-# The publisher of these lists no checksums: the ones here are of copies at hand, so a mismatch may also mean that
-# the publisher has changed a file.
+# The publisher of these lists no checksums at all, so a mismatch may also mean that the publisher has changed a file.
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _A9A = Collection(
     "libsvm",
-    _files(_LIBSVM, {"a9a": "fb3596510d780aaf76a06dc721d49662", "a9a.t": "f0bb16cf1ee3e80ff560e9d132ee647e"}),
+    _files(
+        _LIBSVM,
+        {
+            "a9a": "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906",
+            "a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
+        },
+    ),
 )
-_MUSHROOMS = Collection("libsvm", _files(_LIBSVM, {"mushrooms": "2a52251de564d72e772b25211a84f5f8"}))
+_MUSHROOMS = Collection(
+    "libsvm", _files(_LIBSVM, {"mushrooms": "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"})
+)
 
 SOURCES: dict[str, Collection] = {
     "mnist": _MNIST,

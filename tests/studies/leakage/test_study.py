@@ -77,7 +77,7 @@ def test_bad_values_are_refused(flags: list[str], told: str, capsys: pytest.Capt
 
 
 def test_the_binary_version_of_cifar100(tmp_path: Path) -> None:
-    records = torch.randint(0, 256, (3, 2 + 3072), dtype=torch.uint8)
+    records = torch.randint(0, 100, (3, 2 + 3072), dtype=torch.uint8)
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(records.numpy().tobytes())
     images, labels = load_cifar100_images(tmp_path)

@@ -1,0 +1,381 @@
+"""Damaged and hostile files: a well-formed answer or one sentence that names the file, and never much memory."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import random
+import struct
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable
+from email.message import Message
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from fedfw.data import Part
+from fedfw.data.archives import LARGEST, UNREADABLE, members, reason
+from fedfw.data.base import Request
+from fedfw.data.cifar import load_cifar100_images, read_batches
+from fedfw.data.download import _SafeRedirects
+from fedfw.data.emnist import read_parts
+from fedfw.data.idx import read_idx
+from fedfw.data.libsvm import load_own, read_libsvm
+from fedfw.data.mat import read_mat
+from fedfw.data.movielens import read_ratings
+from fedfw.data.sources import Source
+from tests.data.files import idx_bytes, images, labels
+from tests.data.test_emnist import mat_part
+
+TEXT = b"".join(b"%d 1:0.5 %d:1 9:-2e3 # sample %d\n" % (i % 2, i + 2, i) for i in range(6))
+RATINGS = b"1\t1\t5\t881250949\n1\t2\t3\t881250949\n2\t1\t4\t881250949\n3\t3\t1\t881250949\n"
+
+
+def mat(compressed: bool) -> bytes:
+    file = io.BytesIO()
+    savemat(file, {"dataset": {"train": mat_part(3), "test": mat_part(2)}}, do_compression=compressed)
+    return file.getvalue()
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=images(2).repeat(4, 1).reshape(-1)[: 2 * 3072].reshape(2, 3, 32, 32), y=np.arange(2))
+    return file.getvalue()
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inner/one.bin", b"first" * 20)
+    return file.getvalue()
+
+
+def tarred(*entries: tarfile.TarInfo) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for entry in entries or (tarfile.TarInfo("inner/one.bin"),):
+            archive.addfile(entry)
+    return file.getvalue()
+
+
+def read_array(path: Path, axes: int) -> bool:
+    array = read_idx(path, axes)
+    return array.ndim == axes and array.dtype.itemsize in (1, 4)
+
+
+def read_mat_parts(path: Path) -> bool:
+    return all(well_formed(part) and part.inputs.shape[1:] == (1, 28, 28) for part in read_parts(path, 47))
+
+
+def read_own(path: Path) -> bool:
+    data = load_own(Request("libsvm", str(path), (), None, 1, 0))
+    return well_formed(data.train) and bool(data.train.inputs.isfinite().all() and data.train.targets.isfinite().all())
+
+
+def well_formed(part: Part) -> bool:
+    return len(part) > 0 and all(len(ids) == len(part) and int(ids.min()) >= 0 for ids in part.owners.values())
+
+
+def read_small(path: Path) -> bool:
+    folder = path.parent.parent
+    pixels, fine = load_cifar100_images(folder)
+    return pixels.shape == (len(fine), 3, 32, 32)
+
+
+def read_members(path: Path) -> bool:
+    with open(path, "rb") as file:
+        try:
+            return all(len(content.read()) < 1000 for _, content in members(file, path.suffix == ".zip", {"one.bin"}))
+        except UNREADABLE as error:
+            raise ValueError(f"{path}: {reason(error)}") from None  # as `download` does
+        except OSError as error:
+            raise OSError(f"{path}: {error}") from None
+
+
+READERS: dict[str, tuple[str, bytes, Callable[[Path], bool]]] = {
+    "idx": ("a.idx", idx_bytes(images(2)), lambda path: read_array(path, 3)),
+    "idx.gz": ("a.gz", gzip.compress(idx_bytes(labels(30)), mtime=0), lambda path: read_array(path, 1)),
+    "mat": ("a.mat", mat(False), read_mat_parts),
+    "mat compressed": ("a.mat", mat(True), read_mat_parts),
+    "libsvm": ("text", TEXT, read_own),
+    "libsvm.gz": ("text.gz", gzip.compress(TEXT, mtime=0), read_own),
+    "libsvm.bz2": ("text.bz2", bz2.compress(TEXT), read_own),
+    "ratings": ("u.data", RATINGS, lambda path: read_ratings(path, 3, 3, 4).shape == (4, 3)),
+    "cifar": ("one.bin", bytes(2 * 3073), lambda path: well_formed(read_batches([path], 2))),
+    "cifar npz": ("cifar100-small/cifar100_5_per_class.npz", npz(), read_small),
+    "zip": ("a.zip", zipped(), read_members),
+    "tar": ("a.tar.gz", tarred(), read_members),
+    "tar inside": ("a.tar.gz", gzip.decompress(tarred()), read_members),
+}
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """A few changes: bits, bytes, lengths that lie, pieces that are missing, doubled or moved."""
+    result = bytearray(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 5))):
+        at = draw.randrange(max(1, min(len(result), draw.choice((64, 400, len(result))))))  # heads are small: hit them
+        kind = draw.randrange(6)
+        if kind == 0:
+            result[at : at + 1] = bytes([result[at] ^ 1 << draw.randrange(8)]) if at < len(result) else b"\1"
+        elif kind == 1:
+            result[at : at + 1] = bytes([draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))])
+        elif kind == 2:
+            size = draw.choice((4, 8))
+            number = draw.choice((0, 1, 2**31 - 1, 2**31, 2**32 - 1, 10**9, draw.randrange(2**32)))
+            result[at : at + size] = number.to_bytes(8, draw.choice(("little", "big")))[:size]
+        elif kind == 3:
+            del result[at : at + draw.choice((1, 4, 8, len(result)))]
+        elif kind == 4:
+            result[at:at] = result[at : at + draw.choice((1, 8, 100))]
+        else:
+            result[at : at + 3] = draw.choice((b"nan", b"inf", b"-1:", b"\t9\t", b"9" * 25, b"1e99", b"::", b"\n"))
+    return bytes(result)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # NumPy's, for a table without lines
+def test_mutated_files_give_arrays_or_one_clear_sentence(name: str, tmp_path: Path) -> None:
+    file, whole, read = READERS[name]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    inside = name == "tar inside"  # what lies under the checksum of gzip is changed as well
+    path.write_bytes(gzip.compress(whole) if inside else whole)
+    assert read(path)
+    draw, refusals = random.Random(19), []
+    for _ in range(500):
+        damaged = mutated(whole, draw)
+        path.write_bytes(gzip.compress(damaged, 1) if inside else damaged)
+        try:
+            assert read(path)
+        except (ValueError, OSError) as error:
+            refusals.append(str(error))
+    assert len(refusals) > 50
+    for refusal in refusals:
+        assert str(path) in refusal
+        assert "\n" not in refusal
+        assert len(refusal) < 700
+
+
+# --- what would take much memory ---------------------------------------------------------------------------------
+
+
+def deflated(head: bytes, zeros: int, wbits: int) -> bytes:
+    """The beginning of a packed stream: the head, and then so many MiB of zeros."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, wbits)
+    start = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
+    return start + (packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)) * zeros
+
+
+def idx_bomb(samples: int, mebibytes: int) -> bytes:
+    head = b"\0\0\x08\3" + b"".join(side.to_bytes(4, "big") for side in (samples, 28, 28))
+    return deflated(head, mebibytes, 31)
+
+
+def mat_bomb(promised: int, mebibytes: int) -> bytes:
+    packed = deflated(struct.pack("<II", 14, promised), mebibytes, 15)
+    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+
+
+def wide_element() -> bytes:
+    """An array whose list of sides is 200 MiB long."""
+    flags, sides = struct.pack("<IIII", 6, 8, 9, 0), struct.pack("<II", 5, 200 << 20)
+    packed = zlib.compress(struct.pack("<II", 14, 24 + (200 << 20)) + flags + sides + bytes(200 << 20), 1)
+    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+
+
+def bombs() -> dict[str, bytes]:
+    """By the name of the file, which tells the reader: small files that stand for more than the test allows."""
+    return {
+        "promises.idx": idx_bomb(3_000_000, 1),
+        "lies.idx": idx_bomb(10, 700),
+        "promises.mat": mat_bomb(2**32 - 8, 700),
+        "lies.mat": mat_bomb(1000, 700),
+        "wide.mat": wide_element(),
+        "line.gz": deflated(b"1 1:1", 700, 31),
+        "line.bz2": bz2.compress(b"1" * (1 << 25)),
+        "index.txt": b"1 1:1\n0 1000000000000:1\n",
+        "labels.gz": gzip.compress(b"1\n" * (1 << 20)),
+    }
+
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+import scipy.sparse
+from fedfw.data import idx, libsvm, mat
+
+readers = {".idx": lambda path: idx.read_idx(path, 3), ".mat": lambda path: mat.read_mat(path, "dataset")}
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)
+for path in map(Path, sys.argv[1:]):
+    libsvm._LARGEST = (1 << 20) if path.stem == "labels" else (4 << 30)
+    try:
+        readers.get(path.suffix, libsvm.read_libsvm)(path)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used")
+def test_bombs_are_refused_within_512_mib(tmp_path: Path) -> None:
+    paths = []
+    for name, content in bombs().items():
+        assert len(content) < 1 << 20
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(content)
+    command = [sys.executable, "-c", PROGRAM, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(paths)
+    for line, path in zip(lines, paths, strict=True):
+        assert line.startswith(str(path))
+        assert "expected" in line or "promises" in line
+
+
+# --- LIBSVM, MATLAB, archives and downloads, one by one -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"0 1000000000000:1", r"line 2: index='1000000000000', expected a whole number from 0 to 1073741824"),
+        (b"0 -3:1", r"line 2: index='-3', expected a whole number"),
+        (b"0 4:1 4:1", r"line 2: index='4', expected a whole number from 5 to"),
+        (b"0 4:1 3:1", r"line 2: index='3', expected a whole number from 5 to"),
+        (b"0 1_0:1", r"line 2: index='1_0', expected a whole number"),
+        (b"0 4:1e39", r"line 2: value='1e39', expected a number from -3\.4e\+38 to 3\.4e\+38"),
+        (b"0 4:nan", r"line 2: value='nan', expected a number"),
+        (b"0 4", r"line 2: value='', expected a number"),
+        (b"0 4:1_0", r"line 2: value='1_0', expected a number"),
+        (b"nan 4:1", r"line 2: label='nan', expected a number"),
+        (b"1e39 4:1", r"line 2: label='1e39', expected a number"),  # targets are float32
+        (b"0 " + b"9" * 5000 + b":1", r"line 2: index='9{40}', expected a whole number"),
+    ],
+)
+def test_libsvm_lines_are_refused_with_their_number(line: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"1 1:1\n" + line + b"\n")
+    with pytest.raises(ValueError, match=rf"text .*{message}"):
+        read_libsvm(path)
+
+
+def test_libsvm_indices_from_zero_comments_and_queries(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"# a comment\n1 qid:7 0:0.5 2:1e-3\n\n-1 1:2 # more\n")
+    rows, marks = read_libsvm(path)
+    assert rows.toarray().tolist() == [[0.5, 0, np.float32(1e-3)], [0, 2, 0]]
+    assert marks.tolist() == [1, -1]
+    path.write_bytes(b"1 1:0.5\n-1 3:2\n")
+    assert read_libsvm(path)[0].toarray().tolist() == [[0.5, 0, 0], [0, 0, 2]]
+    with pytest.raises(ValueError, match="index='3', expected a whole number from 1 to 2"):
+        read_libsvm(path, features=2)
+
+
+def test_published_files_have_no_more_text_than_they_need(tmp_path: Path) -> None:
+    path = tmp_path / "a9a.gz"
+    path.write_bytes(gzip.compress(b"1 1:1\n-1 1:1\n" + b"# \n" * 100))
+    assert read_libsvm(path)[0].shape == (2, 1)
+    with pytest.raises(ValueError, match="the text is longer than 96 bytes"):
+        read_libsvm(path, features=2, samples=2)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i4", "f4", "f8", "i8"])
+def test_mat_arrays_are_what_scipy_wrote(dtype: str, compressed: bool, tmp_path: Path) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    value: dict[str, Any] = {"a": array, "inner": {"b": array[0].T, "long_name_of_a_field": array[:, :1, 0]}}
+    savemat(tmp_path / "a.mat", {"other": array[0], "wanted": value}, do_compression=compressed)
+    found = read_mat(tmp_path / "a.mat", "wanted")
+    assert np.array_equal(found["a"], array)
+    assert found["a"].dtype == array.dtype
+    assert np.array_equal(found["inner"]["b"], array[0].T)
+    assert np.array_equal(found["inner"]["long_name_of_a_field"], array[:, :1, 0])
+
+
+@pytest.mark.parametrize("value", ["text", np.ones(2) * 1j, [{"a": 1}, {"a": 2}], {"a": {"b": {"c": {"d": {"e": 1}}}}}])
+def test_mat_values_of_other_kinds_are_refused(value: Any, tmp_path: Path) -> None:
+    savemat(tmp_path / "a.mat", {"dataset": value})
+    with pytest.raises(ValueError, match=r"a\.mat is damaged: an array .*expected"):
+        read_mat(tmp_path / "a.mat", "dataset")
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (entry("/etc/one.bin"), "member '/etc/one.bin', expected a path within the archive"),
+        (entry("a/../../one.bin"), "expected a path within the archive"),
+        (entry("one.bin", tarfile.SYMTYPE, "/etc/passwd"), "member 'one.bin' is a link or a device, expected a file"),
+        (entry("one.bin", tarfile.LNKTYPE, "two.bin"), "is a link or a device"),
+        (entry("one.bin", tarfile.CHRTYPE), "is a link or a device"),
+        (entry("one.bin", tarfile.FIFOTYPE), "is a link or a device"),
+    ],
+)
+def test_tar_members_that_are_no_plain_files(member: tarfile.TarInfo, message: str) -> None:
+    archive = io.BytesIO(tarred(entry("two.bin"), member))
+    with pytest.raises(ValueError, match=message):
+        list(members(archive, False, {"one.bin"}))
+
+
+@pytest.mark.parametrize("name", ["/etc/one.bin", "../one.bin"])
+def test_zip_members_outside_and_links(name: str) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, b"x")
+    with pytest.raises(ValueError, match="expected a path within the archive"):
+        list(members(file, True, {"one.bin"}))
+    link = zipfile.ZipInfo("one.bin")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(ValueError, match="is a link or a device"):
+        list(members(file, True, {"one.bin"}))
+
+
+def test_members_that_are_too_large() -> None:
+    huge = entry("one.bin")
+    huge.size = LARGEST + 1
+    archive = io.BytesIO(gzip.compress(huge.tobuf()))
+    with pytest.raises(ValueError, match=f"has {LARGEST + 1} bytes, expected at most {LARGEST}"):
+        list(members(archive, False, {"one.bin"}))
+
+
+def test_sources_need_a_sha256_and_the_web() -> None:
+    digest = sha256(b"").hexdigest()
+    assert Source("http://host/a.gz", digest).file == "a.gz"
+    with pytest.raises(
+        ValueError, match=r"sha256='d41d8cd98f00b204e9800998ecf8427e' of http://host/a\.gz, expected 64"
+    ):
+        Source("http://host/a.gz", "d41d8cd98f00b204e9800998ecf8427e")
+    with pytest.raises(ValueError, match="url='file:///etc/passwd', expected https"):
+        Source("file:///etc/passwd", digest)
+
+
+def test_redirects_never_leave_https() -> None:
+    def follow(start: str, target: str) -> str:
+        request = urllib.request.Request(start)
+        new = _SafeRedirects().redirect_request(request, io.BytesIO(), 302, "Found", Message(), target)
+        assert new is not None
+        return new.full_url
+
+    assert follow("https://one/a", "https://two/a") == "https://two/a"
+    assert follow("http://one/a", "http://two/a") == "http://two/a"
+    for target in ("http://two/a", "ftp://two/a"):
+        with pytest.raises(OSError, match=f"redirected to {target}, expected https"):
+            follow("https://one/a", target)
