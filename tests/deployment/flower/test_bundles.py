@@ -76,9 +76,7 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     make_node_key(tmp_path / "node")
     (tmp_path / "text").write_text("no key")
     for name in ("node", "text", "node.pub"):
-        with pytest.raises(
-            ValueError, match=r"key='.*', expected one of ssh-keygen -t ed25519|of another kind, expected"
-        ):
+        with pytest.raises(ValueError, match=r"key='.*expected one of ssh-keygen -t ed25519 -N"):
             read_signing_key(tmp_path / name)
 
 
