@@ -65,7 +65,7 @@ def findings(checks: Iterable[Callable[[Looked], Finding]], looked_at: Looked) -
     for check in checks:
         try:
             results.append(check(looked_at))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             about = (check.__doc__ or check.__name__).splitlines()[0].rstrip(".")
             results.append(Finding(Verdict.UNKNOWN, f"{about} ({error})"))
     return results

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
@@ -58,7 +59,12 @@ def certificates_valid(folder: Path) -> Finding:
 def trust_stated(folder: Path) -> Finding:
     """The node's owner has said whose bundles the node may run."""
     named = [_value(words, "--trusted-entities") for words in _commands(folder, "flower-supernode")]
-    path = folder / next(filter(None, named), TRUSTED)
+    stated = [_stated(folder / path) for path in filter(None, named)] or [_stated(folder / TRUSTED)]
+    return next((finding for finding in stated if finding.verdict is not Verdict.OK), stated[0])
+
+
+def _stated(path: Path) -> Finding:
+    """Whether a file of trusted keys is one that makes Flower verify bundles."""
     if not path.is_file():
         return Finding(Verdict.FAIL, f"{path} is missing: the node runs whatever bundle it is sent")
     if path.stat().st_mode & _OTHERS_WRITE:
@@ -73,7 +79,7 @@ def trust_stated(folder: Path) -> Finding:
     for name, text in trusted.items():
         try:
             key = load_ssh_public_key(str(text).encode())
-        except ValueError:
+        except (ValueError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PublicKey):
             return Finding(Verdict.FAIL, f"{path}: the key of {name} is none of ssh-keygen -t ed25519")
@@ -116,7 +122,7 @@ def _commands(folder: Path, program: str) -> Iterator[list[str]]:
         for line in path.read_text().replace("\\\n", " ").splitlines():
             key, _, command = line.partition("=")
             words = shlex.split(command) if key.strip() == "ExecStart" else []
-            if words and Path(words[0].lstrip("-@:+!")).name == program:
+            if any(Path(word.lstrip("-@:+!")).name == program for word in words):
                 yield words
 
 
