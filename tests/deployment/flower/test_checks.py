@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from fedfw.cli import main
+from fedfw.cli.main import _parsed
 
 pytest.importorskip("flwr")
 
 import trustme
 
 from fedfw.deployment.flower.bundles import read_signing_key, trust_line
-from fedfw.deployment.flower.checks import NODE_CHECKS, SERVER_CHECKS, Finding, Verdict, findings
+from fedfw.deployment.flower.checks import (
+    ADDRESS_CHECKS,
+    NODE_CHECKS,
+    SERVER_CHECKS,
+    Finding,
+    Outside,
+    Verdict,
+    findings,
+)
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 from fedfw.deployment.flower.local import free_port
+from fedfw.deployment.flower.proxy import Address, Proxy
 
 DOCS = Path(__file__).parents[3] / "docs" / "deployment.md"
 
@@ -73,6 +85,14 @@ def test_the_walk_throughs_node_passes(node: Path) -> None:
 def test_the_walk_throughs_server_passes(server: Path) -> None:
     assert {finding.verdict for finding in findings(SERVER_CHECKS, server)} == {Verdict.OK}
     assert main(["deploy", "check", "--server-dir", str(server)]) == 0
+
+
+def test_the_walk_throughs_commands_exist(tmp_path: Path) -> None:
+    units(tmp_path)
+    for name in ("hub", "proxy"):
+        [line] = re.findall("ExecStart=(.*)", (tmp_path / f"{name}.service").read_text().replace("\\\n", " "))
+        options = _parsed(shlex.split(line)[1:], "deploy")  # leaves the process if it knows no such option
+        assert options.verb == name
 
 
 @pytest.mark.parametrize(
@@ -162,6 +182,22 @@ def test_what_cannot_be_checked_is_no_pass(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert said.count("cannot be checked: ") == 4
     assert "Flower knows no accounts" in said  # what no set-up can promise is always said
+
+
+def test_a_proxy_without_a_superlink_is_no_pass(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+
+    async def look() -> list[Finding]:
+        proxy = Proxy(Address("127.0.0.1", free_port()))
+        listening = await proxy.start(Address("127.0.0.1", 0), tmp_path / "server.pem", tmp_path / "server.key")
+        at = Address("127.0.0.1", listening.sockets[0].getsockname()[1])
+        results = await asyncio.to_thread(findings, ADDRESS_CHECKS, Outside(at, tmp_path / "ca.crt"))
+        listening.close()
+        return results
+
+    results = asyncio.run(look())
+    assert [one.verdict for one in results] == [Verdict.OK, Verdict.OK, Verdict.UNKNOWN, Verdict.UNKNOWN]
+    assert all("502" in one.what for one in results[2:])
 
 
 @pytest.mark.parametrize(

@@ -152,29 +152,28 @@ def test_outsiders_and_strange_bundles_are_refused_while_a_signed_run_goes_on(
         assert not (app / "mark").exists()
 
 
-def test_the_check_fails_where_tls_and_node_keys_are_all(
-    federation: LocalFederation, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys, port = federation.folder / "keys", free_port()
-    federation.start(
-        "open",
-        *("flower-superlink", "--host", HOST, "--port", str(port), "--enable-supernode-auth"),
-        *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
-        *("--ssl-keyfile", str(keys / "server.key")),
-    )
+def test_the_check_fails_on_open_federations(federation: LocalFederation, capsys: pytest.CaptureFixture[str]) -> None:
+    keys, ports = federation.folder / "keys", {"keys alone": free_port(), "not even keys": free_port()}
+    for name, port in ports.items():
+        federation.start(
+            name,
+            *("flower-superlink", "--host", HOST, "--port", str(port)),
+            *(("--enable-supernode-auth",) if name == "keys alone" else ()),
+            *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
+            *("--ssl-keyfile", str(keys / "server.key")),
+        )
 
-    def listens() -> bool:
+    def listens(port: int) -> bool:
         with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
             return True
         return False
 
-    wait_until(listens, "the open SuperLink")
-    address = f"{HOST}:{port}"
-    assert main(["deploy", "check", "--address", address, "--ca", str(keys / "ca.crt")]) == 1
-    said = capsys.readouterr().out
-    assert "FAIL: an outsider registers nodes, runs apps and reads logs: /v1/control/register-node" in said
-    assert said.count("FAIL: ") == 1  # node keys are asked for there, too
-    done = Outsider(federation.folder / "guest", keys / "ca.crt", address).flwr(
-        "supernode", "register", "mine.pub", "theirs"
-    )
+    for name, port in ports.items():
+        wait_until(lambda port=port: listens(port), f"the SuperLink with {name}")  # type: ignore[misc]
+        assert main(["deploy", "check", "--address", f"{HOST}:{port}", "--ca", str(keys / "ca.crt")]) == 1
+        said = capsys.readouterr().out
+        assert "FAIL: an outsider registers nodes, runs apps and reads logs: /v1/control/register-node" in said
+        assert ("FAIL: a new key registered itself" in said) == (name == "not even keys")
+    guest = Outsider(federation.folder / "guest", keys / "ca.crt", f"{HOST}:{ports['keys alone']}")
+    done = guest.flwr("supernode", "register", "mine.pub", "theirs")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -29,6 +29,7 @@ OPERATIONS = frozenset(
 BODY_LIMIT = 64 * 2**20
 """Bytes of the longest body that is forwarded, unless another limit is given."""
 _PASSED_ON = re.compile(r"flwr-[a-z0-9-]+|x-flwr-client|accept|content-type")  # headers that the SuperLink reads
+_UNPRINTABLE = re.compile(rb"[^\t\x20-\x7e]")
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*(.*?)[ \t]*")
 _HEAD_LIMIT = 16 * 2**10  # bytes of a request line with its headers
 _IN_MEMORY = 2**30  # bytes of all bodies that are held at the same time
@@ -121,7 +122,7 @@ class Request:
         Request(operation='get-run', headers={'flwr-signature': 's'}, length=3)
         """
         lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
-        if any(not (32 <= byte < 127 or byte == 9) for line in lines for byte in line):
+        if any(_UNPRINTABLE.search(line) for line in lines):
             raise RefusedRequest(HTTPStatus.BAD_REQUEST, "the head has bytes that are no printable ASCII")
         first, *rest = (line.decode("ascii") for line in lines)
         # One spelling of a path is accepted, so there is no other one to be normalised by whoever comes next.
@@ -189,7 +190,12 @@ class Proxy:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(certificate, key)
         return await asyncio.start_server(
-            self._serve, listen.host, listen.port, limit=_HEAD_LIMIT, ssl=context, ssl_handshake_timeout=_PATIENCE
+            self._serve,
+            *listen,
+            limit=_HEAD_LIMIT,
+            ssl=context,
+            ssl_handshake_timeout=_PATIENCE,
+            ssl_shutdown_timeout=_PATIENCE / 10,
         )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,21 +232,27 @@ class Proxy:
         return True
 
     async def _forward(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._held + request.length > _IN_MEMORY:
-            raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many bodies at the same time")
-        self._held += request.length
+        body = bytearray()
         try:
-            body = await asyncio.wait_for(reader.readexactly(request.length), _seconds(request.length))
+            async with asyncio.timeout(_seconds(request.length)):
+                while len(body) < request.length:
+                    part = await reader.read(min(request.length - len(body), _HEAD_LIMIT))
+                    if not part:
+                        raise ConnectionError("the body is cut off")
+                    if self._held + len(part) > _IN_MEMORY:
+                        raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many bodies at the same time")
+                    body += part
+                    self._held += len(part)
             try:
                 answer = await asyncio.wait_for(self._ask(request, body), _seconds(request.length))
             except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
                 raise RefusedRequest(HTTPStatus.BAD_GATEWAY, "the SuperLink does not answer") from None
-            writer.write(answer)
-            await asyncio.wait_for(writer.drain(), _seconds(len(answer)))
         finally:
-            self._held -= request.length
+            self._held -= len(body)
+        writer.write(answer)
+        await asyncio.wait_for(writer.drain(), _seconds(len(answer)))
 
-    async def _ask(self, request: Request, body: bytes) -> bytes:
+    async def _ask(self, request: Request, body: bytes | bytearray) -> bytes:
         """The SuperLink's whole answer to a request, with a head that allows the node to go on."""
         reader, writer = await asyncio.open_connection(*self.superlink, limit=_HEAD_LIMIT, ssl=self._inner)
         try:

@@ -29,7 +29,7 @@ from fedfw.deployment.flower.proxy import Address
 
 OPERATORS_PATHS = (
     *(f"/v1/control/{name}" for name in ("register-node", "start-run", "list-runs", "list-nodes", "stream-logs")),
-    *("/v1/runtime/acquire-task", "/v1/runtime/get-run", "/docs", "/openapi.json"),
+    *("/v1/runtime/acquire-task", "/v1/runtime/get-run"),
 )
 """What operators and executors ask a SuperLink for."""
 DETOURS = (
@@ -39,6 +39,7 @@ DETOURS = (
 )
 """Other spellings of such a path, by which a careless proxy is led to it."""
 _REFUSED = frozenset((401, 403, 404, 405))
+_NOBODY = frozenset((502, 503, 504))  # a proxy without a server behind it
 _SECONDS = 15.0
 Answer = TypeVar("Answer")
 
@@ -64,11 +65,14 @@ class Outside:
         connection = HTTPSConnection(*self.address, timeout=_SECONDS, context=context)
         try:
             connection.request("POST", path, b"", {"Content-Type": PROTOBUF_MEDIA_TYPE})
-            return connection.getresponse().status
+            status = connection.getresponse().status
         except HTTPException as error:
             raise OSError(f"{path} is answered by no HTTP: {error!r}") from None
         finally:
             connection.close()
+        if status in _NOBODY:
+            raise OSError(f"{path} is answered {status}: the SuperLink is not there")
+        return status
 
 
 def encrypted(outside: Outside) -> Finding:
@@ -109,14 +113,15 @@ def stranger_refused(outside: Outside) -> Finding:
     signed = NodeAuthHttpInterceptor(private, public)
     with FleetHttpClient.from_server_address(str(outside.address), False, outside.ca.read_bytes(), [signed]) as fleet:
         try:
-            if node := _accepted(lambda: fleet.RegisterNode(RegisterNodeFleetRequest(public_key=data))):
+            node = _accepted(lambda: fleet.RegisterNode(RegisterNodeFleetRequest(public_key=data)))
+            if node is not None:
                 fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
                 return Finding(Verdict.FAIL, "a new key registered itself: --enable-supernode-auth forbids that")
             request = ActivateNodeRequest(public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            if _accepted(lambda: fleet.ActivateNode(request)):
+            if _accepted(lambda: fleet.ActivateNode(request)) is not None:
                 return Finding(Verdict.FAIL, "a key that nobody registered was let in")
         except httpx.HTTPError as error:
-            raise OSError(str(error)) from None
+            raise OSError(str(error).splitlines()[0]) from None
     return Finding(Verdict.OK, "a key that nobody registered is refused, and cannot register itself")
 
 
