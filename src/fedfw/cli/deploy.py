@@ -15,6 +15,9 @@ VERBS = {
     "check": (deploy_check, "look for ways by which an outsider could get in or a strange bundle could run"),
 }
 
+WITH_FLOWER = ("flwr", "trustme", "cryptography", "httpx", "yaml")
+"""Packages that come with the extra ``fedfw[flower]``."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verbs, each with its own."""
@@ -30,5 +33,7 @@ def execute(options: argparse.Namespace) -> int:
     try:
         status: int = VERBS[options.verb][0].execute(options)
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in WITH_FLOWER:
+            raise
         raise ImportError(f"this needs Flower: pip install 'fedfw[flower]' ({error})") from None
     return status
