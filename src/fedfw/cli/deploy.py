@@ -1,15 +1,22 @@
-"""``fedfw deploy``: a Flower app folder, and a whole federation on this machine to see it run."""
+"""``fedfw deploy``: a Flower app, a whole federation on this machine, and what keeps strangers out of a real one."""
 
 from __future__ import annotations
 
 import argparse
 
-from fedfw.cli import deploy_demo, deploy_init
+from fedfw.cli import deploy_check, deploy_demo, deploy_hub, deploy_init, deploy_proxy, deploy_sign
 
 VERBS = {
     "init": (deploy_init, "write a complete Flower app, to put your model, data and set into"),
     "demo": (deploy_demo, "run a SuperLink and SuperNodes on this machine, with TLS and keys, once"),
+    "sign": (deploy_sign, "pack an app and sign it, for nodes that run nothing unsigned"),
+    "hub": (deploy_hub, "hand signed bundles to the SuperLink on this machine"),
+    "proxy": (deploy_proxy, "let SuperNodes, and nobody else, reach the SuperLink on this machine"),
+    "check": (deploy_check, "look for ways by which an outsider could get in or a strange bundle could run"),
 }
+
+WITH_FLOWER = ("flwr", "trustme", "cryptography", "httpx", "yaml")
+"""Packages that come with the extra ``fedfw[flower]``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,5 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Do what the verb says."""
-    status: int = VERBS[options.verb][0].execute(options)
+    try:
+        status: int = VERBS[options.verb][0].execute(options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in WITH_FLOWER:
+            raise
+        raise ImportError(f"this needs Flower: pip install 'fedfw[flower]' ({error})") from None
     return status

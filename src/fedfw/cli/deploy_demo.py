@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from fedfw.deployment.flower.local import LocalFederation
 
 DESCRIPTION = (
-    "Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and node "
-    "authentication, run the same there, print both in one table, and end everything that was started."
+    "Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, closed "
+    "to strangers as docs/deployment.md closes three hosts, run the same there, print both in one table, and end "
+    "everything that was started."
 )
 DEFAULTS: dict[str, Any] = {"clients": 3, "rounds": 5, "partition": "iid"}
 FIRST_CHOICE: dict[str, Any] = {"algorithm": "fedfw", "momentum": 0.9}
@@ -66,10 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Simulate, start a federation, run there, show both, and end everything that was started."""
-    try:
-        from fedfw.deployment.flower.local import FederationError, LocalFederation
-    except ModuleNotFoundError as error:
-        raise ImportError(f"this needs Flower: pip install 'fedfw[flower]' ({error})") from None
+    from fedfw.deployment.flower.local import FederationError, LocalFederation
 
     config = _configured(flags_given(options))
     deployed = _deployment(flags_given(options, options_of(Deployment)))
@@ -85,8 +83,9 @@ def execute(options: argparse.Namespace) -> int:
     copy_app(folder / "app")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us must not leave processes behind
     try:
-        nodes = "Flower's simulation" if options.simulated else f"{config.clients} SuperNodes with keys"
-        print(f"starting a SuperLink on 127.0.0.1 with TLS, and {nodes} ...", file=sys.stderr)
+        nodes = f"a proxy with TLS before it and {config.clients} SuperNodes with keys"
+        more = "Flower's simulation" if options.simulated else nodes
+        print(f"starting a SuperLink on 127.0.0.1, {more} ...", file=sys.stderr)
         with LocalFederation(folder / "federation", config.clients, options.simulated) as federation:
             rows = [_deploy(federation, folder, name, one, deployed) for name, one in demos.items()]
             print("stopping everything ...", file=sys.stderr)

@@ -14,7 +14,7 @@ from fedfw.config import app_table
 DESCRIPTION = "Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."
 _OVERRIDE = """\
 # An empty text stands for an option that is not given. A run can override everything below:
-#   flwr run . NAME --run-config 'rounds=50 constraint="l1:5"'
+#   flwr run @fedfw/federation==1.0.0 NAME --run-config 'rounds=50 constraint="l1:5"'
 """
 
 

@@ -215,6 +215,7 @@ def test_a_server_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path: P
     with LocalFederation(tmp_path / "federation", 3) as federation:
         deploy(federation, tmp_path / "app", demo, out)
         wait_until(lambda: len(records(out)) >= 3, "three rounds")
+        federation.kill("superexec")  # with it ends the ServerApp
         federation.kill("superlink")
         assert not (out / "done.json").exists()
         federation.start_superlink()

@@ -1,13 +1,14 @@
-"""Throw-away certificates for one machine, and keys by which clients prove who they are."""
+"""Throw-away certificates and secrets for one machine, and keys by which clients and signers prove who they are."""
 
 from __future__ import annotations
 
+import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
@@ -31,7 +32,20 @@ def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
 
 def make_node_key(path: Path) -> None:
     """A client's private key at ``path`` and its public one at ``path.pub``, in OpenSSH's format."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    _write_pair(path, ec.generate_private_key(ec.SECP384R1()))
+
+
+def make_signing_key(path: Path) -> None:
+    """A private key that signs bundles at ``path`` and its public one at ``path.pub``, in OpenSSH's format."""
+    _write_pair(path, ed25519.Ed25519PrivateKey.generate())
+
+
+def make_secret(path: Path) -> None:
+    """What a SuperLink and the executor beside it know, and nobody else."""
+    _write_secret(path, secrets.token_hex(32).encode())
+
+
+def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
     openssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     _write_secret(path, key.private_bytes(serialization.Encoding.PEM, openssh, plain))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)

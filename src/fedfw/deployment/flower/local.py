@@ -1,4 +1,4 @@
-"""A whole Flower federation on this machine: a SuperLink and SuperNodes with TLS and keys, and their end."""
+"""A whole Flower federation on this machine, closed to outsiders as docs/deployment.md closes it, and its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedfw.deployment.flower.keys import make_certificates, make_node_key
+from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
+from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -27,6 +28,8 @@ QUIET = {
 """What everything that we start has in its environment: nothing is reported, looked up or installed."""
 _PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by themselves
 _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
+_FEDFW = (sys.executable, "-m", "fedfw", "deploy")
+_SERVER = ("proxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
 
 
 class FederationError(RuntimeError):
@@ -44,6 +47,9 @@ def free_port() -> int:
 class LocalFederation:
     """Processes on 127.0.0.1; a context manager that ends all that it started.
 
+    The SuperLink, with an executor and a hub of signed bundles beside it, talks to this machine alone. Nodes reach it
+    through the proxy, at ``address``, and run nothing but bundles that were signed with the key ``keys/signing``.
+
     Parameters
     ----------
     folder
@@ -51,12 +57,18 @@ class LocalFederation:
     clients
         SuperNodes to start, with ``partition-id`` 0, 1, ...
     simulated
-        Let Flower simulate the nodes (with Ray) instead.
+        Let Flower simulate the nodes (with Ray) in the SuperLink instead; then there is nothing else.
+
+    Attributes
+    ----------
+    address : str
+        Where nodes reach the federation.
     """
 
     def __init__(self, folder: Path, clients: int, simulated: bool = False) -> None:
         self.folder, self.clients, self.simulated = folder.absolute(), clients, simulated
-        self.port = free_port()
+        self.port, self._public, self._hub = free_port(), free_port(), free_port()
+        self.address = f"{HOST}:{self._public}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = (
             os.environ
@@ -64,6 +76,7 @@ class LocalFederation:
             | {
                 "FLWR_HOME": str(self.folder / "flwr"),
                 "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+                "FLWR_SUPERGRID_API_URL": f"http://{HOST}:{self._hub}/v1",
                 "OMP_NUM_THREADS": "1",
                 "FEDFW_STATE": str(self.folder / "state"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -84,37 +97,59 @@ class LocalFederation:
         self.stop()
 
     def _set_up(self) -> None:
-        make_certificates(self.folder / "keys")
-        home = self.folder / "flwr"
+        keys, home = self.folder / "keys", self.folder / "flwr"
+        make_certificates(keys)
+        make_secret(keys / "superexec.secret")
+        make_signing_key(keys / "signing")
+        public = read_signing_key(keys / "signing").public_key()
+        (keys / "trusted-entities.yaml").write_text(f"{trust_line(public)}\n")
+        (self.folder / "bundles").mkdir(exist_ok=True)
         home.mkdir(parents=True, exist_ok=True)
-        ca = self.folder / "keys" / "ca.crt"
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "{HOST}:{self.port}"\nroot-certificates = "{ca}"\n'
+            f'address = "{HOST}:{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
         )
+        if not self.simulated:
+            self.start("hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}")
+            self.start(
+                "proxy",
+                *(*_FEDFW, "proxy", "--listen", self.address, "--to", f"{HOST}:{self.port}"),
+                *("--certificate", str(keys / "server.pem"), "--key", str(keys / "server.key")),
+                *("--ca", str(keys / "ca.crt")),
+            )
         self.start_superlink()
-        for client in range(0 if self.simulated else self.clients):
+        if self.simulated:
+            return
+        for name, port in (("hub", self._hub), ("proxy", self._public)):
+            self._wait_for(name, port)
+        for client in range(self.clients):
             self.register(client)
             self.start_node(client)
 
     def start_superlink(self) -> None:
-        """The server's process; its database outlives it."""
+        """The server's process, and the one that runs its apps; its database outlives them."""
         keys = self.folder / "keys"
+        secret = ("--superexec-auth-secret-file", str(keys / "superexec.secret"))
         self.start(
             "superlink",
             *("flower-superlink", "--host", HOST, "--port", str(self.port)),
-            "--simulation" if self.simulated else "--enable-supernode-auth",
             *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
             *("--ssl-keyfile", str(keys / "server.key"), "--database", str(self.folder / "superlink.db")),
+            *(("--simulation",) if self.simulated else ("--enable-supernode-auth", "--isolation", "process", *secret)),
         )
+        self._wait_for("superlink", self.port)
+        if not self.simulated:
+            where = ("--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(keys / "ca.crt"))
+            self.start("superexec", "flower-superexec", *where, *secret)
+
+    def _wait_for(self, name: str, port: int) -> None:
+        """Until a server of ours listens."""
         until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            if self._processes["superlink"].poll() is not None:
-                break
-            with suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
+        while time.monotonic() < until and self.running(name):
+            with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
                 return
             time.sleep(0.1)
-        raise FederationError(f"the SuperLink did not start:\n{self.log('superlink')}")
+        raise FederationError(f"the {name} did not start:\n{self.log(name)}")
 
     def register(self, client: int) -> None:
         """Make a client's key and register it at the SuperLink."""
@@ -128,8 +163,9 @@ class LocalFederation:
         key = key or self.folder / "keys" / name
         self.start(
             name,
-            *("flower-supernode", "--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())),
+            *("flower-supernode", "--superlink", self.address, "--host", HOST, "--port", str(free_port())),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
+            *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),
             *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
             *("--node-config", f"partition-id={client} {settings}".strip()),
         )
@@ -151,11 +187,11 @@ class LocalFederation:
         return self._processes[name].poll() is None
 
     def stop(self) -> None:
-        """End everything that was started, the server last; not to be interrupted."""
+        """End everything that was started, the server's side last; not to be interrupted."""
         ignored = {}
         with suppress(ValueError):  # only the main thread has handlers
             ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-        for name in sorted(self._processes, key=lambda name: name == "superlink"):
+        for name in sorted(self._processes, key=lambda name: _SERVER.index(name) if name in _SERVER else -1):
             self._end(name, signal.SIGTERM)
         for number, handler in ignored.items():
             signal.signal(number, handler)
@@ -173,12 +209,17 @@ class LocalFederation:
     # --- runs ---
 
     def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
-        """Start a run and follow its log; returns the name of the process that follows."""
+        """Sign an app, start a run of it and follow its log; returns the name of the process that follows."""
+        what = str(app.absolute())
+        if not self.simulated:
+            bundle = Bundle.read(app)
+            bundle.sign(read_signing_key(self.folder / "keys" / "signing"), self.folder / "bundles")
+            what = bundle.spec
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         nodes = ("--federation-config", f"num-supernodes={self.clients} client-resources-num-cpus=1")
         self.start(
             name,
-            *("flwr", "run", str(app.absolute()), _CONNECTION, "--stream", "--run-config", settings),
+            *("flwr", "run", what, _CONNECTION, "--stream", "--run-config", settings),
             *(nodes if self.simulated else ()),
         )
         return name

@@ -1,0 +1,143 @@
+"""A running federation, seen by somebody who has its address and the certificate of its authority, and nothing else.
+
+The questions change nothing: their bodies are empty, or name a key that was made for the occasion.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedfw.deployment.flower.checks.findings import Finding, Verdict
+from fedfw.deployment.flower.proxy import Address
+
+OPERATORS_PATHS = (
+    *(f"/v1/control/{name}" for name in ("register-node", "start-run", "list-runs", "list-nodes", "stream-logs")),
+    *("/v1/runtime/acquire-task", "/v1/runtime/get-run"),
+)
+"""What operators and executors ask a SuperLink for."""
+DETOURS = (
+    *("/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs"),
+    *("//v1/control/list-runs", "/v1/./control/list-runs", "/V1/control/list-runs", "/v1/control/list-runs/"),
+    *("/v1/fleet/pull-messages/../../control/list-runs", "/v1/fleet/;/../control/list-runs", "/v1%2fcontrol/list-runs"),
+)
+"""Other spellings of such a path, by which a careless proxy is led to it."""
+_REFUSED = frozenset((401, 403, 404, 405))
+_NOBODY = frozenset((502, 503, 504))  # a proxy without a server behind it
+_SECONDS = 15.0
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Outside:
+    """An outsider's place.
+
+    Parameters
+    ----------
+    address : Address
+        The public address.
+    ca : Path
+        The authority's certificate, which every owner has.
+    """
+
+    address: Address
+    ca: Path
+
+    def status(self, path: str) -> int:
+        """What an empty POST to a path is answered, without any key."""
+        context = ssl.create_default_context(cafile=str(self.ca))
+        connection = HTTPSConnection(*self.address, timeout=_SECONDS, context=context)
+        try:
+            connection.request("POST", path, b"", {"Content-Type": PROTOBUF_MEDIA_TYPE})
+            status = connection.getresponse().status
+        except HTTPException as error:
+            raise OSError(f"{path} is answered by no HTTP: {error!r}") from None
+        finally:
+            connection.close()
+        if status in _NOBODY:
+            raise OSError(f"{path} is answered {status}: the SuperLink is not there")
+        return status
+
+
+def encrypted(outside: Outside) -> Finding:
+    """The address speaks TLS with a certificate of the authority."""
+    try:
+        outside.status("/")
+    except ssl.SSLError as error:
+        return Finding(Verdict.FAIL, f"{outside.address} has no TLS with a certificate of {outside.ca} ({error})")
+    return Finding(Verdict.OK, f"{outside.address} speaks TLS with a certificate of {outside.ca}")
+
+
+def control_closed(outside: Outside) -> Finding:
+    """Nobody outside reaches what operators ask for."""
+    answers = {path: outside.status(path) for path in OPERATORS_PATHS}
+    open_ = {path: status for path, status in answers.items() if status not in _REFUSED}
+    # A detour that is malformed may also be answered 400; the path that it leads to would be answered 200.
+    detours = {path: outside.status(path) for path in DETOURS}
+    open_ |= {path: status for path, status in detours.items() if status not in {*_REFUSED, 400}}
+    if open_:
+        shown = ", ".join(f"{path} is answered {status}" for path, status in open_.items())
+        return Finding(Verdict.FAIL, f"an outsider registers nodes, runs apps and reads logs: {shown}")
+    ways = len(answers) + len(detours)
+    return Finding(Verdict.OK, f"{ways} ways to register nodes, run apps, read lists and take tasks are closed")
+
+
+def unsigned_refused(outside: Outside) -> Finding:
+    """Calls of a node without a signature are refused."""
+    status = outside.status("/v1/fleet/pull-messages")
+    if status in _REFUSED:
+        return Finding(Verdict.OK, f"calls of a node without a signature are refused ({status})")
+    return Finding(Verdict.FAIL, f"a call of a node without a signature is answered {status}, expected 401")
+
+
+def stranger_refused(outside: Outside) -> Finding:
+    """A key that nobody registered is refused, and cannot register itself."""
+    private, public = generate_key_pairs()
+    data = public_key_to_bytes(public)
+    signed = NodeAuthHttpInterceptor(private, public)
+    with FleetHttpClient.from_server_address(str(outside.address), False, outside.ca.read_bytes(), [signed]) as fleet:
+        try:
+            node = _accepted(lambda: fleet.RegisterNode(RegisterNodeFleetRequest(public_key=data)))
+            if node is not None:
+                fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
+                return Finding(Verdict.FAIL, "a new key registered itself: --enable-supernode-auth forbids that")
+            request = ActivateNodeRequest(public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            if _accepted(lambda: fleet.ActivateNode(request)) is not None:
+                return Finding(Verdict.FAIL, "a key that nobody registered was let in")
+        except httpx.HTTPError as error:
+            raise OSError(str(error).splitlines()[0]) from None
+    return Finding(Verdict.OK, "a key that nobody registered is refused, and cannot register itself")
+
+
+def _accepted(call: Callable[[], Answer]) -> Answer | None:
+    """The answer to a call that was let in, None if it was refused; a failure of the server itself is neither."""
+    try:
+        return call()
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code >= 500:
+            raise
+        return None
+
+
+ADDRESS_CHECKS: tuple[Callable[[Outside], Finding], ...] = (
+    encrypted,
+    control_closed,
+    unsigned_refused,
+    stranger_refused,
+)

@@ -1,0 +1,71 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+Looked = TypeVar("Looked")
+
+LIMITS = (
+    "Whoever has a login on the SuperLink's host controls the federation: Flower knows no accounts.",
+    "The server's half of an app is never verified: whoever controls the SuperLink runs code there.",
+    "A signature never expires and does not cover a run's options: an old bundle can be run again, with other options.",
+    "A node signs the time of its calls (good for five minutes), not their contents: TLS protects those.",
+    "Tokens of tasks stand in process arguments, and a SuperNode's port 9094 answers everybody on its own host.",
+)
+"""What Flower cannot do, however a federation is set up."""
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    FAIL = "FAIL"
+    UNKNOWN = "cannot be checked"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the result.
+
+    Parameters
+    ----------
+    verdict : Verdict
+        How it ended.
+    what : str
+        What was looked at, and why it ended so.
+
+    Examples
+    --------
+    >>> print(Finding(Verdict.FAIL, "list-runs answers 200"))
+    FAIL: list-runs answers 200
+    """
+
+    verdict: Verdict
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.what}"
+
+
+def findings(checks: Iterable[Callable[[Looked], Finding]], looked_at: Looked) -> list[Finding]:
+    """The results of a list of checks; one that cannot reach or read what it looks at says so.
+
+    Parameters
+    ----------
+    checks : iterable of callable
+        Such as `fedfw.deployment.flower.checks.NODE_CHECKS`.
+    looked_at : object
+        What each of them is called with.
+    """
+    results = []
+    for check in checks:
+        try:
+            results.append(check(looked_at))
+        except (OSError, ValueError) as error:
+            about = (check.__doc__ or check.__name__).splitlines()[0].rstrip(".")
+            results.append(Finding(Verdict.UNKNOWN, f"{about} ({error})"))
+    return results

@@ -1,0 +1,150 @@
+"""The files of a host: its keys, its certificates, what its node trusts, and the commands by which it is started.
+
+Commands are read from the ``ExecStart`` lines of the folder's ``*.service`` files.
+"""
+
+from __future__ import annotations
+
+import shlex
+import stat
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from fedfw.deployment.flower.checks.findings import Finding, Verdict
+from fedfw.deployment.flower.hub import is_loopback
+
+TRUSTED = "trusted-entities.yaml"
+"""The file of signing keys that a node's owner trusts, if its start command names no other."""
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def secrets_kept(folder: Path) -> Finding:
+    """Private keys and secrets are readable by their owner alone."""
+    loose = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.stat().st_mode & _OTHERS and (path.suffix == ".secret" or _is_private_key(path)):
+            loose.append(path.name)
+    if loose:
+        return Finding(Verdict.FAIL, f"others can read {', '.join(loose)} in {folder}: chmod 600")
+    return Finding(Verdict.OK, f"no private key or secret in {folder} is open to others")
+
+
+def certificates_valid(folder: Path) -> Finding:
+    """Certificates have not expired."""
+    now, ends = datetime.now(UTC), {}
+    for path in sorted((*folder.glob("*.crt"), *folder.glob("*.pem"))):
+        data = path.read_bytes()
+        if b"BEGIN CERTIFICATE" in data:
+            try:
+                ends[path.name] = min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(data))
+            except ValueError as error:
+                return Finding(Verdict.FAIL, f"{path} is no certificate ({error})")
+    expired = [name for name, end in ends.items() if end <= now]
+    if expired:
+        return Finding(Verdict.FAIL, f"{', '.join(expired)} in {folder} has expired")
+    if not ends:
+        return Finding(Verdict.UNKNOWN, f"{folder} has no certificate (*.crt, *.pem)")
+    first = min(ends, key=lambda name: ends[name])
+    return Finding(Verdict.OK, f"certificates are valid; {first} ends first, on {ends[first]:%Y-%m-%d}")
+
+
+def trust_stated(folder: Path) -> Finding:
+    """The node's owner has said whose bundles the node may run."""
+    named = [_value(words, "--trusted-entities") for words in _commands(folder, "flower-supernode")]
+    stated = [_stated(folder / path) for path in filter(None, named)] or [_stated(folder / TRUSTED)]
+    return next((finding for finding in stated if finding.verdict is not Verdict.OK), stated[0])
+
+
+def _stated(path: Path) -> Finding:
+    """Whether a file of trusted keys is one that makes Flower verify bundles."""
+    if not path.is_file():
+        return Finding(Verdict.FAIL, f"{path} is missing: the node runs whatever bundle it is sent")
+    if path.stat().st_mode & _OTHERS_WRITE:
+        return Finding(Verdict.FAIL, f"others can write {path}: chmod 600")
+    try:
+        trusted = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return Finding(Verdict.FAIL, f"{path} is no YAML ({error})")
+    if not isinstance(trusted, dict) or not trusted:
+        expected = "expected lines such as fpk_ID: 'ssh-ed25519 ...'"
+        return Finding(Verdict.FAIL, f"{path} names no key, and then Flower verifies nothing: {expected}")
+    for name, text in trusted.items():
+        try:
+            key = load_ssh_public_key(str(text).encode())
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, Ed25519PublicKey):
+            return Finding(Verdict.FAIL, f"{path}: the key of {name} is none of ssh-keygen -t ed25519")
+    return Finding(Verdict.OK, f"{path} lets {', '.join(map(str, trusted))} and nobody else vouch for bundles")
+
+
+def node_command_closed(folder: Path) -> Finding:
+    """The SuperNode is started with TLS, its key and the file of those whom it trusts."""
+    needed = ("--root-certificates", "--auth-supernode-private-key", "--trusted-entities")
+    return _command_closed(folder, "flower-supernode", dict.fromkeys(needed), forbidden="--insecure")
+
+
+def superlink_command_closed(folder: Path) -> Finding:
+    """The SuperLink is started so that only this machine reaches it, and that tasks need a secret."""
+    needed = {"--enable-supernode-auth": None, "--isolation": "process", "--superexec-auth-secret-file": None}
+    return _command_closed(folder, "flower-superlink", needed)
+
+
+def _command_closed(folder: Path, program: str, needed: dict[str, str | None], forbidden: str = "") -> Finding:
+    """Whether every start of a program has the options that it needs, and listens on this machine alone."""
+    commands = list(_commands(folder, program))
+    for words in commands:
+        host = _value(words, "--host") or "127.0.0.1"  # Flower's default
+        if not is_loopback(host):
+            return Finding(Verdict.FAIL, f"{program} listens on {host}: expected --host 127.0.0.1, behind the proxy")
+        if forbidden and forbidden in words:
+            return Finding(Verdict.FAIL, f"{program} is started with {forbidden}")
+        for option, expected in needed.items():
+            value = _value(words, option)
+            if value is None or (expected is not None and value != expected):
+                return Finding(Verdict.FAIL, f"{program} is started without {option} {expected or ''}".rstrip())
+    if not commands:
+        return Finding(Verdict.UNKNOWN, f"no *.service file in {folder} starts {program}")
+    return Finding(Verdict.OK, f"{program} is started with {', '.join(needed)}, on this machine alone")
+
+
+def _commands(folder: Path, program: str) -> Iterator[list[str]]:
+    """The words of every start of a program in the folder's unit files."""
+    for path in sorted(folder.glob("*.service")):
+        for line in path.read_text().replace("\\\n", " ").splitlines():
+            key, _, command = line.partition("=")
+            words = shlex.split(command) if key.strip() == "ExecStart" else []
+            if any(Path(word.lstrip("-@:+!")).name == program for word in words):
+                yield words
+
+
+def _value(words: list[str], option: str) -> str | None:
+    """An option's value, an empty text if the next word is another option, None if the option is not there."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == option:
+            return "" if after.startswith("--") else after
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _is_private_key(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return b"PRIVATE KEY-----" in file.read(4096)
+
+
+NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
+    trust_stated,
+    node_command_closed,
+    secrets_kept,
+    certificates_valid,
+)
+SERVER_CHECKS: tuple[Callable[[Path], Finding], ...] = (superlink_command_closed, secrets_kept, certificates_valid)

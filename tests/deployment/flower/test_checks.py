@@ -1,0 +1,214 @@
+"""What ``fedfw deploy check`` says of files and of addresses where nobody is; real federations: test_outsider.py."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from fedfw.cli import main
+from fedfw.cli.main import _parsed
+
+pytest.importorskip("flwr")
+
+import trustme
+
+from fedfw.deployment.flower.bundles import read_signing_key, trust_line
+from fedfw.deployment.flower.checks import (
+    ADDRESS_CHECKS,
+    NODE_CHECKS,
+    SERVER_CHECKS,
+    Finding,
+    Outside,
+    Verdict,
+    findings,
+)
+from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
+from fedfw.deployment.flower.local import free_port
+from fedfw.deployment.flower.proxy import Address, Proxy
+
+DOCS = Path(__file__).parents[3] / "docs" / "deployment.md"
+
+
+def units(folder: Path) -> None:
+    """The walk-through's unit files, with this folder in place of theirs."""
+    blocks = re.findall(r"```ini\n# (/etc/fedfw/(\S+\.service))\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert {name for _, name, _ in blocks} >= {"superlink.service", "client.service"}
+    for _, name, text in blocks:
+        (folder / name).write_text(text.replace("/etc/fedfw", str(folder)))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """An owner's folder, as the walk-through leaves it."""
+    units(tmp_path)
+    for name in ("superlink", "superexec", "hub", "proxy"):
+        (tmp_path / f"{name}.service").unlink()
+    make_certificates(tmp_path)
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    make_node_key(tmp_path / "client-0")
+    make_signing_key(tmp_path / "signing")
+    line = trust_line(read_signing_key(tmp_path / "signing").public_key())
+    (tmp_path / "trusted-entities.yaml").write_text(line)
+    return tmp_path
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """The server's folder, as the walk-through leaves it."""
+    units(tmp_path)
+    (tmp_path / "client.service").unlink()
+    make_certificates(tmp_path)
+    make_secret(tmp_path / "superexec.secret")
+    return tmp_path
+
+
+def failures(results: list[Finding]) -> list[str]:
+    return [finding.what for finding in results if finding.verdict is Verdict.FAIL]
+
+
+def change(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_the_walk_throughs_node_passes(node: Path) -> None:
+    assert {finding.verdict for finding in findings(NODE_CHECKS, node)} == {Verdict.OK}
+    assert main(["deploy", "check", "--node-dir", str(node)]) == 0
+
+
+def test_the_walk_throughs_server_passes(server: Path) -> None:
+    assert {finding.verdict for finding in findings(SERVER_CHECKS, server)} == {Verdict.OK}
+    assert main(["deploy", "check", "--server-dir", str(server)]) == 0
+
+
+def test_the_walk_throughs_commands_exist(tmp_path: Path) -> None:
+    units(tmp_path)
+    for name in ("hub", "proxy"):
+        [line] = re.findall("ExecStart=(.*)", (tmp_path / f"{name}.service").read_text().replace("\\\n", " "))
+        options = _parsed(shlex.split(line)[1:], "deploy")  # leaves the process if it knows no such option
+        assert options.verb == name
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "is missing: the node runs whatever bundle it is sent"),
+        ("", "names no key, and then Flower verifies nothing"),
+        ("{}", "names no key, and then Flower verifies nothing"),
+        ("- fpk_a", "names no key"),
+        ("a: [", "is no YAML"),
+        ("fpk_a: ssh-ed25519 nonsense", "the key of fpk_a is none of ssh-keygen -t ed25519"),
+        ("fpk_a: 3", "the key of fpk_a is none of ssh-keygen -t ed25519"),
+    ],
+)
+def test_a_node_that_would_run_strange_bundles(node: Path, content: str | None, reason: str) -> None:
+    path = node / "trusted-entities.yaml"
+    path.unlink() if content is None else path.write_text(content)
+    [what] = failures(findings(NODE_CHECKS, node))
+    assert reason in what
+    assert main(["deploy", "check", "--node-dir", str(node)]) == 1
+
+
+def test_a_node_key_vouches_for_no_bundle(node: Path) -> None:
+    public = (node / "client-0.pub").read_text().strip()
+    (node / "trusted-entities.yaml").write_text(f"fpk_a: '{public}'")
+    assert failures(findings(NODE_CHECKS, node)) == [
+        f"{node / 'trusted-entities.yaml'}: the key of fpk_a is none of ssh-keygen -t ed25519"
+    ]
+
+
+@pytest.mark.parametrize("name", ["client-0", "signing"])
+def test_keys_that_others_can_read(node: Path, name: str) -> None:
+    (node / name).chmod(0o640)
+    assert failures(findings(NODE_CHECKS, node)) == [f"others can read {name} in {node}: chmod 600"]
+
+
+def test_a_trust_file_that_others_can_write(node: Path) -> None:
+    (node / "trusted-entities.yaml").chmod(0o666)
+    assert failures(findings(NODE_CHECKS, node)) == [f"others can write {node / 'trusted-entities.yaml'}: chmod 600"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("--host 127.0.0.1", "--host 0.0.0.0", "flower-superlink listens on 0.0.0.0: expected --host 127.0.0.1"),
+        ("--host 127.0.0.1", "--host=10.0.0.1", "flower-superlink listens on 10.0.0.1: expected --host 127.0.0.1"),
+        ("--enable-supernode-auth", "", "flower-superlink is started without --enable-supernode-auth"),
+        ("--isolation process", "", "flower-superlink is started without --isolation process"),
+        ("--isolation process", "--isolation subprocess", "flower-superlink is started without --isolation process"),
+        ("--superexec-auth-secret-file", "--other", "flower-superlink is started without --superexec-auth-secret-file"),
+    ],
+)
+def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reason: str) -> None:
+    change(server / "superlink.service", old, new)
+    [what] = failures(findings(SERVER_CHECKS, server))
+    assert what.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("--trusted-entities", "--other", "flower-supernode is started without --trusted-entities"),
+        ("--root-certificates", "--insecure --other", "flower-supernode is started with --insecure"),
+        ("--auth-supernode-private-key", "--other", "flower-supernode is started without --auth-supernode-private-key"),
+        ("--superlink", "--host 0.0.0.0 --superlink", "flower-supernode listens on 0.0.0.0"),
+    ],
+)
+def test_a_supernode_that_is_started_open(node: Path, old: str, new: str, reason: str) -> None:
+    change(node / "client.service", old, new)
+    [what] = failures(findings(NODE_CHECKS, node))
+    assert what.startswith(reason)
+
+
+def test_an_expired_certificate(server: Path) -> None:
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    old = trustme.CA().issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
+    (server / "server.pem").write_bytes(old.cert_chain_pems[0].bytes())
+    assert failures(findings(SERVER_CHECKS, server)) == [f"server.pem in {server} has expired"]
+
+
+def test_what_cannot_be_checked_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts = [finding.verdict for finding in findings(SERVER_CHECKS, tmp_path)]
+    assert verdicts == [Verdict.UNKNOWN, Verdict.OK, Verdict.UNKNOWN]
+    make_certificates(tmp_path)
+    address = f"127.0.0.1:{free_port()}"  # nobody is there
+    assert main(["deploy", "check", "--address", address, "--ca", str(tmp_path / "ca.crt")]) == 1
+    said = capsys.readouterr().out
+    assert said.count("cannot be checked: ") == 4
+    assert "Flower knows no accounts" in said  # what no set-up can promise is always said
+
+
+def test_a_proxy_without_a_superlink_is_no_pass(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+
+    async def look() -> list[Finding]:
+        proxy = Proxy(Address("127.0.0.1", free_port()))
+        listening = await proxy.start(Address("127.0.0.1", 0), tmp_path / "server.pem", tmp_path / "server.key")
+        at = Address("127.0.0.1", listening.sockets[0].getsockname()[1])
+        results = await asyncio.to_thread(findings, ADDRESS_CHECKS, Outside(at, tmp_path / "ca.crt"))
+        listening.close()
+        return results
+
+    results = asyncio.run(look())
+    assert [one.verdict for one in results] == [Verdict.OK, Verdict.OK, Verdict.UNKNOWN, Verdict.UNKNOWN]
+    assert all("502" in one.what for one in results[2:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "nothing to look at: expected --address with --ca, --server-dir or --node-dir"),
+        (["--address", "a:1"], "--address and --ca belong together"),
+        (["--address", "a:1", "--ca", "/no/such"], "--ca='/no/such', expected the authority's certificate"),
+        (["--node-dir", "/no/such"], "'/no/such' is no folder"),
+    ],
+)
+def test_questions_that_make_no_sense(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "check", *arguments]) == 2
+    assert reason in capsys.readouterr().err
