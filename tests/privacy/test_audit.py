@@ -42,7 +42,7 @@ def audited(constraint: fedfw.ConstraintSet, noise: float, releases: int, broken
         total = torch.zeros(trials, p)
         for _ in range(releases):
             scale = torch.full((trials, 1), noise * broken).double()
-            direction = mechanism.gradient((g + push).expand(trials, p), scale, source)
+            direction = mechanism.gradient((g + push).expand(trials, p), scale, source, torch.float32)
             total += mechanism.answer(constraint, direction, scale, source, None).dense()
         votes.append(total[:, 0] - total[:, 1])
     cuts = votes[0].unique()

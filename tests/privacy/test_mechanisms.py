@@ -182,7 +182,7 @@ def test_clipped_gradients_are_those_of_single_samples(kind: str, norm: str, cli
         for i, (inputs, targets) in enumerate(data):
             chosen = slice(None) if kept is None else kept[i, : len(inputs)]
             wanted = by_hand(p, x[i], i, norm, clip, (inputs[chosen], targets[chosen])) / count[i]
-            assert torch.allclose(ours[i], wanted, atol=1e-5)
+            assert torch.allclose(ours[i], wanted.double(), atol=1e-5)
         assert torch.allclose(some, ours[[2, 0]], atol=1e-6)
 
 
@@ -233,7 +233,7 @@ def test_the_l2_term_is_nobodys_data() -> None:
     plain, pulled = (
         problem("linear", l2=l2).losses.clipped_gradient(x, who, None, "l2", 1.0, count) for l2 in (0, 0.1)
     )
-    assert torch.allclose(pulled - plain, 0.1 * x, atol=1e-6)
+    assert torch.allclose(pulled - plain, 0.1 * x.double(), atol=1e-6)
 
 
 def test_clipping_agrees_with_opacus() -> None:
@@ -249,4 +249,4 @@ def test_clipping_agrees_with_opacus() -> None:
     optimizer.pre_step()
     theirs = torch.cat([q.grad.flatten() for q in model.parameters()])
     ours = p.losses.clipped_gradient(p.start[None], torch.tensor([0]), None, "l2", 0.5, torch.tensor([9.0]))[0]
-    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert torch.allclose(ours, theirs.double(), atol=1e-5)

@@ -151,8 +151,8 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         g = a + state["y"]
         if self.beta:
-            state = running_average(state, g.to(a.dtype), 1 - self.beta)
-            g = state["d"].to(g.dtype, copy=True)
+            state, d = running_average(state, g.to(a.dtype), 1 - self.beta)
+            g = d.to(g.dtype, copy=True)
         if "ybar" in message.vectors:
             g -= message.vectors["ybar"]
         if plan.lam_0:

@@ -62,6 +62,5 @@ class FedFW(Momentum, OracleAlgorithm):
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         if self.beta:
-            state = running_average(state, a, 1 - self.beta)
-            a = state["d"]
+            state, a = running_average(state, a, 1 - self.beta)
         return state, pulled(a, state["x"], message.xbar, rates.lam)

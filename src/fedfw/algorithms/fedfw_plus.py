@@ -98,8 +98,7 @@ class FedFWPlus(Momentum, OracleAlgorithm):
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         if self.beta:
-            state = running_average(state, a, 1 - self.beta)
-            a = state["d"]
+            state, a = running_average(state, a, 1 - self.beta)
         g = pulled(a, state["x"], message.xbar, rates.lam).add_(state["y"])
         if "ybar" in message.vectors:
             g -= message.vectors["ybar"]

@@ -60,5 +60,5 @@ class FedFWSto(OracleAlgorithm):
         return False
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        state = running_average(state, a, rates.rho)
-        return state, pulled(state["d"], state["x"], message.xbar, rates.lam)
+        state, d = running_average(state, a, rates.rho)
+        return state, pulled(d, state["x"], message.xbar, rates.lam)

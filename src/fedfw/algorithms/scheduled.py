@@ -102,7 +102,11 @@ class Momentum(Scheduled):
         return replace(chosen, momentum=NETWORK_MOMENTUM, schedule=schedule)
 
 
-def running_average(state: State, a: Tensor, rho: float) -> State:
-    """d <- (1 - rho) d + rho a, for stacks (m, p); a client's first d is its first a."""
+def running_average(state: State, a: Tensor, rho: float) -> tuple[State, Tensor]:
+    """d <- (1 - rho) d + rho a, for stacks (m, p); a client's first d is its first a.
+
+    Returns the memory with the new d, and d in the precision of a.
+    """
     weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
-    return state | {"d": torch.lerp(state["d"], a, weight), "seen": torch.ones_like(state["seen"])}
+    d = torch.lerp(state["d"].to(a.dtype), a, weight)
+    return state | {"d": d.to(state["d"].dtype), "seen": torch.ones_like(state["seen"])}, d

@@ -9,7 +9,10 @@ sample changes a client's gradient by at most ``sensitivity`` in the mechanism's
   noise's scale is sensitivity z sqrt(k).
 - `Corners`: a coin for each coordinate of a box, by logistic noise of scale sensitivity z / 2. A coin whose log-odds
   change by e is e^2 / 8-concentrated; over the coordinates these squares add up to the squared l2 norm.
-- `GaussianNoise`: on the gradient, before anything else is done with it.
+- `GaussianNoise`: on the gradient, before anything else is done with it, rounded to a grid.
+
+Gradients that are yet to be protected, the noise and their sum are in float64; draws have full relative precision where
+they are small (`fedfw.privacy.noise`).
 
 What an algorithm adds to the gradient (penalty, duals) comes from atoms that were sent already. It moves the scores of
 all data sets alike and costs nothing.
@@ -43,8 +46,8 @@ class Mechanism(ABC):
     choices: int | None = None
     """How many choices among vertices a call makes; None where it is no such choice."""
 
-    def gradient(self, a: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-        """The gradient (m, p) that the algorithm is given."""
+    def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
+        """The gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by then, else as it is."""
         return a
 
     def answer(self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Atom:
@@ -62,8 +65,19 @@ class GaussianNoise(Mechanism):
 
     norm: ClassVar[Norm] = "l2"
 
-    def gradient(self, a: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-        return (a.double() + scale * noise.gaussian(a.shape[1])).to(a.dtype)
+    def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
+        return rounded(a + scale * noise.gaussian(a.shape[1]), scale).to(dtype)
+
+
+def rounded(x: Tensor, scale: Tensor) -> Tensor:
+    """x (m, p) in float64 on a grid of 2^-16 of its noise's scale (m, 1), or somewhat finer.
+
+    Floating-point sums of data and noise do not take all values, and which ones they take tells of the data (Mironov,
+    2012). A cell of the grid holds more than 2^30 of them wherever noise falls, so that every cell can be met from all
+    data, with the probability that exact noise would give it to nine digits.
+    """
+    cell = torch.exp2((scale.log2() - 16).floor())
+    return torch.where(cell > 0, (x / cell).round() * cell, x)  # without noise there is nothing to hide
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,7 @@ def _signed(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
     up, down = (sign * g + scale * noise.gumbel(g.shape[1]) for sign in (-1, 1))
     best = torch.maximum(up, down)
     # The oracle takes the largest magnitudes: the same order, all of them positive.
-    magnitude = best - best.amin(1, keepdim=True) + 1
+    magnitude = best - best.amin(1, keepdim=True) + torch.where(scale > 0, scale, 1.0)
     return torch.where(up > down, -magnitude, magnitude)
 
 

@@ -28,28 +28,36 @@ class Noise:
     _calls: int = 0
 
     def uniform(self, count: int) -> Tensor:
-        """In (0, 1), never an end."""
+        """In (0, 1), as a real number would be rounded: small draws have 53 digits, too, and none is 0."""
         if self.seed is None:
-            words = np.frombuffer(os.urandom(8 * count * len(self.who)), np.uint64) >> np.uint64(12)
-            drawn = torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(len(self.who), count)
+            words = np.frombuffer(os.urandom(16 * count * len(self.who)), np.int64).reshape(2, len(self.who), count)
         else:
             self._calls += 1
-            rows = [
-                torch.rand(count, generator=generator(self.seed, "noise", self.t, self._calls, i), dtype=torch.float64)
-                for i in self.who
-            ]
-            drawn = torch.stack(rows).clamp_(2.0**-53, 1 - 2.0**-53)
-        return drawn.to(self.device)
+            of_client = [generator(self.seed, "noise", self.t, self._calls, i) for i in self.who]
+            drawn = [torch.randint(-(2**63), 2**63 - 1, (2, count), generator=source) for source in of_client]
+            words = torch.stack(drawn, 1).numpy()
+        bits = words.view(np.uint64)
+        # A mantissa in [1/2, 1), and as many halvings as a coin shows heads in a row.
+        mantissa = ((bits[0] >> np.uint64(12)) | np.uint64(2**52)).astype(np.float64) * 2.0**-53
+        lowest = (bits[1] & (~bits[1] + np.uint64(1))).astype(np.float64)  # the lowest one among 64 coins; 0 for none
+        halvings = np.where(lowest > 0, np.frexp(lowest)[1] - 1, 64)
+        return torch.from_numpy(np.ldexp(mantissa, -halvings)).to(self.device)
 
     def gumbel(self, count: int) -> Tensor:
         """Standard Gumbel: the largest of scores with it is drawn by their softmax."""
-        return -(-self.uniform(count).log()).log()
+        return -(-torch.log1p(-self.uniform(count))).log()  # small draws, which are precise, make the large values
 
     def logistic(self, count: int) -> Tensor:
         """Standard logistic, the difference of two Gumbel draws."""
-        return torch.logit(self.uniform(count))
+        u, sign = self._half(count)
+        return sign * (torch.log1p(-u) - u.log())
 
     def gaussian(self, count: int) -> Tensor:
         """Standard normal."""
-        drawn: Tensor = torch.special.ndtri(self.uniform(count))
-        return drawn
+        u, sign = self._half(count)
+        quantile: Tensor = torch.special.ndtri(u)
+        return -sign * quantile
+
+    def _half(self, count: int) -> tuple[Tensor, Tensor]:
+        """Draws from (0, 1/2), and signs: both tails of a symmetric law are made from small, precise draws."""
+        return self.uniform(count) / 2, torch.where(self.uniform(count) < 0.5, -1.0, 1.0).double()

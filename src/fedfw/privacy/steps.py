@@ -143,7 +143,11 @@ class PrivateOracles:
         noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
 
         def gradient(x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]:
-            """Losses, which are kept secret and given as zero, and gradients (m, p)."""
+            """Losses, which are kept secret and given as zero, and gradients (m, p).
+
+            Gradients to which an oracle has yet to add noise are in float64, and so is everything up to the oracle:
+            rounding to float32 could be larger than the noise.
+            """
             if full or exact:
                 raise ValueError("a gradient of all samples was asked for in a private run")
             x = x.to(cohort.weights.dtype)
@@ -152,13 +156,13 @@ class PrivateOracles:
                 # Stacks are as wide as their largest client, present or not.
                 keep = noise.uniform(int(sizes.max())) < (expected / own)[:, None]
             a = self.losses.clipped_gradient(x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected)
-            a *= cohort.weights[:, None]
+            a *= cohort.weights.double()[:, None]
             # No sample can do this, since one that is not finite adds zero: only x can, through the l2 term.
             bad = ~a.sum(1).isfinite()
             if bool(bad.any()):
                 clients = numbers[bad].tolist()
                 raise NonFiniteError(f"round {t}: NaN or infinity in the gradient of client {clients[:10]}", clients)
-            return x.new_zeros(len(x)), plan.mechanism.gradient(a, scale, noise)
+            return x.new_zeros(len(x)), plan.mechanism.gradient(a, scale, noise, x.dtype)
 
         def oracle(g: Tensor) -> Atom:
             return plan.mechanism.answer(cohort.constraint, g, scale, noise, tol)

@@ -20,8 +20,8 @@ from fedfw.problems.base import ClientLosses, clip_factors
 from fedfw.problems.known_losses import KnownLoss
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
 
-_CONVERTED_FLOATS = 2**20
-"""How many numbers of samples are converted to float64 at a time: these stay in a processor's cache."""
+_CONVERTED_FLOATS = {"cpu": 2**19, "cuda": 2**28}
+"""How many numbers of samples are converted to float64 at a time: a processor keeps these in its cache."""
 
 Derivative = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps scores (b, m, c) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b, m, c).
@@ -129,20 +129,33 @@ class LinearLosses(ClientLosses):
         return self._all(x, who, picks, gradients), gradients
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        """Client by client and some samples at a time, because the samples are converted on the way."""
+        """Some samples at a time, because they are converted on the way."""
         x = x.double()
-        values, gradients = x.new_zeros(len(x)), torch.zeros_like(x)
-        at_once = max(1, _CONVERTED_FLOATS // self.inputs)
-        for at, i in enumerate(who.tolist()):
-            s, row = self._places[i]
-            size = int(self._stacks[s].sizes[row])
-            inputs, targets = self._stacks[s].inputs[row, :size], self._stacks[s].targets[row, :size]
-            value, gradient = x.new_zeros(1), x.new_zeros(1, x.shape[1])
-            for A, y in zip(torch.split(inputs, at_once), torch.split(targets, at_once), strict=True):
-                y = y.to(x.dtype) if y.is_floating_point() else y
-                self._evaluate(x[at : at + 1], A[None].to(x.dtype), y[None], None, value, gradient)
-                values[at] += value[0] * (len(A) / size)
-                gradients[at].add_(gradient[0], alpha=len(A) / size)
+        values, gradients, c, f = x.new_zeros(len(x)), torch.zeros_like(x), self.outputs, self.inputs
+        for stack, rows, at in self._select(who):
+            points, sizes = x if at is None else x[at], stack.sizes if rows is None else stack.sizes[rows]
+            value, gradient = points.new_zeros(len(points)), torch.zeros_like(points)
+            longest = stack.inputs.shape[1]
+            at_once = max(1, _CONVERTED_FLOATS[x.device.type] // (len(points) * f))
+            for begin in range(0, longest, at_once):
+                piece = slice(begin, min(begin + at_once, longest))
+                A, y = stack.inputs[:, piece], stack.targets[:, piece]
+                A, y = (A, y) if rows is None else (A[rows], y[rows])
+                A, y = A.flatten(2).double(), y.double() if y.is_floating_point() else y
+                scores = torch.bmm(A, points[:, : c * f].view(-1, c, f).mT)
+                if self.bias:
+                    scores += points[:, c * f :].unsqueeze(1)
+                losses, R = self.derivative(scores, y)
+                real = torch.arange(piece.start, piece.stop, device=x.device) < sizes[:, None]
+                share = real.double() / sizes[:, None]
+                value += (losses * share).sum(1)
+                R *= share.unsqueeze(2)
+                gradient[:, : c * f] += torch.bmm(R.mT, A).flatten(1)
+                if self.bias:
+                    gradient[:, c * f :] += R.sum(1)
+            if at is None:
+                return value, gradient
+            values[at], gradients[at] = value, gradient
         return values, gradients
 
     def _all(self, x: Tensor, who: Tensor, picks: Tensor | None, gradients: Tensor) -> Tensor:
@@ -185,7 +198,7 @@ class LinearLosses(ClientLosses):
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
         """A sample's gradient is r a', with r by the scores: its norm is a product, and no gradient is written out."""
-        gradients, c, f = torch.empty_like(x), self.outputs, self.inputs
+        gradients, c, f = torch.empty_like(x, dtype=torch.float64), self.outputs, self.inputs
         for stack, rows, at in self._select(who):
             inputs, targets, sizes = (
                 (t if rows is None else t[rows]) for t in (stack.inputs, stack.targets, stack.sizes.to(x.device))
@@ -202,10 +215,12 @@ class LinearLosses(ClientLosses):
             R = torch.where(factors.unsqueeze(2) > 0, R * factors.unsqueeze(2), 0.0)
             if not stack.finite:  # 0 * NaN is NaN: what is not finite must not be multiplied either
                 A = torch.where(factors.unsqueeze(2) > 0, A, 0.0)
-            part = torch.empty_like(points)
-            part[:, : c * f] = torch.bmm(R.mT, A).flatten(1)
+            part = torch.zeros_like(points, dtype=torch.float64)
+            at_once = max(1, _CONVERTED_FLOATS[x.device.type] // (len(points) * f))
+            for some, theirs in zip(torch.split(R, at_once, 1), torch.split(A, at_once, 1), strict=True):
+                part[:, : c * f] += torch.bmm(some.double().mT, theirs.double()).flatten(1)
             if self.bias:
-                part[:, c * f :] = R.sum(1)
+                part[:, c * f :] = R.sum(1, dtype=torch.float64)
             part /= (count if at is None else count[at])[:, None]
             if at is None:
                 return part

@@ -147,7 +147,7 @@ class ModuleLosses(ClientLosses):
 
         each = vmap(vmap(grad(loss_of_one), (None, 0, 0)))
         order = 2 if norm == "l2" else torch.inf
-        gradients = torch.zeros_like(x)
+        gradients = torch.zeros_like(x, dtype=torch.float64)
         for stack in self._stacks:
             at, rows = (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
             if not len(at):
@@ -160,7 +160,7 @@ class ModuleLosses(ClientLosses):
                 of_samples = each(x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part])
                 factors = clip_factors(torch.linalg.vector_norm(of_samples, order, dim=2), clip) * own[:, part]
                 of_samples = torch.where(factors.unsqueeze(2) > 0, of_samples, 0.0)
-                gradients[at] += torch.einsum("bm,bmp->bp", factors, of_samples)
+                gradients[at] += torch.einsum("bm,bmp->bp", factors.double(), of_samples.double())
         return gradients / count[:, None]
 
     def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

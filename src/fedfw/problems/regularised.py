@@ -36,7 +36,7 @@ class RegularisedLosses(ClientLosses):
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
         # The term is nobody's data: it is not clipped.
-        return self.inner.clipped_gradient(x, who, keep, norm, clip, count).add_(x, alpha=self.l2)
+        return self.inner.clipped_gradient(x, who, keep, norm, clip, count).add_(x.double(), alpha=self.l2)
 
     def _term(self, x: Tensor) -> Tensor:
         return self.l2 / 2 * x.square().sum(1)
