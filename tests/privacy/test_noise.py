@@ -122,3 +122,30 @@ def test_offsets_that_cancel_do_not_take_the_noise_with_them() -> None:
         )
         same += torch.equal(near, moved)
     assert same == 50
+
+
+def test_an_offset_that_would_round_the_noise_away_is_noticed() -> None:
+    constraint = fedfw.L1Ball(1.0)
+    made, D = oracles(constraint, 1.0, 0), mechanism_set(constraint)
+    for weight, size, fine in ((1 / 3, 10.0, True), (1 / 3, 2.0**40, False), (2.0**-149, 1e-3, False)):
+        cohort = Cohort(torch.tensor([0]), torch.tensor([weight]), torch.tensor([0]), D)
+        assert made.hides(cohort, torch.full((1, 15), size, dtype=torch.float64)) == fine, (weight, size)
+
+
+@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored"])
+def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
+    """The offset by which a client judges its server leaves averages of its own gradients out."""
+    seen = []
+
+    def watch(simulation: fedfw.simulation.Simulation) -> None:
+        now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
+        (state,) = now.states
+        public = algorithm.begin_round(plan, {k: v for k, v in state.items() if k in ("x", "y")}, now.message)
+        seen.append(algorithm.offset(plan, public, now.message))
+        held = algorithm.begin_round(plan, state, now.message)
+        assert torch.equal(algorithm.offset(plan, held, now.message), seen[-1])
+
+    options = {} if name == "fedfw-sto" else {"momentum": 0.9}
+    algorithm = fedfw.ALGORITHMS[name](fedfw.L2Ball(1.0), penalty=0.1, **options)
+    fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=4, callbacks=watch)
+    assert seen

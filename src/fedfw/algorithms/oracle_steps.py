@@ -52,10 +52,7 @@ class OracleSteps(Scheduled):
     """Clients take Frank-Wolfe steps and send atoms."""
 
     def start_clients(self, x: Tensor) -> State:
-        state = {"x": x}
-        if not self.exact:
-            state |= {"d": torch.zeros_like(x), "seen": torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)}
-        return state
+        return {"x": x} if self.exact else {"x": x} | _no_past(x)
 
     def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         """What a client does once a round, before its first local step."""
@@ -102,13 +99,14 @@ class OracleSteps(Scheduled):
         The bound holds for any q_i, so the one is used that the server can work out as well.
         """
         loss, a = gradient(state["x"], exact=True)
-        g = a + self._without_gradient(plan, state, message)
+        g = a + self.offset(plan, state, message)
         return _evidence(state["x"], loss, a, g, lmo(g))
 
-    def _without_gradient(self, plan: Plan, state: State, message: Message) -> Tensor:
-        """The rest of the first direction (m, p), which everybody can work out who knows the points, in float64."""
+    def offset(self, plan: Plan, state: State, message: Message) -> Tensor:
+        """What the first direction adds to the gradients, (m, p) in float64: known to all who know the points."""
         nothing = torch.zeros_like(state["x"], dtype=torch.float64)
-        return self.direction(plan, state, message, nothing, plan.rates(message.t))[1]
+        known = {name: values for name, values in state.items() if name not in ("d", "seen")}
+        return self.direction(plan, known | _no_past(state["x"]), message, nothing, plan.rates(message.t))[1]
 
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
         state = self.begin_round(plan, state, message)
@@ -118,7 +116,7 @@ class OracleSteps(Scheduled):
     def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
         if not (self.exact and self.contract.proves):
             return None
-        return self._without_gradient(plan, self.begin_round(plan, state, message), message)
+        return self.offset(plan, self.begin_round(plan, state, message), message)
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """Move xbar by what its clients moved."""
@@ -132,6 +130,11 @@ class OracleSteps(Scheduled):
 
     @abstractmethod
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]: ...
+
+
+def _no_past(x: Tensor) -> State:
+    """The averages of clients at x (m, p) that have not seen a gradient yet."""
+    return {"d": torch.zeros_like(x), "seen": torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)}
 
 
 def _evidence(x: Tensor, loss: Tensor, a: Tensor, g: Tensor, atom: Atom) -> Evidence:

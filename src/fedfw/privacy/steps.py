@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Gradient, Lmo
@@ -133,13 +132,8 @@ class PrivateOracles:
         if sizes is None:
             raise ValueError("privacy is for clients with samples; these are plain functions")
         plan, rows, numbers = self.plan, cohort.rows, cohort.numbers
-        own = sizes.to(rows.device)[rows]
-        expected = own if plan.batch_size is None else own.clamp(max=plan.batch_size)
-        # By how much one sample can change a client's gradient, times the noise multiplier: (m, 1).
-        weights = cohort.weights
-        if self.largest_weight is not None:
-            weights = torch.maximum(weights, torch.full_like(weights, self.largest_weight))
-        scale = (weights.double() * plan.privacy.clip / expected * plan.noise)[:, None]
+        own, expected = self._samples(cohort, sizes)
+        scale = self._scale(cohort, expected)
         noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
 
         def gradient(x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]:
@@ -168,3 +162,26 @@ class PrivateOracles:
             return plan.mechanism.answer(cohort.constraint, g, scale, noise, tol)
 
         return gradient, oracle
+
+    def hides(self, cohort: Cohort, offset: Tensor) -> bool:
+        """Whether the noise stays far above rounding errors when ``offset`` (m, p) is added to gradients without noise.
+
+        A server that may choose the offset could otherwise make it so large that float64 rounds the noise away.
+        """
+        sizes = self.losses.sizes
+        if isinstance(self.plan.mechanism, GaussianNoise) or sizes is None:
+            return True  # it is added to the gradients themselves
+        scale = self._scale(cohort, self._samples(cohort, sizes)[1])
+        return bool((offset.abs().amax(1, keepdim=True) * 2.0**-36 <= scale).all())
+
+    def _samples(self, cohort: Cohort, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """How many samples the clients have, and how many are expected in a gradient: (m,) each."""
+        own = sizes.to(cohort.rows.device)[cohort.rows]
+        return own, own if self.plan.batch_size is None else own.clamp(max=self.plan.batch_size)
+
+    def _scale(self, cohort: Cohort, expected: Tensor) -> Tensor:
+        """By how much one sample can change a client's gradient, times the noise multiplier: (m, 1)."""
+        weights = cohort.weights.double()
+        if self.largest_weight is not None:
+            weights = weights.clamp(min=self.largest_weight)
+        return (weights * self.plan.privacy.clip / expected * self.plan.noise)[:, None]
