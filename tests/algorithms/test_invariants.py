@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedfw
 import fedfw.schedules
 from fedfw.algorithms import FedFWSto
-from fedfw.problems.quadratics import quadratic_problem
+from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.schedules import Schedule, constant, convex
 from fedfw.simulation import Simulation
 from fedfw.studies.quadratics import SETS, Quadratics
@@ -327,3 +329,37 @@ def test_options_that_an_algorithm_does_not_have_are_refused(build: Callable[[fe
 def test_a_set_is_wanted() -> None:
     with pytest.raises(TypeError, match="constraint='l1:10', expected a constraint set or a Product"):
         fedfw.FedFW("l1:10")
+
+
+@pytest.mark.parametrize("attendance", [lambda t: range(5), lambda t: [t % 5, (3 * t + 1) % 5] if t % 4 else []])
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_anchored_with_momentum_is_its_transcription(penalty: float, attendance: Any) -> None:
+    """w_i grad f_i + y_i alone is averaged; ybar and the penalty are added to the average."""
+    n, p, every, beta, rounds, D = 5, 6, 4, 0.9, 30, fedfw.Box(-1.0, 0.5)
+    A, c = random_quadratics(n, p, 10.0, 1.0, 0)
+    problem = quadratic_problem(A, c, torch.zeros(p, dtype=torch.float64))
+    seen: list[Tensor] = []
+    algorithm = fedfw.FedFWAnchored(
+        D, penalty=penalty, momentum=beta, anchor_every=every, schedule=fedfw.schedules.convex()
+    )
+    options = {"rounds": rounds, "participation": attendance, "eval_every": rounds}
+    fedfw.simulate(problem, algorithm, callbacks=lambda s: seen.append(s.xbar.clone()), **options)
+    X, Y, d, met = torch.zeros(n, p).double(), torch.zeros(n, p).double(), torch.zeros(n, p).double(), [False] * n
+    for t in range(1, rounds + 1):
+        present, eta, lam = sorted(set(attendance(t))), 2 / (t + 1), penalty * (t + 1) ** 0.5
+        xbar = X.mean(0)
+        if present and (t - 1) % every == 0:
+            a = {i: A[i] @ (xbar - c[i]) / n for i in present}
+            mean = torch.stack([*a.values()]).mean(0)
+            for i in present:
+                Y[i], X[i] = mean - a[i], xbar
+            xbar = X.mean(0)
+        ybar, after = Y.mean(0), X.clone()
+        for i in present:
+            corrected = A[i] @ (X[i] - c[i]) / n + Y[i]
+            d[i] = beta * d[i] + (1 - beta) * corrected if met[i] else corrected
+            met[i] = True
+            g = d[i] - ybar + lam * (X[i] - xbar)
+            after[i] = (1 - eta) * X[i] + eta * torch.where(g <= 0, 0.5, -1.0)
+        X = after
+        assert torch.allclose(seen[t - 1], X.mean(0), atol=1e-12), t
