@@ -33,7 +33,13 @@ def signature(name: str, **changes: int) -> str:
     options = {"rounds": 5, "local_steps": 1} | changes
     algorithm, promise = fedfw.FedFW(SETS[name]), Privacy(1.0, 1e-5, noise=50.0)
     plan = PrivacyPlan.of(
-        promise, algorithm, SETS[name], shape=(8,), fewest_samples=40, batch_size=None, **options  # type: ignore[arg-type]
+        promise,
+        algorithm,
+        SETS[name],
+        shape=(8,),
+        fewest_samples=40,
+        batch_size=None,
+        **options,  # type: ignore[arg-type]
     )
     return plan.signature
 

@@ -107,7 +107,7 @@ class PrivacyPlan:
 
     @property
     def signature(self) -> str:
-        """What must stay the same for a client's releases to add up as planned; it is the same text in every process."""
+        """What must stay the same for a client's releases to add up as planned; the same text in every process."""
         how = f"{text_of(self.mechanism)}, {self.local_steps} local steps, rate {self.accountant.rate!r}"
         return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}"
 
