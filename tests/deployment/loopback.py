@@ -13,11 +13,12 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.deployment import Client, Consent, DeployedRecord, DeployedServer, Task
+from fedfw.deployment.consent import SHARES
 from fedfw.deployment.messages import Answer, Hello, Order
 from fedfw.simulation import Options
 
 Fields = dict[str, Any]
-OPEN = Consent(share=("atoms", "losses", "numbers", "gradients", "models"), seeded_noise=True)
+OPEN = Consent(share=SHARES, seeded_noise=True)
 """Everything that the server asks for is answered."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +36,11 @@ def test_what_is_recorded_is_read_again_and_nobody_else_can_read_it(ledger: Ledg
     assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
     ledger.create()
     assert len(ledger.releases()) == 3
+
+
+def test_a_run_without_any_noise_spends_without_limit(ledger: Ledger) -> None:
+    ledger.record(lambda so_far: replace(ONE, noise=0.0, epsilon=math.inf))
+    assert spent(ledger.releases()) == (math.inf, 1e-6)
 
 
 def test_nothing_is_written_where_nothing_is_allowed(ledger: Ledger) -> None:

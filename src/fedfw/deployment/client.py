@@ -274,7 +274,7 @@ class Client:
             noise=plan.noise,
             epsilon=plan.epsilon(earlier + 1),
             delta=plan.privacy.delta,
-            weight=max(order.weight, *(one.weight for one in own), 0.0),
+            weight=max([order.weight, *(one.weight for one in own)]),
             data=digest_of(self._problem.losses.data()),
         )
         return release if self.consent.affords([*so_far, release]) else None

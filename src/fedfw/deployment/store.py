@@ -37,7 +37,7 @@ def state_folder(wanted: str | Path | None = None) -> Path:
 def note_failure(folder: Path) -> None:
     """Append the exception that is being handled to the log of failures, which its owner alone can read."""
     make_private_folder(folder)
-    with open(folder / FAILURES, "a", encoding="utf-8", opener=owner_only) as log:
+    with open(folder / FAILURES, "a", encoding="utf-8", errors="backslashreplace", opener=owner_only) as log:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{traceback.format_exc()}\n")
 
 

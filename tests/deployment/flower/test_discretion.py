@@ -58,12 +58,16 @@ def _label(client: int) -> Any:
     return torch.ones(3, 4), torch.tensor([0, 9, 1])
 
 
+def _unwritable(client: int) -> Any:
+    raise ValueError("secret \udcff")
+
+
 def _missing(client: int) -> Any:
     raise FileNotFoundError(2, "no secret here", "/home/secret/John Smith.csv")
 
 
 @pytest.mark.parametrize("promise", [None, PROMISE])
-@pytest.mark.parametrize("data", [_text, _label, _missing])
+@pytest.mark.parametrize("data", [_text, _label, _missing, _unwritable])
 def test_an_exceptions_text_stays_on_the_node(
     data: Callable[[int], Any], promise: Privacy | None, tmp_path: Path
 ) -> None:
@@ -74,7 +78,7 @@ def test_an_exceptions_text_stays_on_the_node(
     assert raised.value.__cause__ is raised.value.__context__ is None
     log = tmp_path / "state" / "failures.log"
     assert log.stat().st_mode & 0o777 == 0o600
-    assert {_text: "secret", _label: "9", _missing: "John Smith.csv"}[data] in log.read_text()
+    assert {_text: "secret", _label: "9", _missing: "John Smith.csv", _unwritable: r"\udcff"}[data] in log.read_text()
 
 
 def test_numbers_of_data_that_cannot_be_read_fail_in_the_same_way(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _discreet(handler: Handler) -> Handler:
         try:
             return handler(message, context)
         except Exception:
-            with suppress(OSError):  # a full disk must not let the text out
+            with suppress(Exception):  # what cannot be written down must not get out either
                 note_failure(_folder(context))
         raise ClientFailedError(FAILED)  # out here it has no cause that could be told
 

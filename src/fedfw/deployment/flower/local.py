@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedfw.deployment.consent import CONSENT, Consent
+from fedfw.deployment.consent import CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 
@@ -33,7 +33,7 @@ _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
 _FEDFW = (sys.executable, "-m", "fedfw", "deploy")
 _SERVER = ("proxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
 
-OPEN = Consent(share=("atoms", "losses", "numbers", "gradients", "models"))
+OPEN = Consent(share=SHARES)
 """What somebody allows who is the server and all owners at once, and whose nodes end with the run."""
 
 
@@ -127,9 +127,10 @@ class LocalFederation:
                 *("--ca", str(keys / "ca.crt")),
             )
         if self.simulated:  # its nodes have one environment, and their data sets are told apart by their numbers
-            replace(self.consent, data_set="").write(self.folder / "consent")
+            consent, folder = replace(self.consent, data_set=""), self.folder / "consent"
+            consent.write(folder)
             for client in range(self.clients):
-                self.consent.ledger(client, self.folder / "consent").create()
+                consent.ledger(client, folder).create()
         self.start_superlink()
         if self.simulated:
             return
