@@ -185,7 +185,7 @@ def test_data_that_grow_continue_the_ledger(owner: Consent, tmp_path: Path) -> N
     assert not narrow.affords([first, second])
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "lost", "closed"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "older", "lost", "closed"])
 def test_without_a_whole_ledger_nothing_is_released(damage: str, owner: Consent, tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=5, privacy=PROMISE)
     order, path = orders(task), owner.ledger(0, Path()).path
@@ -198,11 +198,12 @@ def test_without_a_whole_ledger_nothing_is_released(damage: str, owner: Consent,
         path.unlink()
         path.mkdir()
     else:
-        path.write_bytes(data[:-5] if damage == "cut" else data.replace(b'"release": 1', b'"release": 0', 1))
-    for run in ("0", "new"):
-        answer = Client(task, 0, tmp_path / "other", consent=owner).handle(order(run=run))
+        changed = data.replace(b'"noise": ', b'"noise": 1', 1)
+        path.write_bytes({"cut": data[:-5], "changed": changed, "older": data.splitlines(True)[0]}[damage])
+    for run in ("again", "new"):
+        answer = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=run))
         assert (answer.kind, answer.payload) == (Kind.REFUSED, Refusal.LEDGER.encode())
-    log = (tmp_path / "other" / "new" / "client-0.log.jsonl").read_text()
+    log = (tmp_path / "state" / "new" / "client-0.log.jsonl").read_text()
     assert str(path) in json.loads(log)["event"]
 
 
@@ -258,7 +259,10 @@ def test_without_a_file_a_run_is_limited_by_its_own_promise(tmp_path: Path) -> N
     again = replace(loop.sent[1][0], t=2)
     ClientStore(tmp_path, again.run, 1).forget()
     assert loop.client(1).handle(again).kind == Kind.LEAVING
-    ledger.path.unlink()  # with the disk all is lost, and every round so far may have had a release
+    ledger.path.unlink()
+    assert loop.client(1).handle(again).payload == Refusal.LEDGER.encode()
+    assert ledger.witness is not None
+    ledger.witness.unlink()  # with the disk all is lost, and every round so far may have had a release
     assert loop.client(1).handle(again).kind == Kind.STEP
     assert [one.release for one in ledger.releases()] == [2]
     ClientStore(tmp_path, again.run, 1).forget()
@@ -325,6 +329,6 @@ def test_nobody_else_can_read_a_clients_files(tmp_path: Path) -> None:
     loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3, privacy=PROMISE)), tmp_path / "state")
     loop.run(2)
     found = list((tmp_path / "state").rglob("*"))
-    assert {path.suffix for path in found if path.is_file()} == {".safetensors", ".jsonl", ".lock"}
+    assert {path.suffix for path in found if path.is_file()} == {".safetensors", ".jsonl", ".lock", ".witness"}
     assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (*found, tmp_path / "state") if path.is_dir()} == {0o700}

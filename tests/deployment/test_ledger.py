@@ -102,6 +102,28 @@ def test_a_lost_ledger_is_no_empty_one(ledger: Ledger) -> None:
     assert not ledger.path.exists()
 
 
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_an_older_copy_is_noticed_by_the_witness(ledger: Ledger, lines: int, tmp_path: Path) -> None:
+    seeing, other = (replace(ledger, witness=tmp_path / name / "witness") for name in ("one", "two"))
+    fill(seeing, 1)
+    fill(other, 1)  # two clients of the same data have a witness each
+    fill(seeing, 1)
+    fill(other, 1)
+    assert len(seeing.releases()) == 4
+    ledger.path.write_bytes(b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:lines]))
+    with pytest.raises(LedgerError, match="is damaged: it is older than the last release"):
+        fill(seeing, 1)
+    assert len(ledger.releases()) == lines
+
+
+def test_who_dies_before_the_witness_saw_the_line_goes_on(ledger: Ledger, tmp_path: Path) -> None:
+    seeing = replace(ledger, witness=tmp_path / "witness")
+    fill(seeing, 1)
+    fill(ledger, 1)
+    fill(seeing, 1)
+    assert [one.release for one in seeing.releases()] == [1, 2, 3]
+
+
 def test_two_processes_never_make_the_same_release(ledger: Ledger) -> None:
     code = f"from pathlib import Path; from {__name__} import *; fill(Ledger(Path({str(ledger.path)!r})), 20)"
     here = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

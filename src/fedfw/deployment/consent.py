@@ -188,9 +188,10 @@ class Consent:
         client : int
             The client's number, which stands for the data where the owner has given them no name.
         state : Path
-            The client's folder, which holds the ledger where there is no file of consent.
+            The client's folder, which holds the ledger's witness, and the ledger where there is no file of consent.
         """
-        return Ledger((self.folder or state) / f"{self.data_set or f'client-{client}'}.ledger.jsonl")
+        name = self.data_set or f"client-{client}"
+        return Ledger((self.folder or state) / f"{name}.ledger.jsonl", state / f"{name}.witness")
 
     # --- the file ---
 

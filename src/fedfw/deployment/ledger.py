@@ -1,7 +1,8 @@
 """The ledger of a data set: every private release that was ever made from it, whichever run asked for it.
 
 It is a file of JSON lines to which lines are only ever appended. Each line holds the SHA-256 of the line before it, so
-that a line that was changed, left out or cut off is noticed. Whoever cannot read all of it must release nothing.
+that a line that was changed, left out or cut off is noticed. A witness elsewhere has the SHA-256 of the last line, so
+that an older copy of the file is noticed, too. Whoever cannot read all of it must release nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import IO, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
+from fedfw.rounds.files import write_atomically
 
 
 class LedgerError(ValueError):
@@ -85,6 +87,8 @@ class Ledger:
     ----------
     path : Path
         The file; it must exist before anything is recorded, so that a lost one is not taken for an empty one.
+    witness : Path, optional
+        Another file, which has the SHA-256 of the line that was appended last by whoever uses this witness.
 
     Examples
     --------
@@ -97,6 +101,7 @@ class Ledger:
     """
 
     path: Path
+    witness: Path | None = None
 
     def create(self) -> None:
         """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
@@ -142,10 +147,14 @@ class Ledger:
             if release is None:
                 return None
             release = replace(release, before=_digest((written.splitlines() or [b""])[-1]))
+            line = json.dumps(asdict(release)).encode()
             try:
-                file.write(json.dumps(asdict(release)).encode() + b"\n")
+                file.write(line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+                if self.witness is not None:
+                    write_atomically(self.witness, _digest(line).encode())
+                    self.witness.chmod(0o600)
             except OSError as error:
                 raise LedgerError(f"{self.path} cannot be written: {error.strerror}") from None
             return release
@@ -160,7 +169,7 @@ class Ledger:
         return opened
 
     def _verified(self, written: bytes) -> list[Release]:
-        releases, before = [], _digest(b"")
+        releases, seen = [], [_digest(b"")]
         if written and not written.endswith(b"\n"):
             raise LedgerError(f"{self.path} is damaged: its last line is cut off")
         for number, line in enumerate(written.splitlines(), 1):
@@ -168,10 +177,12 @@ class Ledger:
                 release = _LINE.validate_json(line)
             except ValidationError:
                 raise LedgerError(f"{self.path} is damaged: line {number} is no release") from None
-            if release.before != before or not (release.epsilon >= 0 and release.delta >= 0 and release.release >= 1):
+            if release.before != seen[-1] or not (release.epsilon >= 0 and release.delta >= 0 and release.release >= 1):
                 raise LedgerError(f"{self.path} is damaged: line {number} does not follow the line before it")
             releases.append(release)
-            before = _digest(line)
+            seen.append(_digest(line))
+        if self.witness is not None and self.witness.exists() and self.witness.read_text() not in seen:
+            raise LedgerError(f"{self.path} is damaged: it is older than the last release, see {self.witness}")
         return releases
 
 

@@ -115,7 +115,7 @@ def ledger_whole(folder: Path) -> Finding:
     consent = Consent.read(path)
     if not consent.data_set:
         return Finding(Verdict.FAIL, f"{path} names no data-set: it has no ledger")
-    ledger = consent.ledger(0, folder / STATE)
+    ledger = consent.ledger(0, path.parent / STATE)
     try:
         releases = ledger.releases()
     except LedgerError as error:
