@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as nnf
 
 import fedfw
-from fedfw.deployment import Client, DeployedRecord, DeployedServer, Task
+from fedfw.deployment import Client, Consent, DeployedRecord, DeployedServer, Task
+from fedfw.deployment.consent import SHARES
 from fedfw.deployment.messages import Answer, Hello, Order
 from fedfw.simulation import Options
 
 Fields = dict[str, Any]
+OPEN = Consent(share=SHARES, seeded_noise=True)
+"""Everything that the server asks for is answered."""
 
 
 def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> Task:
@@ -50,10 +53,11 @@ class Loopback:
     sent: dict[int, list[Order]] = field(default_factory=dict)
     answered: list[Answer] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
+    consent: Consent = OPEN
 
     def client(self, number: int) -> Client:
         """A new process, as Flower starts one for each message: only the disk remembers."""
-        return Client(self.server.task, number, self.folder, number in self.leaving)
+        return Client(self.server.task, number, self.folder, number in self.leaving, self.consent)
 
     def greet(self) -> None:
         """Every client says who it is."""

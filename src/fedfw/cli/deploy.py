@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from fedfw.cli import deploy_check, deploy_demo, deploy_hub, deploy_init, deploy_proxy, deploy_sign
+from fedfw.cli import deploy_check, deploy_demo, deploy_hub, deploy_init, deploy_init_node, deploy_proxy, deploy_sign
 
 VERBS = {
     "init": (deploy_init, "write a complete Flower app, to put your model, data and set into"),
+    "init-node": (deploy_init_node, "write the file by which a data's owner says what a node may do with the data"),
     "demo": (deploy_demo, "run a SuperLink and SuperNodes on this machine, with TLS and keys, once"),
     "sign": (deploy_sign, "pack an app and sign it, for nodes that run nothing unsigned"),
     "hub": (deploy_hub, "hand signed bundles to the SuperLink on this machine"),

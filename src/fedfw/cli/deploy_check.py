@@ -9,8 +9,8 @@ from fedfw.deployment.flower.proxy import Address
 
 DESCRIPTION = (
     "Look at a running federation as an outsider would (--address with --ca), at the files of the server's host "
-    "(--server-dir), or at those of a node's host (--node-dir). The status is 1 if an outsider could get in or a "
-    "strange bundle could run, or if nothing could be checked."
+    "(--server-dir), or at those of a node's host (--node-dir). The status is 1 if an outsider could get in, a strange "
+    "bundle could run, the owner of the data was not asked or their ledger is damaged, or if nothing could be checked."
 )
 
 

@@ -1,4 +1,4 @@
-"""A client: takes an order, makes at most one step a round, and never loses or repeats one.
+"""A client: takes an order that its data's owner allows, makes one step a round, and never loses or repeats one.
 
 Its memory advances in two phases. A step is *pending* until the server's next order says that it was counted; then it
 is committed, else it is undone. An order that comes again gets the same answer again.
@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
+from fedfw.deployment.consent import Consent, Refusal, RefusedError
+from fedfw.deployment.ledger import LedgerError, Release
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
-from fedfw.deployment.store import Budget, ClientStore, Contribution, Received, Step, Stored
+from fedfw.deployment.store import ClientStore, Contribution, Received, Step, Stored
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError, NonFiniteError
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
+from fedfw.problems.digest import digest_of
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.setup import steepness_of
@@ -31,6 +35,14 @@ def _handed(order: Order) -> str:
     """Stands for what an order's step begins from, memory and message: a step from something else is another step."""
     parts = [part for name in sorted(order.memory) for part in (name.encode(), order.memory[name])]
     return hashlib.sha256(b"|".join([*parts, order.digest, order.mean])).hexdigest()[:16]
+
+
+class _Done(NamedTuple):
+    """What was done about an order, in a word for the log, the answer, and the private release that it cost."""
+
+    event: str
+    answer: Answer
+    release: Release | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +59,15 @@ class Client:
         Where it keeps its memory.
     leaving : bool
         Answers the next order with a farewell and forgets everything.
+    consent : Consent
+        What the owner of its data allows; by default that atoms are sent, and nothing else.
     """
 
     task: Task
     number: int
     folder: Path
     leaving: bool = False
+    consent: Consent = field(default_factory=Consent)
 
     @cached_property
     def _problem(self) -> Problem:
@@ -62,8 +77,10 @@ class Client:
     def _privacy(self) -> PrivacyPlan | None:
         """Its own promise about its own data, whatever the server asks for."""
         task, options, sizes = self.task, self.task.options, self._problem.losses.sizes
-        if options.promise is None or sizes is None:
+        if options.promise is None:
             return None
+        if sizes is None:
+            raise ValueError("privacy is for clients with samples; these are plain functions")
         return PrivacyPlan.of(
             options.promise,
             task.resolved(),
@@ -76,8 +93,8 @@ class Client:
         )
 
     def hello(self) -> Hello:
-        """What it says of itself: its number, and two numbers of its data where the task needs them."""
-        if self.leaving or not self.task.is_open:
+        """What it says of itself: its number, and two numbers of its data where they are needed and allowed."""
+        if self.leaving or not (self.task.is_open and self.consent.allows_numbers(self.task)):
             return Hello(self.number, self.leaving)
         _, gradient = self._problem.value_and_gradient(self.task.start)
         each = self._problem.losses.smoothness()
@@ -99,15 +116,19 @@ class Client:
         self._refuse_senseless(order)
         store = ClientStore(self.folder, order.run, self.number)
         try:
+            if not self.leaving:
+                self.consent.check(self.task)
             with store.alone():
-                event, answer = self._answer(order, store)
-                spent = None if self._privacy is None else store.budget()
+                done = self._answer(order, store)
+        except RefusedError as refused:
+            answer = replace(self._plain(order, Kind.REFUSED), payload=refused.reason.encode())
+            done = _Done(f"refused, because {refused.reason}: {refused}", answer)
         except NonFiniteError:
             raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
-        epsilon = {} if spent is None or self._privacy is None else {"epsilon": self._privacy.epsilon(spent.released)}
+        epsilon = {} if done.release is None else {"epsilon": done.release.epsilon}
         seconds = time.perf_counter() - began
-        store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)
-        return answer
+        store.note(round=order.t, event=done.event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)
+        return done.answer
 
     def _refuse_senseless(self, order: Order) -> None:
         """Refuse an order that no honest server sends."""
@@ -117,6 +138,8 @@ class Client:
             raise MessageError(
                 f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 of each"
             )
+        if order.t > self.task.options.rounds:
+            raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
         if not 0 < order.weight <= 1:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
         down = self.task.algorithm.contract.down
@@ -130,34 +153,39 @@ class Client:
         if strange:
             raise MessageError(f"an order that hands {strange[:3]}, which the server cannot know")
 
-    def _answer(self, order: Order, store: ClientStore) -> tuple[str, Answer]:
+    def _answer(self, order: Order, store: ClientStore) -> _Done:
         stored = store.load()
         if self.leaving:
             store.forget()
-            return Kind.LEAVING, self._plain(order, Kind.LEAVING)
+            return _Done(Kind.LEAVING, self._plain(order, Kind.LEAVING))
         if stored is not None:
             if stored.pending is not None and stored.answer is not None and order.t == stored.pending.t:
                 if order.ask == Ask.STEP and stored.handed == _handed(order):
-                    return "repeated", stored.answer
+                    return _Done("repeated", stored.answer)
             elif order.t <= max(stored.counted.t, 0 if stored.pending is None else stored.pending.t):
-                return Kind.OUTDATED, self._plain(order, Kind.OUTDATED)
+                return _Done(Kind.OUTDATED, self._plain(order, Kind.OUTDATED))
         counted = self._counted(order, stored)
         received = self._received(order, stored)
         if counted is None or received is None:
-            return Kind.LOST, self._plain(order, Kind.LOST)
+            return _Done(Kind.LOST, self._plain(order, Kind.LOST))
         if order.ask == Ask.SUM:
-            return Kind.SUM, self._contribute(order, store, Stored(counted) if stored is None else stored, received)
+            kept = Stored(counted) if stored is None else stored
+            return _Done(Kind.SUM, self._contribute(order, store, kept, received))
         given = None
         if order.mean:
             given = None if stored is None else stored.contribution
             if given is None or given.t != order.t:
-                return Kind.LOST, self._plain(order, Kind.LOST)
-        if self._privacy is not None and not self._may_release(order, store, counted.state, received):
-            return "budget spent", self._plain(order, Kind.LEAVING)
-        state, answer = self._step(order, counted.state, received, given, store)
+                return _Done(Kind.LOST, self._plain(order, Kind.LOST))
+        release = None
+        if self._privacy is not None:
+            release = self._release(order, counted.state, received)
+            if release is None:
+                return _Done("budget spent", self._plain(order, Kind.LEAVING))
+        state, answer = self._step(order, counted.state, received, given, release)
         store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given))
         undone = stored is not None and stored.pending is not None and counted is stored.counted
-        return "restored" if order.memory else "undone, then stepped" if undone else "stepped", answer
+        event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
+        return _Done(event, answer, release)
 
     def _counted(self, order: Order, stored: Stored | None) -> Step | None:
         """What this client holds by the server's account; None where it does not have that."""
@@ -209,29 +237,50 @@ class Client:
             loss=float(sent.loss[0]),
         )
 
-    def _may_release(self, order: Order, store: ClientStore, state: State, received: Received) -> bool:
-        """Whether a step fits into the budget; if so it is spent, before anything is drawn.
+    def _release(self, order: Order, state: State, received: Received) -> Release | None:
+        """The release that a step costs, in the ledger before anything is drawn; None where no budget is left for it.
 
         What a server asks for must not make noise small or sums overflow: points lie in the set, weights in (0, 1].
         """
         assert self._privacy is not None
         constraint = self.task.constraint
-        lost = order.t if order.counted or order.memory else order.t - 1
         points = [state["x"][0], *(received.vectors[name] for name in received.vectors if name == "xbar")]
         inside = all(constraint.contains(point, 1e-3) for point in points)
         finite = all(bool(value.isfinite().all()) for value in state.values())
         if not (inside and finite and 0 < order.weight <= 1):
             raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
-        spent = store.budget()
-        if spent is None:  # a disk that was lost may have held a release in each round so far
-            spent = Budget(lost, self._privacy.signature, 0.0)
-        if spent.promise != self._privacy.signature or spent.released >= self._privacy.most_rounds:
-            return False
-        store.spend(Budget(spent.released + 1, spent.promise, max(spent.weight, order.weight)))
-        return True
+        ledger = self.consent.ledger(self.number, self.folder)
+        try:
+            if self.consent.folder is None:
+                ledger.create()
+            return ledger.record(lambda so_far: self._next_release(order, so_far))
+        except LedgerError as error:
+            raise RefusedError(Refusal.LEDGER, str(error)) from None
+
+    def _next_release(self, order: Order, so_far: list[Release]) -> Release | None:
+        """The next line of the ledger, within the run's promise and within the budget of the data."""
+        plan, own = self._privacy, [one for one in so_far if one.run == order.run]
+        assert plan is not None
+        earlier = own[-1].release if own else 0
+        if not own and self.consent.folder is None:
+            # Nobody vouches for the ledger: a disk that was lost may have held a release in each round so far.
+            earlier = order.t if order.counted or order.memory else order.t - 1
+        if earlier >= plan.most_rounds or any(one.promise != plan.signature for one in own):
+            return None
+        release = Release(
+            run=order.run,
+            release=earlier + 1,
+            promise=plan.signature,
+            noise=plan.noise,
+            epsilon=plan.epsilon(earlier + 1),
+            delta=plan.privacy.delta,
+            weight=max([order.weight, *(one.weight for one in own)]),
+            data=digest_of(self._problem.losses.data()),
+        )
+        return release if self.consent.affords([*so_far, release]) else None
 
     def _step(
-        self, order: Order, state: State, received: Received, given: Contribution | None, store: ClientStore
+        self, order: Order, state: State, received: Received, given: Contribution | None, release: Release | None
     ) -> tuple[State, Answer]:
         task, algorithm = self.task, self._algorithm(order)
         plan = task.plan(algorithm, order.n)
@@ -244,7 +293,7 @@ class Client:
         message = Message(order.t, xbar, vectors, wants_evidence=self._may_prove(order))
         before = digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
-        gradient, lmo = self._oracles(order, tol, store.budget() if self._privacy is not None else None)
+        gradient, lmo = self._oracles(order, tol, release)
         after, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)
         answer = Answer(
             run=order.run,
@@ -259,22 +308,25 @@ class Client:
         return after, answer
 
     def _may_prove(self, order: Order) -> bool:
-        return order.tell and self.task.options.batch_size is None and self._privacy is None
+        return self._may_tell(order) and self.task.options.batch_size is None
+
+    def _may_tell(self, order: Order) -> bool:
+        return order.tell and self._privacy is None and "losses" in self.consent.share
 
     def _loss(self, order: Order, xbar: Tensor) -> float | None:
         """w_i f_i(xbar), where the server asks and may know."""
-        if not order.tell or self._privacy is not None or "xbar" not in self.task.algorithm.contract.down:
+        if not self._may_tell(order) or "xbar" not in self.task.algorithm.contract.down:
             return None
         gradient, _ = self._oracles(order, None)
         return float(gradient(xbar[None], full=True)[0])
 
-    def _oracles(self, order: Order, tol: float | None, spent: Budget | None = None) -> tuple[Gradient, Lmo]:
+    def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
         losses, options = self._problem.losses, self.task.options
         weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
         alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
         cohort = Cohort(alone, weight, own, self.task.constraint)
         if self._privacy is not None:
-            largest = None if spent is None else spent.weight
+            largest = None if release is None else release.weight
             return PrivateOracles(self._privacy, losses, largest).pair(cohort, order.t, tol)
         everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
         sizes = None if losses.sizes is None else losses.sizes.expand(everyone)

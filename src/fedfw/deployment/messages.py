@@ -38,6 +38,7 @@ class Kind(StrEnum):
     LOST = "lost"  # its memory is not the one that the order goes on from
     LEAVING = "leaving"  # it takes part no more
     OUTDATED = "outdated"  # the order is of a round that this client has left behind
+    REFUSED = "refused"  # the owner of its data does not allow this; the payload is a `Refusal`
 
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedfw.algorithms.base import Algorithm, Contributed, Evidence, Kept, Plan, Reveals, Upload
 from fedfw.atoms import Atom
 from fedfw.atoms.base import stack_atoms, structure
+from fedfw.deployment.consent import Refusal
 from fedfw.deployment.messages import SCHEMA, Answer, Ask, Hello, Kind, Order
 from fedfw.deployment.numbers import Reported
 from fedfw.deployment.records import DeployedRecord
@@ -316,6 +317,8 @@ class DeployedServer:
         if answer.kind == Kind.LEAVING:
             exchange.leaving.add(client)
             return
+        if answer.kind == Kind.REFUSED:
+            raise MessageError(f"refused: {Refusal.told(answer.payload)}")
         if answer.kind != asked:
             raise MessageError(f"wrong kind: {answer.kind!r}")
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Contributed, State
+from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
-from fedfw.rounds.files import write_atomically
 from fedfw.rounds.tensors import joined, part
 
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows
-    fcntl = None  # type: ignore[assignment]
+FAILURES = "failures.log"
+"""In the folder of all clients on a machine: what went wrong, in full."""
 
 
 def state_folder(wanted: str | Path | None = None) -> Path:
@@ -33,6 +32,13 @@ def state_folder(wanted: str | Path | None = None) -> Path:
         return Path(wanted).expanduser()
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(os.environ.get("FEDFW_STATE") or Path(home) / "fedfw")
+
+
+def note_failure(folder: Path) -> None:
+    """Append the exception that is being handled to the log of failures, which its owner alone can read."""
+    make_private_folder(folder)
+    with open(folder / FAILURES, "a", encoding="utf-8", errors="backslashreplace", opener=owner_only) as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{traceback.format_exc()}\n")
 
 
 @dataclass(frozen=True)
@@ -97,15 +103,6 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What a private client has released: in how many rounds, under which promise, at which largest weight."""
-
-    released: int
-    promise: str
-    weight: float
-
-
-@dataclass(frozen=True)
 class ClientStore:
     """One client's file in one run, and a log of what happened to it.
 
@@ -128,10 +125,9 @@ class ClientStore:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Within, no other process works on this client's file: two of them would draw noise for one release."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self._budget_path().with_suffix(".lock"), "w") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+        self._make_folder()
+        with open(self.path.with_suffix(".lock"), "w", opener=owner_only) as lock:
+            wait_for_lock(lock)
             yield
 
     def load(self) -> Stored | None:
@@ -180,27 +176,20 @@ class ClientStore:
                 "contribution": {"loss": torch.as_tensor(given.sent.loss), "vector": given.sent.vector},
                 "contribution.received": given.received.vectors,
             }
+        self._make_folder()
         save_checkpoint(self.path, joined(parts), meta)
-
-    def budget(self) -> Budget | None:
-        """What a private client has spent in this run; None where nothing is known of it."""
-        path = self._budget_path()
-        return Budget(**json.loads(path.read_text())) if path.is_file() else None
-
-    def spend(self, budget: Budget) -> None:
-        """Write it down, before anything is drawn."""
-        write_atomically(self._budget_path(), json.dumps(asdict(budget)).encode())
-
-    def _budget_path(self) -> Path:
-        # A server that went back to an older checkpoint calls the run by another name: the data are the same.
-        return self.folder / f"{re.sub(r'([.][0-9]+)+$', '', self.run)}-client-{self.client}.budget.json"
+        self.path.chmod(0o600)
 
     def forget(self) -> None:
-        """Remove the file; what was spent stays spent."""
+        """Remove the file; what was released stays in the ledger."""
         self.path.unlink(missing_ok=True)
 
     def note(self, **event: Any) -> None:
         """Append a line to the client's log."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_suffix(".log.jsonl"), "a", encoding="utf-8") as log:
+        self._make_folder()
+        with open(self.path.with_suffix(".log.jsonl"), "a", encoding="utf-8", opener=owner_only) as log:
             log.write(json.dumps(event) + "\n")
+
+    def _make_folder(self) -> None:
+        make_private_folder(self.folder)
+        make_private_folder(self.path.parent)

@@ -18,6 +18,7 @@ from fedfw.privacy.guarantee import Privacy
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for
 from fedfw.privacy.noise import Noise
 from fedfw.problems.base import ClientLosses
+from fedfw.problems.digest import text_of
 from fedfw.problems.oracles import Cohort
 from fedfw.sets.base import ConstraintSet
 
@@ -105,8 +106,9 @@ class PrivacyPlan:
 
     @property
     def signature(self) -> str:
-        """What must stay the same for a client's releases to add up as planned."""
-        return f"{self.privacy!r}, noise {self.noise!r}, {self.mechanism!r}, rate {self.accountant.rate!r}"
+        """What must stay the same for a client's releases to add up as planned; the same text in every process."""
+        how = f"{text_of(self.mechanism)}, {self.local_steps} local steps, rate {self.accountant.rate!r}"
+        return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ pytest.importorskip("flwr")
 
 import trustme
 
+from fedfw.deployment import Consent, DataBudget
 from fedfw.deployment.flower.bundles import read_signing_key, trust_line
 from fedfw.deployment.flower.checks import (
     ADDRESS_CHECKS,
@@ -55,6 +56,7 @@ def node(tmp_path: Path) -> Path:
     make_signing_key(tmp_path / "signing")
     line = trust_line(read_signing_key(tmp_path / "signing").public_key())
     (tmp_path / "trusted-entities.yaml").write_text(line)
+    Consent("clinic-0", privacy=DataBudget(4.0, 1e-5)).write(tmp_path)
     return tmp_path
 
 
@@ -121,6 +123,49 @@ def test_a_node_key_vouches_for_no_bundle(node: Path) -> None:
     assert failures(findings(NODE_CHECKS, node)) == [
         f"{node / 'trusted-entities.yaml'}: the key of fpk_a is none of ssh-keygen -t ed25519"
     ]
+
+
+def test_a_node_whose_owner_has_said_nothing(node: Path) -> None:
+    (node / "consent.toml").unlink()
+    assert failures(findings(NODE_CHECKS, node)) == [
+        f"{node / 'consent.toml'} is missing: no budget limits what the node gives away"
+    ]
+
+
+def test_a_node_whose_owner_is_not_heard(node: Path) -> None:
+    change(node / "client.service", f'consent="{node / "consent.toml"}"', "")
+    [what] = failures(findings(NODE_CHECKS, node))
+    assert what == f'flower-supernode is started without consent="{node / "consent.toml"}" in --node-config'
+
+
+def test_a_consent_that_others_can_change(node: Path) -> None:
+    (node / "consent.toml").chmod(0o666)
+    assert failures(findings(NODE_CHECKS, node)) == [
+        f"{node / 'consent.toml'} has mode 0666, expected 0600: nobody else may read or change it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [("{}\n", "is damaged: line 1 is no release"), (None, "cannot be opened")]
+)
+def test_a_node_without_its_ledger(node: Path, damage: str | None, reason: str) -> None:
+    path = node / "clinic-0.ledger.jsonl"
+    path.unlink() if damage is None else path.write_text(damage)
+    [what] = failures(findings(NODE_CHECKS, node))
+    assert what.startswith(f"{path} {reason}")
+
+
+def test_init_node_writes_what_the_check_looks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "owner"
+    assert main(["deploy", "init-node", str(folder), "--data-set", "clinic-7", "--eps", "4", "--delta", "1e-5"]) == 0
+    assert f'consent="{folder / "consent.toml"}"' in capsys.readouterr().out
+    stated, whole = (findings((check,), folder)[0] for check in NODE_CHECKS[2:4])
+    assert str(stated) == f"ok: {folder / 'consent.toml'} lets the node share atoms"
+    assert str(whole).endswith("0 releases in 0 runs spent eps 0, delta 0 of eps 4, delta 1e-05")
+    assert main(["deploy", "init-node", str(folder), "--data-set", "other"]) == 2
+    assert main(["deploy", "init-node", str(tmp_path / "b"), "--data-set", "b", "--eps", "4"]) == 2
+    assert main(["deploy", "init-node", str(tmp_path / "b"), "--data-set", "../b"]) == 2
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("name", ["client-0", "signing"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedfw.deployment.client import Client
+from fedfw.deployment.consent import Consent
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.messages import Order
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
-from fedfw.deployment.store import state_folder
+from fedfw.deployment.store import note_failure, state_folder
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
 from fedfw.rounds.files import write_atomically
@@ -26,6 +29,13 @@ from fedfw.rounds.files import write_atomically
 Config = Mapping[str, Any]
 """Flower's run configuration: the keys of the app's pyproject.toml."""
 MakeTask = Callable[[Config], Task]
+Handler = Callable[[Message, Context], Message]
+FAILED = "the client failed; the log of failures on its node says why"
+"""All that the server learns of an exception, whose own text may hold a value of the data."""
+
+
+class ClientFailedError(RuntimeError):
+    """What a client raises in place of any exception, because Flower sends its type and its text to the server."""
 
 
 def deployment_of(config: Config) -> Deployment:
@@ -69,7 +79,11 @@ def server_app(make_task: MakeTask) -> ServerApp:
 
 
 def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
-    """The ClientApp of a task; ``partition-id`` of the node's configuration is the client's number.
+    """The ClientApp of a task.
+
+    It reads the node's own configuration, which the server cannot set: ``partition-id`` is the client's number,
+    ``consent`` the file of what the data's owner allows (or $FEDFW_CONSENT; without it atoms alone are sent),
+    ``state-dir`` the folder of its memory, and ``leaving`` says that it takes part no more.
 
     Parameters
     ----------
@@ -85,10 +99,12 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     app = ClientApp(mods=mods)
 
     @app.query()
+    @_discreet
     def hello(message: Message, context: Context) -> Message:
         return _reply(message, _client_of(make_task, context).hello().fields())
 
     @app.train()
+    @_discreet
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         one = _client_of(make_task, context)
@@ -97,17 +113,46 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     return app
 
 
+def _discreet(handler: Handler) -> Handler:
+    """The same handler, whose exceptions are written to the node's log and raised as one that says nothing."""
+
+    @wraps(handler)
+    def discreet(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception:
+            with suppress(Exception):  # what cannot be written down must not get out either
+                note_failure(_folder(context))
+        raise ClientFailedError(FAILED)  # out here it has no cause that could be told
+
+    return discreet
+
+
 def _client_of(make_task: MakeTask, context: Context) -> Client:
-    node = context.node_config
-    folder, leaving = state_folder(str(node.get("state-dir", ""))), bool(node.get("leaving", False))
-    return _client(make_task, tuple(sorted(context.run_config.items())), _number(context), folder, leaving)
+    leaving, config = bool(context.node_config.get("leaving", False)), tuple(sorted(context.run_config.items()))
+    return _client(make_task, config, _number(context), _folder(context), leaving, _consent(context))
 
 
 @lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message
 def _client(
-    make_task: MakeTask, config: tuple[tuple[str, Any], ...], number: int, folder: Path, leaving: bool
+    make_task: MakeTask,
+    config: tuple[tuple[str, Any], ...],
+    number: int,
+    folder: Path,
+    leaving: bool,
+    consent: Consent,
 ) -> Client:
-    return Client(make_task(dict(config)), number, folder, leaving)
+    return Client(make_task(dict(config)), number, folder, leaving, consent)
+
+
+def _folder(context: Context) -> Path:
+    return state_folder(str(context.node_config.get("state-dir", "")))
+
+
+def _consent(context: Context) -> Consent:
+    """The owner's file, never named by the run's configuration: that is the server's."""
+    path = str(context.node_config.get("consent", "")) or os.environ.get("FEDFW_CONSENT", "")
+    return Consent.read(path) if path else Consent()
 
 
 def _number(context: Context) -> int:

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedfw.deployment.consent import CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 
@@ -30,6 +32,9 @@ _PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by
 _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
 _FEDFW = (sys.executable, "-m", "fedfw", "deploy")
 _SERVER = ("proxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
+
+OPEN = Consent(share=SHARES)
+"""What somebody allows who is the server and all owners at once, and whose nodes end with the run."""
 
 
 class FederationError(RuntimeError):
@@ -58,6 +63,8 @@ class LocalFederation:
         SuperNodes to start, with ``partition-id`` 0, 1, ...
     simulated
         Let Flower simulate the nodes (with Ray) in the SuperLink instead; then there is nothing else.
+    consent
+        What the nodes allow; each has a file of its own, with a data set and a ledger of its own.
 
     Attributes
     ----------
@@ -65,8 +72,9 @@ class LocalFederation:
         Where nodes reach the federation.
     """
 
-    def __init__(self, folder: Path, clients: int, simulated: bool = False) -> None:
+    def __init__(self, folder: Path, clients: int, simulated: bool = False, consent: Consent = OPEN) -> None:
         self.folder, self.clients, self.simulated = folder.absolute(), clients, simulated
+        self.consent = consent
         self.port, self._public, self._hub = free_port(), free_port(), free_port()
         self.address = f"{HOST}:{self._public}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -79,6 +87,7 @@ class LocalFederation:
                 "FLWR_SUPERGRID_API_URL": f"http://{HOST}:{self._hub}/v1",
                 "OMP_NUM_THREADS": "1",
                 "FEDFW_STATE": str(self.folder / "state"),
+                "FEDFW_CONSENT": str(self.folder / "consent" / CONSENT) if simulated else "",
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             }
         )
@@ -117,6 +126,11 @@ class LocalFederation:
                 *("--certificate", str(keys / "server.pem"), "--key", str(keys / "server.key")),
                 *("--ca", str(keys / "ca.crt")),
             )
+        if self.simulated:  # its nodes have one environment, and their data sets are told apart by their numbers
+            consent, folder = replace(self.consent, data_set=""), self.folder / "consent"
+            consent.write(folder)
+            for client in range(self.clients):
+                consent.ledger(client, folder).create()
         self.start_superlink()
         if self.simulated:
             return
@@ -161,13 +175,16 @@ class LocalFederation:
         """A client's SuperNode, with another key or without one if asked for; returns the name of its process."""
         name = f"client-{client}"
         key = key or self.folder / "keys" / name
+        consent = self.folder / "consent" / name / CONSENT
+        if not consent.exists():
+            replace(self.consent, data_set=name).write(consent.parent)
         self.start(
             name,
             *("flower-supernode", "--superlink", self.address, "--host", HOST, "--port", str(free_port())),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),
             *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
-            *("--node-config", f"partition-id={client} {settings}".strip()),
+            *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
         )
         return name
 

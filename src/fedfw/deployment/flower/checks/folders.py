@@ -1,4 +1,4 @@
-"""The files of a host: its keys, its certificates, what its node trusts, and the commands by which it is started.
+"""The files of a host: keys, certificates, what its node trusts and allows, and the commands by which it is started.
 
 Commands are read from the ``ExecStart`` lines of the folder's ``*.service`` files.
 """
@@ -17,8 +17,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+from fedfw.deployment.consent import CONSENT, STATE, Consent
 from fedfw.deployment.flower.checks.findings import Finding, Verdict
 from fedfw.deployment.flower.hub import is_loopback
+from fedfw.deployment.ledger import LedgerError, spent
 
 TRUSTED = "trusted-entities.yaml"
 """The file of signing keys that a node's owner trusts, if its start command names no other."""
@@ -92,6 +94,52 @@ def node_command_closed(folder: Path) -> Finding:
     return _command_closed(folder, "flower-supernode", dict.fromkeys(needed), forbidden="--insecure")
 
 
+def consent_stated(folder: Path) -> Finding:
+    """The node's owner has said what may be done with the data."""
+    path = _consent_path(folder)
+    if not path.is_file():
+        return Finding(Verdict.FAIL, f"{path} is missing: no budget limits what the node gives away")
+    try:
+        consent = Consent.read(path)
+    except ValueError as error:
+        return Finding(Verdict.FAIL, str(error))
+    for words in _commands(folder, "flower-supernode"):
+        if _node_value(words, "consent") is None:
+            return Finding(Verdict.FAIL, f'flower-supernode is started without consent="{path}" in --node-config')
+    return Finding(Verdict.OK, f"{path} lets the node share {', '.join(consent.share)}")
+
+
+def ledger_whole(folder: Path) -> Finding:
+    """The ledger of the data is there and was not damaged."""
+    path = _consent_path(folder)
+    consent = Consent.read(path)
+    if not consent.data_set:
+        return Finding(Verdict.FAIL, f"{path} names no data-set: it has no ledger")
+    ledger = consent.ledger(0, path.parent / STATE)
+    try:
+        releases = ledger.releases()
+    except LedgerError as error:
+        return Finding(Verdict.FAIL, f"{error}; every private release is refused")
+    if ledger.path.stat().st_mode & _OTHERS:
+        return Finding(Verdict.FAIL, f"others can read {ledger.path}: chmod 600")
+    (eps, delta), budget = spent(releases), consent.privacy
+    limit = "without a budget" if budget is None else f"of eps {budget.eps:g}, delta {budget.delta:g}"
+    what = f"{len(releases)} releases in {len({one.run for one in releases})} runs"
+    return Finding(Verdict.OK, f"{ledger.path}: {what} spent eps {eps:.3g}, delta {delta:.3g} {limit}")
+
+
+def _consent_path(folder: Path) -> Path:
+    """The file of consent that the node's start command names, or the usual one."""
+    named = (_node_value(words, "consent") for words in _commands(folder, "flower-supernode"))
+    return folder / (next(filter(None, named), None) or CONSENT)
+
+
+def _node_value(words: list[str], key: str) -> str | None:
+    """A text of a node's own configuration, as its start command has it."""
+    pairs = (pair.partition("=") for pair in shlex.split(_value(words, "--node-config") or ""))
+    return next((value for name, _, value in pairs if name == key), None)
+
+
 def superlink_command_closed(folder: Path) -> Finding:
     """The SuperLink is started so that only this machine reaches it, and that tasks need a secret."""
     needed = {"--enable-supernode-auth": None, "--isolation": "process", "--superexec-auth-secret-file": None}
@@ -144,6 +192,8 @@ def _is_private_key(path: Path) -> bool:
 NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
     trust_stated,
     node_command_closed,
+    consent_stated,
+    ledger_whole,
     secrets_kept,
     certificates_valid,
 )

@@ -1,0 +1,190 @@
+"""The ledger of a data set: every private release that was ever made from it, whichever run asked for it.
+
+It is a file of JSON lines to which lines are only ever appended. Each line holds the SHA-256 of the line before it, so
+that a line that was changed, left out or cut off is noticed. A witness elsewhere has the SHA-256 of the last line, so
+that an older copy of the file is noticed, too. Whoever cannot read all of it must release nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
+from fedfw.rounds.files import write_atomically
+
+
+class LedgerError(ValueError):
+    """A ledger that is missing, or that does not hold what was written."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One line: a private release that was made, or may have been made.
+
+    Parameters
+    ----------
+    run : str
+        The training that asked for it.
+    release : int
+        Its number within that run, from 1.
+    promise : str
+        The signature of the run's `fedfw.privacy.steps.PrivacyPlan`.
+    noise : float
+        The noise multiplier.
+    epsilon, delta : float
+        What the run has spent with this release and those before it.
+    weight : float
+        The largest w_i that the client has had in this run.
+    data : str
+        The digest of the data as they were: data that grow or change stay under the same ledger.
+    before : str
+        SHA-256 of the line before; filled in by the ledger.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    run: str
+    release: int
+    promise: str
+    noise: float
+    epsilon: float
+    delta: float
+    weight: float
+    data: str
+    before: str = ""
+
+
+_LINE = TypeAdapter(Release)
+
+
+def spent(releases: Sequence[Release]) -> tuple[float, float]:
+    """The epsilon and the delta of all releases together: runs add up, and within a run the last line tells.
+
+    Examples
+    --------
+    >>> one = Release("a", 1, "", 5.0, epsilon=0.5, delta=1e-6, weight=1.0, data="")
+    >>> spent([one, replace(one, release=2, epsilon=0.75), replace(one, run="b", epsilon=0.25)])
+    (1.0, 2e-06)
+    """
+    last = {one.run: one for one in releases}.values()
+    return math.fsum(one.epsilon for one in last), math.fsum(one.delta for one in last)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The file of one data set.
+
+    Parameters
+    ----------
+    path : Path
+        The file; it must exist before anything is recorded, so that a lost one is not taken for an empty one.
+    witness : Path, optional
+        Another file, which has the SHA-256 of the line that was appended last by whoever uses this witness.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "clinic.ledger.jsonl")
+    >>> ledger.create()
+    >>> first = ledger.record(lambda so_far: Release("run", len(so_far) + 1, "", 5.0, 0.5, 1e-6, 1.0, ""))
+    >>> [one.release for one in ledger.releases()]
+    [1]
+    """
+
+    path: Path
+    witness: Path | None = None
+
+    def create(self) -> None:
+        """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
+        make_private_folder(self.path.parent)
+        with open(self.path, "ab", opener=owner_only) as file:
+            os.fsync(file.fileno())
+
+    def releases(self) -> list[Release]:
+        """All lines, oldest first.
+
+        Raises
+        ------
+        LedgerError
+            If the file is missing, cannot be read, or was damaged.
+        """
+        with self._opened("rb") as file:
+            wait_for_lock(file)
+            return self._verified(file.read())
+
+    def record(self, make: Callable[[list[Release]], Release | None]) -> Release | None:
+        """Append the release that ``make`` returns, given those so far; it is on the disk when this returns.
+
+        Parameters
+        ----------
+        make : callable
+            From all releases so far to the next one, or to None where none is allowed. No other process records
+            anything while it is called.
+
+        Returns
+        -------
+        Release or None
+            What was appended.
+
+        Raises
+        ------
+        LedgerError
+            If the file is missing, cannot be read or written, or was damaged.
+        """
+        with self._opened("r+b") as file:
+            wait_for_lock(file)
+            written = file.read()
+            release = make(self._verified(written))
+            if release is None:
+                return None
+            release = replace(release, before=_digest((written.splitlines() or [b""])[-1]))
+            line = json.dumps(asdict(release)).encode()
+            try:
+                file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+                if self.witness is not None:
+                    write_atomically(self.witness, _digest(line).encode())
+                    self.witness.chmod(0o600)
+            except OSError as error:
+                raise LedgerError(f"{self.path} cannot be written: {error.strerror}") from None
+            return release
+
+    def _opened(self, mode: str) -> IO[bytes]:
+        try:
+            opened: IO[bytes] = open(self.path, mode)  # noqa: SIM115
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path} cannot be opened ({error.strerror}): what was released from these data is unknown"
+            ) from None
+        return opened
+
+    def _verified(self, written: bytes) -> list[Release]:
+        releases, seen = [], [_digest(b"")]
+        if written and not written.endswith(b"\n"):
+            raise LedgerError(f"{self.path} is damaged: its last line is cut off")
+        for number, line in enumerate(written.splitlines(), 1):
+            try:
+                release = _LINE.validate_json(line)
+            except ValidationError:
+                raise LedgerError(f"{self.path} is damaged: line {number} is no release") from None
+            if release.before != seen[-1] or not (release.epsilon >= 0 and release.delta >= 0 and release.release >= 1):
+                raise LedgerError(f"{self.path} is damaged: line {number} does not follow the line before it")
+            releases.append(release)
+            seen.append(_digest(line))
+        if self.witness is not None and self.witness.exists() and self.witness.read_text() not in seen:
+            raise LedgerError(f"{self.path} is damaged: it is older than the last release, see {self.witness}")
+        return releases
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

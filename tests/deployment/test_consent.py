@@ -1,0 +1,334 @@
+"""A client does what its data's owner allows, whatever the server asks for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+import fedfw
+from fedfw import Privacy
+from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
+from fedfw.deployment.consent import CONSENT, Refusal
+from fedfw.deployment.ledger import spent
+from fedfw.deployment.messages import Answer, Ask, Kind, Order
+from fedfw.deployment.store import ClientStore
+from fedfw.errors import MessageError
+
+from .loopback import Loopback, small_task
+
+L1 = fedfw.L1Ball(5.0)
+FEDFW = fedfw.FedFW(L1, penalty=0.01)
+DELTA = 1e-5
+PROMISE = Privacy(0.5, DELTA)
+BUDGET = DataBudget(1.0, 1e-3)
+
+
+def orders(task: Task, **changes: Any) -> Callable[..., Order]:
+    """Orders for client 0 as a server of the task makes them, with whatever a hostile one changes."""
+    first = DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)).open({0})[0]
+    return lambda **more: replace(first, **(changes | more))
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Consent:
+    """An owner with a budget, as the files in his folder say."""
+    return Consent.read(Consent("clinic", privacy=BUDGET).write(tmp_path / "owner"))
+
+
+# --- what is allowed ---
+
+
+def _unread(client: int) -> Any:
+    raise AssertionError("the data of a refused task were read")
+
+
+@pytest.mark.parametrize(
+    ("consent", "algorithm", "options", "reason"),
+    [
+        (Consent(), fedfw.FedAvg(L1, lr=0.5), {}, Refusal.SHARED),
+        (Consent(), fedfw.FedFWAnchored(L1), {}, Refusal.SHARED),
+        (Consent(share=("atoms", "models")), fedfw.FrankWolfe(L1), {}, Refusal.SHARED),
+        (Consent(algorithms=("fedfw+",)), FEDFW, {}, Refusal.ALGORITHM),
+        (Consent(algorithms=("fedavg",)), fedfw.FedAvg(L1, lr=0.5), {}, Refusal.SHARED),
+        (Consent(sets=("ksparse",)), FEDFW, {}, Refusal.SET),
+        (Consent(sets=("l1",)), fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})), {}, Refusal.SET),
+        (Consent(most_parameters=14), FEDFW, {}, Refusal.SIZE),
+        (Consent(privacy=BUDGET), FEDFW, {}, Refusal.PLAIN),
+        (Consent(), FEDFW, {"privacy": Privacy(0.5, DELTA, not_private_seed=0)}, Refusal.SEED),
+        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, not_private_seed=0)}, Refusal.SEED),
+        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(1e9, DELTA)}, Refusal.PROMISE),
+        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, 0.999)}, Refusal.PROMISE),
+    ],
+)
+def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
+    consent: Consent, algorithm: fedfw.Algorithm, options: dict[str, Any], reason: Refusal, tmp_path: Path
+) -> None:
+    task = replace(small_task(algorithm, rounds=3, **options), data=_unread)
+    for ask in Ask:
+        order = Order("run", 1, 0, 3, 1 / 3, 0, 1, 0, b"", {"xbar": b"?"}, ask=ask.value, tell=True)
+        answer = Client(task, 0, tmp_path, consent=consent).handle(order)
+        assert answer == Answer("run", 1, 0, Kind.REFUSED, payload=reason.encode())
+        assert Refusal.told(answer.payload) == reason
+    [line, _] = (tmp_path / "run" / "client-0.log.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"].startswith(f"refused, because {reason}: ")
+
+
+@pytest.mark.parametrize(
+    ("consent", "task"),
+    [
+        (Consent(), small_task(FEDFW)),
+        (Consent(algorithms=("fedfw",), sets=("l1",), most_parameters=15), small_task(FEDFW)),
+        (Consent(share=("models",)), small_task(fedfw.FedAvg(L1, lr=0.5))),
+        (Consent(share=("gradients",)), small_task(fedfw.FedFWAnchored(L1))),
+        (Consent(sets=("l1", "l2")), small_task(fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})))),
+        (Consent(privacy=DataBudget(1.0, 1e-3, required=False)), small_task(FEDFW)),
+        (Consent(privacy=BUDGET), small_task(FEDFW, privacy=PROMISE)),
+    ],
+)
+def test_what_the_owner_allows_is_done(consent: Consent, task: Task) -> None:
+    consent.check(task)
+
+
+def test_a_refusal_is_counted_and_its_text_is_one_of_ours(tmp_path: Path) -> None:
+    loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3)), tmp_path, consent=Consent(most_parameters=1))
+    record = loop.round()
+    assert (record.participants, record.refused) == (0, {"refused": 3})
+    assert Refusal.told(b"\xff<script>") == "for no known reason"
+
+
+def test_losses_are_told_only_with_consent(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3)
+    order = orders(task)(tell=True)
+    told = {
+        share: Client(task, 0, tmp_path / share, consent=Consent(share=(share,))).handle(order)
+        for share in ("atoms", "numbers", "losses")
+    }
+    assert [(told[share].loss, told[share].number) for share in ("atoms", "numbers")] == [(None, None)] * 2
+    assert told["losses"].loss is not None
+    assert told["losses"].number is not None
+    assert told["atoms"].payload == told["losses"].payload
+
+
+def test_numbers_of_auto_are_told_only_with_consent(tmp_path: Path) -> None:
+    task = small_task(fedfw.FedFW(L1), rounds=3)
+    for consent in (Consent(), Consent(share=("losses",)), Consent(share=("numbers",), privacy=BUDGET)):
+        hello = Client(task, 0, tmp_path, consent=consent).hello()
+        assert (hello.steepness, hello.smoothness) == (None, None)
+    assert Client(task, 0, tmp_path, consent=Consent(share=("numbers",))).hello().steepness is not None
+
+
+def test_a_gradient_is_not_sent_for_the_asking(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3)
+    for consent in (Consent(), Consent(share=("gradients",))):
+        with pytest.raises(MessageError, match="asked for a contribution to a sum, which fedfw does not make here"):
+            Client(task, 0, tmp_path, consent=consent).handle(orders(task)(ask=Ask.SUM))
+
+
+@pytest.mark.parametrize("t", [0, -1, -100_000, 4, 10**30])
+@pytest.mark.parametrize("promise", [None, PROMISE])
+def test_rounds_that_do_not_exist_are_refused(t: int, promise: Privacy | None, tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=3, privacy=promise)
+    with pytest.raises(MessageError, match="round"):
+        Client(task, 0, tmp_path).handle(orders(task)(t=t))
+    assert not list(tmp_path.rglob("*.ledger.jsonl"))
+
+
+# --- the budget of the data ---
+
+
+def releases(owner: Consent) -> int:
+    return len(owner.ledger(0, Path()).releases())
+
+
+def test_fifty_runs_have_one_budget(owner: Consent, tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
+    order = orders(task)
+    kinds = Counter(
+        Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"run-{i % 9}.{i}")).kind for i in range(50)
+    )
+    eps, delta = spent(owner.ledger(0, Path()).releases())
+    [each] = {one.epsilon for one in owner.ledger(0, Path()).releases()}
+    assert BUDGET.eps - each < eps <= BUDGET.eps
+    assert delta <= BUDGET.delta
+    assert kinds == {Kind.STEP: releases(owner), Kind.LEAVING: 50 - releases(owner)}
+    assert 1 < releases(owner) < 50
+
+
+def test_the_delta_is_a_budget_too(tmp_path: Path) -> None:
+    owner = Consent.read(Consent("clinic", privacy=DataBudget(100.0, 3 * DELTA)).write(tmp_path))
+    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
+    order = orders(task)
+    kinds = [Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind for i in range(5)]
+    assert kinds == [Kind.STEP] * 3 + [Kind.LEAVING] * 2
+
+
+def test_data_that_grow_continue_the_ledger(owner: Consent, tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
+    order = orders(task)
+    before = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="before"))
+    inputs, targets = task.data(0)
+    grown = replace(task, data=lambda client: (torch.cat([inputs, inputs[:1]]), torch.cat([targets, targets[:1]])))
+    after = Client(grown, 0, tmp_path / "elsewhere", consent=owner).handle(order(run="after"))
+    assert (before.kind, after.kind) == (Kind.STEP, Kind.STEP)
+    first, second = owner.ledger(0, Path()).releases()
+    assert first.data != second.data
+    assert spent([first, second])[0] == first.epsilon + second.epsilon
+    narrow = replace(owner, privacy=DataBudget(1.5 * first.epsilon, 1e-3))
+    assert not narrow.affords([first, second])
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "older", "lost", "closed"])
+def test_without_a_whole_ledger_nothing_is_released(damage: str, owner: Consent, tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
+    order, path = orders(task), owner.ledger(0, Path()).path
+    for i in range(2):
+        assert Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind == Kind.STEP
+    data = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    elif damage == "closed":
+        path.unlink()
+        path.mkdir()
+    else:
+        changed = data.replace(b'"noise": ', b'"noise": 1', 1)
+        path.write_bytes({"cut": data[:-5], "changed": changed, "older": data.splitlines(True)[0]}[damage])
+    for run in ("again", "new"):
+        answer = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=run))
+        assert (answer.kind, answer.payload) == (Kind.REFUSED, Refusal.LEDGER.encode())
+    log = (tmp_path / "state" / "new" / "client-0.log.jsonl").read_text()
+    assert str(path) in json.loads(log)["event"]
+
+
+def test_a_client_that_dies_after_it_wrote_the_release_down_gains_nothing(
+    owner: Consent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = small_task(FEDFW, rounds=3, privacy=PROMISE)
+    order = orders(task)()
+
+    def die(self: ClientStore, stored: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(ClientStore, "save", die)
+        for number in (1, 2):
+            with pytest.raises(OSError, match="the disk is full"):
+                Client(task, 0, tmp_path / "state", consent=owner).handle(order)
+            assert releases(owner) == number
+    answers = [Client(task, 0, tmp_path / "state", consent=owner).handle(order) for _ in range(2)]
+    assert answers[0].kind == Kind.STEP
+    assert answers[0] == answers[1]  # the same order, whose stored answer costs nothing
+    assert releases(owner) == 3
+    other = Client(task, 0, tmp_path / "emptied", consent=owner).handle(order)
+    assert (other.kind, releases(owner)) == (Kind.LEAVING, 3)
+
+
+def test_two_runs_at_once_share_the_budget(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
+    order = orders(task)
+    each = Client(task, 0, tmp_path)._privacy
+    assert each is not None
+    one = Consent("clinic", privacy=DataBudget(max(0.5, each.epsilon(1)), DELTA))  # enough for one run's delta
+    owner = Consent.read(one.write(tmp_path / "owner"))
+    kinds: list[str] = []
+
+    def ask(run: str) -> None:
+        kinds.append(Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=run)).kind)
+
+    twins = [Thread(target=ask, args=(run,)) for run in ("a", "b", "c")]
+    for twin in twins:
+        twin.start()
+    for twin in twins:
+        twin.join()
+    assert sorted(kinds) == sorted([Kind.STEP, Kind.LEAVING, Kind.LEAVING])
+
+
+def test_without_a_file_a_run_is_limited_by_its_own_promise(tmp_path: Path) -> None:
+    task = small_task(FEDFW, rounds=2, privacy=PROMISE)
+    loop = Loopback(DeployedServer(task), tmp_path, consent=Consent())
+    loop.run(2)
+    ledger = Consent().ledger(1, tmp_path)
+    assert [one.release for one in ledger.releases()] == [1, 2]
+    again = replace(loop.sent[1][0], t=2)
+    ClientStore(tmp_path, again.run, 1).forget()
+    assert loop.client(1).handle(again).kind == Kind.LEAVING
+    ledger.path.unlink()
+    assert loop.client(1).handle(again).payload == Refusal.LEDGER.encode()
+    assert ledger.witness is not None
+    ledger.witness.unlink()  # with the disk all is lost, and every round so far may have had a release
+    assert loop.client(1).handle(again).kind == Kind.STEP
+    assert [one.release for one in ledger.releases()] == [2]
+    ClientStore(tmp_path, again.run, 1).forget()
+    assert loop.client(1).handle(again).kind == Kind.LEAVING
+
+
+# --- files ---
+
+
+def test_a_file_says_what_was_written(tmp_path: Path) -> None:
+    full = Consent("clinic", ("atoms", "losses"), ("fedfw",), ("l1",), 10, DataBudget(2.0, 1e-6, required=False))
+    for number, consent in enumerate((Consent("clinic"), full)):
+        path = consent.write(tmp_path / str(number))
+        assert Consent.read(path) == replace(consent, folder=tmp_path / str(number))
+        modes = {one.name: one.stat().st_mode & 0o777 for one in (path.parent, *path.parent.iterdir())}
+        assert modes == {f"{number}": 0o700, CONSENT: 0o600, "clinic.ledger.jsonl": 0o600, "state": 0o700}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('data-set = "a/b"', "data-set = 'a/b', expected letters, digits, '-' and '_'"),
+        ("datasets = 3", r"unknown key 'datasets' \(did you mean 'data-set'\?\), expected data-set, share,"),
+        ("seeded-noise = true", "unknown key 'seeded-noise'"),
+        ('folder = "/"', "unknown key 'folder'"),
+        ('share = ["all"]', "expected a list out of atoms, losses"),
+        ('algorithms = "fedfw"', "algorithms = 'fedfw', expected a list of names"),
+        ("most-parameters = 0", "most-parameters = 0, expected a whole number of at least 1"),
+        ("privacy = 3", "privacy = 3, expected a table with eps and delta"),
+        ("[privacy]\neps = 1", "expected a table with eps and delta"),
+        ("[privacy]\neps = inf\ndelta = 1e-5", "eps = inf, expected a number above 0"),
+        ("[privacy]\neps = 1\ndelta = 0.0", "delta = 0.0, expected a number above 0"),
+        ("[privacy]\neps = 1\ndelta = 1e-5\nrequire = false", "unknown key 'require'"),
+        ("data-set = ", "is no TOML"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = Consent("clinic").write(tmp_path)
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Consent.read(path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
+def test_a_file_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
+    path = Consent("clinic").write(tmp_path)
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=f"has mode 0{mode:o}, expected 0600"):
+        Consent.read(path)
+
+
+def test_a_file_that_is_missing_is_refused_and_one_that_is_there_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="No such file or directory, expected a file that 'fedfw deploy init-node' wrote"
+    ):
+        Consent.read(tmp_path / CONSENT)
+    path = Consent("clinic").write(tmp_path)
+    with pytest.raises(FileExistsError):
+        Consent("other").write(tmp_path)
+    assert Consent.read(path).data_set == "clinic"
+
+
+def test_nobody_else_can_read_a_clients_files(tmp_path: Path) -> None:
+    loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3, privacy=PROMISE)), tmp_path / "state")
+    loop.run(2)
+    found = list((tmp_path / "state").rglob("*"))
+    assert {path.suffix for path in found if path.is_file()} == {".safetensors", ".jsonl", ".lock", ".witness"}
+    assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (*found, tmp_path / "state") if path.is_dir()} == {0o700}
