@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.ledger import LedgerError, Release
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
@@ -29,6 +30,9 @@ from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.setup import steepness_of
 from fedfw.rounds.wire import decoded, decoded_alone, digest, whole
+
+_LEAST_WEIGHT = 2.0**-30
+"""Of a private client: no federation has so many clients, and tiny numbers are where floating-point numbers end."""
 
 
 def _handed(order: Order) -> str:
@@ -240,15 +244,26 @@ class Client:
     def _release(self, order: Order, state: State, received: Received) -> Release | None:
         """The release that a step costs, in the ledger before anything is drawn; None where no budget is left for it.
 
-        What a server asks for must not make noise small or sums overflow: points lie in the set, weights in (0, 1].
+        What a server asks for must not make noise small or sums overflow: points lie in the set, weights are neither
+        tiny nor above 1, and what is added to gradients is not so large that noise is lost in its rounding.
         """
         assert self._privacy is not None
         constraint = self.task.constraint
         points = [state["x"][0], *(received.vectors[name] for name in received.vectors if name == "xbar")]
         inside = all(constraint.contains(point, 1e-3) for point in points)
         finite = all(bool(value.isfinite().all()) for value in state.values())
-        if not (inside and finite and 0 < order.weight <= 1):
+        if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
             raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
+        algorithm, message = self._algorithm(order), self._message(order, received)
+        if isinstance(algorithm, OracleSteps):
+            plan = self.task.plan(algorithm, order.n)
+            begun = algorithm.begin_round(plan, state, message)
+            # Each part by itself: two large vectors that cancel take along what was added in between.
+            added = [algorithm.offset(plan, begun, message), *(begun[name] for name in ("y",) if name in begun)]
+            added += [vector[None] for vector in message.vectors.values()]
+            private = PrivateOracles(self._privacy, self._problem.losses)
+            if not all(private.hides(self._cohort(order), part) for part in added):
+                raise MessageError("a private client is sent vectors beside which its noise would be lost in rounding")
         ledger = self.consent.ledger(self.number, self.folder)
         try:
             if self.consent.folder is None:
@@ -288,9 +303,7 @@ class Client:
             assert isinstance(algorithm, GathersSums)
             mean = decoded_alone(order.mean, task.start)
             state = algorithm.take_up(state, given.received.vectors["xbar"], given.sent, mean)
-        vectors = dict(received.vectors)
-        xbar = vectors.pop("xbar", task.start)
-        message = Message(order.t, xbar, vectors, wants_evidence=self._may_prove(order))
+        message = self._message(order, received)
         before = digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
         gradient, lmo = self._oracles(order, tol, release)
@@ -302,10 +315,14 @@ class Client:
             kind=Kind.STEP,
             payload=task.encode(atoms),
             digest=before,
-            loss=self._loss(order, xbar),
+            loss=self._loss(order, message.xbar),
             number=None if evidence is None else float(evidence.number),
         )
         return after, answer
+
+    def _message(self, order: Order, received: Received) -> Message:
+        vectors = dict(received.vectors)
+        return Message(order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=self._may_prove(order))
 
     def _may_prove(self, order: Order) -> bool:
         return self._may_tell(order) and self.task.options.batch_size is None
@@ -320,11 +337,13 @@ class Client:
         gradient, _ = self._oracles(order, None)
         return float(gradient(xbar[None], full=True)[0])
 
-    def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
-        losses, options = self._problem.losses, self.task.options
+    def _cohort(self, order: Order) -> Cohort:
         weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
         alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
-        cohort = Cohort(alone, weight, own, self.task.constraint)
+        return Cohort(alone, weight, own, self.task.constraint)
+
+    def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
+        losses, options, cohort = self._problem.losses, self.task.options, self._cohort(order)
         if self._privacy is not None:
             largest = None if release is None else release.weight
             return PrivateOracles(self._privacy, losses, largest).pair(cohort, order.t, tol)
