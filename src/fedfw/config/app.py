@@ -13,6 +13,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
+from fedfw.algorithms import ALGORITHMS
 from fedfw.config.run_config import (
     RunConfig,
     algorithm_class,
@@ -45,6 +46,18 @@ def help_of(declared: Option) -> str:
     return f"{declared.help} ({', '.join(names)})" if names else declared.help
 
 
+def default_of(declared: Option) -> str:
+    """An option's default in words; algorithms with another one follow by name. Nothing if it is not given at all."""
+    default = declared.otherwise if declared.default is None else declared.default
+    if default is False or default == "":
+        return ""
+    own = {name: options_of(ALGORITHMS[name])[declared.name].default for name in owners(declared.name)}
+    if declared.name == "batch_size":
+        own = {name: algorithm.usual_batch for name, algorithm in ALGORITHMS.items()}
+    others = (f"; {value} for {name}" for name, value in own.items() if value != declared.default)
+    return f"{default}{''.join(others)}"
+
+
 def app_options() -> dict[str, Option]:
     """The options of a configuration that a deployed app has, by name."""
     return {name: declared for name, declared in all_options().items() if name not in SIMULATED_ONLY}
@@ -72,7 +85,9 @@ def app_table() -> Table:
             table.add(tomlkit.nl())
         table.add(tomlkit.comment(f"--- {title} ---"))
         for name, option in declared.items():
-            for line in wrap(help_of(option), _COLUMNS, break_on_hyphens=False):
+            usual = default_of(option) if name in own or option.default is None else ""
+            text = f'{help_of(option)} ["" is {usual}]' if usual else help_of(option)
+            for line in wrap(text, _COLUMNS, break_on_hyphens=False):
                 table.add(tomlkit.comment(line))
             default = DEFAULTS.get(name, None if name in own else option.default)
             table.add(option.key, "" if default is None else default)
