@@ -10,8 +10,12 @@ from typing import Any, Self
 
 import pytest
 
+from fedfw.algorithms import ALGORITHMS
+from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_report import _LEGEND, _ROUNDS_HEADER, TOTALS_HEADER, legend
 from fedfw.cli.main import main
+from fedfw.config import RunConfig
+from fedfw.config.app import DEFAULTS
 
 pytest.importorskip("flwr")
 
@@ -105,7 +109,7 @@ def test_an_app_is_read_with_its_settings_and_changes(app: Path) -> None:
         ("federation/task.py", "clients=settings.clients,", "clients=0,", "clients=0, expected at least 1"),
         ("federation/task.py", "return Task(", "return dict(", "expected a fedfw.deployment.Task"),
         ("federation/apps.py", "make_task", "federation.task.make_task", "federation/apps.py, line 3"),
-        ("pyproject.toml", "rounds = 20", 'rounds = "many"', "rounds = 'many', expected a whole number"),
+        ("pyproject.toml", "rounds = 5", 'rounds = "many"', "rounds = 'many', expected a whole number"),
         ("pyproject.toml", 'out = ""', "", "'out' is missing, expected it in [tool.flwr.app.config]"),
         ("pyproject.toml", "serverapp = ", "server = ", '"serverapp" missing in [tool.flwr.app.components]'),
         ("pyproject.toml", "[tool.flwr.app]", "[tool.flower.app]", "pyproject.toml"),
@@ -144,19 +148,27 @@ def test_an_interrupt_ends_everything_in_one_line(
     last = captured.err.strip().splitlines()[-1]
     assert last.startswith("interrupted; everything that was started has ended; the 0 rounds")
     assert last.endswith("here")
-    assert "FedFW with penalty 0.0001, momentum 0 on the set L1Ball(r=30): 650 parameters, 2 clients" in captured.out
+    assert "FedFW with penalty 0.0001, momentum 0.9 on the set KSparse(k=65, r=10)" in captured.out
     assert "seconds" in captured.err
 
 
 def test_an_app_and_the_demonstration_of_the_same_settings_simulate_the_same(app: Path) -> None:
-    from fedfw.cli.deploy_demo import Demo
-    from fedfw.config import RunConfig
-
-    chosen = {"algorithm": "fedfw", "constraint": "l1:30", "penalty": 1e-4, "clients": 2, "rounds": 3}
-    ours = Demo.of(RunConfig.of(**chosen, partition="iid"))
+    ours = Demo.of(RunConfig.of(**DEFAULTS | {"clients": 2, "rounds": 3}))
     theirs = Demo.of_app(AppFolder.read(app), {"clients": 2, "rounds": 3})
     assert digest(ours.simulated.x) == digest(theirs.simulated.x)
     assert ours.rounds == theirs.rounds == 3
+
+
+def test_a_new_app_learns_in_its_few_rounds(app: Path) -> None:
+    accuracy = Demo.of_app(AppFolder.read(app), {}).simulated.history.last("accuracy")
+    assert accuracy is not None
+    assert accuracy > 0.85
+
+
+@pytest.mark.parametrize("algorithm", [name for name, one in ALGORITHMS.items() if one.contract.restorable])
+def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) -> None:
+    read = AppFolder.read(app)
+    assert read.make_task(read.settings({"algorithm": algorithm})).algorithm.name == algorithm
 
 
 def test_the_legend_explains_every_word_of_the_tables() -> None:

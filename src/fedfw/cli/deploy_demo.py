@@ -43,7 +43,7 @@ from fedfw.config import (
     rooted,
     run_options,
 )
-from fedfw.config.app import app_options
+from fedfw.config.app import DEFAULTS, app_options
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
@@ -66,11 +66,8 @@ DESCRIPTION = (
     "everything that was started. With --app it runs an app of yours, as it is; an option that is given then takes the "
     "place of the setting in the app's pyproject.toml, and the defaults below do not count."
 )
-DEFAULTS: dict[str, Any] = {"clients": 3, "rounds": 5, "partition": "iid"}
-FIRST_CHOICE: dict[str, Any] = {"algorithm": "fedfw", "momentum": 0.9}
+FIRST_CHOICE = {key: DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
-SET_FOR_DIGITS = "ksparse:k=65,r=10"
-"""The set for the digits where none is named: the model learns in a few rounds, from short messages."""
 _NOT_HERE = ("tol", "device", "eval_every", "weights")
 _DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
 _LOOK = 0.5  # seconds between looks at a run
@@ -79,9 +76,9 @@ _LOOK = 0.5  # seconds between looks at a run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is run and how it is deployed, the folder, and what it is compared to."""
     usual = all_options()["constraint"].otherwise
-    shown = DEFAULTS | {
-        "algorithm": f"{FIRST_CHOICE['algorithm']} with momentum {FIRST_CHOICE['momentum']}",
-        "constraint": f"{SET_FOR_DIGITS} for digits, else {usual}",
+    shown = _size() | {
+        "algorithm": f"{DEFAULTS['algorithm']} with momentum {DEFAULTS['momentum']}",
+        "constraint": f"{DEFAULTS['constraint']} for digits, else {usual}",
     }
     parser.add_argument("--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]")
     add_flags(parser, without=_NOT_HERE, defaults=shown)
@@ -164,10 +161,14 @@ def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
 
 def _configured(flags: Mapping[str, str]) -> RunConfig:
     first = {} if "algorithm" in flags else FIRST_CHOICE
-    config = rooted(merge(RunConfig.of(**DEFAULTS, **first), flags, "command line"))
+    config = rooted(merge(RunConfig.of(**_size(), **first), flags, "command line"))
     if config.constraint is None and config.dataset == "digits":
-        return replace(config, constraint=SET_FOR_DIGITS)
+        return replace(config, constraint=DEFAULTS["constraint"])
     return config
+
+
+def _size() -> dict[str, Any]:
+    return {key: DEFAULTS[key] for key in ("clients", "rounds", "partition")}
 
 
 def _values(flags: Mapping[str, str]) -> dict[str, Any]:

@@ -29,14 +29,15 @@ SOURCE = "run configuration"
 SIMULATED_ONLY = ("tol", "device")
 """Options of simulations that a deployment does not have."""
 DEFAULTS: dict[str, Any] = {
-    "rounds": 20,
+    "rounds": 5,
     "clients": 3,
     "partition": "iid",
     "algorithm": "fedfw",
-    "constraint": "l1:30",
+    "constraint": "ksparse:k=65,r=10",
     "penalty": 1e-4,
+    "momentum": 0.9,
 }
-"""What the app's table says where it differs from a simulation's default."""
+"""What the app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
 _COLUMNS = 100
 
 
@@ -70,7 +71,7 @@ def app_table() -> Table:
     --------
     >>> table = app_table()
     >>> table["rounds"], table["anchor-every"], table["tell-loss"]
-    (20, '', False)
+    (5, '', False)
     """
     table, own = tomlkit.table(), algorithm_options()
     sections = {
@@ -114,11 +115,12 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     """
     elsewhere = {declared.key for declared in options_of(Deployment).values()}
     given = {key: value for key, value in config.items() if key not in elsewhere and value != ""}
-    if "algorithm" in given and given.get("penalty") == DEFAULTS["penalty"]:
-        # The table's penalty is for the table's algorithm: one that has none, or a number of its own, keeps to that.
-        own = options_of(algorithm_class(str(given["algorithm"]))).get("penalty")
-        if own is None or not isinstance(own.default, str):
-            del given["penalty"]
+    for key in ("penalty", "momentum"):
+        if "algorithm" in given and given.get(key) == DEFAULTS[key]:
+            # The table's value is for the table's algorithm: one that has none, or a number of its own, keeps to that.
+            own = options_of(algorithm_class(str(given["algorithm"]))).get(key)
+            if own is None or not isinstance(own.default, str):
+                del given[key]
     foreign = [key for key in given if key in SIMULATED_ONLY]
     if foreign:
         raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")

@@ -23,8 +23,8 @@ def test_an_app_of_ones_own_runs_here(tmp_path: Path) -> None:
 
     fedfw("init", "mine")
     project = tmp_path / "mine" / "pyproject.toml"
-    text = project.read_text().replace("clients = 3", "clients = 2").replace("rounds = 20", "rounds = 2")
-    project.write_text(text.replace('constraint = "l1:30"', 'constraint = "l2:3"'))
+    text = project.read_text().replace("clients = 3", "clients = 2").replace("rounds = 5", "rounds = 2")
+    project.write_text(text.replace('constraint = "ksparse:k=65,r=10"', 'constraint = "l2:3"'))
     task = tmp_path / "mine" / "federation" / "task.py"
     task.write_text(task.read_text().replace("parts[client]", "parts[client][:100]"))  # samples of his own
     before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
