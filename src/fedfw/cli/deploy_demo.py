@@ -124,7 +124,8 @@ def execute(options: argparse.Namespace) -> int:
         print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
         return 130
     except FederationError as error:
-        print(f"fedfw deploy: {error}\nthe logs are in {folder / 'federation'}", file=sys.stderr)
+        print(f"fedfw deploy: {error}", file=sys.stderr)
+        print(f"{folder / 'federation'} has all logs: client-0.log has what a client's code raised", file=sys.stderr)
         return 1
     print(aligned([TOTALS_HEADER, *rows]))
     print(f"\n{legend()}")
