@@ -119,8 +119,8 @@ def execute(options: argparse.Namespace) -> int:
             rows = [_deploy(federation, folder, app, one) for one in demos]
             print("stopping everything ...", file=sys.stderr)
     except KeyboardInterrupt:
-        rounds = sum(len(read_records(one.out(folder))) for one in demos)
-        kept = f"the {rounds} rounds that were done and all logs are in {folder}"
+        done, wanted = sum(len(read_records(one.out(folder))) for one in demos), sum(one.rounds for one in demos)
+        kept = f"{done} of {wanted} rounds are done and kept in {folder}"
         print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
         return 130
     except FederationError as error:
