@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
 
 
-def option(help_: str, *, expected: str | None = None, scope: str = "", **limits: Any) -> Any:
+def option(help_: str, *, expected: str | None = None, otherwise: str = "", scope: str = "", **limits: Any) -> Any:
     """Describe an option; the result stands in the annotation of a dataclass field.
 
     Parameters
@@ -38,6 +38,8 @@ def option(help_: str, *, expected: str | None = None, scope: str = "", **limits
         What the option does, for help texts, without the default.
     expected : str, optional
         What a refusal says was expected. By default it is worked out from the type and the limits.
+    otherwise : str, optional
+        What happens where the option is left open, in words, if its default is None.
     scope : str, optional
         ``"python"`` for an option that has no form as text, so that it is neither a flag nor a key of a file.
     **limits
@@ -47,7 +49,8 @@ def option(help_: str, *, expected: str | None = None, scope: str = "", **limits
     -------
     pydantic.fields.FieldInfo
     """
-    return Field(description=help_, json_schema_extra={"expected": expected or "", "scope": scope}, **limits)
+    extra: Any = {"expected": expected or "", "otherwise": otherwise, "scope": scope}
+    return Field(description=help_, json_schema_extra=extra, **limits)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Option:
         Whether it can be written as text, in a file or as a flag.
     annotation : object
         Its type, which pydantic validates against.
+    otherwise : str
+        What happens where it is left open, in words.
     """
 
     name: str
@@ -76,11 +81,18 @@ class Option:
     expected: str
     textual: bool
     annotation: Any
+    otherwise: str = ""
 
     @property
     def key(self) -> str:
         """The key in TOML files and in a deployed app; with two dashes in front it is the flag."""
         return self.name.replace("_", "-")
+
+    @property
+    def sentence(self) -> str:
+        """What it does, and what happens where it is left open, as a sentence."""
+        text = f"{self.help} ({self.otherwise})" if self.otherwise else self.help
+        return f"{text[0].upper()}{text[1:]}."
 
     @property
     def is_flag(self) -> bool:
@@ -139,7 +151,9 @@ def options_of(cls: Any) -> dict[str, Option]:
         default = field.default if field.default is not MISSING else None
         expected = extra["expected"] or _expected(hints[field.name], info)
         textual = extra["scope"] != "python"
-        found[field.name] = Option(field.name, info.description, default, expected, textual, hints[field.name])
+        found[field.name] = Option(
+            field.name, info.description, default, expected, textual, hints[field.name], extra["otherwise"]
+        )
     return found
 
 
@@ -189,7 +203,7 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
             for one in listed
             if one.name not in named
         ]
-        lines = (f"    {one.name} : {one.expected}\n        {one.help[0].upper()}{one.help[1:]}." for one in listed)
+        lines = (f"    {one.name} : {one.expected}\n        {one.sentence}" for one in listed)
         function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         function.__doc__ = (function.__doc__ or "").replace("{options}", "\n".join(lines).lstrip())
         return function

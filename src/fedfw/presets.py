@@ -29,17 +29,23 @@ class ProblemOptions:
     dataset: Annotated[str, option("data set; see 'fedfw data list'")] = "digits"
     data_dir: Annotated[
         str | Path | None,
-        option("folder of the data sets that are files ($FEDFW_DATA, or a cache in your home)", expected="a path"),
+        option(
+            "folder of the data sets that are files",
+            otherwise="$FEDFW_DATA, or a cache in your home",
+            expected="a path",
+        ),
     ] = None
     model: Annotated[
-        str | None, option(f"model: {', '.join(MODELS)}; see 'fedfw models' (by the data)", expected="a model's name")
+        str | None,
+        option(f"model: {', '.join(MODELS)}; see 'fedfw models'", otherwise="by the data", expected="a model's name"),
     ] = None
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
     clients: Annotated[int, option("number of clients", ge=1)] = 10
     partition: Annotated[
         str | None,
         option(
-            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client (by the data)",
+            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client",
+            otherwise="by the data",
             expected="the name of a partition",
         ),
     ] = None

@@ -291,9 +291,9 @@ def test_the_apps_table_has_every_option_once() -> None:
 def test_the_apps_table_is_read_as_it_is_written() -> None:
     table = {key: value for key, value in app_table().unwrap().items() if value != ""}
     config = read_app_config(table)
-    assert (config.rounds, config.clients, config.algorithm, config.constraint) == (20, 3, "fedfw", "l1:30")
-    assert config.own == (("penalty", 1e-4),)
-    # Another algorithm is chosen by one line: the table's penalty is not in its way.
+    assert (config.rounds, config.clients, config.algorithm, config.constraint) == (5, 3, "fedfw", "ksparse:k=65,r=10")
+    assert config.own == (("momentum", 0.9), ("penalty", 1e-4))
+    # Another algorithm is chosen by one line: the table's penalty and momentum are not in its way.
     assert read_app_config(table | {"algorithm": "fedavg"}).own == ()
     with pytest.raises(ValueError, match=r"run configuration: unknown key 'round' \(did you mean 'rounds'\?\)"):
         read_app_config({"round": 3})

@@ -33,7 +33,8 @@ class Scheduled(Algorithm):
     schedule: Annotated[
         str | Schedule | Callable[[int], float] | None,
         option(
-            f"step sizes: {', '.join(NAMES)} (by the problem; networks {NETWORK_SCHEDULE})",
+            f"step sizes: {', '.join(NAMES)}",
+            otherwise=f"by the problem; networks {NETWORK_SCHEDULE}",
             expected=f"one of {', '.join(NAMES)}, a Schedule, or a function t -> eta",
         ),
     ] = None

@@ -13,10 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "interleaved in one run, and final losses must agree before a time is printed."
     )
     parser.add_argument(
-        "tasks", nargs="*", default=["small", "mnist"], help="small, few, many, mnist, mnist-100, mlp, cnn"
+        "tasks",
+        nargs="*",
+        default=["small", "mnist"],
+        help="small, few, many, mnist, mnist-100, mlp, cnn [small mnist]",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch [%(default)s]")
-    parser.add_argument("--rounds", type=int, help="rounds of a repeat (as many as take about a second)")
+    parser.add_argument("--rounds", type=int, help="rounds of a repeat [as many as take about a second]")
     parser.add_argument("--repeats", type=int, default=5, help="how often each is timed [%(default)s]")
     parser.add_argument(
         "--frameworks",

@@ -7,58 +7,85 @@ import json
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedfw.algorithms import FedAvg
+from fedfw.algorithms.base import Algorithm
 from fedfw.cli.bars import progress_bar
 from fedfw.cli.deploy_init import copy_app
+from fedfw.cli.deploy_report import (
+    TOTALS_HEADER,
+    WHY_SO_LONG,
+    legend,
+    line_of,
+    read_records,
+    reasons,
+    rounds_table,
+    title,
+    totals_row,
+)
 from fedfw.cli.flags import add_flags, flags_given
-from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, merge, rooted, run_options
-from fedfw.config.app import app_options
+from fedfw.config import (
+    RunConfig,
+    all_options,
+    build_algorithm,
+    build_problem,
+    completed,
+    load,
+    merge,
+    rooted,
+    run_options,
+)
+from fedfw.config.app import DEFAULTS, app_options
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
+from fedfw.deployment.task import Task
 from fedfw.options import options_of
-from fedfw.report.tables import aligned, human_bytes
-from fedfw.rounds.folders import HISTORY
+from fedfw.problems import Problem
+from fedfw.report.tables import aligned
+from fedfw.rounds.options import Options
 from fedfw.rounds.wire import digest
 from fedfw.simulation import Run, Simulation
 from fedfw.simulation.callbacks import Progress
 
 if TYPE_CHECKING:
+    from fedfw.deployment.flower.app_folder import AppFolder
     from fedfw.deployment.flower.local import LocalFederation
 
 DESCRIPTION = (
     "Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, closed "
     "to strangers as docs/deployment.md closes three hosts, run the same there, print both in one table, and end "
-    "everything that was started."
+    "everything that was started. With --app it runs an app of yours, as it is; an option that is given then takes the "
+    "place of the setting in the app's pyproject.toml, and the defaults below do not count."
 )
-DEFAULTS: dict[str, Any] = {"clients": 3, "rounds": 5, "partition": "iid"}
-FIRST_CHOICE: dict[str, Any] = {"algorithm": "fedfw", "momentum": 0.9}
+FIRST_CHOICE = {key: DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
 _NOT_HERE = ("tol", "device", "eval_every", "weights")
 _DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
 _LOOK = 0.5  # seconds between looks at a run
-_HEADER = (
-    *("", "payload up", "down", "evidence up", "down", "by Flower's count up", "down"),
-    *("seconds a round", "of them ours", "bits of the simulator", "bytes of the simulator"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is run and how it is deployed, the folder, and what it is compared to."""
-    shown = DEFAULTS | {"algorithm": "here fedfw with momentum 0.9"}
+    usual = all_options()["constraint"].otherwise
+    shown = _size() | {
+        "algorithm": f"{DEFAULTS['algorithm']} with momentum {DEFAULTS['momentum']}",
+        "constraint": f"{DEFAULTS['constraint']} for digits, else {usual}",
+    }
+    parser.add_argument("--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]")
     add_flags(parser, without=_NOT_HERE, defaults=shown)
     add_flags(parser, _DEPLOYED, declared=options_of(Deployment))
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder (one under runs/)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="a new folder for results and logs [a new one under runs/]"
+    )
     parser.add_argument("--compare", action="store_true", help="run FedAvg with projection, too, and compare the bytes")
     parser.add_argument(
         "--simulated", action="store_true", help="let Flower simulate the nodes (pip install 'flwr[simulation]')"
@@ -69,48 +96,85 @@ def execute(options: argparse.Namespace) -> int:
     """Simulate, start a federation, run there, show both, and end everything that was started."""
     from fedfw.deployment.flower.local import FederationError, LocalFederation
 
-    config = _configured(flags_given(options))
-    deployed = _deployment(flags_given(options, options_of(Deployment)))
-    folder = options.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-deployed"
+    folder: Path = options.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-deployed"
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: give another --out")
-    print("simulating ...", file=sys.stderr)
-    demos = {str(config.algorithm): Demo.of(config)}
-    if options.compare:
-        demos.setdefault(FedAvg.name, Demo.of(_as_fedavg(config)))
-    for one in demos.values():
-        one.refuse_what_cannot_be_deployed(deployed)
-    copy_app(folder / "app")
+    demos = _own_demos(options) if options.app is None else _demos_of_app(options)
+    if options.app is None:
+        copy_app(folder / "app")
+    app = folder / "app" if options.app is None else options.app
+    clients = demos[0].simulated.plan.n
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us must not leave processes behind
     try:
-        nodes = f"a proxy with TLS before it and {config.clients} SuperNodes with keys"
-        more = "Flower's simulation" if options.simulated else nodes
-        print(f"starting a SuperLink on 127.0.0.1, {more} ...", file=sys.stderr)
-        with LocalFederation(folder / "federation", config.clients, options.simulated) as federation:
-            rows = [_deploy(federation, folder, name, one, deployed) for name, one in demos.items()]
+        with ExitStack() as everything:
+            nodes = f"a proxy with TLS before it and {clients} SuperNodes with keys"
+            more = "Flower's simulation" if options.simulated else nodes
+            print(f"starting a SuperLink on 127.0.0.1, {more} ...", file=sys.stderr)
+            federation = LocalFederation(folder / "federation", clients, options.simulated)
+            with progress_bar(len(federation.names), "started") as bar:
+                federation.tell = lambda name: bar.update()
+                everything.enter_context(federation)
+            if not options.simulated:
+                print(WHY_SO_LONG, file=sys.stderr)
+            rows = [_deploy(federation, folder, app, one) for one in demos]
             print("stopping everything ...", file=sys.stderr)
     except KeyboardInterrupt:
-        print("\ninterrupted; everything that was started has ended", file=sys.stderr)
+        done, wanted = sum(len(read_records(one.out(folder))) for one in demos), sum(one.rounds for one in demos)
+        kept = f"{done} of {wanted} rounds are done and kept in {folder}"
+        print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
         return 130
     except FederationError as error:
-        print(f"fedfw deploy: {error}\nthe logs are in {folder / 'federation'}", file=sys.stderr)
+        print(f"fedfw deploy: {error}", file=sys.stderr)
+        print(f"{folder / 'federation'} has all logs: client-0.log has what a client's code raised", file=sys.stderr)
         return 1
-    print(aligned([_HEADER, *rows]))
-    print(f"\nFolder: {folder} (the app, the server's history, model and checkpoints, all logs)")
+    print(aligned([TOTALS_HEADER, *rows]))
+    print(f"\n{legend()}")
+    results = ", ".join(str(one.out(folder)) for one in demos)
+    print(f"\nResults (history.jsonl, model.pt, plots.png, checkpoints): {results}")
+    print(f"Logs of every process: {folder / 'federation'}")
     return 0
+
+
+def _own_demos(options: argparse.Namespace) -> list[Demo]:
+    """The demonstration's own app, with FedAvg beside it if asked for; what cannot be deployed is refused."""
+    deployed = _values(flags_given(options, options_of(Deployment)))
+    configs = [_configured(flags_given(options))]
+    if options.compare and configs[0].algorithm != FedAvg.name:
+        configs.append(_as_fedavg(configs[0]))
+    demos = []
+    app = import_module("fedfw.deployment.flower.template.federation.task")
+    for config in configs:
+        print("simulating ...", file=sys.stderr)
+        one = Demo.of(config).having(deployed)
+        refuse_what_cannot_be_deployed(app.make_task(one.settings), one.settings)
+        demos.append(one)
+    return demos
+
+
+def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
+    from fedfw.deployment.flower.app_folder import AppFolder
+
+    if options.compare:
+        raise ValueError("--compare goes with the demonstration's own app, not with --app: name another --algorithm")
+    given = flags_given(options) | flags_given(options, options_of(Deployment))
+    return [Demo.of_app(AppFolder.read(options.app), _values(given))]
 
 
 def _configured(flags: Mapping[str, str]) -> RunConfig:
     first = {} if "algorithm" in flags else FIRST_CHOICE
-    config = rooted(merge(RunConfig.of(**DEFAULTS, **first), flags, "command line"))
+    config = rooted(merge(RunConfig.of(**_size(), **first), flags, "command line"))
     if config.constraint is None and config.dataset == "digits":
-        return replace(config, constraint="ksparse:k=65,r=10")  # learns in a few rounds, from short messages
+        return replace(config, constraint=DEFAULTS["constraint"])
     return config
 
 
-def _deployment(flags: Mapping[str, str]) -> dict[str, Any]:
-    """The options of the deployment that were given, checked, by their keys."""
-    declared = {option.key: option for option in options_of(Deployment).values()}
+def _size() -> dict[str, Any]:
+    return {key: DEFAULTS[key] for key in ("clients", "rounds", "partition")}
+
+
+def _values(flags: Mapping[str, str]) -> dict[str, Any]:
+    """The options that were given, checked, by their keys."""
+    declared = {option.key: option for option in (all_options() | options_of(Deployment)).values()}
     return {key: declared[key].parse(text, "command line") for key, text in flags.items()}
 
 
@@ -119,142 +183,126 @@ def _as_fedavg(config: RunConfig) -> RunConfig:
     return replace(config, algorithm=FedAvg.name, own=own)
 
 
+def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> None:
+    """Make the app's server here, so that what it refuses is refused before any process is started."""
+    from fedfw.deployment.flower.apps import deployment_of
+
+    DeployedServer(task, deployment_of({**settings, "out": ""}))
+
+
 @dataclass(frozen=True)
 class Demo:
-    """One run of the demonstration, and what it is as a simulation."""
+    """One run of the demonstration: what Flower is told, and what it is as a simulation.
 
-    config: RunConfig
+    Parameters
+    ----------
+    settings : mapping of str to object
+        Flower's run configuration but for the folder.
+    simulated : Run
+        The same run in the simulator.
+    rounds : int
+        How many there are.
+    """
+
+    settings: Mapping[str, Any]
     simulated: Run
+    rounds: int
 
     @classmethod
     def of(cls, config: RunConfig) -> Demo:
-        """Simulate a configuration."""
+        """Simulate a configuration of the app that comes with fedfw.
+
+        A penalty or a step size that is open is the number that the simulation worked out, so that no client has to
+        send a number for it.
+        """
         data = load(config)
         config = completed(config, data)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as the clients have: the order of sums depends on it
-        try:
-            problem, algorithm = build_problem(config, data), build_algorithm(config)
-            run = Simulation(problem, algorithm, run_options(config), callbacks=[Progress()]).run()
-        finally:
-            torch.set_num_threads(threads)
-        return cls(config, run)
+        run = _simulate(build_problem(config, data), build_algorithm(config), run_options(config))
+        own, numbers = options_of(type(run.algorithm)), {"penalty": run.plan.lam_0, "lr": run.plan.lr}
+        given = config.items() | {name: value for name, value in numbers.items() if name in own}
+        keys = [option.key for option in app_options().values()]
+        return cls({key: given.get(key, "") for key in keys}, run, config.rounds)
+
+    @classmethod
+    def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
+        """Simulate an app as it is, but for some settings; ``changes`` has them by their keys."""
+        settings = app.settings({"out": "", **changes})
+        task = app.make_task(settings)
+        with app.blamed():
+            refuse_what_cannot_be_deployed(task, settings)
+            problem = Problem(
+                task.model,
+                task.loss,
+                [task.data(client) for client in range(task.clients)],
+                task.test,
+                weights=task.weights,
+                convex=task.convex,
+                l2=task.l2,
+                per=task.per,
+            )
+            print("simulating ...", file=sys.stderr)
+            return cls(changes, _simulate(problem, task.algorithm, task.options), task.options.rounds)
+
+    def having(self, changes: Mapping[str, Any]) -> Demo:
+        """The same with other settings that do not change the simulation."""
+        return replace(self, settings={**self.settings, **changes})
+
+    def run_config(self, out: Path, deployed: Mapping[str, Any]) -> dict[str, Any]:
+        """For Flower: what is trained, where the results go, and how it is deployed."""
+        return {**self.settings, "out": str(out.absolute()), **deployed}
+
+    def out(self, folder: Path) -> Path:
+        """Where the server keeps its results."""
+        return folder / self.name.replace("+", "plus")
+
+    @property
+    def name(self) -> str:
+        """Of the algorithm."""
+        return self.simulated.algorithm.name
 
     @property
     def digest(self) -> str:
         """Stands for the bits of the simulated model."""
         return digest(self.simulated.x).hex()
 
-    def refuse_what_cannot_be_deployed(self, deployed: Mapping[str, Any]) -> None:
-        """Make the app's server here, so that what it refuses is refused before any process is started."""
-        from fedfw.deployment.flower.apps import deployment_of
 
-        app = import_module("fedfw.deployment.flower.template.federation.task")
-        config = self.run_config(Path(), deployed) | {"out": ""}
-        DeployedServer(app.make_task(config), deployment_of(config))
-
-    def run_config(self, out: Path, deployed: Mapping[str, Any]) -> dict[str, Any]:
-        """For Flower: every key of the app's pyproject.toml that says what is trained, and how it is deployed.
-
-        A penalty or a step size that is open is the number that the simulation worked out, so that no client has to
-        send a number for it.
-        """
-        plan, given = self.simulated.plan, self.config.items()
-        numbers = {"penalty": plan.lam_0, "lr": plan.lr}
-        own = options_of(type(self.simulated.algorithm))
-        given |= {name: value for name, value in numbers.items() if name in own}
-        keys = [option.key for option in app_options().values()]
-        return {key: given.get(key, "") for key in keys} | {"out": str(out.absolute()), **deployed}
+def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the clients have: the order of sums depends on it
+    try:
+        return Simulation(problem, algorithm, options, callbacks=[Progress()]).run()
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _deploy(
-    federation: LocalFederation, folder: Path, name: str, one: Demo, deployed: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _deploy(federation: LocalFederation, folder: Path, app: Path, one: Demo) -> tuple[str, ...]:
     """One run over Flower: prints its table, and returns its row of the table of bytes."""
     from fedfw.deployment.flower.local import FederationError
 
-    out = folder / name.replace("+", "plus")
-    process = federation.submit(folder / "app", one.run_config(out, deployed), f"run-{out.name}")
-    records = _watch(federation, process, out, name, one.config.rounds)
+    out = one.out(folder)
+    print(f"\n{title(one.simulated)}", flush=True)
+    process = federation.submit(app, one.run_config(out, {}), f"run-{out.name}")
+    records = _watch(federation, process, out, one)
     if not (out / "done.json").exists():
         raise FederationError(f"the run ended early:\n{federation.log(process)}\n{federation.log('superlink', 5)}")
     if not any(record.participants for record in records):
-        raise FederationError(f"no answer of a client was ever counted{_reasons(records)}")
-    simulated = list(one.simulated.history)
-    print(f"\n{_table(records, one.simulated)}\n")
-    ways = ("bytes_up", "bytes_down", "evidence_up", "evidence_down")
-    totals = [int(sum(getattr(record, way) for record in records)) for way in ways]
-    traffic = federation.traffic()[0]["network-traffic"]
-    counts = (*totals, traffic["inbound-bytes"], traffic["outbound-bytes"])
-    took, ours = _seconds(records, federation.folder / "state" / json.loads((out / "done.json").read_text())["run"])
-    payload = [[(record.bytes_up, record.bytes_down) for record in history] for history in (records, simulated)]
-    same = (records[-1].digest == one.digest, payload[0] == payload[1])
-    agree = ("yes" if one_way else "no" for one_way in same)
-    return (name, *(f"{count:,}" for count in counts), f"{took:.2f}", f"{ours:.3f}", *agree)
+        raise FederationError(f"no answer of a client was ever counted{reasons(records)}")
+    print(f"\n{rounds_table(records, one.simulated)}\n")
+    state = federation.folder / "state" / json.loads((out / "done.json").read_text())["run"]
+    return totals_row(one.name, records, one.simulated, federation.traffic()[0]["network-traffic"], state)
 
 
-def _watch(federation: LocalFederation, process: str, out: Path, name: str, rounds: int) -> list[DeployedRecord]:
+def _watch(federation: LocalFederation, process: str, out: Path, one: Demo) -> list[DeployedRecord]:
     """Show the rounds of a run as they are recorded; returns all records when it has ended."""
-    with progress_bar(rounds, f"{name} round") as bar:
+    with progress_bar(one.rounds, f"{one.name} round") as bar:
         while True:
             running = federation.running(process)
-            records = _records(out)
+            records = read_records(out)
             if records:
-                bar.set_postfix_str(_line(records[-1]), refresh=False)
+                bar.set_postfix_str(line_of(records[-1]), refresh=False)
                 bar.update(len(records) - bar.n)
             if not running:
                 return records
+            if sys.stderr.isatty():
+                bar.refresh()  # the clock goes on between rounds
             time.sleep(_LOOK)
-
-
-def _records(out: Path) -> list[DeployedRecord]:
-    path = out / HISTORY
-    return [DeployedRecord(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _line(record: DeployedRecord) -> str:
-    parts = [f"{record.participants} of {record.invited} counted"]
-    parts += [] if record.accuracy is None else [f"accuracy {record.accuracy:.3f}"]
-    return "  ".join([*parts, f"{human_bytes(record.bytes_up)} up", f"{_whole(record):.1f} s"])
-
-
-def _reasons(records: list[DeployedRecord]) -> str:
-    refused: Counter[str] = Counter()
-    for record in records:
-        refused.update(record.refused)
-    return "".join(f"; refused {count} times: {reason}" for reason, count in refused.items())
-
-
-def _whole(record: DeployedRecord) -> float:
-    return sum((record.seconds or {}).values())
-
-
-def _seconds(records: list[DeployedRecord], state: Path) -> tuple[float, float]:
-    """Medians over the rounds after the first: the whole, and the server's part with the slowest client's."""
-    clients: dict[int, float] = {}
-    for log in state.glob("*.log.jsonl"):
-        for event in map(json.loads, log.read_text().splitlines()):
-            clients[event["round"]] = max(event["seconds"], clients.get(event["round"], 0.0))
-    later = [record for record in records if record.seconds][1:] or records
-    whole = median(_whole(record) for record in later)
-    return whole, median((r.seconds or {}).get("server", 0.0) + clients.get(r.round, 0.0) for r in later)
-
-
-def _table(records: list[DeployedRecord], simulated: Run) -> str:
-    rows = [("round", "counted", "refused", "test loss", "accuracy", "simulated", "up", "down", "seconds", "drift")]
-    for record, other in zip(records, simulated.history, strict=False):
-        rows.append(
-            (
-                str(record.round),
-                f"{record.participants} of {record.invited}",
-                str(sum(record.refused.values())),
-                "-" if record.test_loss is None else f"{record.test_loss:.4f}",
-                "-" if record.accuracy is None else f"{record.accuracy:.3f}",
-                "-" if other.accuracy is None else f"{other.accuracy:.3f}",
-                human_bytes(record.bytes_up),
-                human_bytes(record.bytes_down),
-                f"{_whole(record):.1f}",
-                f"{record.drift:.0e}",
-            )
-        )
-    return aligned(rows)

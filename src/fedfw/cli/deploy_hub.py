@@ -16,7 +16,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The folder and the address."""
     parser.add_argument("folder", type=Path, help="what fedfw deploy sign has written")
-    parser.add_argument("--listen", default="127.0.0.1:8600", metavar="HOST:PORT", help="a local address (%(default)s)")
+    parser.add_argument("--listen", default="127.0.0.1:8600", metavar="HOST:PORT", help="a local address [%(default)s]")
 
 
 def execute(options: argparse.Namespace) -> int:

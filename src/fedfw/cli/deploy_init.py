@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 from pathlib import Path
 
@@ -24,13 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Write the app and say which file to change."""
+    """Write the app and say what to do next."""
     folder: Path = options.folder
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty")
     copy_app(folder)
-    print(f"{folder} is a Flower app: state your model, data and set in {folder / 'federation' / 'task.py'}.")
-    print("docs/deployment.md has the commands of every host; 'fedfw deploy demo' runs it on this machine.")
+    print(f"{folder} is a complete Flower app. Next:")
+    print(f"- try it on this machine:         fedfw deploy demo --app {shlex.quote(str(folder))}")
+    print(f"- state your model, data and set: {folder / 'federation' / 'task.py'}")
+    print(f"- read how it gets to its hosts:  {folder / 'README.md'}")
     return 0
 
 

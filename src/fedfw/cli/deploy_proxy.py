@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ca", required=True, type=Path, metavar="FILE", help="the authority of the SuperLink's certificate (PEM)"
     )
     parser.add_argument(
-        "--largest", type=int, default=BODY_LIMIT // _MEGABYTE, metavar="MB", help="longest message up (%(default)s)"
+        "--largest", type=int, default=BODY_LIMIT // _MEGABYTE, metavar="MB", help="longest message up [%(default)s]"
     )
 
 

@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The app, the key and the folder."""
     parser.add_argument("app", type=Path, help="an app's folder, or a bundle")
     parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="made by ssh-keygen -t ed25519 -N ''")
-    parser.add_argument("--out", type=Path, default=Path("bundles"), metavar="FOLDER", help="(%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bundles"), metavar="FOLDER", help="where both go [%(default)s]"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:

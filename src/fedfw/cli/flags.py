@@ -10,9 +10,9 @@ from typing import Any
 
 from fedfw.algorithms import ALGORITHMS
 from fedfw.config import RunConfig, all_options, merge
-from fedfw.config.app import help_of
-from fedfw.config.run_config import algorithm_options, owners, read_table
-from fedfw.options import Option, options_of
+from fedfw.config.app import default_of, help_of
+from fedfw.config.run_config import algorithm_options, read_table
+from fedfw.options import Option
 
 _PREFIX = "option "
 """Of the names under which argparse keeps the flags: a command's own --tol or --out is then another one."""
@@ -43,24 +43,12 @@ def add_flags(
         if name in without or not (names is None or name in names):
             continue
         flag, dest = f"--{option.key}", f"{_PREFIX}{option.key}"
-        help_ = (help_of(option) + _default(option, defaults or {})).replace("%", "%%")
+        default = (defaults or {}).get(name) or default_of(option)
+        help_ = (f"{help_of(option)} [{default}]" if default else help_of(option)).replace("%", "%%")
         if option.is_flag:
             parser.add_argument(flag, dest=dest, action="store_const", const="true", help=help_)
         else:
             parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
-
-
-def _default(option: Option, defaults: Mapping[str, Any]) -> str:
-    """The default in brackets; where algorithms differ in it, each other one with its algorithm."""
-    default = defaults.get(option.name, option.default)
-    if default is None or default is False:
-        return ""
-    others = (
-        f"; {own.default} for {name}"
-        for name in owners(option.name)
-        if (own := options_of(ALGORITHMS[name])[option.name]).default != option.default
-    )
-    return f" [{default}{''.join(others)}]"
 
 
 def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, str]:

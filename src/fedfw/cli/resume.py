@@ -17,7 +17,7 @@ from fedfw.simulation.callbacks import Progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run's folder, how many rounds it is to have, and the form of the output."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--rounds", metavar="VALUE", help="go on to so many rounds in all (as many as the run has)")
+    parser.add_argument("--rounds", metavar="VALUE", help="go on to so many rounds in all [as many as the run has]")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 

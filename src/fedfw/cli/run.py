@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every option of a configuration, the folder, and the form of the output."""
     add_file(parser)
     add_flags(parser)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (a new one under runs/)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
+from fedfw.algorithms import ALGORITHMS
 from fedfw.config.run_config import (
     RunConfig,
     algorithm_class,
@@ -28,14 +29,15 @@ SOURCE = "run configuration"
 SIMULATED_ONLY = ("tol", "device")
 """Options of simulations that a deployment does not have."""
 DEFAULTS: dict[str, Any] = {
-    "rounds": 20,
+    "rounds": 5,
     "clients": 3,
     "partition": "iid",
     "algorithm": "fedfw",
-    "constraint": "l1:30",
+    "constraint": "ksparse:k=65,r=10",
     "penalty": 1e-4,
+    "momentum": 0.9,
 }
-"""What the app's table says where it differs from a simulation's default."""
+"""What the app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
 _COLUMNS = 100
 
 
@@ -43,6 +45,18 @@ def help_of(declared: Option) -> str:
     """What an option does, with the algorithms that have it where not every run does."""
     names = owners(declared.name) if declared.name in algorithm_options() else []
     return f"{declared.help} ({', '.join(names)})" if names else declared.help
+
+
+def default_of(declared: Option) -> str:
+    """An option's default in words; algorithms with another one follow by name. Nothing if it is not given at all."""
+    default = declared.otherwise if declared.default is None else declared.default
+    if default is False or default == "":
+        return ""
+    own = {name: options_of(ALGORITHMS[name])[declared.name].default for name in owners(declared.name)}
+    if declared.name == "batch_size":
+        own = {name: algorithm.usual_batch for name, algorithm in ALGORITHMS.items()}
+    others = (f"; {value} for {name}" for name, value in own.items() if value != declared.default)
+    return f"{default}{''.join(others)}"
 
 
 def app_options() -> dict[str, Option]:
@@ -57,7 +71,7 @@ def app_table() -> Table:
     --------
     >>> table = app_table()
     >>> table["rounds"], table["anchor-every"], table["tell-loss"]
-    (20, '', False)
+    (5, '', False)
     """
     table, own = tomlkit.table(), algorithm_options()
     sections = {
@@ -72,7 +86,9 @@ def app_table() -> Table:
             table.add(tomlkit.nl())
         table.add(tomlkit.comment(f"--- {title} ---"))
         for name, option in declared.items():
-            for line in wrap(help_of(option), _COLUMNS, break_on_hyphens=False):
+            usual = default_of(option) if name in own or option.default is None else ""
+            text = f'{help_of(option)} ["" is {usual}]' if usual else help_of(option)
+            for line in wrap(text, _COLUMNS, break_on_hyphens=False):
                 table.add(tomlkit.comment(line))
             default = DEFAULTS.get(name, None if name in own else option.default)
             table.add(option.key, "" if default is None else default)
@@ -99,11 +115,12 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     """
     elsewhere = {declared.key for declared in options_of(Deployment).values()}
     given = {key: value for key, value in config.items() if key not in elsewhere and value != ""}
-    if "algorithm" in given and given.get("penalty") == DEFAULTS["penalty"]:
-        # The table's penalty is for the table's algorithm: one that has none, or a number of its own, keeps to that.
-        own = options_of(algorithm_class(str(given["algorithm"]))).get("penalty")
-        if own is None or not isinstance(own.default, str):
-            del given["penalty"]
+    for key in ("penalty", "momentum"):
+        if "algorithm" in given and given.get(key) == DEFAULTS[key]:
+            # The table's value is for the table's algorithm: one that has none, or a number of its own, keeps to that.
+            own = options_of(algorithm_class(str(given["algorithm"]))).get(key)
+            if own is None or not isinstance(own.default, str):
+                del given[key]
     foreign = [key for key in given if key in SIMULATED_ONLY]
     if foreign:
         raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")

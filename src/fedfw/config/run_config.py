@@ -34,12 +34,15 @@ class AlgorithmChoice:
 
     algorithm: Annotated[
         str | None,
-        option("algorithm; see 'fedfw algorithms' (fedfw+ with momentum 0.9)", expected="an algorithm's name"),
+        option(
+            "algorithm; see 'fedfw algorithms'", otherwise="fedfw+ with momentum 0.9", expected="an algorithm's name"
+        ),
     ] = None
     constraint: Annotated[
         str | None,
         option(
-            "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets' (l1:30; networks l2:10 each)",
+            "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets'",
+            otherwise="l1:30; networks l2:10 each; completion nuclear:500",
             expected="a set such as l1:10",
         ),
     ] = None

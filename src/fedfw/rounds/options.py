@@ -45,7 +45,7 @@ class Options:
     ] = None
     local_steps: Annotated[int, option("steps of a client a round; the schedule's clock advances with each", ge=1)] = 1
     batch_size: Annotated[
-        int | None, option("samples of a gradient, drawn with replacement from the seed (all)", ge=1)
+        int | None, option("samples of a gradient, drawn with replacement from the seed", otherwise="all", ge=1)
     ] = None
     tol: Annotated[float | None, option("stop when the loss is proven to be this close to the optimum", gt=0)] = None
     eval_every: Annotated[
@@ -54,7 +54,7 @@ class Options:
     seed: Annotated[int, option("fixes data split, start, attendance and minibatches", ge=0, lt=2**63)] = 0
     device: Annotated[
         str | torch.device | None,
-        option("device to compute on: cpu or cuda (where the model is)", expected="cpu or cuda"),
+        option("device to compute on: cpu or cuda", otherwise="where the model is", expected="cpu or cuda"),
     ] = None
     privacy: Annotated[
         Privacy | str | None,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,10 @@ class LocalFederation:
     ----------
     address : str
         Where nodes reach the federation.
+    names : list of str
+        Of the processes that it consists of.
+    tell : callable
+        Is given the name of each process that was started.
     """
 
     def __init__(self, folder: Path, clients: int, simulated: bool = False, consent: Consent = OPEN) -> None:
@@ -77,6 +81,9 @@ class LocalFederation:
         self.consent = consent
         self.port, self._public, self._hub = free_port(), free_port(), free_port()
         self.address = f"{HOST}:{self._public}"
+        nodes = [f"client-{client}" for client in range(clients)]
+        self.names = ["superlink"] if simulated else [*_SERVER, *nodes]
+        self.tell: Callable[[str], object] = lambda name: None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = (
             os.environ
@@ -194,6 +201,7 @@ class LocalFederation:
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self._environment, cwd=self.folder, start_new_session=True
             )
+        self.tell(name)
 
     def kill(self, name: str) -> None:
         """End a process and its children at once."""

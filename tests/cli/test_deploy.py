@@ -1,0 +1,179 @@
+"""``fedfw deploy init`` and ``fedfw deploy demo --app``, up to the processes that they start."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from fedfw.algorithms import ALGORITHMS
+from fedfw.cli.deploy_demo import Demo
+from fedfw.cli.deploy_report import _LEGEND, _ROUNDS_HEADER, TOTALS_HEADER, legend
+from fedfw.cli.main import main
+from fedfw.config import RunConfig
+from fedfw.config.app import DEFAULTS
+
+pytest.importorskip("flwr")
+
+import fedfw.deployment.flower.local as local
+from fedfw.deployment.flower.app_folder import AppFolder
+from fedfw.rounds.wire import digest
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder; what an app brings into this process is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    handler, paths = signal.getsignal(signal.SIGTERM), list(sys.path)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    sys.path[:] = paths
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def app(capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main(["deploy", "init", "mine"]) == 0
+    assert "fedfw deploy demo --app mine" in capsys.readouterr().out
+    return Path("mine")
+
+
+class Federation:
+    """Stands for the processes: an interrupt arrives when a run has been submitted."""
+
+    def __init__(self, folder: Path, clients: int, simulated: bool) -> None:
+        self.clients, self.names = clients, ["superlink"]
+        self.tell: Callable[[str], object] = lambda name: None
+        self.ended = False
+        Federation.latest = self
+
+    latest: Federation
+
+    def __enter__(self) -> Self:
+        self.tell("superlink")
+        return self
+
+    def __exit__(self, *of: object) -> None:
+        self.ended = True
+
+    def submit(self, app: Path, config: Mapping[str, Any], name: str) -> str:
+        self.app, self.config = app, dict(config)
+        raise KeyboardInterrupt
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that is printed, before anything was started or written."""
+    assert main(["deploy", "demo", *arguments]) == 2
+    line: str = capsys.readouterr().err.strip()
+    assert "\n" not in line
+    assert not Path("runs").exists()
+    return line
+
+
+def test_the_app_says_what_to_do_next(app: Path) -> None:
+    text = (app / "README.md").read_text()
+    for command in ("demo --app .", "sign . --key", "hub", "proxy", "init-node", "check"):
+        assert f"fedfw deploy {command}" in text
+
+
+def test_an_app_is_read_with_its_settings_and_changes(app: Path) -> None:
+    change(app / "pyproject.toml", "clients = 3", "clients = 4")
+    read = AppFolder.read(app)
+    task = read.make_task(read.settings({"rounds": 7, "constraint": "l2:2"}))
+    assert (task.clients, task.options.rounds, repr(task.algorithm.constraint)) == (4, 7, "L2Ball(r=2)")
+    assert not list(app.rglob("*.pyc"))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("federation/task.py", "settings = completed", "settings = = completed", "SyntaxError: invalid syntax"),
+        (
+            "federation/task.py",
+            "kind = MODELS",
+            'config["beds"]; kind = MODELS',
+            "KeyError: 'beds' (federation/task.py",
+        ),
+        ("federation/task.py", "return kind.samples", "return open('nowhere') and", "FileNotFoundError"),
+        ("federation/task.py", "clients=settings.clients,", "clients=0,", "clients=0, expected at least 1"),
+        ("federation/task.py", "return Task(", "return dict(", "expected a fedfw.deployment.Task"),
+        ("federation/apps.py", "make_task", "federation.task.make_task", "federation/apps.py, line 3"),
+        ("pyproject.toml", "rounds = 5", 'rounds = "many"', "rounds = 'many', expected a whole number"),
+        ("pyproject.toml", 'out = ""', "", "'out' is missing, expected it in [tool.flwr.app.config]"),
+        ("pyproject.toml", "serverapp = ", "server = ", '"serverapp" missing in [tool.flwr.app.components]'),
+        ("pyproject.toml", "[tool.flwr.app]", "[tool.flower.app]", "pyproject.toml"),
+        ("pyproject.toml", "[project]", "[project", "pyproject.toml"),
+        ("pyproject.toml", "penalty = 0.0001", 'penalty = "auto"', "tell-loss"),
+    ],
+)
+def test_a_broken_app_is_refused_in_one_line(
+    app: Path, capsys: pytest.CaptureFixture[str], file: str, old: str, new: str, said: str
+) -> None:
+    change(app / file, old, new)
+    line = refusal(capsys, "--app", "mine")
+    assert line.startswith("fedfw deploy: mine")
+    assert said in line
+
+
+def test_what_is_no_app_is_refused(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    for folder in ("empty", "nowhere"):
+        assert f"app='{folder}' has no pyproject.toml" in refusal(capsys, "--app", folder)
+    assert "--compare" in refusal(capsys, "--app", "mine", "--compare")
+    change(app / "pyproject.toml", "local-steps = 1\n", "")
+    assert "'local-steps' is missing" in refusal(capsys, "--app", "mine", "--local-steps", "2")
+
+
+def test_an_interrupt_ends_everything_in_one_line(
+    app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "LocalFederation", Federation)
+    assert main(["deploy", "demo", "--app", "mine", "--clients", "2", "--rounds", "2", "--out", "here"]) == 130
+    federation, captured = Federation.latest, capsys.readouterr()
+    assert federation.ended
+    assert (federation.clients, federation.app) == (2, Path("mine"))
+    assert federation.config == {"clients": 2, "rounds": 2, "out": str(Path("here/fedfw").absolute())}
+    assert "Traceback" not in captured.err
+    last = captured.err.strip().splitlines()[-1]
+    assert last == "interrupted; everything that was started has ended; 0 of 2 rounds are done and kept in here"
+    assert "FedFW with penalty 0.0001, momentum 0.9 on the set KSparse(k=65, r=10)" in captured.out
+    assert "seconds" in captured.err
+
+
+def test_an_app_and_the_demonstration_of_the_same_settings_simulate_the_same(app: Path) -> None:
+    ours = Demo.of(RunConfig.of(**DEFAULTS | {"clients": 2, "rounds": 3}))
+    theirs = Demo.of_app(AppFolder.read(app), {"clients": 2, "rounds": 3})
+    assert digest(ours.simulated.x) == digest(theirs.simulated.x)
+    assert ours.rounds == theirs.rounds == 3
+
+
+def test_a_new_app_learns_in_its_few_rounds(app: Path) -> None:
+    accuracy = Demo.of_app(AppFolder.read(app), {}).simulated.history.last("accuracy")
+    assert accuracy is not None
+    assert accuracy > 0.85
+
+
+@pytest.mark.parametrize("algorithm", [name for name, one in ALGORITHMS.items() if one.contract.restorable])
+def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) -> None:
+    read = AppFolder.read(app)
+    assert read.make_task(read.settings({"algorithm": algorithm})).algorithm.name == algorithm
+
+
+def test_the_legend_explains_every_word_of_the_tables() -> None:
+    explained = " ".join(word for word, _ in _LEGEND) + legend()
+    for word in (*_ROUNDS_HEADER, *TOTALS_HEADER):
+        if word not in ("", "round"):
+            assert all(part in explained for part in word.removesuffix(" up").removesuffix(" a round").split()), word
+    for word in ("invited", "counted", "refused", "up", "down", "evidence", "drift"):
+        assert word in legend()
