@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -324,3 +328,33 @@ def test_a_run_that_everybody_left_ends_with_an_error(how: str, tmp_path: Path) 
     loop.leaving, loop.gone = set(), set()
     loop.run(2)  # whoever had said farewell has forgotten all, and says so first
     loop.server.finish()
+
+
+# --- the server's folder ---
+
+
+def test_what_the_server_keeps_is_its_own(tmp_path: Path) -> None:
+    """Checkpoints hold everybody's x_i: nobody else reads them, and no second process writes them."""
+    task, settings = small_task(FEDFW, rounds=5), Deployment(out=tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(2)
+    kept = [path for path in (tmp_path / "server").iterdir() if path.is_file()]
+    assert len(kept) == 4  # two checkpoints, the history and the lock
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
+    code = "import sys; from pathlib import Path; from fedfw.rounds.folders import RunFolder\n"
+    code += "RunFolder(Path(sys.argv[1]), resume=True)"
+    other = [sys.executable, "-c", code, str(tmp_path / "server")]
+    refused = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert f"ValueError: {tmp_path / 'server'} is in use by another process ({os.getpid()})" in refused.stderr
+    loop.server.finish()
+    subprocess.run(other, check=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*going back to the one before it")
+def test_a_server_without_a_whole_checkpoint_does_not_forget_whose_numbers_there_are(tmp_path: Path) -> None:
+    task, settings = small_task(FEDFW, rounds=5), Deployment(out=tmp_path)
+    Loopback(DeployedServer(task, settings), tmp_path / "clients").run(2)
+    for path in tmp_path.glob("checkpoint-*"):
+        path.write_bytes(b"junk")
+    with pytest.raises(ValueError, match=f"no checkpoint in {tmp_path} is whole"):
+        DeployedServer(task, replace(settings, resume=True))

@@ -99,11 +99,13 @@ class DeployedServer:
         self._may_be_ahead: set[int] = set()  # clients that have not been counted since a checkpoint was restored
         self._judge = None if task.test is None else task.problem(task.test)
         folder = self.settings.folder
-        self._folder = None if folder is None else RunFolder(folder, self.settings.resume)
+        self._folder = None if folder is None else RunFolder(folder, self.settings.resume, private=True)
         if self._folder is not None and self.settings.resume:
             self._restore(self._folder)
             self.roster.unbind(self.settings.rebound)
         self._refuse_open_numbers()
+        if self._folder is not None:
+            self._folder.claim()
 
     def _refuse_what_was_not_agreed(self) -> None:
         algorithm, contract = self.task.algorithm, self.task.algorithm.contract
@@ -516,6 +518,8 @@ class DeployedServer:
     def _restore(self, folder: RunFolder) -> None:
         found = folder.latest()
         if found is None:
+            if folder.newest_round():  # to begin anew would be to forget whose numbers there are
+                raise ValueError(f"no checkpoint in {folder.path} is whole: put one back from a copy, or begin elsewhere")
             return
         tensors, meta = found
         if meta["schema"] != SCHEMA:
@@ -569,3 +573,4 @@ class DeployedServer:
 
             self._folder.save_model(self.model)
             save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS)
+            self._folder.release()
