@@ -28,7 +28,7 @@ class Roster:
     hand_back : set of int
         Clients that will be sent their memory, because theirs is lost, wrong, or not yet there.
     away : Counter
-        Rounds in a row in which a client was wanted and its answer was not counted.
+        Rounds in a row in which a client was asked and its answer was not counted.
     nodes : dict of int to str
         Whose number it is: what stands for the key of the node that claimed it first, also of clients that have left.
     deserted : bool
@@ -95,10 +95,10 @@ class Roster:
         self.hand_back.discard(client)
         self.away.pop(client, None)
 
-    def count(self, clients: Collection[int], t: int, wanted: Collection[int]) -> None:
-        """Round t was counted for these clients, of those that were wanted in it."""
+    def count(self, clients: Collection[int], t: int, asked: Collection[int]) -> None:
+        """Round t was counted for these clients, of those that were asked in it."""
         self.deserted = self.deserted and not clients
-        self.away.update(client for client in wanted if client not in clients)
+        self.away.update(client for client in asked if client not in clients)
         for client in clients:
             self.counted[client] = t
             self.away.pop(client, None)

@@ -52,7 +52,7 @@ _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the 
 class _Exchange:
     """The orders of the present round and the answers that were accepted."""
 
-    wanted: list[int] = field(default_factory=list)
+    invited: list[int] = field(default_factory=list)
     orders: dict[int, Order] = field(default_factory=dict)
     contributions: dict[int, Contributed] = field(default_factory=dict)
     atoms: dict[int, Atom] = field(default_factory=dict)
@@ -255,8 +255,7 @@ class DeployedServer:
         exchange = self._exchange
         while self._waiting:
             self._join(self._waiting.pop(0))
-        exchange.wanted = self.wanted()
-        invited = [client for client in exchange.wanted if client in online]
+        exchange.invited = invited = [client for client in self.wanted() if client in online]
         self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
 
     def _send(self, now: Round, ask: Ask, vectors: Mapping[str, Tensor]) -> dict[int, Order]:
@@ -393,8 +392,8 @@ class DeployedServer:
             # Clients that contributed to a sum and whose step was not counted still hold what was before it.
             self.roster.hand_back |= set(exchange.contributions) - set(counted)
         # Where others spoil a round, whoever answered in it was not away.
-        wanted = [client for client in exchange.wanted if client not in exchange.atoms or client in guilty]
-        self.roster.count(counted, self.t + 1, wanted)
+        asked = [client for client in exchange.invited if client not in exchange.atoms or client in guilty]
+        self.roster.count(counted, self.t + 1, asked)
         self._may_be_ahead -= set(counted)
         if exchange.ahead:
             self._begin_anew(
@@ -519,7 +518,7 @@ class DeployedServer:
         found = folder.latest()
         if found is None:
             if folder.newest_round():  # to begin anew would be to forget whose numbers there are
-                raise ValueError(f"no checkpoint in {folder.path} is whole: put one back from a copy, or begin elsewhere")
+                raise ValueError(f"no checkpoint in {folder.path} is whole: put one back, or begin in another folder")
             return
         tensors, meta = found
         if meta["schema"] != SCHEMA:

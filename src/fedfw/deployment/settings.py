@@ -34,7 +34,8 @@ class Deployment:
     round_timeout: Annotated[float, option("seconds a round waits; whoever is late is absent", gt=0)] = 120.0
     start_timeout: Annotated[float, option("seconds to wait for the clients of the start", gt=0)] = 300.0
     leave_after: Annotated[
-        int, option("rounds without an answer after which a client is taken to have left; 0 for never", ge=0)
+        int,
+        option("rounds in a row that a client is asked in vain until it is taken to have left; 0 for never", ge=0),
     ] = 3
     rebind: Annotated[
         str,
