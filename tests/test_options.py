@@ -65,6 +65,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "round_timeout": ([0.0, -1.0, math.inf], POSITIVE),
     "start_timeout": ([0.0, math.nan], POSITIVE),
     "leave_after": ([-1, 1.5], "a whole number of at least 0"),
+    "rebind": (["three", "1,", "-1", 3, None], "clients' numbers with commas between them, or 'all'"),
     "tell_loss": ([1, None], "true or false"),
     "share_gradients": (["yes"], "true or false"),
     # of algorithms

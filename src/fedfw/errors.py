@@ -80,3 +80,14 @@ class MessageError(ValueError):
     >>> issubclass(MessageError, ValueError)
     True
     """
+
+
+class NobodyTrainedError(RuntimeError):
+    """A deployed run came to its end without clients: none was ever counted, or all have left.
+
+    Examples
+    --------
+    >>> from fedfw.errors import NobodyTrainedError
+    >>> issubclass(NobodyTrainedError, RuntimeError)
+    True
+    """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import pytest
 import torch
 
 import fedfw
+from fedfw.cli.main import main
+from fedfw.rounds.files import LOCK, write_atomically
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.records import History, Record
 from fedfw.simulation import Simulation
@@ -46,7 +51,7 @@ def interrupt(at: int) -> Any:
 
 
 def names(folder: Path, pattern: str = "*") -> list[str]:
-    return sorted(path.name for path in folder.glob(pattern))
+    return sorted(path.name for path in folder.glob(pattern) if path.name != LOCK)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])
@@ -217,3 +222,126 @@ def test_a_run_of_version_0_1_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-00000010.bin").write_bytes(b"fedfw-checkpoint 2 ...")
     with pytest.raises(ValueError, match=r"holds a run of fedfw 0\.1, .* run its config\.toml anew"):
         RunFolder(tmp_path, resume=True)
+
+
+@contextmanager
+def somebody_at_work(folder: Path) -> Iterator[int]:
+    """Another process that has claimed the folder; gives its number."""
+    code = "import sys; from pathlib import Path; from fedfw.rounds.folders import RunFolder\n"
+    code += "folder = RunFolder(Path(sys.argv[1]), resume=True); print('claimed', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert process.stdout.readline() == "claimed\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stdin.close()
+
+
+def test_a_folder_is_one_processs_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    q = Quadratics.on("l1")
+    algorithm = fedfw.FedFW(q.constraint, penalty=0.1)
+    run, new = tmp_path / "run", tmp_path / "new"
+    whole = fedfw.simulate(q.problem, algorithm, rounds=20)
+    fedfw.simulate(q.problem, algorithm, rounds=10, out=run)  # which lets others in when it is done
+    new.mkdir()
+    (run / "config.toml").write_text("rounds = 20\n")
+    with somebody_at_work(run) as owner:
+        told = rf"{run} is in use by another process \({owner}\)"
+        with pytest.raises(ValueError, match=told):
+            fedfw.simulate(q.problem, algorithm, rounds=20, out=run, resume=True)
+        assert main(["resume", str(run)]) == 2
+        assert f"{run} is in use by another process" in capsys.readouterr().err
+    with somebody_at_work(new), pytest.raises(ValueError, match="is in use by another process"):
+        fedfw.simulate(q.problem, algorithm, rounds=20, out=new)
+    resumed = fedfw.simulate(q.problem, algorithm, rounds=20, out=run, resume=True)  # the other one was killed
+    assert torch.equal(resumed.x, whole.x)
+
+
+def test_a_run_that_is_broken_off_lets_others_in(tmp_path: Path) -> None:
+    q = Quadratics.on("l1")
+    with pytest.raises(KeyboardInterrupt):
+        fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.1), out=tmp_path, callbacks=interrupt(17))
+    with somebody_at_work(tmp_path):
+        pass
+
+
+def test_who_began_first_keeps_the_folder(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    first.save(1, {}, {}, History())
+    first.release()
+    with pytest.raises(ValueError, match="already holds a run"):
+        second.claim()
+    first.save(2, {}, {}, History())  # it may go on
+
+
+def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
+    RunFolder(tmp_path).save(1, {}, {}, History())
+    for name in (".history.jsonl.123.tmp", ".checkpoint-00000002.safetensors.4567.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / ".mine.tmp").write_bytes(b"somebody's")
+    RunFolder(tmp_path, resume=True)
+    assert names(tmp_path, ".*") == [".mine.tmp"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_atomically(tmp_path / "taken", b"data")
+    assert names(tmp_path) == ["taken"]
+
+
+def test_checkpoints_are_their_owners(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        RunFolder(tmp_path / "open").save(1, {}, {}, History())
+        RunFolder(tmp_path / "closed", private=True).save(1, {}, {}, History())
+    finally:
+        os.umask(mask)
+    rights = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert rights[tmp_path / "open" / "history.jsonl"] == 0o666
+    assert {right for path, right in rights.items() if path.name != "history.jsonl"} == {0o600}
+    assert rights[tmp_path / "closed" / "history.jsonl"] == 0o600
+
+
+def damages(data: bytes) -> dict[str, bytes]:
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 0x80
+    return {"truncated": data[: len(data) // 2], "a bit": bytes(flipped), "empty": b"", "junk": bytes(range(256)) * 8}
+
+
+@pytest.mark.filterwarnings("ignore:.*going back to the one before it")
+@pytest.mark.parametrize("name", ["config.toml", "history.jsonl", "checkpoint-00000001.safetensors", "model.pt"])
+def test_damaged_files_give_a_sentence_that_names_them(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = ["--rounds", "1", "--clients", "2", "--constraint", "l2:10", "--out", str(run)]
+    assert main(["run", *flags]) == 0
+    file = run / name
+    whole = file.read_bytes()
+    for how, data in damages(whole).items():
+        file.write_bytes(data)
+        capsys.readouterr()
+        commands = {"resume": [], "compare": ["--out", str(tmp_path / "a.png")]}
+        statuses = {command: main([command, str(run), *more]) for command, more in commands.items()}
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedfw ")]
+        for line in told:
+            assert name in line, how
+        assert len(told) == sum(status == 2 for status in statuses.values())
+        if name == "config.toml":
+            assert statuses["resume"] == 2, how
+        if name == "history.jsonl" and how != "empty":
+            file.write_bytes(data)  # resuming has written it anew, from the checkpoint
+            assert main(["compare", str(run), "--out", str(tmp_path / "a.png")]) == 2, how
+    file.unlink()
+    file.mkdir()
+    capsys.readouterr()
+    assert main(["resume", str(run)]) == 2
+    assert name in capsys.readouterr().err

@@ -369,8 +369,36 @@ def structure(atom: Atom) -> tuple[Any, ...]:
     >>> structure(fedfw.L1Ball(1.0).lmo(torch.ones(3)))[0].__name__
     'SparseSigns'
     """
+    return type(atom), *(structure(inner) for inner in _inside(atom))
+
+
+def precisions(atom: Atom) -> set[torch.dtype]:
+    """The precisions of an atom and of its parts, which say each for themselves how their numbers were sent.
+
+    Parameters
+    ----------
+    atom : Atom
+        An atom or a stack.
+
+    Returns
+    -------
+    set of torch.dtype
+        One precision or several.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms.base import precisions
+    >>> precisions(fedfw.L2Ball(1.0).lmo(torch.ones(3), precision=torch.float64))
+    {torch.float64}
+    """
+    return {atom.precision}.union(*(precisions(inner) for inner in _inside(atom)))
+
+
+def _inside(atom: Atom) -> list[Atom]:
+    """The atoms inside an atom, if it has any."""
     values = [v for value in atom._row(0).values() for v in (value if isinstance(value, tuple) else (value,))]
-    return type(atom), *(structure(value) for value in values if isinstance(value, Atom))
+    return [value for value in values if isinstance(value, Atom)]
 
 
 def stack_atoms(atoms: Sequence[Atom]) -> Atom:

@@ -9,7 +9,7 @@ from fedfw.deployment.records import DeployedRecord
 from fedfw.report.plots import plot_runs, save_figure
 from fedfw.report.tables import aligned, human_bytes
 from fedfw.rounds.folders import HISTORY
-from fedfw.rounds.records import History
+from fedfw.rounds.records import History, read_history
 
 _HEADER = ("run", "rounds", "loss", "accuracy", "gap", "optimum >=", "up", "down", "dense", "s in rounds")
 
@@ -36,7 +36,7 @@ def _history(folder: Path) -> History:
     path = folder / HISTORY
     if not path.exists():
         raise ValueError(f"{folder} is no run folder: it has no {HISTORY}")
-    return History.from_jsonl(path.read_text(), DeployedRecord)  # a simulation's records have some of its fields
+    return read_history(path, DeployedRecord)  # a simulation's records have some of its fields
 
 
 def _row(name: str, history: History) -> tuple[str, ...]:

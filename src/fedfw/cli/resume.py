@@ -30,6 +30,8 @@ def execute(options: argparse.Namespace) -> int:
             "(a run from Python continues with simulate(..., resume=True))"
         )
     kept = RunFolder(folder, resume=True)
+    if not (folder / CONFIG).read_bytes().strip():
+        raise ValueError(f"{folder / CONFIG} is empty, expected the options of the run")
     config = stored = read_config(folder / CONFIG)
     if options.rounds is not None:
         config = merge(config, {"rounds": options.rounds}, "command line")

@@ -35,9 +35,10 @@ def execute(options: argparse.Namespace) -> int:
         raise ValueError(f"{folder} already holds a run: give another --out, or continue it: fedfw resume {folder}")
     problem, algorithm = build_problem(config, data), build_algorithm(config)
     del data  # the problem has what it needs of it
-    simulation = Simulation(
-        problem, algorithm, run_options(config), folder=RunFolder(folder), callbacks=[Progress()]
-    )  # refuses what makes no sense, before anything is written
+    kept = RunFolder(folder)
+    # It refuses what makes no sense, before anything is written.
+    simulation = Simulation(problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()])
+    kept.claim()
     write_atomically(folder / CONFIG, config.to_toml().encode())
     return run_to_the_end(simulation, config, folder, as_json=options.json)
 

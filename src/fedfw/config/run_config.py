@@ -164,8 +164,8 @@ def read_table(path: Path) -> dict[str, Any]:
         raise ValueError(f"no configuration file {path}")
     try:
         table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
     in_a_run_folder = path.name == "config.toml" and (path.parent / "history.jsonl").exists()
     if table.pop(VERSION_KEY, None) is None and in_a_run_folder:
         for key in ("penalty", "lr"):

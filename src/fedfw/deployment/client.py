@@ -7,6 +7,7 @@ is committed, else it is undone. An order that comes again gets the same answer 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,6 +34,11 @@ from fedfw.rounds.wire import decoded, decoded_alone, digest, whole
 
 _LEAST_WEIGHT = 2.0**-30
 """Of a private client: no federation has so many clients, and tiny numbers are where floating-point numbers end."""
+
+
+def _first_name(run: str) -> str:
+    """The name of a run before its server went on from an older checkpoint: these are one run with one promise."""
+    return re.sub(r"([.][0-9]+)+$", "", run)
 
 
 def _handed(order: Order) -> str:
@@ -274,7 +280,8 @@ class Client:
 
     def _next_release(self, order: Order, so_far: list[Release]) -> Release | None:
         """The next line of the ledger, within the run's promise and within the budget of the data."""
-        plan, own = self._privacy, [one for one in so_far if one.run == order.run]
+        plan, run = self._privacy, _first_name(order.run)
+        own = [one for one in so_far if _first_name(one.run) == run]
         assert plan is not None
         earlier = own[-1].release if own else 0
         if not own and self.consent.folder is None:

@@ -1,7 +1,8 @@
 """What travels: orders from the server and answers from clients, as flat fields that any transport can carry.
 
 A message is a dictionary of whole numbers, floats, strings and bytes. Everything that comes in is checked here before
-anybody looks at it, and nothing is ever unpickled.
+anybody looks at it: first its size, by the limits below, then every field by its type and range. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedfw.errors import MessageError
 from fedfw.rounds.wire import NUMBER_NBYTES
@@ -21,6 +22,62 @@ SCHEMA = 2
 """Version of messages and of what both sides store: one that differs is refused."""
 
 Fields = dict[str, Any]
+
+# --- limits: no honest message comes near them ---
+
+MOST_FIELDS = 64
+"""Fields of a message, the vectors in it included."""
+MOST_LETTERS = 200
+"""Characters of a field's name, and of a text."""
+MOST_BYTES = 2**32
+"""Bytes of all values of a message together; a server that knows the model's size allows fewer."""
+MOST_CLIENTS = 10**6
+"""Clients are numbered below this."""
+TOO_LARGE = 1e18
+"""Numbers reach this neither in a message nor in a vector, so that sums of them do not overflow float32."""
+
+Text = Annotated[str, Field(max_length=MOST_LETTERS)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+Number = Annotated[float, Field(gt=-TOO_LARGE, lt=TOO_LARGE)]
+Magnitude = Annotated[float, Field(ge=0, lt=TOO_LARGE)]
+ClientNumber = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+
+
+def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> None:
+    """Raise `MessageError` for a message that is longer than honest ones are; lists and the like are not looked into.
+
+    Parameters
+    ----------
+    received : mapping
+        What came in.
+    most_bytes : int
+        How many bytes its values may have together.
+
+    Examples
+    --------
+    >>> refuse_oversized({"t": 3, "payload": b"123"}, most_bytes=1000)
+    >>> try:
+    ...     refuse_oversized({"payload": b"123"}, most_bytes=2)
+    ... except MessageError as error:
+    ...     print(error)
+    oversized: 3 bytes, expected at most 2
+    """
+    if len(received) > MOST_FIELDS:
+        raise MessageError(f"oversized: {len(received)} fields, expected at most {MOST_FIELDS}")
+    size = 0
+    for name, value in received.items():
+        if type(name) is not str or len(name) > MOST_LETTERS:
+            raise MessageError(f"oversized: a field's name, expected a text of at most {MOST_LETTERS} characters")
+        if type(value) not in (bool, int, float, str, bytes):
+            raise MessageError(f"{name}: a value of type {type(value).__name__}, expected one number, text or bytes")
+        if type(value) is str and len(value) > MOST_LETTERS:
+            raise MessageError(f"oversized: {name} has {len(value)} characters, expected at most {MOST_LETTERS}")
+        if type(value) is int and value.bit_length() > 64:
+            raise MessageError(f"oversized: {name} is a number of {value.bit_length()} bits, expected at most 64")
+        size += len(value) if isinstance(value, str | bytes) else 8
+    if size > most_bytes:
+        raise MessageError(f"oversized: {size} bytes, expected at most {most_bytes}")
 
 
 class Ask(StrEnum):
@@ -46,7 +103,8 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 @lru_cache
 def _validators(cls: Any) -> dict[str, TypeAdapter[Any]]:
-    return {name: TypeAdapter(kind, config=_STRICT) for name, kind in get_type_hints(cls).items()}
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: TypeAdapter(kind, config=_STRICT) for name, kind in hints.items()}
 
 
 @dataclass(frozen=True)
@@ -67,6 +125,7 @@ class _Checked:
     @classmethod
     def of(cls, received: Mapping[str, Any]) -> Self:
         """The inverse; raises `MessageError` for anything else."""
+        refuse_oversized(received)
         left = dict(received)
         if left.pop("schema", None) != SCHEMA:
             raise MessageError(f"schema {received.get('schema')!r}, expected {SCHEMA}")
@@ -79,8 +138,6 @@ class _Checked:
                 value: Any = {key.removeprefix(prefix): left.pop(key) for key in list(left) if key.startswith(prefix)}
             elif item.name in left:
                 value = left.pop(item.name)
-                if value is None:
-                    raise MessageError(f"{item.name} is empty")
             elif item.default is MISSING:
                 raise MessageError(f"there is no {item.name}")
             else:
@@ -89,7 +146,7 @@ class _Checked:
                 values[item.name] = validators[item.name].validate_python(value)
             except ValidationError as error:
                 reason = error.errors(include_input=False, include_url=False)[0]["msg"]
-                raise MessageError(f"{item.name}={str(value)[:40]!r}: {reason}") from None
+                raise MessageError(f"{item.name}={repr(value)[:40]}: {reason}") from None
         if left:
             raise MessageError(f"unknown fields {[str(name)[:40] for name in sorted(left)[:5]]}")
         return cls(**values)
@@ -127,21 +184,21 @@ class Order(_Checked):
         Whether to report w_i f_i(xbar) and the certificate's number.
     """
 
-    run: str
-    t: int
-    client: int
-    n: int
-    weight: float
-    counted: int
-    version: int
-    base: int
+    run: Text
+    t: Positive
+    client: ClientNumber
+    n: Positive
+    weight: Annotated[float, Field(gt=0, le=1)]
+    counted: Count
+    version: Positive
+    base: Count
     digest: bytes
     vectors: dict[str, bytes] = field(default_factory=dict)
     mean: bytes = b""
     memory: dict[str, bytes] = field(default_factory=dict)
-    penalty: float | None = None
-    lr: float | None = None
-    ask: str = Ask.STEP.value
+    penalty: Magnitude | None = None
+    lr: Magnitude | None = None
+    ask: Text = Ask.STEP.value
     tell: bool = False
 
     @property
@@ -173,14 +230,14 @@ class Answer(_Checked):
         w_i f_i(xbar) and the certificate's number, where they are reported.
     """
 
-    run: str
-    t: int
-    client: int
-    kind: str
+    run: Text
+    t: Count
+    client: ClientNumber
+    kind: Text
     payload: bytes = b""
     digest: bytes = b""
-    loss: float | None = None
-    number: float | None = None
+    loss: Number | None = None
+    number: Number | None = None
 
     @property
     def evidence_nbytes(self) -> int:
@@ -202,7 +259,7 @@ class Hello(_Checked):
         ||grad f_i|| at the start and L_i, where the task's penalty or step size is to be worked out from them.
     """
 
-    client: int
+    client: ClientNumber
     leaving: bool = False
-    steepness: float | None = None
-    smoothness: float | None = None
+    steepness: Magnitude | None = None
+    smoothness: Magnitude | None = None

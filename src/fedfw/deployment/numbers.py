@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedfw.algorithms.base import Algorithm
-from fedfw.deployment.messages import Hello
-from fedfw.deployment.task import TOO_LARGE, Task
+from fedfw.deployment.messages import TOO_LARGE, Hello
+from fedfw.deployment.task import Task
 from fedfw.errors import MessageError
 from fedfw.rounds.setup import mean_steepness
 

@@ -25,6 +25,8 @@ class DeployedRecord(Record):
         The largest difference between xbar and the mean of the x_i that the server rebuilt.
     digest : str
         Stands for xbar's bits.
+    notes : list of str
+        Sentences on what a person should know of the round, such as that it was refused as a whole.
     """
 
     invited: int = 0
@@ -34,3 +36,4 @@ class DeployedRecord(Record):
     restored: list[int] = field(default_factory=list)
     drift: float = 0.0
     digest: str = ""
+    notes: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who takes part: the clients' numbers, their last counted round, and who is to be handed its memory."""
+"""Who takes part: the clients' numbers, whose they are, their last counted round, and who is handed its memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedfw.errors import MessageError
 
 
 class Roster:
@@ -26,13 +28,19 @@ class Roster:
     hand_back : set of int
         Clients that will be sent their memory, because theirs is lost, wrong, or not yet there.
     away : Counter
-        Rounds in a row in which a client was wanted and its answer was not counted.
+        Rounds in a row in which a client was asked and its answer was not counted.
+    nodes : dict of int to str
+        Whose number it is: what stands for the key of the node that claimed it first, also of clients that have left.
+    deserted : bool
+        Whether the last client has left, too; it stays a member, because a mean is of somebody.
     """
 
     def __init__(self, clients: int) -> None:
         self.counted = dict.fromkeys(range(clients), 0)
         self.hand_back: set[int] = set()
         self.away: Counter[int] = Counter()
+        self.nodes: dict[int, str] = {}
+        self.deserted = False
 
     @property
     def members(self) -> list[int]:
@@ -51,6 +59,31 @@ class Roster:
         place = {client: row for row, client in enumerate(self.members)}
         return torch.tensor([place[client] for client in clients], dtype=torch.int64)
 
+    def bind(self, client: int, node: str) -> None:
+        """A node claims a number: the first claim counts for good; raises `MessageError` for any other.
+
+        Examples
+        --------
+        >>> roster = Roster(2)
+        >>> roster.bind(1, "a key")
+        >>> try:
+        ...     roster.bind(1, "another key")
+        ... except MessageError as error:
+        ...     print(error)
+        impostor: another key says it is client 1, whose number belongs to a key
+        """
+        owner, own = self.nodes.get(client, node), {number for number, held in self.nodes.items() if held == node}
+        if owner != node:
+            raise MessageError(f"impostor: {node} says it is client {client}, whose number belongs to {owner}")
+        if own - {client}:
+            raise MessageError(f"impostor: {node} says it is client {client}, and is client {min(own)}")
+        self.nodes[client] = node
+
+    def unbind(self, clients: Collection[int] | None) -> None:
+        """Let numbers be claimed anew, all of them for None: an operator has replaced their nodes' keys."""
+        for client in list(self.nodes) if clients is None else clients:
+            self.nodes.pop(client, None)
+
     def add(self, client: int) -> None:
         """A client that is new; it will be handed its memory."""
         self.counted[client] = 0
@@ -62,9 +95,10 @@ class Roster:
         self.hand_back.discard(client)
         self.away.pop(client, None)
 
-    def count(self, clients: Collection[int], t: int, wanted: Collection[int]) -> None:
-        """Round t was counted for these clients, of those that were wanted in it."""
-        self.away.update(client for client in wanted if client not in clients)
+    def count(self, clients: Collection[int], t: int, asked: Collection[int]) -> None:
+        """Round t was counted for these clients, of those that were asked in it."""
+        self.deserted = self.deserted and not clients
+        self.away.update(client for client in asked if client not in clients)
         for client in clients:
             self.counted[client] = t
             self.away.pop(client, None)
@@ -76,6 +110,8 @@ class Roster:
             "counted": sorted(self.counted.items()),
             "hand_back": sorted(self.hand_back),
             "away": sorted(self.away.items()),
+            "nodes": sorted(self.nodes.items()),
+            "deserted": self.deserted,
         }
 
     def load(self, held: dict[str, Any]) -> None:
@@ -83,3 +119,5 @@ class Roster:
         self.counted = dict(held["counted"])
         self.hand_back = set(held["hand_back"])
         self.away = Counter(dict(held["away"]))
+        self.nodes = dict(held["nodes"])
+        self.deserted = held["deserted"]

@@ -7,6 +7,7 @@ that comes in, and `close`; any transport will do. The round itself is `fedfw.ro
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -19,16 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from fedfw.algorithms.base import Algorithm, Contributed, Evidence, Kept, Plan, Reveals, Upload
+from fedfw.algorithms.steps import ServerStep
 from fedfw.atoms import Atom
 from fedfw.atoms.base import stack_atoms, structure
 from fedfw.deployment.consent import Refusal
-from fedfw.deployment.messages import SCHEMA, Answer, Ask, Hello, Kind, Order
+from fedfw.deployment.messages import SCHEMA, Answer, Ask, Hello, Kind, Order, refuse_oversized
 from fedfw.deployment.numbers import Reported
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
-from fedfw.deployment.task import TOO_LARGE, Task
-from fedfw.errors import AtomError, MessageError
+from fedfw.deployment.task import Task
+from fedfw.errors import AtomError, MessageError, NobodyTrainedError
 from fedfw.problems.digest import describe_model
 from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
@@ -42,13 +44,16 @@ from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import digest, encoded, narrowest
 
 _log = logging.getLogger("fedfw")
+_INSIDE = 1e-3
+"""How far outside of the set, relative to its size, xbar may be: the rounding of thousands of rounds stays below it."""
+_LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 
 
 @dataclass
 class _Exchange:
     """The orders of the present round and the answers that were accepted."""
 
-    wanted: list[int] = field(default_factory=list)
+    invited: list[int] = field(default_factory=list)
     orders: dict[int, Order] = field(default_factory=dict)
     contributions: dict[int, Contributed] = field(default_factory=dict)
     atoms: dict[int, Atom] = field(default_factory=dict)
@@ -57,6 +62,8 @@ class _Exchange:
     joined: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
+    ahead: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
 
 
 class DeployedServer:
@@ -90,12 +97,16 @@ class DeployedServer:
         self._waiting: list[int] = []  # clients that came before the first round
         self._exchange = _Exchange()
         self._now: Round | None = None
+        self._may_be_ahead: set[int] = set()  # clients that have not been counted since a checkpoint was restored
         self._judge = None if task.test is None else task.problem(task.test)
         folder = self.settings.folder
-        self._folder = None if folder is None else RunFolder(folder, self.settings.resume)
+        self._folder = None if folder is None else RunFolder(folder, self.settings.resume, private=True)
         if self._folder is not None and self.settings.resume:
             self._restore(self._folder)
+            self.roster.unbind(self.settings.rebound)
         self._refuse_open_numbers()
+        if self._folder is not None:
+            self._folder.claim()
 
     def _refuse_what_was_not_agreed(self) -> None:
         algorithm, contract = self.task.algorithm, self.task.algorithm.contract
@@ -155,14 +166,30 @@ class DeployedServer:
 
     # --- who is there ---
 
-    def meet(self, hello: Hello) -> None:
-        """A client says who it is; one that was not there before enters at xbar, which stays the mean."""
+    def meet(self, hello: Hello, node: str | None = None) -> None:
+        """A client says who it is; one that was not there before, or has left, enters at xbar, which stays the mean.
+
+        Parameters
+        ----------
+        hello : Hello
+            What it says.
+        node : str, optional
+            What the transport knows of the sender and no sender can choose, such as what stands for its key. The
+            client's number then belongs to it for good.
+
+        Raises
+        ------
+        MessageError
+            If the number belongs to another node, or the node has another number.
+        """
         client = hello.client
+        if self.task.weights is not None and client >= self.task.clients:
+            raise MessageError(f"client {client} has no weight: the task names {self.task.clients}")
+        if node is not None:
+            self.roster.bind(client, node)
         if client in self.roster.counted:
             self._reported.note(hello)
             return
-        if self.task.weights is not None:
-            raise MessageError(f"client {client} has no weight: the task names {self.task.clients}")
         if "coordinator" in self.__dict__:
             self._join(client)
         elif client not in self._waiting:  # the numbers of "auto" are of the clients that the task names
@@ -178,7 +205,8 @@ class DeployedServer:
     def release(self, client: int) -> None:
         """A client is gone for good: the mean is over the others."""
         if len(self.roster) == 1:
-            _log.warning("client %d is the last one and stays", client)
+            self.roster.deserted = True
+            self._note(f"client {client} has left, too, and it was the last one: nobody trains any more")
             return
         row = self.roster.row(client)
         self.roster.remove(client)
@@ -228,8 +256,7 @@ class DeployedServer:
         exchange = self._exchange
         while self._waiting:
             self._join(self._waiting.pop(0))
-        exchange.wanted = self.wanted()
-        invited = [client for client in exchange.wanted if client in online]
+        exchange.invited = invited = [client for client in self.wanted() if client in online]
         self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
 
     def _send(self, now: Round, ask: Ask, vectors: Mapping[str, Tensor]) -> dict[int, Order]:
@@ -290,21 +317,25 @@ class DeployedServer:
     def refuse(self, client: int | None, reason: str) -> None:
         """Note that something that was sent is not used."""
         self._exchange.refused[reason.partition(":")[0][:40]] += 1
-        _log.warning("round %d: refused from client %s: %s", self.t + 1, client, reason)
+        _log.warning("round %d: refused from client %s: %s", self.t + 1, client, reason[:_LONGEST_REASON])
+
+    def _note(self, sentence: str) -> None:
+        """Tell people, in the log and in the round's record."""
+        self._exchange.notes.append(sentence)
+        _log.warning("round %d: %s", self.t + 1, sentence)
 
     def _take(self, client: int | None, received: Mapping[str, Any]) -> None:
         now, exchange = self._now, self._exchange
         if now is None or client is None or client not in exchange.orders:
             raise MessageError("unknown sender")
-        size = sum(len(value) for value in received.values() if isinstance(value, bytes | str))
-        if size > self._most_bytes():
-            raise MessageError(f"oversized: {size} bytes")
         try:
+            refuse_oversized(received, self._most_bytes())
             answer = Answer.of(received)
         except MessageError as error:
-            raise MessageError(f"undecodable: {error}") from None
+            reason = str(error)
+            raise MessageError(reason if reason.startswith("oversized") else f"undecodable: {reason}") from None
         if answer.run != self.run or answer.client != client:
-            raise MessageError(f"wrong run or client: {answer.run}, {answer.client}")
+            raise MessageError(f"wrong run or client: {answer.run!r}, {answer.client}")
         if answer.t != now.t:
             raise MessageError(f"wrong round: {answer.t}")
         asked = exchange.orders[client].ask
@@ -313,6 +344,8 @@ class DeployedServer:
             raise MessageError("replayed")
         if answer.kind in (Kind.LOST, Kind.OUTDATED):
             self.roster.hand_back.add(client)
+            if answer.kind == Kind.OUTDATED and client in self._may_be_ahead:
+                exchange.ahead.add(client)
             raise MessageError(f"{answer.kind}: it will be handed its memory")
         if answer.kind == Kind.LEAVING:
             exchange.leaving.add(client)
@@ -332,8 +365,6 @@ class DeployedServer:
         if answer.digest != digest(point):
             self.roster.hand_back.add(client)
             raise MessageError("diverged: its x_i is not the one that was counted")
-        if max(abs(answer.loss or 0.0), abs(answer.number or 0.0)) >= TOO_LARGE:
-            raise MessageError("undecodable: a number is too large")
         if answer.kind == Kind.SUM:
             if answer.loss is None:
                 raise MessageError("undecodable: no loss")
@@ -351,16 +382,27 @@ class DeployedServer:
     def close(self, seconds: dict[str, float] | None = None) -> DeployedRecord:
         """Make the server's step from what was accepted, and write it all down."""
         exchange, now, plan = self._exchange, self._now, self.plan
-        counted = sorted(exchange.atoms)
+        answered, guilty = sorted(exchange.atoms), set[int]()
+        if now is not None:
+            for upload in self._uploads(answered):
+                now.arrive(upload, with_loss=all(exchange.answers[c].loss is not None for c in answered))
+            step, guilty = self._sound_step(now, answered)
+        counted = answered if now is not None and now.uploads else []
         restored = [client for client in counted if exchange.orders[client].memory and client not in exchange.joined]
         if now is not None:
             self._learn_losses(counted)
-            for upload in self._uploads(counted):
-                now.arrive(upload, with_loss=all(exchange.answers[c].loss is not None for c in counted))
-            self.coordinator.close(now)
+            self.coordinator.close(now, step)
             # Clients that contributed to a sum and whose step was not counted still hold what was before it.
             self.roster.hand_back |= set(exchange.contributions) - set(counted)
-        self.roster.count(counted, self.t + 1, exchange.wanted)
+        # Where others spoil a round, whoever answered in it was not away.
+        asked = [client for client in exchange.invited if client not in exchange.atoms or client in guilty]
+        self.roster.count(counted, self.t + 1, asked)
+        self._may_be_ahead -= set(counted)
+        if exchange.ahead:
+            self._begin_anew(
+                f"clients {sorted(exchange.ahead)} are ahead of this server, which was put back from an older copy: "
+                "all are handed what it remembers of them, and go on from there under a new name of the run"
+            )
         patience = self.settings.leave_after
         gone = {client for client, rounds in self.roster.away.items() if patience and rounds >= patience}
         for client in sorted(exchange.leaving | gone):
@@ -370,6 +412,33 @@ class DeployedServer:
         self._exchange, self._now = _Exchange(), None
         self._save()
         return record
+
+    def _sound_step(self, now: Round, answered: list[int]) -> tuple[ServerStep | None, set[int]]:
+        """The step from what arrived, or none and who alone is to blame: xbar is not kept or sent outside of the set.
+
+        Every answer was checked by itself, so this is for what those checks miss. The round then is as if nobody had
+        answered, and the clients undo their steps.
+        """
+        if not now.uploads:
+            return None, set()
+        step = self.coordinator.step(now, now.uploads)
+        if self._is_sound(step):
+            return step, set()
+        guilty = set()
+        for client in answered:
+            others = self._uploads([other for other in answered if other != client])
+            if not others or self._is_sound(self.coordinator.step(now, others)):
+                guilty.add(client)
+        now.uploads, now.known = [], []
+        blame = f"without client {min(guilty)} it would not" if len(guilty) == 1 else "no one client alone is to blame"
+        self._note(f"the round is refused as a whole, because the model would leave the constraint set: {blame}")
+        self._exchange.refused["spoilt round"] += len(answered)
+        return None, guilty
+
+    def _is_sound(self, step: ServerStep) -> bool:
+        """Whether all vectors of the server are finite after a step, and xbar is in the set."""
+        finite = all(bool(vector.isfinite().all()) for vector in step.server.vectors.values())
+        return finite and self.task.constraint.contains(step.server.xbar.to(self.task.start.dtype), _INSIDE)
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
         """What was accepted, stacked by the structure of the atoms."""
@@ -421,6 +490,7 @@ class DeployedServer:
             restored=restored,
             drift=float((points.double().mean(0) - held).abs().max()),
             digest=digest(xbar).hex(),
+            notes=list(exchange.notes),
         )
 
     # --- checkpoints ---
@@ -450,6 +520,8 @@ class DeployedServer:
     def _restore(self, folder: RunFolder) -> None:
         found = folder.latest()
         if found is None:
+            if folder.newest_round():  # to begin anew would be to forget whose numbers there are
+                raise ValueError(f"no checkpoint in {folder.path} is whole: put one back, or begin in another folder")
             return
         tensors, meta = found
         if meta["schema"] != SCHEMA:
@@ -463,13 +535,44 @@ class DeployedServer:
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self.run = meta["run"]
         if folder.newest_round() != self.t:
-            # A damaged checkpoint was skipped, and clients may be ahead of this one: they begin anew from here.
-            self.run, self.roster.hand_back = f"{self.run}.{self.t}", set(self.roster.members)
+            self._begin_anew("a damaged checkpoint was skipped: all are handed what the one before it remembers")
+        else:
+            self._may_be_ahead = set(self.roster.members)
+
+    def _begin_anew(self, why: str) -> None:
+        """Clients may be ahead of this server, and rightly refuse to go back in a run: it gets another name.
+
+        The name is new, or a second copy would meet clients of the first one; its digits at the end stand for nothing,
+        so clients know that their data are the same, and what they have spent of a privacy budget stays spent.
+        """
+        self._note(why)
+        self.run = re.sub(r"([.][0-9]+)+$", "", self.run) + f".{secrets.randbelow(10**9)}"
+        self.roster.hand_back, self._may_be_ahead = set(self.roster.members), set()
 
     def finish(self) -> None:
-        """Write the model and the plots."""
+        """Write the model and the plots.
+
+        Raises
+        ------
+        NobodyTrainedError
+            If no answer was counted in any round, or everybody has left before the end. The files are written all the
+            same where there was a round that counted.
+        """
+        reasons: Counter[str] = Counter()
+        for record in self.history:
+            reasons.update(record.refused if isinstance(record, DeployedRecord) else {})
+        told = f"; refused were {', '.join(f'{count} ({why})' for why, count in reasons.items())}" if reasons else ""
+        if not any(record.participants for record in self.history):
+            raise NobodyTrainedError(f"no answer of a client was counted in {self.t} rounds: nothing was trained{told}")
+        self._write_results()
+        if self.roster.deserted:
+            last = max(record.round for record in self.history if record.participants)
+            raise NobodyTrainedError(f"everybody had left after round {last} of {self.t}: nobody trained further{told}")
+
+    def _write_results(self) -> None:
         if self._folder is not None:
             from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
 
             self._folder.save_model(self.model)
             save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS)
+            self._folder.release()

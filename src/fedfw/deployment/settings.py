@@ -15,8 +15,8 @@ class Deployment:
 
     Examples
     --------
-    >>> Deployment(leave_after=3).round_timeout
-    120.0
+    >>> Deployment().round_timeout, Deployment(rebind="0,3").rebound
+    (120.0, [0, 3])
     """
 
     run_name: Annotated[
@@ -34,8 +34,17 @@ class Deployment:
     round_timeout: Annotated[float, option("seconds a round waits; whoever is late is absent", gt=0)] = 120.0
     start_timeout: Annotated[float, option("seconds to wait for the clients of the start", gt=0)] = 300.0
     leave_after: Annotated[
-        int, option("rounds without an answer after which a client is taken to have left; 0 for never", ge=0)
-    ] = 0
+        int,
+        option("rounds in a row that a client is asked in vain until it is taken to have left; 0 for never", ge=0),
+    ] = 3
+    rebind: Annotated[
+        str,
+        option(
+            "clients whose numbers may be claimed by other keys than before, at this start: '3', '0,3' or 'all'",
+            expected="clients' numbers with commas between them, or 'all'",
+            pattern=r"^(|all|[0-9]{1,7}(,[0-9]{1,7})*)$",
+        ),
+    ] = ""
     tell_loss: Annotated[
         bool,
         option("clients also send numbers about their data: their loss at the model, one for a bound on the optimum"),
@@ -48,6 +57,11 @@ class Deployment:
         check_options(self)
         if self.resume and self.out is None:
             raise ValueError("resume needs the folder to go on from")
+
+    @property
+    def rebound(self) -> list[int] | None:
+        """The clients of ``rebind``; None for all."""
+        return None if self.rebind == "all" else [int(client) for client in self.rebind.split(",") if client]
 
     @property
     def folder(self) -> Path | None:

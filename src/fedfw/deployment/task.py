@@ -7,13 +7,15 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedfw.algorithms.base import Algorithm, Plan, Setting, Up
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom
-from fedfw.atoms.base import read_framed
+from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
+from fedfw.deployment.messages import TOO_LARGE
 from fedfw.errors import AtomError
 from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.known_losses import LossFunction, Per
@@ -25,7 +27,6 @@ from fedfw.rounds.setup import feasible_start
 from fedfw.rounds.wire import decoded_alone, whole
 from fedfw.sets.base import ConstraintSet, shapes_of
 
-TOO_LARGE = 1e18
 _OPEN = ("penalty", "lr")
 """Options of algorithms that may be left to be worked out from the clients' data."""
 
@@ -208,9 +209,12 @@ class Task:
         _, weights = plan.mixing(t)
         atom = read_framed(reader, self.constraint.net_readers(shape, weights))
         reader.finish()
-        # The net of several local steps is no extreme point: it has to lie in the set all the same.
-        single = len(weights) == 1
-        if not (self.constraint.accepts(atom, shape) if single else self.constraint.contains(atom.dense())):
+        widest = torch.promote_types(self.start.dtype, torch.float32).itemsize
+        if any(precision.itemsize > widest for precision in precisions(atom)):
+            raise AtomError("the atom's numbers are wider than the model's, which they could overflow")
+        # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set.
+        accepts = self.constraint.accepts if len(weights) == 1 else self.constraint.accepts_net
+        if not accepts(atom, shape):
             raise AtomError("the atom is not in the set")
         return atom
 

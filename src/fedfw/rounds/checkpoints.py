@@ -26,7 +26,7 @@ class DamagedCheckpointError(ValueError):
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write a checkpoint in one piece.
+    """Write a checkpoint in one piece, which nobody but its owner may read.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str
     """
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
     head = {"format": str(FORMAT), "meta": json.dumps(dict(meta))}
-    write_atomically(path, save(arrays, head | {"sha256": _checksum(arrays, head)}))
+    write_atomically(path, save(arrays, head | {"sha256": _checksum(arrays, head)}), private=True)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -263,6 +263,16 @@ class Coordinator:
         if now.gathered is not None:
             now.traffic.bytes_down += count * encoded(now.gathered.mean).nbytes
 
+    def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
+        """The step that the server would take from these uploads; nothing is changed by it."""
+        after = now.after
+        if sum(len(upload.who) for upload in uploads) < len(now.bases):
+            present = torch.cat([upload.who for upload in uploads])
+            x = torch.cat([upload.x for upload in uploads])
+            after, _ = self.algorithm.broadcast(self.plan, now.before, present, x, now.t)
+        server = after if self.server is now.before else _rebased(self.server, now.before, after)
+        return step_server(self.algorithm, self.plan, server, uploads, now.t)
+
     def close(self, now: Round, step: ServerStep | None = None, *, replayed: bool = False) -> None:
         """Step 5: the server's step from what arrived.
 
@@ -278,14 +288,9 @@ class Coordinator:
         if not now.uploads:
             return
         assert now.message is not None
-        after, arrived = now.after, sum(len(upload.who) for upload in now.uploads)
-        if arrived < len(now.bases):
-            present = torch.cat([upload.who for upload in now.uploads])
-            x = torch.cat([upload.x for upload in now.uploads])
-            after, _ = self.algorithm.broadcast(self.plan, now.before, present, x, now.t)
-        server = after if self.server is now.before else _rebased(self.server, now.before, after)
+        arrived = sum(len(upload.who) for upload in now.uploads)
+        step = self.step(now, now.uploads) if step is None else step
         self._learn(now)
-        step = step_server(self.algorithm, self.plan, server, now.uploads, now.t) if step is None else step
         for upload, state in zip(now.uploads, now.known, strict=True):
             if state is None:
                 before = self.memory.gather(upload.who)

@@ -152,6 +152,20 @@ class History(Sequence[Record]):
         return cls([kind(**json.loads(line)) for line in text.splitlines()])  # fields that 0.1 lacked are zero
 
 
+def read_history(path: Path, kind: type[Record] = Record) -> History:
+    """The history in a file.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged; the error names it.
+    """
+    try:
+        return History.from_jsonl(path.read_text(encoding="utf-8"), kind)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, expected a record of a round in each line: {error}") from None
+
+
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     seconds = row.pop("seconds") or {}
     return row | {f"seconds_{name}": value for name, value in seconds.items()}

@@ -11,7 +11,7 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor, nn
 
-from fedfw.atoms import Atom, DenseAtom, ReadAtom, SparseAtom
+from fedfw.atoms import Atom, DenseAtom, Mixture, ReadAtom, SparseAtom
 from fedfw.atoms.mixture import mixture_readers
 from fedfw.checks import holds
 from fedfw.errors import NonFiniteError, NoProjectionError
@@ -394,6 +394,42 @@ class ConstraintSet(ABC):
         if atom.batched or tuple(atom.shape) != shape or type(atom) not in self.readers(shape):
             return False
         return self._accepts(atom, shape, tol)
+
+    def accepts_net(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
+        """Whether a net of several atoms that was received can be used, as `accepts` says of one atom.
+
+        Each part of a mixture must be accepted by itself: parts that lie far outside could cancel in the mixture, and
+        overflow where it is worked out in another order or precision.
+
+        Parameters
+        ----------
+        atom : Atom
+            What `fedfw.atoms.mix` made of several atoms, a single one: a `Mixture`, or one dense vector.
+        shape : tuple of int
+            Shape of the parameter.
+        tol : float, default 1e-6
+            How far outside the net, or a part of it, may be, relative to the size of the set.
+
+        Returns
+        -------
+        bool
+            True if the net can be used.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> from fedfw.atoms import Dense, Mixture
+        >>> far = torch.tensor([[1e20, 0.0]])
+        >>> parts = (Dense(shape=(2,), values=far), Dense(shape=(2,), values=-far))
+        >>> fedfw.L2Ball(1.0).accepts_net(Mixture(shape=(2,), parts=parts, weights=(0.5, 0.5)), (2,))
+        False
+        """
+        shape = tuple(shape)
+        if atom.batched or tuple(atom.shape) != shape:
+            return False
+        if isinstance(atom, Mixture):
+            return all(self.accepts(part, shape, tol) for part in atom.parts)
+        return self.contains(atom.dense(torch.float64), tol)
 
     def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
         """The kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the function that decodes it.

@@ -210,12 +210,18 @@ class BoundProduct(ConstraintSet):
         return torch.cat(self._each(x, nearest), 1)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
+        return self._all_accept(atom, lambda part, piece, s: part.accepts(piece, s, tol))
+
+    def accepts_net(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
+        fits = not atom.batched and tuple(atom.shape) == tuple(shape)
+        return fits and self._all_accept(atom, lambda part, piece, s: part.accepts_net(piece, s, tol))
+
+    def _all_accept(self, atom: Atom, accept: Callable[[ConstraintSet, Atom, Shape], bool]) -> bool:
+        """Whether ``accept(set, atom, shape)`` says yes for each parameter."""
         return (
             isinstance(atom, TupleAtom)
             and len(atom.parts) == len(self.parts)
-            and all(
-                part.accepts(piece, s, tol) for part, piece, s in zip(self.parts, atom.parts, self.shapes, strict=True)
-            )
+            and all(accept(*one) for one in zip(self.parts, atom.parts, self.shapes, strict=True))
         )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:

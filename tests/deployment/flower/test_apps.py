@@ -15,6 +15,7 @@ from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_init import copy_app
 from fedfw.config import RunConfig, build_algorithm, build_problem, load, merge
 from fedfw.deployment import DeployedRecord
+from fedfw.rounds.checkpoints import load_checkpoint
 from fedfw.schedules import convex
 from fedfw.simulation import simulate
 
@@ -125,6 +126,8 @@ def test_deployed_runs_have_the_bits_of_simulated_ones(
     assert history[-1].digest == demo.digest
     assert [record.accuracy for record in history] == [record.accuracy for record in demo.simulated.history]
     check_invariants(history, federation.folder)
+    _, meta = load_checkpoint(max(out.glob("checkpoint-*")))
+    assert [(client, len(key)) for client, key in meta["nodes"]] == [(0, 64), (1, 64), (2, 64)]  # hashes of nodes' keys
 
 
 @pytest.mark.deployment

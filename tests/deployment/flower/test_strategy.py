@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +15,13 @@ import torch
 
 import fedfw
 from fedfw.deployment import Client, DeployedServer, Deployment
-from fedfw.deployment.messages import Hello, Order
+from fedfw.deployment.messages import Answer, Hello, Order
 from tests.deployment.loopback import problem_of, small_task
 
 flwr = pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content  # noqa: E402
@@ -42,18 +46,28 @@ class Grid:
 
     def __init__(self, task: Any, folder: Path, claims: dict[int, int]) -> None:
         self.task, self.folder, self.claims = task, folder, claims
+        self.keys: dict[int, bytes] = {}
         self.broken: set[int] = set()
+        self.silent: set[int] = set()
+        self.thieves: set[int] = set()
+        self.stolen: list[Order] = []
         self.foreign: set[int] = set()
         self.asked: list[tuple[str, int]] = []
 
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.claims)
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node)) for node in self.claims]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         for message in messages:
             node, kind = message.metadata.dst_node_id, message.metadata.message_type
             self.asked.append((kind, node))
-            if node in self.broken:
+            if node in self.silent and kind == "train":
+                continue
+            if node in self.thieves and kind == "train":
+                order = Order.of(content(message))
+                self.stolen.append(order)
+                reply = self._reply(message, Answer(order.run, order.t, order.client, "lost").fields())
+            elif node in self.broken:
                 reply = Message(Error(0, "it fell over"), reply_to=message)
             elif node in self.foreign and kind == "train":
                 reply = Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=message)
@@ -141,3 +155,51 @@ def test_foreign_records_are_undecodable() -> None:
     message = SimpleNamespace(content=RecordDict({"x": ConfigRecord({"a": 1})}))
     with pytest.raises(fedfw.errors.MessageError, match="undecodable"):
         content(message)  # type: ignore[arg-type]
+
+
+def go_on(server: DeployedServer, grid: Grid, rounds: int = 1) -> Any:
+    FedFWStrategy(server).start(grid, ArrayRecord(), rounds)  # type: ignore[arg-type]
+    return server.history[-1]
+
+
+def test_a_thief_of_a_number_is_handed_nothing(tmp_path: Path) -> None:
+    """A registered node claims the number of a client that restarts, and says that its memory is lost."""
+    task = small_task(fedfw.FedFWPlus(fedfw.L1Ball(5.0), penalty=0.01), rounds=20)
+    settings = replace(PATIENCE, out=tmp_path / "server", leave_after=0)
+    grid = Grid(task, tmp_path / "clients", {11: 0, 22: 1, 33: 2})
+    server = DeployedServer(task, settings)
+    go_on(server, grid, 3)
+    grid.thieves = {66}
+    grid.claims = {66: 0, 22: 1, 33: 2}
+    for _ in range(2):  # by a strategy that is new each time, and by a server that is, too
+        last = go_on(server, grid)
+        assert (last.participants, last.refused) == (2, {"impostor": 1})
+        server = DeployedServer(task, replace(settings, resume=True))
+    assert grid.stolen == []
+    grid.claims = {66: 0, 99: 0, 22: 1, 33: 2}
+    grid.keys = {99: b"key 11"}  # the owner's key, whatever the node is called now
+    last = go_on(server, grid)
+    assert (last.participants, last.refused) == (3, {"impostor": 1})
+    assert grid.stolen == []
+
+
+def test_a_node_that_never_answers_is_asked_less_and_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small_task(FEDFW, rounds=20)
+    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: 3})
+    grid.silent = {44}
+    server = DeployedServer(task, PATIENCE)
+    strategy = FedFWStrategy(server)
+    strategy.start(grid, ArrayRecord(), 8)  # type: ignore[arg-type]
+    records: list[Any] = list(server.history)
+    assert [record.invited for record in records] == [4, 4, 4, 3, 3, 3, 3, 3]
+    assert records[2].left == [3]
+    clock, grid.broken, grid.asked = time.monotonic(), {44}, []
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    times = []
+    for second in range(500):
+        clock += 1.0
+        strategy._meet(grid)  # type: ignore[arg-type]
+        times += [second] if grid.asked else []
+        grid.asked = []
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    assert waits == [60, 120, 240]

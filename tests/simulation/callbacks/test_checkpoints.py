@@ -33,6 +33,7 @@ def test_a_checkpoint_every_ten_rounds_and_at_the_end(tmp_path: Path) -> None:
     assert rounds_kept(tmp_path) == [20, 23]
     assert run.out == tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {
+        ".lock",
         "checkpoint-00000020.safetensors",
         "checkpoint-00000023.safetensors",
         "history.jsonl",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedfw.deployment.messages import Hello, Order
+from fedfw.deployment.messages import MOST_FIELDS, Hello, Order
 from fedfw.deployment.server import DeployedServer
 from fedfw.errors import MessageError
 
@@ -21,8 +22,7 @@ RECORD = "fedfw"
 """The one record of every message: a ConfigRecord, which costs a fifth of two tiny arrays."""
 Result = TypeVar("Result")
 _LOOK_AGAIN = 1.0  # seconds
-_ASK_AGAIN = 30.0  # seconds until a node that did not say who it is is asked once more
-_MOST_CLIENTS = 10**6
+_ASK_AGAIN = 30.0  # seconds until a node that is no client is asked who it is once more; twice as long each time
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
 
 
@@ -39,8 +39,7 @@ class FedFWStrategy(Strategy):
         self.server = server
         self._round_timeout, self._start_timeout = server.settings.round_timeout, server.settings.start_timeout
         self._clients: dict[int, int] = {}  # by node: those that are here
-        self._claims: dict[int, int] = {}  # by node: who each ever said to be, which may not change
-        self._met: dict[int, float] = {}  # by node: when it was last asked who it is
+        self._asked_again: dict[int, tuple[float, float]] = {}  # by node: when to ask who it is, and when after that
         self._asked = 0.0
         self._own_seconds = 0.0
 
@@ -112,39 +111,40 @@ class FedFWStrategy(Strategy):
             self._own_seconds += time.perf_counter() - began
 
     def _meet(self, grid: Grid) -> None:
-        """Ask nodes that are new which client they are, and forget those that are gone."""
-        nodes, members = set(grid.get_node_ids()), set(self.server.roster.members)
+        """Ask nodes that are new which client they are, and forget those that are gone.
+
+        Nodes that are here and no client, because they do not answer, are asked less and less often: asking takes time.
+        """
+        nodes, members = {node.node_id: _identity(node) for node in grid.get_nodes()}, set(self.server.roster.members)
         self._clients = {n: client for n, client in self._clients.items() if n in nodes and client in members}
+        self._asked_again = {n: when for n, when in self._asked_again.items() if n in nodes}
         now = time.monotonic()
-        strangers = [n for n in nodes - set(self._clients) if now - self._met.get(n, -math.inf) > _ASK_AGAIN]
+        due = {n: self._asked_again.get(n, (now, _ASK_AGAIN)) for n in nodes if n not in self._clients}
+        strangers = [n for n, (when, _) in due.items() if when <= now]
         if not strangers:
             return
-        self._met |= dict.fromkeys(strangers, now)
+        self._asked_again |= {n: (now + due[n][1], 2 * due[n][1]) for n in strangers}
         timeout = min(self._round_timeout, _ASK_AGAIN)
         asked = [_message(node, MessageType.QUERY, {}, timeout) for node in strangers]
         for reply in grid.send_and_receive(asked, timeout=timeout):
             try:
-                self._introduce(reply)
+                self._introduce(reply, nodes.get(reply.metadata.src_node_id, ""))
             except MessageError as error:
                 self.server.refuse(None, str(error))
 
-    def _introduce(self, reply: Message) -> None:
-        node = reply.metadata.src_node_id
+    def _introduce(self, reply: Message, identity: str) -> None:
         if reply.has_error():
             raise MessageError(f"failed: {reply.error.reason}")
+        if not identity:
+            raise MessageError("unknown sender")
         try:
             hello = Hello.of(content(reply))
         except MessageError as error:
             raise MessageError(f"undecodable: {error}") from None
-        client = hello.client
-        if not 0 <= client < _MOST_CLIENTS:
-            raise MessageError(f"undecodable: client {client}, expected a number from 0 to {_MOST_CLIENTS - 1}")
-        if client in self._clients.values() or self._claims.setdefault(node, client) != client:
-            raise MessageError(f"impostor: node {node} says it is client {client}")
-        if hello.leaving and client not in self.server.roster.counted:
+        if hello.leaving and hello.client not in self.server.roster.counted:
             return  # it has left
-        self.server.meet(hello)
-        self._clients[node] = client
+        self.server.meet(hello, identity)
+        self._clients[reply.metadata.src_node_id] = hello.client
 
     def _wait(self, grid: Grid, everyone: bool) -> None:
         """Until somebody is there, or everyone; a round without anybody would only run the clock down."""
@@ -160,6 +160,11 @@ class FedFWStrategy(Strategy):
             self._meet(grid)
 
 
+def _identity(node: NodeInfo) -> str:
+    """What stands for a node's key, which Flower's SuperLink demands a signature of with every call of the node."""
+    return hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
+
+
 def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=node, message_type=kind, ttl=life)
 
@@ -169,4 +174,6 @@ def content(message: Message) -> dict[str, Any]:
     record = message.content.get(RECORD)
     if not isinstance(record, ConfigRecord) or len(message.content) != 1:
         raise MessageError("undecodable: not one record of ours")
+    if len(record) > MOST_FIELDS:
+        raise MessageError(f"oversized: {len(record)} fields, expected at most {MOST_FIELDS}")
     return dict(record)

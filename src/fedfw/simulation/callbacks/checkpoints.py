@@ -27,6 +27,10 @@ class Checkpoints(Callback):
         self.folder, self._every = folder, every
         self._saved: int | None = None
 
+    def before_round(self, simulation: Simulation) -> bool | None:
+        self.folder.claim()  # before the first round, or what another process has there would be in the way later
+        return None
+
     def after_round(self, simulation: Simulation) -> bool | None:
         ending = simulation.stopped is not None or simulation.t == simulation.options.rounds
         if simulation.t % self._every == 0 or ending:
@@ -45,3 +49,7 @@ class Checkpoints(Callback):
             self._save(simulation)
         self.folder.save_model(run.model)
         save_figure(plot_runs({simulation.algorithm.name: simulation.history}), self.folder.path / PLOTS)
+        self.folder.release()
+
+    def abandon(self, simulation: Simulation) -> None:
+        self.folder.release()
