@@ -24,7 +24,7 @@ from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.setup import steepness_of
-from fedfw.rounds.wire import decoded, decoded_alone, digest, whole
+from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest, whole
 
 
 def _handed(order: Order) -> str:
@@ -205,7 +205,7 @@ class Client:
             client=self.number,
             kind=Kind.SUM,
             payload=whole(sent.vector[0]).write(),
-            digest=digest(counted.state["x"][0]),
+            digest=point_digest(counted.state["x"][0]),
             loss=float(sent.loss[0]),
         )
 
@@ -242,7 +242,7 @@ class Client:
         vectors = dict(received.vectors)
         xbar = vectors.pop("xbar", task.start)
         message = Message(order.t, xbar, vectors, wants_evidence=self._may_prove(order))
-        before = digest(state["x"][0])
+        before = point_digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
         gradient, lmo = self._oracles(order, tol, store.budget() if self._privacy is not None else None)
         after, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)

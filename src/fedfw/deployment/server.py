@@ -31,14 +31,15 @@ from fedfw.errors import AtomError, MessageError
 from fedfw.problems.digest import describe_model
 from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
+from fedfw.rounds.columns import on_columns
 from fedfw.rounds.coordinator import Coordinator, Round
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import PLOTS, RunFolder
-from fedfw.rounds.memory import EveryRow
+from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
 from fedfw.rounds.tensors import joined, part
-from fedfw.rounds.wire import digest, encoded, narrowest
+from fedfw.rounds.wire import digest, encoded, narrowest, point_digest
 
 _log = logging.getLogger("fedfw")
 
@@ -131,8 +132,11 @@ class DeployedServer:
     def coordinator(self) -> Coordinator:
         """The round's own server; made when the first round begins."""
         task, n = self.task, len(self.roster)
-        begun = self.algorithm.start_clients(task.start.repeat(n, 1))
-        memory = EveryRow(self.algorithm.contract.rebuilt(begun))
+        begun = self.algorithm.contract.rebuilt(self.algorithm.start_clients(task.start[None].clone()))
+        if self.algorithm.is_coordinatewise:
+            memory: ClientMemory = TouchedColumns(n, begun)
+        else:
+            memory = EveryRow({name: values.repeat(n, 1) for name, values in begun.items()})
         convex = task.setting().convex is True
         plan, floor = task.plan(self.algorithm, n), floor_of(task.loss) if self.settings.tell_loss else None
         return Coordinator(self.algorithm, plan, task.start, memory, convex=convex, floor=floor)
@@ -237,11 +241,14 @@ class DeployedServer:
         stands_for = digest(*(vectors[name] for name in sorted(vectors)))
         mean = b"" if ask is Ask.SUM or now.gathered is None else encoded(now.gathered.mean).write()
         evaluated = self.task.options.evaluates(now.t)
+        written: dict[int, dict[str, bytes]] = {}  # most clients hold the same message, so it is written once
         orders = {}
         for row, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
             client = members[row]
             memory = self._handed(client, row) if now.gathered is None else {}
             since = 0 if memory else base
+            if since not in written:
+                written[since] = wire.write(since)
             orders[client] = Order(
                 run=self.run,
                 t=now.t,
@@ -252,7 +259,7 @@ class DeployedServer:
                 version=now.version,
                 base=since,
                 digest=stands_for,
-                vectors=wire.write(since),
+                vectors=written[since],
                 mean=mean,
                 memory=memory,
                 penalty=self.plan.lam_0 if self.task.is_open else None,
@@ -325,8 +332,8 @@ class DeployedServer:
 
     def _accept(self, client: int, answer: Answer, now: Round) -> None:
         exchange, row = self._exchange, torch.tensor([self.roster.row(client)])
-        point = self.coordinator.memory.gather(row)["x"][0]
-        if answer.digest != digest(point):
+        point = self.coordinator.points(row)[0]
+        if answer.digest != point_digest(point, self.coordinator.memory.columns):
             self.roster.hand_back.add(client)
             raise MessageError("diverged: its x_i is not the one that was counted")
         if max(abs(answer.loss or 0.0), abs(answer.number or 0.0)) >= TOO_LARGE:
@@ -370,7 +377,7 @@ class DeployedServer:
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
         """What was accepted, stacked by the structure of the atoms."""
-        exchange, memory, uploads = self._exchange, self.coordinator.memory, []
+        exchange, coordinator, uploads = self._exchange, self.coordinator, []
         for _, group in groupby(counted, key=lambda client: structure(exchange.atoms[client])):
             clients = list(group)
             rows, atoms = self.roster.rows(clients), stack_atoms([exchange.atoms[client] for client in clients])
@@ -379,7 +386,7 @@ class DeployedServer:
             evidence = None
             if len(known) == len(counted):  # where everyone reported its number
                 evidence = Evidence(torch.tensor(known, dtype=torch.float64), None)
-            uploads.append(Upload(rows, atoms, memory.gather(rows)["x"], evidence))
+            uploads.append(Upload(rows, atoms, coordinator.points(rows), evidence, coordinator.memory.columns))
         return uploads
 
     def _learn_losses(self, counted: list[int]) -> None:
@@ -396,8 +403,9 @@ class DeployedServer:
         test = self._judge.test(xbar) if self._judge is not None and self.task.options.evaluates(t) else None
         everyone = torch.arange(len(self.roster))
         keeps = self.algorithm.contract.points
-        held = self.coordinator.server.xbar
-        points = self.coordinator.memory.gather(everyone)["x"] if keeps else held[None]
+        held = on_columns(self.coordinator.server.xbar, self.coordinator.memory.columns)
+        points = self.coordinator.points(everyone) if keeps else held[None]
+        apart = (points.double().mean(0) - held).abs()
         return DeployedRecord(
             round=t,
             test_loss=None if test is None else test.loss,
@@ -416,7 +424,7 @@ class DeployedServer:
             joined=list(exchange.joined),
             left=list(exchange.left),
             restored=restored,
-            drift=float((points.double().mean(0) - held).abs().max()),
+            drift=float(apart.max()) if len(apart) else 0.0,
             digest=digest(xbar).hex(),
         )
 
