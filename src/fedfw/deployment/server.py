@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from fedfw.errors import AtomError, MessageError
 from fedfw.problems.digest import describe_model
 from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
+from fedfw.rounds.checkpoints import DamagedCheckpointError
 from fedfw.rounds.columns import on_columns
 from fedfw.rounds.coordinator import Coordinator, Round
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
@@ -42,6 +44,7 @@ from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import digest, encoded, narrowest, point_digest
 
 _log = logging.getLogger("fedfw")
+_JOIN, _LEAVE, _STEP = "join", "leave", "step"
 
 
 @dataclass
@@ -49,6 +52,7 @@ class _Exchange:
     """The orders of the present round and the answers that were accepted."""
 
     wanted: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
     orders: dict[int, Order] = field(default_factory=dict)
     contributions: dict[int, Contributed] = field(default_factory=dict)
     atoms: dict[int, Atom] = field(default_factory=dict)
@@ -57,6 +61,10 @@ class _Exchange:
     joined: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
+    moves: list[tuple[str, int]] = field(default_factory=list)
+    """What moved the coordinator, in order: clients that joined and left, and the step of round t."""
+    sum_version: int = 0
+    """The version of the message that asked for sums."""
 
 
 class DeployedServer:
@@ -177,6 +185,7 @@ class DeployedServer:
         self.roster.add(client)
         coordinator.join(row, newcomer)
         self._exchange.joined.append(client)
+        self._exchange.moves.append((_JOIN, client))
 
     def release(self, client: int) -> None:
         """A client is gone for good: the mean is over the others."""
@@ -187,6 +196,7 @@ class DeployedServer:
         self.roster.remove(client)
         self.coordinator.leave(row)
         self._exchange.left.append(client)
+        self._exchange.moves.append((_LEAVE, client))
 
     def wanted(self) -> list[int]:
         """Who is to take part in the next round, by the seed."""
@@ -206,6 +216,7 @@ class DeployedServer:
         if now is None or not self.coordinator.gathers(now):
             return {}
         self.coordinator.ask_for_sums(now, count=False)
+        self._exchange.sum_version = now.version
         return self._send(now, Ask.SUM, {"xbar": self.coordinator.server.xbar})
 
     def open(self, online: Collection[int]) -> dict[int, Order]:
@@ -220,12 +231,15 @@ class DeployedServer:
             if not present:
                 exchange.orders = {}
                 return {}
-            sent = [exchange.contributions[client] for client in present]
-            loss, vector = torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent])
-            self.coordinator.gather(now, [self.roster.rows(present)], [Contributed(loss, vector)])
+            self.coordinator.gather(now, [self.roster.rows(present)], [self._contributed(present)])
         message = self.coordinator.announce(now)
         self.coordinator.number(now)
         return self._send(now, Ask.STEP, self.coordinator.vectors(message))
+
+    def _contributed(self, clients: Collection[int]) -> Contributed:
+        """What clients contributed to the sum, as one stack."""
+        sent = [self._exchange.contributions[client] for client in clients]
+        return Contributed(torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent]))
 
     def _open_round(self, online: Collection[int]) -> None:
         exchange = self._exchange
@@ -234,6 +248,7 @@ class DeployedServer:
         exchange.wanted = self.wanted()
         invited = [client for client in exchange.wanted if client in online]
         self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
+        exchange.asked = invited
 
     def _send(self, now: Round, ask: Ask, vectors: Mapping[str, Tensor]) -> dict[int, Order]:
         """The orders of a message for the clients of a round."""
@@ -362,6 +377,7 @@ class DeployedServer:
             for upload in self._uploads(counted):
                 now.arrive(upload, with_loss=all(exchange.answers[c].loss is not None for c in counted))
             self.coordinator.close(now)
+            exchange.moves.append((_STEP, now.t))
             # Clients that contributed to a sum and whose step was not counted still hold what was before it.
             self.roster.hand_back |= set(exchange.contributions) - set(counted)
         self.roster.count(counted, self.t + 1, exchange.wanted)
@@ -371,8 +387,8 @@ class DeployedServer:
             self.release(client)
         record = self._record(counted, restored, plan, seconds)
         self.history.append(record)
+        self._save(counted)
         self._exchange, self._now = _Exchange(), None
-        self._save()
         return record
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
@@ -439,7 +455,8 @@ class DeployedServer:
         known = describe_model(task.model, task.loss, task.l2, task.weights)
         return known | fingerprint(plan, self.algorithm, options, task.start, participation)
 
-    def _save(self) -> None:
+    def _save(self, counted: list[int]) -> None:
+        """Write the round down before anybody hears of it: what moved the coordinator, and now and then everything."""
         if self._folder is None:
             return
         meta = {
@@ -449,8 +466,73 @@ class DeployedServer:
             "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
             "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
         }
+        meta |= self.roster.state()
         tensors = joined({"coordinator": self.coordinator.state()})
-        self._folder.save(self.t, tensors, meta | self.roster.state(), self.history)
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        moved, told = self._entry(counted)
+        if not self._folder.append(moved, meta | told, self.history, nbytes):
+            self._folder.save(self.t, tensors, meta, self.history)
+
+    def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
+        exchange, now = self._exchange, self._now
+        told = {"moves": exchange.moves, "history": self.history[-2:].to_jsonl()}
+        if now is None:
+            return {}, told
+        answers = [exchange.answers[client] for client in counted]
+        payloads = b"".join(answer.payload for answer in answers)
+        moved = {"payloads": torch.frombuffer(bytearray(payloads), dtype=torch.uint8) if payloads else torch.zeros(0)}
+        step: dict[str, Any] = {
+            "asked": exchange.asked,
+            "announced": now.version if now.message is not None else None,
+            "counted": counted,
+            "lengths": [len(answer.payload) for answer in answers],
+            "losses": [answer.loss for answer in answers],
+            "numbers": [answer.number for answer in answers],
+        }
+        if now.gathered is not None:
+            present = sorted(exchange.contributions)
+            sent = self._contributed(present)
+            step |= {"present": present, "sum_version": exchange.sum_version}
+            moved |= {"sum_losses": sent.loss, "sum_vectors": sent.vector}
+        return moved, told | {"step": step}
+
+    def _repeat(self, moved: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+        """Go through a round of the journal again."""
+        self._exchange = _Exchange()
+        for what, number in told["moves"]:
+            if what == _JOIN:
+                self._join(number)
+            elif what == _LEAVE:
+                self.release(number)
+            else:
+                self._repeat_step(number, moved, told["step"])
+        self.roster.load(dict(told))
+        records = History.from_jsonl(told["history"], DeployedRecord)
+        self.history = History([*self.history[: told["round"] - len(records)], *records])
+        self._exchange, self._now = _Exchange(), None
+
+    def _repeat_step(self, t: int, moved: Mapping[str, Tensor], step: Mapping[str, Any]) -> None:
+        exchange, coordinator = self._exchange, self.coordinator
+        now = coordinator.open(t, [self.roster.rows(step["asked"])])
+        if "present" in step:
+            coordinator.wire.version = step["sum_version"] - 1
+            coordinator.ask_for_sums(now, count=False)
+            sent = Contributed(moved["sum_losses"], moved["sum_vectors"])
+            coordinator.gather(now, [self.roster.rows(step["present"])], [sent])
+        if step["announced"] is not None:
+            coordinator.announce(now)
+            coordinator.wire.version = step["announced"] - 1
+            coordinator.number(now)
+        payloads, begin = moved["payloads"].numpy().tobytes(), 0
+        said = zip(step["counted"], step["lengths"], step["losses"], step["numbers"], strict=True)
+        for client, length, loss, number in said:
+            payload, begin = payloads[begin : begin + length], begin + length
+            exchange.atoms[client] = self.task.decode(payload, self.plan, t)
+            exchange.answers[client] = Answer(self.run, t, client, Kind.STEP, payload, b"", loss, number)
+        for upload in self._uploads(step["counted"]):
+            now.arrive(upload)
+        coordinator.close(now)
 
     def _restore(self, folder: RunFolder) -> None:
         found = folder.latest()
@@ -467,9 +549,27 @@ class DeployedServer:
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self.run = meta["run"]
-        if folder.newest_round() != self.t:
-            # A damaged checkpoint was skipped, and clients may be ahead of this one: they begin anew from here.
+        if not self._repeat_journal(folder) or folder.newest_round() > self.t:
+            # What is damaged was skipped, and clients may be ahead of what was not: they begin anew from here.
             self.run, self.roster.hand_back = f"{self.run}.{self.t}", set(self.roster.members)
+
+    def _repeat_journal(self, folder: RunFolder) -> bool:
+        """Go through the rounds after the checkpoint again; False where the journal is damaged."""
+        try:
+            for moved, told in folder.entries(self.t):
+                plan, t = self.plan, told["round"]
+                here = after_rounds(self._fingerprint, plan, min(t, self.task.options.rounds))
+                refuse_another_run(folder.path, told["fingerprint"], here, t)
+                if told["run"] != self.run or t != self.t + 1:
+                    return False  # of before the run went back to an older checkpoint
+                self._repeat(moved, told)
+                record = self.history[-1]
+                if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
+                    raise DamagedCheckpointError(f"{folder.path}: round {t} did not give the same model again")
+        except DamagedCheckpointError as error:
+            warnings.warn(f"{error}; going on from round {self.t}", stacklevel=2)
+            return False
+        return True
 
     def finish(self) -> None:
         """Write the model and the plots."""
