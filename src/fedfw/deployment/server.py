@@ -387,8 +387,9 @@ class DeployedServer:
             self.release(client)
         record = self._record(counted, restored, plan, seconds)
         self.history.append(record)
-        self._save(counted)
+        entry = self._entry(counted)
         self._exchange, self._now = _Exchange(), None
+        self._save(*entry)
         return record
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
@@ -428,7 +429,7 @@ class DeployedServer:
             accuracy=None if test is None else test.accuracy,
             anchor_gap=None if now is None else now.anchor_gap,
             lower_bound=self.coordinator.best_bound,
-            consensus=float((points - held).double().square().sum() ** 0.5),
+            consensus=self.coordinator.memory.spread(self.coordinator.server.xbar) ** 0.5 if keeps else 0.0,
             distance=0.0 if self.task.constraint.contains(xbar) else None,
             participants=len(counted),
             **({} if plan.schedule is None else vars(plan.rates(t))),
@@ -455,7 +456,7 @@ class DeployedServer:
         known = describe_model(task.model, task.loss, task.l2, task.weights)
         return known | fingerprint(plan, self.algorithm, options, task.start, participation)
 
-    def _save(self, counted: list[int]) -> None:
+    def _save(self, moved: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
         """Write the round down before anybody hears of it: what moved the coordinator, and now and then everything."""
         if self._folder is None:
             return
@@ -469,15 +470,14 @@ class DeployedServer:
         meta |= self.roster.state()
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        moved, told = self._entry(counted)
-        if not self._folder.append(moved, meta | told, self.history, nbytes):
+        if not self._folder.append(moved, {**meta, **told}, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
 
     def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
         exchange, now = self._exchange, self._now
         told = {"moves": exchange.moves, "history": self.history[-2:].to_jsonl()}
-        if now is None:
+        if now is None or self._folder is None:
             return {}, told
         answers = [exchange.answers[client] for client in counted]
         payloads = b"".join(answer.payload for answer in answers)
