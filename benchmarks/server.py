@@ -36,10 +36,10 @@ from fedfw.rounds.wire import point_digest
 POPULAR = 1000
 NOTES = [
     "What the server keeps, and so its time, grows with the coordinates that somebody named: for each of them and each",
-    "client 8 bytes for x_i and, for FedFW+, 8 for y_i. The journal does not grow with them. After 100 rounds, once, all",
-    "that is kept is written as a checkpoint, by its non-zero entries: a round in 100 writes more than the table says,",
-    "for FedFW+ up to 8 bytes for each client and coordinate. To resume is to load a checkpoint and go through the rounds",
-    "of the journal again, at most 100.",
+    "client 8 bytes for x_i and, for FedFW+, 8 for y_i. The journal does not grow with them. After 100 rounds, once,",
+    "all that is kept is written as a checkpoint, by its non-zero entries: a round in 100 writes more than the table",
+    "says, for FedFW+ up to 8 bytes for each client and coordinate. To resume is to load a checkpoint and go through",
+    "the rounds of the journal again, at most 100.",
 ]
 CASES = {
     "FedFW, all different": ("fedfw", "different", 1.0),
@@ -159,8 +159,8 @@ def main() -> None:
         f"`python -m benchmarks.server --rounds {options.rounds} --write`: {options.clients:,} clients, the l1 ball,",
         f"{10 * options.features:,} parameters, {options.rounds} rounds; medians, and the worst round.",
         f"{machine()}",
-        f"The machine's load average was {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores: CPU s is what the server used,",
-        "and the seconds of a round also have what it waited for others.",
+        f"The machine's load average was {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores: CPU s is what the server",
+        "used, and the seconds of a round also have what it waited for others.",
         "",
         *markdown(header, rows),
         "",
