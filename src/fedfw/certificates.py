@@ -84,7 +84,7 @@ class LowerBound:
     """The lower bound on the optimum described at the top of this file, updated as clients report.
 
     If all clients report together every time, their n numbers and the sum of the q_i are stored. Otherwise the last q_i
-    of every client is stored, which takes n p numbers.
+    of every client is stored, which takes n p numbers, or n w where the q_i are zero outside of w coordinates.
 
     Parameters
     ----------
@@ -92,6 +92,8 @@ class LowerBound:
         The set D.
     n : int
         Number of clients.
+    p : int, optional
+        Number of parameters, for vectors q_i that are given by their columns.
 
     Examples
     --------
@@ -103,12 +105,13 @@ class LowerBound:
     -3.0
     """
 
-    def __init__(self, constraint: ConstraintSet, n: int) -> None:
-        self._constraint, self._n = constraint, n
+    def __init__(self, constraint: ConstraintSet, n: int, p: int | None = None) -> None:
+        self._constraint, self._n, self._p = constraint, n, p
         self.numbers: Tensor | None = None  # (n,), NaN for clients that have not reported
-        self.q: Tensor | None = None  # (n, p), or (1, p): the sum, while all clients report together
+        self.q: Tensor | None = None  # (n, w), or (1, w): the sum, while all clients report together
+        self.columns: Tensor | None = None  # (w,): the coordinates that q has; None for all
 
-    def report(self, who: Tensor, number: Tensor, q: Tensor) -> None:
+    def report(self, who: Tensor, number: Tensor, q: Tensor, columns: Tensor | None = None) -> None:
         """Store what some of the clients report.
 
         Parameters
@@ -119,21 +122,59 @@ class LowerBound:
             Their terms of the sum, ``w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i``, of shape (m,), in float64.
         q : Tensor
             Their vectors q_i, of shape (m, p), in float64.
+        columns : Tensor, optional
+            Coordinates, integers of shape (w,): q then has shape (m, w), and the q_i are zero elsewhere.
         """
         if self.numbers is None:
             self.numbers = torch.full((self._n,), torch.nan, dtype=torch.float64, device=number.device)
         self.numbers[who] = number.double()
         q = q.double()
         if len(who) == self._n and (self.q is None or len(self.q) == 1):
-            self.q = q.sum(0, keepdim=True)
+            self.q, self.columns = q.sum(0, keepdim=True), columns
             return
         if self.q is None or len(self.q) != self._n:
             # So far all clients reported together, and their q_i were not stored one by one. Their numbers are
             # therefore discarded: the bound is None until every client has reported again.
-            self.q = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device)
+            self.q, self.columns = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device), columns
             self.numbers = torch.full_like(self.numbers, torch.nan)
             self.numbers[who] = number.double()
-        self.q[who] = q
+        if columns is self.columns:
+            self.q[who] = q
+        else:
+            self._make_room(columns)
+            self.q[who] = q if columns is None else self._at_own_columns(q, columns)
+
+    def _make_room(self, columns: Tensor | None) -> None:
+        """Let q have these columns as well; None for all."""
+        assert self.q is not None
+        if columns is None:
+            self.q, self.columns = self._spread_out(self.q), None
+        elif self.columns is not None:
+            new = columns[~torch.isin(columns, self.columns)]
+            self.columns = torch.cat([self.columns, new])
+            self.q = torch.cat([self.q, self.q.new_zeros(self._n, len(new))], 1)
+
+    def _at_own_columns(self, q: Tensor, columns: Tensor) -> Tensor:
+        """Vectors (m, w) of some of the columns as rows of q."""
+        assert self.q is not None
+        if self.columns is not None and torch.equal(columns, self.columns):
+            return q
+        if self.columns is not None:
+            place = columns.new_zeros(int(self.columns.max()) + 1)
+            place[self.columns] = torch.arange(len(self.columns), device=place.device)
+            columns = place[columns]
+        rows = self.q.new_zeros(len(q), self.q.shape[1])
+        rows[:, columns] = q
+        return rows
+
+    def _spread_out(self, rows: Tensor) -> Tensor:
+        """Vectors (m, w) at the columns as vectors (m, p)."""
+        if self.columns is None:
+            return rows
+        assert self._p is not None, "q that has few columns says nothing of how many there are"
+        wide = rows.new_zeros(len(rows), self._p)
+        wide[:, self.columns] = rows
+        return wide
 
     def value(self) -> float | None:
         """The bound from the latest reports.
@@ -145,8 +186,8 @@ class LowerBound:
         """
         if self.numbers is None or self.q is None or bool(self.numbers.isnan().any()):
             return None
-        # - max <q, u> = min <-q, u>
-        return float(self.numbers.sum()) + least_product(self._constraint, -self.q.sum(0))
+        total = self._spread_out(self.q.sum(0, keepdim=True))[0]
+        return float(self.numbers.sum()) + least_product(self._constraint, -total)  # - max <q, u> = min <-q, u>
 
     def state(self) -> dict[str, Tensor]:
         """The tensors from which `load` can restore the bound, for a checkpoint.
@@ -154,9 +195,9 @@ class LowerBound:
         Returns
         -------
         dict from str to Tensor
-            The numbers of the clients and, where they are stored, their vectors q_i.
+            The numbers of the clients and, where they are stored, their vectors q_i and their columns.
         """
-        held = {"numbers": self.numbers, "q": self.q}
+        held = {"numbers": self.numbers, "q": self.q, "columns": self.columns}
         return {name: value for name, value in held.items() if value is not None}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
@@ -167,4 +208,4 @@ class LowerBound:
         held : mapping from str to Tensor
             What `state` returned.
         """
-        self.numbers, self.q = held.get("numbers"), held.get("q")
+        self.numbers, self.q, self.columns = held.get("numbers"), held.get("q"), held.get("columns")

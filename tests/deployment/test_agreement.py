@@ -13,6 +13,7 @@ import torch
 import fedfw
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Order
+from fedfw.rounds.options import Options
 from fedfw.rounds.wire import decoded
 
 from .loopback import Loopback, problem_of, small_task
@@ -65,6 +66,32 @@ def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Pa
         assert record.accuracy == simulated.accuracy
         assert record.drift < 1e-6
     assert torch.equal(loop.server.xbar, run.x)
+
+
+@pytest.mark.parametrize("name", ["FedFW", "FedFW+"])
+def test_same_bits_where_the_server_keeps_few_coordinates(name: str, tmp_path: Path) -> None:
+    """The simulator adds up whole points; sums over 24 clients and few coordinates must not be rounded otherwise."""
+    algorithm = {"FedFW": fedfw.FedFW, "FedFW+": fedfw.FedFWPlus}[name](L1, penalty=0.01)
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(client)
+        return torch.randn(6, 201, generator=generator) + client % 3, torch.randint(0, 3, (6,), generator=generator)
+
+    model = torch.nn.Linear(201, 3)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    options: dict[str, Any] = {"rounds": 8, "participation": 0.7}
+    task = Task(model, torch.nn.functional.cross_entropy, algorithm, data, 24, options=Options(**options))
+    loop = Loopback(DeployedServer(task), tmp_path)
+    run = fedfw.simulate(problem_of(task), algorithm, **options)
+    for simulated in run.history:
+        record = loop.round()
+        assert (record.bytes_down, record.bytes_up) == (simulated.bytes_down, simulated.bytes_up)
+    assert loop.server.coordinator.memory.columns is not None
+    assert torch.equal(loop.server.xbar, run.x)
+    for client, own in _own_memories(loop).items():
+        known = loop.server.coordinator.memory.gather(torch.tensor([client]))
+        assert all(torch.equal(known[key], own[key]) for key in known)
 
 
 def test_the_server_rebuilds_every_memory_that_is_not_data(tmp_path: Path) -> None:

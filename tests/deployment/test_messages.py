@@ -64,7 +64,7 @@ def test_damage_is_noticed_or_harmless(answer: Answer, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"schema": 1}, "schema 1, expected 2"),
+        ({"schema": 1}, "schema 1, expected 3"),
         ({"t": "3"}, "t='3': Input should be a valid integer"),
         ({"t": True}, "valid integer"),
         ({"t": -1}, "greater than or equal to 0"),

@@ -322,12 +322,15 @@ class Upload:
         sent before (the simulator, where both are the same bits, passes the clients' own).
     evidence : Evidence or None
         Where it was asked for.
+    columns : Tensor or None
+        (w,): x is (m, w) and has these coordinates of the points, which are zero elsewhere; None for all coordinates.
     """
 
     who: Tensor
     atoms: Atom
     x: Tensor
     evidence: Evidence | None = None
+    columns: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -379,8 +382,10 @@ class Aggregate:
         everyone, total = count == n, torch.zeros_like(like)
         for upload in uploads:
             upload.atoms.add_sum_to(total)
-            if points and not everyone:
+            if points and not everyone and upload.columns is None:
                 total -= upload.x.sum(0)
+            elif points and not everyone:
+                total[upload.columns] -= upload.x.sum(0)
         return cls(count, everyone, total, everyone and all(is_sparse(upload.atoms) for upload in uploads))
 
 
@@ -410,6 +415,10 @@ class Algorithm(ABC):
         What goes up, what goes down and what is remembered.
     usual_batch : int or None
         Samples of a gradient where a configuration does not say; None for all.
+    coordinatewise : bool
+        Whether `broadcast`, `follow`, `known_direction` and `regroup` treat every coordinate alone and leave it zero
+        where points, atoms and vectors are zero; a deployed server then keeps the coordinates that somebody touched.
+        A class says so for itself: its subclasses, which may change these functions, do not inherit it.
 
     Examples
     --------
@@ -439,6 +448,7 @@ class Algorithm(ABC):
     title: ClassVar[str] = ""
     contract: ClassVar[Contract] = Contract()
     usual_batch: ClassVar[int | None] = None
+    coordinatewise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not hasattr(self.constraint, "bind"):
@@ -464,6 +474,11 @@ class Algorithm(ABC):
     def exact(self) -> bool:
         """Whether steps use the gradient itself, not an average of past ones."""
         return True
+
+    @property
+    def is_coordinatewise(self) -> bool:
+        """Whether this very class says that it is ``coordinatewise``."""
+        return bool(vars(type(self)).get("coordinatewise", False))
 
     def passes(self, local_steps: int, share: float) -> float:
         """Gradients of all of its samples that a client computes a round, when a step looks at a ``share`` of them."""

@@ -55,6 +55,7 @@ class FedFW(Momentum, OracleAlgorithm):
 
     name: ClassVar[str] = "fedfw"
     title: ClassVar[str] = "FedFW"
+    coordinatewise: ClassVar[bool] = True
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:

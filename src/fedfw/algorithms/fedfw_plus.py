@@ -55,6 +55,7 @@ class FedFWPlus(Momentum, OracleAlgorithm):
 
     name: ClassVar[str] = "fedfw+"
     title: ClassVar[str] = "FedFW+"
+    coordinatewise: ClassVar[bool] = True
     contract: ClassVar[Contract] = replace(
         OracleAlgorithm.contract,
         down=("xbar", "ybar"),
@@ -94,7 +95,7 @@ class FedFWPlus(Momentum, OracleAlgorithm):
         return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})
 
     def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"y": state["y"] + plan.lam_0 * (state["x"] - message.xbar)}
+        return state | {"y": pulled(state["y"], state["x"], message.xbar, plan.lam_0)}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         if self.beta:

@@ -45,6 +45,7 @@ class FedFWSto(OracleAlgorithm):
 
     name: ClassVar[str] = "fedfw-sto"
     title: ClassVar[str] = "FedFW-sto"
+    coordinatewise: ClassVar[bool] = True
     usual_batch: ClassVar[int | None] = 64
 
     def make_schedule(self, setting: Setting) -> Schedule:

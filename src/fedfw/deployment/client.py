@@ -30,7 +30,7 @@ from fedfw.problems.digest import digest_of
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.setup import steepness_of
-from fedfw.rounds.wire import decoded, decoded_alone, digest, whole
+from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest, whole
 
 _LEAST_WEIGHT = 2.0**-30
 """Of a private client: no federation has so many clients, and tiny numbers are where floating-point numbers end."""
@@ -243,7 +243,7 @@ class Client:
             client=self.number,
             kind=Kind.SUM,
             payload=whole(sent.vector[0]).write(),
-            digest=digest(counted.state["x"][0]),
+            digest=point_digest(counted.state["x"][0]),
             loss=float(sent.loss[0]),
         )
 
@@ -311,7 +311,7 @@ class Client:
             mean = decoded_alone(order.mean, task.start)
             state = algorithm.take_up(state, given.received.vectors["xbar"], given.sent, mean)
         message = self._message(order, received)
-        before = digest(state["x"][0])
+        before = point_digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
         gradient, lmo = self._oracles(order, tol, release)
         after, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from fedfw.errors import MessageError
 from fedfw.rounds.wire import NUMBER_NBYTES
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of messages and of what both sides store: one that differs is refused."""
 
 Fields = dict[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,19 +35,22 @@ from fedfw.errors import AtomError, MessageError, NobodyTrainedError
 from fedfw.problems.digest import describe_model
 from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
+from fedfw.rounds.checkpoints import DamagedCheckpointError
+from fedfw.rounds.columns import on_columns
 from fedfw.rounds.coordinator import Coordinator, Round
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import PLOTS, RunFolder
-from fedfw.rounds.memory import EveryRow
+from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
 from fedfw.rounds.tensors import joined, part
-from fedfw.rounds.wire import digest, encoded, narrowest
+from fedfw.rounds.wire import digest, encoded, narrowest, point_digest
 
 _log = logging.getLogger("fedfw")
 _INSIDE = 1e-3
 """How far outside of the set, relative to its size, xbar may be: the rounding of thousands of rounds stays below it."""
 _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
+_JOIN, _LEAVE, _STEP = "join", "leave", "step"
 
 
 @dataclass
@@ -64,6 +68,10 @@ class _Exchange:
     refused: Counter[str] = field(default_factory=Counter)
     ahead: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    moves: list[tuple[str, int]] = field(default_factory=list)
+    """What moved the coordinator, in order: clients that joined and left, and the step of round t."""
+    sum_version: int = 0
+    """The version of the message that asked for sums."""
 
 
 class DeployedServer:
@@ -97,6 +105,7 @@ class DeployedServer:
         self._waiting: list[int] = []  # clients that came before the first round
         self._exchange = _Exchange()
         self._now: Round | None = None
+        self._kept_as = ""  # the run's name in the last checkpoint
         self._may_be_ahead: set[int] = set()  # clients that have not been counted since a checkpoint was restored
         self._judge = None if task.test is None else task.problem(task.test)
         folder = self.settings.folder
@@ -143,8 +152,11 @@ class DeployedServer:
     def coordinator(self) -> Coordinator:
         """The round's own server; made when the first round begins."""
         task, n = self.task, len(self.roster)
-        begun = self.algorithm.start_clients(task.start.repeat(n, 1))
-        memory = EveryRow(self.algorithm.contract.rebuilt(begun))
+        begun = self.algorithm.contract.rebuilt(self.algorithm.start_clients(task.start[None].clone()))
+        if self.algorithm.is_coordinatewise:
+            memory: ClientMemory = TouchedColumns(n, begun)
+        else:
+            memory = EveryRow({name: values.repeat(n, 1) for name, values in begun.items()})
         convex = task.setting().convex is True
         plan, floor = task.plan(self.algorithm, n), floor_of(task.loss) if self.settings.tell_loss else None
         return Coordinator(self.algorithm, plan, task.start, memory, convex=convex, floor=floor)
@@ -201,6 +213,7 @@ class DeployedServer:
         self.roster.add(client)
         coordinator.join(row, newcomer)
         self._exchange.joined.append(client)
+        self._exchange.moves.append((_JOIN, client))
 
     def release(self, client: int) -> None:
         """A client is gone for good: the mean is over the others."""
@@ -212,6 +225,7 @@ class DeployedServer:
         self.roster.remove(client)
         self.coordinator.leave(row)
         self._exchange.left.append(client)
+        self._exchange.moves.append((_LEAVE, client))
 
     def wanted(self) -> list[int]:
         """Who is to take part in the next round, by the seed."""
@@ -231,6 +245,7 @@ class DeployedServer:
         if now is None or not self.coordinator.gathers(now):
             return {}
         self.coordinator.ask_for_sums(now, count=False)
+        self._exchange.sum_version = now.version
         return self._send(now, Ask.SUM, {"xbar": self.coordinator.server.xbar})
 
     def open(self, online: Collection[int]) -> dict[int, Order]:
@@ -245,12 +260,15 @@ class DeployedServer:
             if not present:
                 exchange.orders = {}
                 return {}
-            sent = [exchange.contributions[client] for client in present]
-            loss, vector = torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent])
-            self.coordinator.gather(now, [self.roster.rows(present)], [Contributed(loss, vector)])
+            self.coordinator.gather(now, [self.roster.rows(present)], [self._contributed(present)])
         message = self.coordinator.announce(now)
         self.coordinator.number(now)
         return self._send(now, Ask.STEP, self.coordinator.vectors(message))
+
+    def _contributed(self, clients: Collection[int]) -> Contributed:
+        """What clients contributed to the sum, as one stack."""
+        sent = [self._exchange.contributions[client] for client in clients]
+        return Contributed(torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent]))
 
     def _open_round(self, online: Collection[int]) -> None:
         exchange = self._exchange
@@ -265,11 +283,14 @@ class DeployedServer:
         stands_for = digest(*(vectors[name] for name in sorted(vectors)))
         mean = b"" if ask is Ask.SUM or now.gathered is None else encoded(now.gathered.mean).write()
         evaluated = self.task.options.evaluates(now.t)
+        written: dict[int, dict[str, bytes]] = {}  # most clients hold the same message, so it is written once
         orders = {}
         for row, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
             client = members[row]
             memory = self._handed(client, row) if now.gathered is None else {}
             since = 0 if memory else base
+            if since not in written:
+                written[since] = wire.write(since)
             orders[client] = Order(
                 run=self.run,
                 t=now.t,
@@ -280,7 +301,7 @@ class DeployedServer:
                 version=now.version,
                 base=since,
                 digest=stands_for,
-                vectors=wire.write(since),
+                vectors=written[since],
                 mean=mean,
                 memory=memory,
                 penalty=self.plan.lam_0 if self.task.is_open else None,
@@ -361,8 +382,8 @@ class DeployedServer:
 
     def _accept(self, client: int, answer: Answer, now: Round) -> None:
         exchange, row = self._exchange, torch.tensor([self.roster.row(client)])
-        point = self.coordinator.memory.gather(row)["x"][0]
-        if answer.digest != digest(point):
+        point = self.coordinator.points(row)[0]
+        if answer.digest != point_digest(point, self.coordinator.memory.columns):
             self.roster.hand_back.add(client)
             raise MessageError("diverged: its x_i is not the one that was counted")
         if answer.kind == Kind.SUM:
@@ -392,6 +413,7 @@ class DeployedServer:
         if now is not None:
             self._learn_losses(counted)
             self.coordinator.close(now, step)
+            exchange.moves.append((_STEP, now.t))
             # Clients that contributed to a sum and whose step was not counted still hold what was before it.
             self.roster.hand_back |= set(exchange.contributions) - set(counted)
         # Where others spoil a round, whoever answered in it was not away.
@@ -409,8 +431,9 @@ class DeployedServer:
             self.release(client)
         record = self._record(counted, restored, plan, seconds)
         self.history.append(record)
+        entry = self._entry(counted)
         self._exchange, self._now = _Exchange(), None
-        self._save()
+        self._save(*entry)
         return record
 
     def _sound_step(self, now: Round, answered: list[int]) -> tuple[ServerStep | None, set[int]]:
@@ -442,7 +465,7 @@ class DeployedServer:
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
         """What was accepted, stacked by the structure of the atoms."""
-        exchange, memory, uploads = self._exchange, self.coordinator.memory, []
+        exchange, coordinator, uploads = self._exchange, self.coordinator, []
         for _, group in groupby(counted, key=lambda client: structure(exchange.atoms[client])):
             clients = list(group)
             rows, atoms = self.roster.rows(clients), stack_atoms([exchange.atoms[client] for client in clients])
@@ -451,7 +474,7 @@ class DeployedServer:
             evidence = None
             if len(known) == len(counted):  # where everyone reported its number
                 evidence = Evidence(torch.tensor(known, dtype=torch.float64), None)
-            uploads.append(Upload(rows, atoms, memory.gather(rows)["x"], evidence))
+            uploads.append(Upload(rows, atoms, coordinator.points(rows), evidence, coordinator.memory.columns))
         return uploads
 
     def _learn_losses(self, counted: list[int]) -> None:
@@ -468,15 +491,16 @@ class DeployedServer:
         test = self._judge.test(xbar) if self._judge is not None and self.task.options.evaluates(t) else None
         everyone = torch.arange(len(self.roster))
         keeps = self.algorithm.contract.points
-        held = self.coordinator.server.xbar
-        points = self.coordinator.memory.gather(everyone)["x"] if keeps else held[None]
+        held = on_columns(self.coordinator.server.xbar, self.coordinator.memory.columns)
+        points = self.coordinator.points(everyone) if keeps else held[None]
+        apart = (points.double().mean(0) - held).abs()
         return DeployedRecord(
             round=t,
             test_loss=None if test is None else test.loss,
             accuracy=None if test is None else test.accuracy,
             anchor_gap=None if now is None else now.anchor_gap,
             lower_bound=self.coordinator.best_bound,
-            consensus=float((points - held).double().square().sum() ** 0.5),
+            consensus=self.coordinator.memory.spread(self.coordinator.server.xbar) ** 0.5 if keeps else 0.0,
             distance=0.0 if self.task.constraint.contains(xbar) else None,
             participants=len(counted),
             **({} if plan.schedule is None else vars(plan.rates(t))),
@@ -488,7 +512,7 @@ class DeployedServer:
             joined=list(exchange.joined),
             left=list(exchange.left),
             restored=restored,
-            drift=float((points.double().mean(0) - held).abs().max()),
+            drift=float(apart.max()) if len(apart) else 0.0,
             digest=digest(xbar).hex(),
             notes=list(exchange.notes),
         )
@@ -504,7 +528,8 @@ class DeployedServer:
         known = describe_model(task.model, task.loss, task.l2, task.weights)
         return known | fingerprint(plan, self.algorithm, options, task.start, participation)
 
-    def _save(self) -> None:
+    def _save(self, moved: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+        """Write the round down before anybody hears of it: what moved the coordinator, and now and then everything."""
         if self._folder is None:
             return
         meta = {
@@ -514,8 +539,75 @@ class DeployedServer:
             "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
             "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
         }
+        meta |= self.roster.state()
         tensors = joined({"coordinator": self.coordinator.state()})
-        self._folder.save(self.t, tensors, meta | self.roster.state(), self.history)
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        # A journal is of one name of the run: under a new one everything is written.
+        same = self.run == self._kept_as
+        if not same or not self._folder.append(moved, {**meta, **told}, self.history, nbytes):
+            self._folder.save(self.t, tensors, meta, self.history)
+            self._kept_as = self.run
+
+    def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
+        exchange, now = self._exchange, self._now
+        told = {"moves": exchange.moves, "history": self.history[-2:].to_jsonl()}
+        if now is None or self._folder is None:
+            return {}, told
+        answers = [exchange.answers[client] for client in counted]
+        payloads = b"".join(answer.payload for answer in answers)
+        moved = {"payloads": torch.frombuffer(bytearray(payloads), dtype=torch.uint8) if payloads else torch.zeros(0)}
+        step: dict[str, Any] = {
+            "asked": exchange.invited,
+            "announced": now.version if now.message is not None else None,
+            "counted": counted,
+            "lengths": [len(answer.payload) for answer in answers],
+            "losses": [answer.loss for answer in answers],
+            "numbers": [answer.number for answer in answers],
+        }
+        if now.gathered is not None:
+            present = sorted(exchange.contributions)
+            sent = self._contributed(present)
+            step |= {"present": present, "sum_version": exchange.sum_version}
+            moved |= {"sum_losses": sent.loss, "sum_vectors": sent.vector}
+        return moved, told | {"step": step}
+
+    def _repeat(self, moved: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+        """Go through a round of the journal again."""
+        self._exchange = _Exchange()
+        for what, number in told["moves"]:
+            if what == _JOIN:
+                self._join(number)
+            elif what == _LEAVE:
+                self.release(number)
+            else:
+                self._repeat_step(number, moved, told["step"])
+        self.roster.load(dict(told))
+        records = History.from_jsonl(told["history"], DeployedRecord)
+        self.history = History([*self.history[: told["round"] - len(records)], *records])
+        self._exchange, self._now = _Exchange(), None
+
+    def _repeat_step(self, t: int, moved: Mapping[str, Tensor], step: Mapping[str, Any]) -> None:
+        exchange, coordinator = self._exchange, self.coordinator
+        now = coordinator.open(t, [self.roster.rows(step["asked"])])
+        if "present" in step:
+            coordinator.wire.version = step["sum_version"] - 1
+            coordinator.ask_for_sums(now, count=False)
+            sent = Contributed(moved["sum_losses"], moved["sum_vectors"])
+            coordinator.gather(now, [self.roster.rows(step["present"])], [sent])
+        if step["announced"] is not None:
+            coordinator.announce(now)
+            coordinator.wire.version = step["announced"] - 1
+            coordinator.number(now)
+        payloads, begin = moved["payloads"].numpy().tobytes(), 0
+        said = zip(step["counted"], step["lengths"], step["losses"], step["numbers"], strict=True)
+        for client, length, loss, number in said:
+            payload, begin = payloads[begin : begin + length], begin + length
+            exchange.atoms[client] = self.task.decode(payload, self.plan, t)
+            exchange.answers[client] = Answer(self.run, t, client, Kind.STEP, payload, b"", loss, number)
+        for upload in self._uploads(step["counted"]):
+            now.arrive(upload)
+        coordinator.close(now)
 
     def _restore(self, folder: RunFolder) -> None:
         found = folder.latest()
@@ -534,10 +626,10 @@ class DeployedServer:
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self.run = meta["run"]
-        if folder.newest_round() != self.t:
-            self._begin_anew("a damaged checkpoint was skipped: all are handed what the one before it remembers")
+        if not self._repeat_journal(folder) or folder.newest_round() > self.t:
+            self._begin_anew("what is damaged was skipped: all are handed what was remembered before it")
         else:
-            self._may_be_ahead = set(self.roster.members)
+            self._kept_as, self._may_be_ahead = self.run, set(self.roster.members)
 
     def _begin_anew(self, why: str) -> None:
         """Clients may be ahead of this server, and rightly refuse to go back in a run: it gets another name.
@@ -548,6 +640,24 @@ class DeployedServer:
         self._note(why)
         self.run = re.sub(r"([.][0-9]+)+$", "", self.run) + f".{secrets.randbelow(10**9)}"
         self.roster.hand_back, self._may_be_ahead = set(self.roster.members), set()
+
+    def _repeat_journal(self, folder: RunFolder) -> bool:
+        """Go through the rounds after the checkpoint again; False where the journal is damaged."""
+        try:
+            for moved, told in folder.entries(self.t):
+                plan, t = self.plan, told["round"]
+                here = after_rounds(self._fingerprint, plan, min(t, self.task.options.rounds))
+                refuse_another_run(folder.path, told["fingerprint"], here, t)
+                if told["run"] != self.run or t != self.t + 1:
+                    return False  # of before the run went back to an older checkpoint
+                self._repeat(moved, told)
+                record = self.history[-1]
+                if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
+                    raise DamagedCheckpointError(f"{folder.path}: round {t} did not give the same model again")
+        except DamagedCheckpointError as error:
+            warnings.warn(f"{error}; going on from round {self.t}", stacklevel=2)
+            return False
+        return True
 
     def finish(self) -> None:
         """Write the model and the plots.

@@ -1,4 +1,7 @@
-"""Checkpoints: tensors and JSON data in one safetensors file, with a checksum. Nothing is ever pickled."""
+"""Checkpoints: tensors and JSON data in one safetensors file, with a checksum. Nothing is ever pickled.
+
+Tensors that are mostly zero are written by their other entries.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,14 @@ from torch import Tensor
 
 from fedfw.rounds.files import write_atomically
 
-FORMAT = 3
+FORMAT = 4
 """Version of what is in a checkpoint; another one is refused. Formats 1 and 2 were version 0.1's own file format."""
 SUFFIX = ".safetensors"
+_AT = "\0at"
+"""Ends the name of the tensor that says where the entries of another one belong."""
+_SMALL = 1024
+"""Tensors with fewer entries are written whole."""
+_Array = np.ndarray[Any, Any]
 
 
 class DamagedCheckpointError(ValueError):
@@ -37,9 +45,32 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str
     meta : mapping
         Anything that JSON can say.
     """
-    arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
-    head = {"format": str(FORMAT), "meta": json.dumps(dict(meta))}
-    write_atomically(path, save(arrays, head | {"sha256": _checksum(arrays, head)}), private=True)
+    write_atomically(path, packed(tensors, meta), private=True)
+
+
+def packed(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
+    """What a checkpoint's file holds."""
+    arrays, shapes = {}, {}
+    for name, tensor in tensors.items():
+        array = tensor.detach().cpu().contiguous().numpy()
+        places = _places(array)
+        if places is None:
+            arrays[name] = array
+        else:
+            arrays |= {name: array.reshape(-1)[places], name + _AT: places}
+            shapes[name] = array.shape
+    head = {"format": str(FORMAT), "meta": json.dumps(dict(meta)), "shapes": json.dumps(shapes)}
+    return save(arrays, head | {"sha256": _checksum(arrays, head)})
+
+
+def _places(array: _Array) -> _Array | None:
+    """Where the entries are whose bits are not all zero, if it takes less to name them."""
+    if array.size < _SMALL:
+        return None
+    bits = array.reshape(-1).view(f"u{array.itemsize}")
+    if 2 * np.count_nonzero(bits) * (array.itemsize + 4) > array.nbytes:
+        return None
+    return np.flatnonzero(bits).astype(np.uint32 if array.size < 2**32 else np.int64)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -52,23 +83,35 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     ValueError
         If another version of fedfw wrote it.
     """
-    data = path.read_bytes()
+    return unpacked(path.read_bytes(), path)
+
+
+def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The inverse of `packed`, for bytes of the file ``path``; raises as `load_checkpoint` does."""
     try:
         arrays = load(data)
         head: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
-        known = {name: head[name] for name in ("format", "meta")}
-        whole = head["sha256"] == _checksum(arrays, known)
+        known = {name: value for name, value in head.items() if name != "sha256"}
+        whole = head["sha256"] == _checksum(arrays, known) and {"format", "meta"} <= known.keys()
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error!r}") from None
     if not whole:
         raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
     if known["format"] != str(FORMAT):
         raise ValueError(f"{path} has checkpoint format {known['format']}, this version reads {FORMAT}")
-    # A copy, because arrays that lie in the file's bytes cannot be written to.
-    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, json.loads(known["meta"])
+    shapes = json.loads(known["shapes"])
+    tensors = {}
+    for name, array in arrays.items():
+        if name in shapes:
+            full = np.zeros(shapes[name], array.dtype)
+            full.reshape(-1)[arrays[name + _AT]] = array
+            tensors[name] = torch.from_numpy(full)
+        elif not name.endswith(_AT):
+            tensors[name] = torch.from_numpy(array.copy())  # arrays that lie in the file's bytes cannot be written to
+    return tensors, json.loads(known["meta"])
 
 
-def _checksum(arrays: Mapping[str, np.ndarray[Any, Any]], head: Mapping[str, str]) -> str:
+def _checksum(arrays: Mapping[str, _Array], head: Mapping[str, str]) -> str:
     total = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for name in sorted(arrays):
         total.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}\n".encode())

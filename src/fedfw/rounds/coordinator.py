@@ -35,7 +35,8 @@ from fedfw.algorithms.base import (
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.checks import bits_of
-from fedfw.rounds.memory import ClientMemory, EveryRow, load_memory
+from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
+from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
 from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire, encoded
 
@@ -64,7 +65,7 @@ class Round:
     groups : list of Tensor
         The clients that take part, as rows (m,) of the memory; those of one group use the same set.
     states : list of dict
-        Their memories before the step, (m, ...) each.
+        Their memories before the step, (m, ...) each; none where the coordinator keeps few columns of them.
     """
 
     t: int
@@ -181,7 +182,7 @@ class Coordinator:
         self.wire = Wire(self.server.xbar, start.dtype)
         self.holds: Versions = np.zeros(plan.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
-        self.bound = LowerBound(plan.constraint, plan.n)
+        self.bound = LowerBound(plan.constraint, plan.n, len(start))
         self.best_bound = self._floor
         """The largest proven lower bound on the optimum."""
         self.dense_sums = 0
@@ -194,7 +195,8 @@ class Coordinator:
 
         ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be asked.
         """
-        states = [self.memory.gather(rows) for rows in groups]
+        few = self.memory.columns is not None
+        states = [] if few else [self.memory.gather(rows) for rows in groups]
         at = _on_host(groups) if at is None else at
         return Round(t, list(groups), states, self.server, self.server, at, self.holds[at].copy())
 
@@ -239,11 +241,34 @@ class Coordinator:
 
     def announce(self, now: Round, *, wants_evidence: bool = False) -> Message:
         """Step 3: what goes down to the clients of the round."""
-        x = now.states[0]["x"] if len(now.states) == 1 else torch.cat([state["x"] for state in now.states])
+        columns = None
+        if now.states:
+            x = now.states[0]["x"] if len(now.states) == 1 else torch.cat([state["x"] for state in now.states])
+        else:
+            columns, x = self.memory.columns, self.points(now.who)
         now.before = self.server
-        now.after, message = self.algorithm.broadcast(self.plan, self.server, now.who, x, now.t)
+        now.after, message = self._broadcast(self.server, now.who, x, columns, now.t)
         now.message = replace(message, wants_evidence=True) if wants_evidence else message
         return now.message
+
+    def points(self, who: Tensor) -> Tensor:
+        """What the clients ``who`` hold at the memory's columns: (m, w), or (m, p) where it keeps all of them."""
+        return self._at_columns(who)["x"]
+
+    def _at_columns(self, who: Tensor) -> State:
+        return self.memory.view(who) if isinstance(self.memory, TouchedColumns) else self.memory.gather(who)
+
+    def _broadcast(
+        self, server: Server, who: Tensor, x: Tensor, columns: Tensor | None, t: int
+    ) -> tuple[Server, Message]:
+        """What goes down, from the clients' points x (m, w) at the columns."""
+        narrow = narrow_server(server, columns)
+        after, message = self.algorithm.broadcast(self.plan, narrow, who, x, t)
+        if columns is None:
+            return after, message
+        after, p = widen_server(after, server, narrow, columns), len(server.xbar)
+        vectors = {name: spread_out(vector, columns, p) for name, vector in message.vectors.items()}
+        return after, replace(message, xbar=after.xbar, vectors=vectors)
 
     def number(self, now: Round) -> None:
         """Give the message of step 3 its version; apart from it because a GPU can be at work meanwhile."""
@@ -269,7 +294,7 @@ class Coordinator:
         if sum(len(upload.who) for upload in uploads) < len(now.bases):
             present = torch.cat([upload.who for upload in uploads])
             x = torch.cat([upload.x for upload in uploads])
-            after, _ = self.algorithm.broadcast(self.plan, now.before, present, x, now.t)
+            after, _ = self._broadcast(now.before, present, x, uploads[0].columns, now.t)
         server = after if self.server is now.before else _rebased(self.server, now.before, after)
         return step_server(self.algorithm, self.plan, server, uploads, now.t)
 
@@ -293,14 +318,28 @@ class Coordinator:
         self._learn(now)
         for upload, state in zip(now.uploads, now.known, strict=True):
             if state is None:
-                before = self.memory.gather(upload.who)
-                state = self._rebuilt(self.algorithm.follow(self.plan, before, now.message, upload.atoms))
-            self.memory.scatter(upload.who, state)
+                self._follow(upload, now.message)
+            else:
+                self.memory.scatter(upload.who, state)
         self.holds[now.at if arrived == len(now.bases) else _on_host([u.who for u in now.uploads])] = now.version
         rates = self.algorithm.repeatable(self.plan, step.aggregate, now.t) if step.support is not None else None
         repeat = None if rates is None or replayed else Repeat(*rates, step.aggregate.total)
         self.wire.stepped(step.changed, None if rates is None else step.support, repeat, wide=step.wide)
         self.server = step.server
+
+    def _follow(self, upload: Upload, message: Message) -> None:
+        """Work out what clients hold that sent this."""
+        memory, atoms = self.memory, upload.atoms
+        if not isinstance(memory, TouchedColumns):
+            before = memory.gather(upload.who)
+            memory.scatter(upload.who, self._rebuilt(self.algorithm.follow(self.plan, before, message, atoms)))
+            return
+        memory.touch(touched_by(atoms))
+        if memory.columns is not None:
+            atoms = narrow_atoms(atoms, memory.place, len(memory.columns), memory.rows["x"].dtype)
+            message = narrow_message(message, memory.columns)
+        after = self.algorithm.follow(self.plan, memory.view(upload.who), message, atoms)
+        memory.put(upload.who, self._rebuilt(after))
 
     def _rebuilt(self, state: State) -> State:
         """Those parts of a memory that are kept here: all in a simulation, the rebuilt ones in a deployment."""
@@ -321,12 +360,13 @@ class Coordinator:
         for upload in now.uploads:
             if upload.evidence is None or not self.convex:
                 continue
-            q = upload.evidence.q
+            q, columns = upload.evidence.q, None
             if q is None:
-                state = self.memory.gather(upload.who)
-                q = self.algorithm.known_direction(self.plan, state, now.message)
+                columns = self.memory.columns
+                state, message = self._at_columns(upload.who), narrow_message(now.message, columns)
+                q = self.algorithm.known_direction(self.plan, state, message)
             if q is not None:
-                self.bound.report(upload.who, upload.evidence.number, q)
+                self.bound.report(upload.who, upload.evidence.number, q, columns)
                 self.improve(self.bound.value())
 
     # --- clients that come and go ---
@@ -350,10 +390,13 @@ class Coordinator:
     def _regroup(self) -> None:
         before = self.server.xbar
         self.plan = replace(self.plan, n=self.memory.n)
-        self.server = self.algorithm.regroup(self.server, self._every_row().rows)
+        columns = self.memory.columns
+        narrow = narrow_server(self.server, columns)
+        regrouped = self.algorithm.regroup(narrow, self._every_row().rows)
+        self.server = widen_server(regrouped, self.server, narrow, columns)
         self.wire.stepped(bits_of(before) != bits_of(self.server.xbar))
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
-        self.bound, self.best_bound = LowerBound(self.plan.constraint, self.plan.n), self._floor
+        self.bound, self.best_bound = LowerBound(self.plan.constraint, self.plan.n, len(before)), self._floor
 
     # --- checkpoints ---
 
@@ -380,7 +423,7 @@ class Coordinator:
         server = {name: value.to(device) for name, value in part(held, "server").items()}
         self.server = Server(server.pop("xbar"), server)
         self.wire.load(part(held, "wire"))
-        self.bound = LowerBound(self.plan.constraint, self.memory.n)
+        self.bound = LowerBound(self.plan.constraint, self.memory.n, len(self._start))
         self.bound.load({name: value.to(device) for name, value in part(held, "bound").items()})
         self.holds = held["holds"].numpy().copy()
         bound, sums = held["numbers"].tolist()

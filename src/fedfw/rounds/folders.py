@@ -1,10 +1,13 @@
-"""The run folder: history, model, plots and checkpoints, each replaced in one piece, by one process at a time."""
+"""The run folder: history, model, plots and checkpoints, each replaced in one piece, by one process at a time.
+
+``journal-T`` says what happened after round T, entry by entry: with checkpoint T it gives the rounds that follow.
+"""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,16 @@ from torch import Tensor, nn
 
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
 from fedfw.rounds.files import FolderLock, lock_folder, remove_leftovers, write_atomically
+from fedfw.rounds.journal import Journal
 from fedfw.rounds.records import History
 
 HISTORY, MODEL, PLOTS = "history.jsonl", "model.pt", "plots.png"
+_JOURNAL = "journal"
 _OLD_SUFFIX = ".bin"  # of version 0.1
+_MOST_ENTRIES = 100
+"""Of a journal: they are repeated, round by round, when a run goes on."""
+_SMALL_JOURNAL = 2**20
+"""Bytes up to which a journal is no reason for a checkpoint."""
 
 
 class RunFolder:
@@ -45,6 +54,8 @@ class RunFolder:
         self.path, self._resume, self._private = path, resume, private
         self._lock: FolderLock | None = None
         self._ours = resume  # whether what the folder holds is of this run
+        self._journal: Journal | None = None  # where the next round is written, if a checkpoint or a journal begins it
+        self._final = 0  # bytes of the history's file that will not change
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file, expected a folder for the run")
         if resume and not path.is_dir():
@@ -92,6 +103,9 @@ class RunFolder:
         found = self.path.glob(f"checkpoint-*{SUFFIX}")
         return sorted(path for path in found if path.stem.partition("-")[2].isdecimal())
 
+    def _journals(self) -> list[Path]:
+        return sorted(self.path.glob(f"{_JOURNAL}-*"))
+
     def newest_round(self) -> int:
         """The round of the newest checkpoint, damaged or not; 0 for none."""
         return max((_round_of(path) for path in self._checkpoints()), default=0)
@@ -107,17 +121,58 @@ class RunFolder:
                 warnings.warn(f"{error}; going back to the one before it", stacklevel=2)
         return None
 
+    def entries(self, t: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
+        """What journals say of the rounds after round t, in order; the next round is written behind them.
+
+        Raises
+        ------
+        DamagedCheckpointError
+            At an entry that is not as it was written; no journal is then gone on with.
+        """
+        self._journal, following = None, Journal(self._journal_after(t))
+        while True:
+            yield from following.entries()
+            t += following.count
+            if not following.count or not self._journal_after(t).exists():
+                break
+            following = Journal(self._journal_after(t))
+        self._journal = following
+
+    def _journal_after(self, t: int) -> Path:
+        return self.path / f"{_JOURNAL}-{t:08d}"
+
+    def append(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History, nbytes: int) -> bool:
+        """Write what happened in a round; False where a checkpoint is due.
+
+        ``nbytes`` is what a checkpoint may take: a journal that takes more is not worth going on with.
+        """
+        if self._journal is None:
+            return False
+        self.claim()
+        self._journal.append(tensors, meta)
+        lines = history.to_jsonl().encode()
+        path = self.path / HISTORY
+        with open(path, "r+b" if path.exists() else "wb") as file:
+            file.seek(self._final)
+            file.write(lines[self._final :])
+            file.truncate()
+        self._final = lines.rfind(b"\n", 0, -1) + 1  # more may become known of the last round
+        return self._journal.count < _MOST_ENTRIES and self._journal.size < max(_SMALL_JOURNAL, nbytes)
+
     def save(self, t: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History) -> None:
         """Write a checkpoint of round t and the history beside it; the two newest checkpoints are kept."""
         self.claim()
         lines = history.to_jsonl()
-        for later in self._checkpoints():  # damaged ones of a run that went back
-            if _round_of(later) > t:
+        for later in [*self._checkpoints(), *self._journals()]:  # of a run that went back
+            if _round_of(later) > t or later == self._journal_after(t):
                 later.unlink()
         save_checkpoint(self.path / f"checkpoint-{t:08d}{SUFFIX}", tensors, {**meta, "history": lines})
         write_atomically(self.path / HISTORY, lines.encode(), private=self._private)
-        for old in self._checkpoints()[:-2]:
-            old.unlink()
+        kept = self._checkpoints()[-2:]
+        for old in [*self._checkpoints(), *self._journals()]:
+            if _round_of(old) < _round_of(kept[0]):
+                old.unlink()
+        self._journal, self._final = Journal(self._journal_after(t)), 0
 
     def save_model(self, model: nn.Module) -> None:
         """Write the model's parameters, as `torch.load` reads them."""
@@ -127,5 +182,6 @@ class RunFolder:
         write_atomically(self.path / MODEL, weights.getvalue(), private=self._private)
 
 
-def _round_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.partition("-")[2])
+def _round_of(path: Path) -> int:
+    """The round in the name of a checkpoint or a journal."""
+    return int(path.stem.partition("-")[2])

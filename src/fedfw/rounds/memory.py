@@ -2,7 +2,8 @@
 
 In a simulation these are the memories themselves, in a deployment what the server rebuilt of them. Where few of many
 registered clients ever take part, untouched clients share one row, and a touched client's row is kept by its non-zero
-entries while that is smaller. Both forms give back the same bits, but for the sign of zeros.
+entries while that is smaller. A deployed server keeps the columns that somebody touched, which sparse atoms leave few.
+All forms give back the same bits, but for the sign of zeros.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import State
+from fedfw.rounds.columns import on_columns, spread_out
 
 _CHUNK = 4096
+_BLOCK = 64
+"""torch adds up the columns of a stack in blocks, the largest of which have so many columns."""
 
 
 class ClientMemory(ABC):
     """The clients' memories, by name: x, y, d ..."""
 
     n: int
+    columns: Tensor | None = None
+    """The coordinates (w,) outside of which everyone holds zero; None for all."""
 
     @abstractmethod
     def gather(self, rows: Tensor) -> State:
@@ -82,6 +89,126 @@ class EveryRow(ClientMemory):
 
     def load(self, held: dict[str, Tensor]) -> None:
         self.rows, self.n = held, len(held["x"])
+
+
+class TouchedColumns(EveryRow):
+    """Tensors (n, w) of the coordinates that somebody touched; elsewhere everyone holds zero.
+
+    Once that is more than half of all coordinates, they are all kept. torch adds up columns in blocks, and in another
+    order in the last block if that is not full. So that sums over clients have the bits that they have in a stack
+    (n, p), the coordinates of that last block are always kept, behind full blocks of others.
+
+    Parameters
+    ----------
+    n : int
+        How many clients there are.
+    start : dict of str to Tensor
+        The memory of a client that has not taken part yet, (1, p) each.
+
+    Examples
+    --------
+    >>> import torch
+    >>> memory = TouchedColumns(2, {"x": torch.zeros(1, 1000)})
+    >>> memory.scatter(torch.tensor([0]), {"x": torch.eye(1000)[[500]]})
+    >>> int(memory.columns[0]), memory.rows["x"].shape
+    (500, torch.Size([2, 104]))
+    """
+
+    def __init__(self, n: int, start: State) -> None:
+        self._p = start["x"].shape[1]
+        self._last = self._p - self._p % _BLOCK  # where the last block begins
+        used = _nonzero_columns(start)
+        self._keep(used[used < self._last])
+        super().__init__({name: on_columns(values, self.columns).repeat(n, 1) for name, values in start.items()})
+        self._begun = self._stale = False  # whether somebody took a step; whether touched columns may be zero now
+
+    def _keep(self, touched: Tensor | None) -> None:
+        """Keep full blocks of the coordinates touched and as many others as it takes, then the last block."""
+        self.columns = None
+        if touched is not None:
+            free = torch.ones(self._last, dtype=torch.bool)
+            free[touched] = False
+            others = free.nonzero().flatten()[: -len(touched) % _BLOCK]
+            columns = torch.cat([touched, others, torch.arange(self._last, self._p)])
+            if 2 * len(columns) <= self._p:
+                self.columns, self._touched = columns, touched
+                self.place = torch.full((self._p,), -1)
+                self.place[columns] = torch.arange(len(columns))
+
+    def touch(self, coordinates: Tensor | None) -> None:
+        """From now on these coordinates (k,) are kept as well; None for all."""
+        if self.columns is None:
+            return
+        if coordinates is None:
+            self._move(self._touched[:0], None)
+            return
+        kept, inside = self._touched, coordinates[coordinates < self._last]
+        if self._stale:
+            used = _nonzero_columns(self.rows)
+            self._stale, kept = False, kept[used[used < len(kept)]]
+        known = torch.zeros(self._p, dtype=torch.bool)
+        known[kept] = True
+        new = _distinct(inside[~known[inside]])
+        if len(new) or len(kept) < len(self._touched):
+            self._move(kept, torch.cat([kept, new]))
+
+    def _move(self, kept: Tensor, touched: Tensor | None) -> None:
+        """Keep other columns from now on, of which the first are ``kept``; None for all."""
+        before, places = self.columns, slice(len(kept)) if kept is self._touched else self.place[kept]
+        assert before is not None
+        self._keep(touched)
+        tail = self._p - self._last
+        for name, values in self.rows.items():
+            if self.columns is None:
+                self.rows[name] = spread_out(values, before, self._p)
+            else:
+                moved = values.new_zeros(self.n, len(self.columns))
+                moved[:, : len(kept)] = values[:, places]
+                moved[:, len(self.columns) - tail :] = values[:, len(before) - tail :]
+                self.rows[name] = moved
+
+    def view(self, rows: Tensor) -> State:
+        """The memories (m, w) of the clients ``rows`` at the columns."""
+        return super().gather(rows)
+
+    def put(self, rows: Tensor, state: State) -> None:
+        """Replace them."""
+        super().scatter(rows, state)
+        self._stale, self._begun = self._stale or not self._begun, True  # a first step may leave nothing of the start
+
+    def gather(self, rows: Tensor) -> State:
+        return {name: spread_out(values, self.columns, self._p) for name, values in self.view(rows).items()}
+
+    def scatter(self, rows: Tensor, state: State) -> None:
+        self.touch(_nonzero_columns(state))
+        self.put(rows, {name: on_columns(values, self.columns) for name, values in state.items()})
+
+    def spread(self, xbar: Tensor) -> float:
+        return super().spread(on_columns(xbar, self.columns))  # outside of the columns xbar is zero, too
+
+    def insert(self, row: int, newcomer: State) -> None:
+        self.touch(_nonzero_columns(newcomer))
+        super().insert(row, {name: on_columns(values, self.columns) for name, values in newcomer.items()})
+
+    def state(self) -> dict[str, Tensor]:
+        return self.rows if self.columns is None else self.rows | {"columns": self.columns}
+
+    def load(self, held: dict[str, Tensor]) -> None:
+        held = dict(held)
+        columns = held.pop("columns", None)
+        super().load(held)
+        self._keep(None if columns is None else columns[columns < self._last])
+        self._begun = self._stale = True
+
+
+def _distinct(numbers: Tensor) -> Tensor:
+    """The numbers (k,) without repetitions, ascending."""
+    return torch.from_numpy(np.unique(numbers.numpy()))
+
+
+def _nonzero_columns(state: State) -> Tensor:
+    """The coordinates where somebody holds something."""
+    return torch.stack([(values != 0).any(0) for values in state.values()]).any(0).nonzero().flatten()
 
 
 class _Table:
@@ -206,6 +333,8 @@ def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> 
     """
     if "touched" in held and not isinstance(memory, TouchedRows):
         memory = TouchedRows(memory.n, start)
+    elif "columns" in held and not isinstance(memory, TouchedColumns):
+        memory = TouchedColumns(memory.n, {name: start[name] for name in held if name != "columns"})
     elif "touched" not in held and not isinstance(memory, EveryRow):
         memory = EveryRow(held)
     memory.load(held)

@@ -162,6 +162,30 @@ def digest(*vectors: Tensor) -> bytes:
     return total.digest()[:DIGEST_NBYTES]
 
 
+def point_digest(x: Tensor, columns: Tensor | None = None) -> bytes:
+    """Eight bytes by which two sides see that they hold the same point, from its non-zero entries.
+
+    Parameters
+    ----------
+    x : Tensor
+        (p,), or the entries (w,) at the columns of a point that is zero elsewhere.
+    columns : Tensor, optional
+        (w,), integers in any order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> whole_point, entries = torch.tensor([0.0, 2.0, 0.0, 1.0]), torch.tensor([1.0, 2.0])
+    >>> point_digest(whole_point) == point_digest(entries, torch.tensor([3, 1]))
+    True
+    """
+    x = x.detach().cpu()
+    at = x.nonzero().flatten()
+    places = at if columns is None else columns[at]
+    order = places.argsort()
+    return digest(places[order], x[at][order])
+
+
 def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> bytes:
     return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + _values(values, precision)
 

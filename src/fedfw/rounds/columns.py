@@ -1,0 +1,131 @@
+"""The part of a round that happens on few coordinates: where every client holds zero, nothing has to be worked out.
+
+Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every coordinate alone
+(`Algorithm.is_coordinatewise`) gives the same bits on the coordinates that somebody touched, in less time and memory.
+Columns are integers (w,); None stands for all coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Message, Server
+from fedfw.atoms import Atom, Mixture, SparseAtom, SparseValues, TupleAtom, is_sparse
+
+
+def on_columns(vector: Tensor, columns: Tensor | None) -> Tensor:
+    """The entries (..., w) of vectors (..., p) at the columns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> on_columns(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0])).tolist()
+    [3.0, 1.0]
+    """
+    return vector if columns is None else vector[..., columns]
+
+
+def spread_out(entries: Tensor, columns: Tensor | None, p: int) -> Tensor:
+    """The vectors (..., p) that have these entries (..., w) at the columns and zeros elsewhere.
+
+    Examples
+    --------
+    >>> import torch
+    >>> spread_out(torch.tensor([3.0, 1.0]), torch.tensor([2, 0]), 4).tolist()
+    [1.0, 0.0, 3.0, 0.0]
+    """
+    if columns is None:
+        return entries
+    vectors = entries.new_zeros(*entries.shape[:-1], p)
+    vectors[..., columns] = entries
+    return vectors
+
+
+def narrow_server(server: Server, columns: Tensor | None) -> Server:
+    """The server's memory at the columns."""
+    if columns is None:
+        return server
+    return Server(server.xbar[columns], {name: vector[columns] for name, vector in server.vectors.items()})
+
+
+def widen_server(after: Server, before: Server, narrow: Server, columns: Tensor | None) -> Server:
+    """What became of ``before``, when ``after`` became of its part ``narrow``; what stayed is the same object."""
+    if columns is None:
+        return after
+    if after is narrow:
+        return before
+    p = len(before.xbar)
+
+    def wide(name: str, vector: Tensor) -> Tensor:
+        same = vector is narrow.vectors.get(name)
+        return before.vectors[name] if same else spread_out(vector, columns, p)
+
+    xbar = before.xbar if after.xbar is narrow.xbar else spread_out(after.xbar, columns, p)
+    return Server(xbar, {name: wide(name, vector) for name, vector in after.vectors.items()})
+
+
+def narrow_message(message: Message, columns: Tensor | None) -> Message:
+    """A message at the columns."""
+    if columns is None:
+        return message
+    vectors = {name: vector[columns] for name, vector in message.vectors.items()}
+    return replace(message, xbar=message.xbar[columns], vectors=vectors)
+
+
+def touched_by(atoms: Atom) -> Tensor | None:
+    """The coordinates that a stack of atoms names, some of them more than once; None for all.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> touched_by(fedfw.L1Ball(2.0).lmo(torch.tensor([[1.0, -3.0], [2.0, 0.0]]), batch=True)).tolist()
+    [1, 0]
+    """
+    if not is_sparse(atoms):
+        return None
+    return torch.cat([indices.flatten() for _, indices, _ in _terms(atoms, torch.float32)])
+
+
+def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> Atom:
+    """Sparse atoms as vectors (m, width), where coordinate j stands in column ``place[j]``; their steps keep the bits.
+
+    Parameters
+    ----------
+    atoms : Atom
+        A stack of m sparse atoms.
+    place : Tensor
+        (p,), integers.
+    width : int
+        How many columns there are.
+    dtype : torch.dtype
+        Of the points that they will move.
+    """
+    terms = list(_terms(atoms, dtype))
+    parts = tuple(
+        SparseValues(shape=(width,), batched=True, precision=dtype, indices=place[indices], values=values, scale=1.0)
+        for _, indices, values in terms
+    )
+    weights = tuple(share for share, _, _ in terms)
+    return Mixture(shape=(width,), batched=True, precision=dtype, parts=parts, weights=weights)
+
+
+def _terms(
+    atom: Atom, dtype: torch.dtype, begin: int = 0, share: float = 1.0
+) -> Iterator[tuple[float, Tensor, Tensor]]:
+    """What a stack of sparse atoms adds up, in order: shares, and coordinates and values (m, k)."""
+    if isinstance(atom, Mixture):
+        for part, weight in zip(atom.parts, atom.weights, strict=True):
+            yield from _terms(part, dtype, begin, share * weight)
+    elif isinstance(atom, TupleAtom):
+        for part in atom.parts:
+            yield from _terms(part, dtype, begin, share)
+            begin += prod(part.shape)
+    else:
+        assert isinstance(atom, SparseAtom)
+        indices, values = atom.entries(dtype)
+        yield share, indices + begin, values

@@ -1,0 +1,212 @@
+"""A server that is killed between any two writes goes on to the same bits, from its checkpoint and its journal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+
+import fedfw
+from fedfw.deployment import DeployedServer, Deployment, Task
+from fedfw.deployment.messages import Hello
+from fedfw.rounds.journal import Journal
+from fedfw.simulation import Options
+
+from .loopback import Loopback
+
+L1, L2 = fedfw.L1Ball(5.0), fedfw.L2Ball(5.0)
+CASES: dict[str, tuple[fedfw.Algorithm, dict[str, Any]]] = {
+    "FedFW, l1": (fedfw.FedFW(L1, penalty=0.01), {}),
+    "FedFW+, l1, absentees": (fedfw.FedFWPlus(L1, penalty=0.01), {"participation": 3}),
+    "FedFW+, l1, local steps": (fedfw.FedFWPlus(L1, penalty=0.01), {"local_steps": 2, "participation": 3}),
+    "anchored, l1, absentees": (fedfw.FedFWAnchored(L1, anchor_every=3, momentum=0.5), {"participation": 3}),
+    "FedFW+, l2": (fedfw.FedFWPlus(L2, penalty=0.01), {}),
+    "FedAvg": (fedfw.FedAvg(L1, lr=0.5), {"participation": 3}),
+}
+FEATURES, ROUNDS, CLIENTS = 150, 6, 4
+
+
+def wide_task(name: str, dtype: torch.dtype = torch.float32) -> Task:
+    """Softmax regression with 453 parameters, of which sparse atoms touch few."""
+    algorithm, options = CASES[name]
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(client)
+        inputs = torch.randn(8, FEATURES, generator=generator, dtype=dtype) + client % 3
+        return inputs, torch.randint(0, 3, (8,), generator=generator)
+
+    model = torch.nn.Linear(FEATURES, 3, dtype=dtype)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    return Task(model, nnf.cross_entropy, algorithm, data, CLIENTS, options=Options(rounds=ROUNDS, **options))
+
+
+def settings_of(folder: Path) -> Deployment:
+    return Deployment(out=folder, share_gradients=True, tell_loss=True)
+
+
+def assert_same(server: DeployedServer, other: DeployedServer) -> None:
+    """All that the next rounds go by, to the bit; where columns stand in the memory is no part of it."""
+    assert server.roster.state() == other.roster.state()
+    assert list(server.history) == list(other.history)
+    assert server.run == other.run
+    one, two = server.coordinator, other.coordinator
+    everyone = torch.arange(len(server.roster))
+    memories = one.memory.gather(everyone), two.memory.gather(everyone)
+    assert all(torch.equal(memories[0][name], memories[1][name]) for name in memories[1])
+    ours, theirs = one.state(), two.state()
+    for name in theirs:
+        if name.startswith(("server.", "wire.", "holds", "numbers")):
+            assert ours[name].numpy().tobytes() == theirs[name].numpy().tobytes(), name
+    bound = two.bound.value()
+    assert one.bound.value() == (None if bound is None else pytest.approx(bound, rel=1e-12))
+
+
+@pytest.fixture
+def _few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints in between, so that their writes are among those after which the server is killed."""
+    monkeypatch.setattr("fedfw.rounds.folders._MOST_ENTRIES", 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_comes_back_from_the_journal(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    task, settings = wide_task(name, dtype), settings_of(tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    for t in range(1, ROUNDS + 1):
+        loop.round({0, 1, 3} if t == 2 else None)
+        assert len(list((tmp_path / "server").glob("checkpoint-*"))) == 1  # all but the first round is in the journal
+        again = DeployedServer(task, replace(settings, resume=True))
+        assert again.t == t
+        assert_same(again, loop.server)
+
+
+@pytest.mark.usefixtures("_few_entries")
+@pytest.mark.parametrize("name", CASES)
+def test_a_kill_between_any_two_writes_changes_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = wide_task(name)
+    loop = Loopback(DeployedServer(task, settings_of(tmp_path / "server")), tmp_path / "clients")
+    copies: list[Path] = []
+
+    def copying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def copied(*arguments: Any, **options: Any) -> Any:
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            for part in ("server", "clients"):
+                shutil.copytree(tmp_path / part, copies[-1] / part)
+            return function(*arguments, **options)
+
+        return copied
+
+    loop.run(3)
+    with monkeypatch.context() as watched:
+        watched.setattr(Journal, "append", copying(Journal.append))
+        for write in ("save_checkpoint", "write_atomically"):
+            original = getattr(__import__("fedfw.rounds.folders", fromlist=[write]), write)
+            watched.setattr(f"fedfw.rounds.folders.{write}", copying(original))
+        watched.setattr(Path, "unlink", copying(Path.unlink))
+        loop.run(2)
+    loop.run(ROUNDS - 5)
+    assert len(copies) >= 6
+    for copy in copies:
+        resumed = Loopback(DeployedServer(task, replace(settings_of(copy / "server"), resume=True)), copy / "clients")
+        assert resumed.server.t in (3, 4, 5)
+        resumed.run(ROUNDS - resumed.server.t)
+        assert_same(resumed.server, loop.server)
+        assert all(not record.refused for record in resumed.server.history)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["FedFW, l1", "anchored, l1, absentees"])
+def test_a_journal_that_is_cut_off_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    task = wide_task(name)
+    loop = Loopback(DeployedServer(task, settings_of(tmp_path / "server")), tmp_path / "clients")
+    loop.run(4)
+    path = tmp_path / "server" / "journal-00000001"
+    before, data = _ends(path)[-2], path.read_bytes()
+    shutil.copytree(tmp_path / "clients", tmp_path / "then")
+    loop.run(ROUNDS - 4)
+    for cut in (before, before + 1, before + 8, before + 100, len(data) - 1):
+        copy = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "server", copy / "server")
+        shutil.copytree(tmp_path / "then", copy / "clients")  # the clients took their steps of the round that is lost
+        (copy / "server" / path.name).write_bytes(data[:cut])
+        resumed = Loopback(DeployedServer(task, replace(settings_of(copy / "server"), resume=True)), copy / "clients")
+        assert resumed.server.t == 3
+        resumed.run(ROUNDS - 3)
+        assert_same(resumed.server, loop.server)
+
+
+def _ends(path: Path) -> list[int]:
+    journal = Journal(path)
+    return [journal.size for _ in _stepping(journal)]
+
+
+def _stepping(journal: Journal) -> Iterator[None]:
+    for _ in journal.entries():
+        yield
+    yield
+
+
+@pytest.mark.usefixtures("_few_entries")
+def test_a_damaged_checkpoint_costs_nothing_while_the_journal_leads_over_it(tmp_path: Path) -> None:
+    task, settings = wide_task("FedFW+, l1, absentees"), settings_of(tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(ROUNDS)
+    newest = sorted((tmp_path / "server").glob("checkpoint-*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="going back"):
+        assert_same(DeployedServer(task, replace(settings, resume=True)), loop.server)
+
+
+def test_a_damaged_journal_is_left_where_it_is_whole_and_clients_are_set_right(tmp_path: Path) -> None:
+    task, settings = wide_task("FedFW, l1"), settings_of(tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(4)
+    path = tmp_path / "server" / "journal-00000001"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.warns(UserWarning, match="damaged.*going on from round 3"):
+        loop.server = DeployedServer(task, replace(settings, resume=True))
+    record = loop.round()
+    assert (record.round, record.participants, record.refused) == (4, CLIENTS, {})
+    assert sorted(record.restored) == list(range(CLIENTS))
+    again = DeployedServer(task, replace(settings, resume=True))
+    assert_same(again, loop.server)
+
+
+@pytest.mark.parametrize("name", ["FedFW, l1", "FedFW+, l1, absentees", "anchored, l1, absentees", "FedAvg"])
+def test_clients_that_come_and_go_do_so_again(name: str, tmp_path: Path) -> None:
+    task, settings = wide_task(name), settings_of(tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(2)
+    loop.server.meet(Hello(7))
+    loop.round()
+    loop.leaving = {1}
+    while 1 in loop.server.roster.counted:
+        loop.round()
+    loop.round(set())  # nobody is there
+    again = DeployedServer(task, replace(settings, resume=True))
+    assert_same(again, loop.server)
+    assert again.roster.members == [0, 2, 3, 7]
+
+
+def test_a_round_costs_the_disk_what_was_sent(tmp_path: Path) -> None:
+    """Not what is remembered: the journal grows by the same few bytes however many rounds there were."""
+    task, settings = wide_task("FedFW, l1"), settings_of(tmp_path / "server")
+    task = replace(task, options=Options(rounds=30))
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(2)
+    path, sizes = tmp_path / "server" / "journal-00000001", []
+    for _ in range(10):
+        before = path.stat().st_size
+        loop.round()
+        sizes.append(path.stat().st_size - before)
+    assert max(sizes) < 1.1 * min(sizes)
