@@ -130,3 +130,9 @@ def test_two_processes_never_make_the_same_release(ledger: Ledger) -> None:
     twins = [subprocess.Popen([sys.executable, "-c", code], env=here) for _ in range(2)]
     assert [twin.wait() for twin in twins] == [0, 0]
     assert [one.release for one in ledger.releases()] == list(range(1, 41))
+
+
+def test_a_run_whose_server_was_put_back_is_still_one_run() -> None:
+    renamed = [replace(ONE, run=name, release=i, epsilon=0.5 * i) for i, name in enumerate(("r", "r.7", "r.7.12"), 1)]
+    assert spent(renamed) == (1.5, 1e-6)
+    assert spent([*renamed, replace(ONE, run="r2")]) == (2.0, 2e-6)

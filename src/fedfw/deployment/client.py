@@ -7,7 +7,6 @@ is committed, else it is undone. An order that comes again gets the same answer 
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from torch import Tensor
 from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
 from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
-from fedfw.deployment.ledger import LedgerError, Release
+from fedfw.deployment.ledger import LedgerError, Release, first_name
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
 from fedfw.deployment.store import ClientStore, Contribution, Received, Step, Stored
 from fedfw.deployment.task import Task
@@ -34,11 +33,6 @@ from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest, whol
 
 _LEAST_WEIGHT = 2.0**-30
 """Of a private client: no federation has so many clients, and tiny numbers are where floating-point numbers end."""
-
-
-def _first_name(run: str) -> str:
-    """The name of a run before its server went on from an older checkpoint: these are one run with one promise."""
-    return re.sub(r"([.][0-9]+)+$", "", run)
 
 
 def _handed(order: Order) -> str:
@@ -280,8 +274,8 @@ class Client:
 
     def _next_release(self, order: Order, so_far: list[Release]) -> Release | None:
         """The next line of the ledger, within the run's promise and within the budget of the data."""
-        plan, run = self._privacy, _first_name(order.run)
-        own = [one for one in so_far if _first_name(one.run) == run]
+        plan, run = self._privacy, first_name(order.run)
+        own = [one for one in so_far if first_name(one.run) == run]
         assert plan is not None
         earlier = own[-1].release if own else 0
         if not own and self.consent.folder is None:

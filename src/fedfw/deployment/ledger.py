@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -66,6 +67,17 @@ class Release:
 _LINE = TypeAdapter(Release)
 
 
+def first_name(run: str) -> str:
+    """The name of a run before its server went on from an older copy: all these are one run, with one promise.
+
+    Examples
+    --------
+    >>> first_name("trial-5f"), first_name("trial-5f.12.7")
+    ('trial-5f', 'trial-5f')
+    """
+    return re.sub(r"([.][0-9]+)+$", "", run)
+
+
 def spent(releases: Sequence[Release]) -> tuple[float, float]:
     """The epsilon and the delta of all releases together: runs add up, and within a run the last line tells.
 
@@ -75,7 +87,7 @@ def spent(releases: Sequence[Release]) -> tuple[float, float]:
     >>> spent([one, replace(one, release=2, epsilon=0.75), replace(one, run="b", epsilon=0.25)])
     (1.0, 2e-06)
     """
-    last = {one.run: one for one in releases}.values()
+    last = {first_name(one.run): one for one in releases}.values()
     return math.fsum(one.epsilon for one in last), math.fsum(one.delta for one in last)
 
 
