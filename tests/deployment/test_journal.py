@@ -210,3 +210,20 @@ def test_a_round_costs_the_disk_what_was_sent(tmp_path: Path) -> None:
         loop.round()
         sizes.append(path.stat().st_size - before)
     assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_sums_that_nobody_contributed_to_were_asked_for_all_the_same(tmp_path: Path) -> None:
+    """The question has a number and says what the model is: the next message refers to it."""
+    task = wide_task("anchored, l1, absentees")
+    task = replace(task, options=replace(task.options, participation=1.0))
+    loop = Loopback(DeployedServer(task, settings_of(tmp_path / "run")), tmp_path / "clients")
+    loop.run(2)
+    loop.round({0, 1})
+    everyone = set(range(CLIENTS))
+    assert loop.server.ask_for_sums(everyone)
+    assert loop.server.open(everyone) == {}
+    loop.server.close()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    again = DeployedServer(task, replace(settings_of(tmp_path / "copy"), resume=True))
+    assert_same(again, loop.server)
+    assert again.coordinator.wire.version == loop.server.coordinator.wire.version

@@ -565,10 +565,12 @@ class DeployedServer:
             "losses": [answer.loss for answer in answers],
             "numbers": [answer.number for answer in answers],
         }
+        if exchange.sum_version:  # sums were asked for, whether or not anybody contributed
+            step["sum_version"] = exchange.sum_version
         if now.gathered is not None:
             present = sorted(exchange.contributions)
             sent = self._contributed(present)
-            step |= {"present": present, "sum_version": exchange.sum_version}
+            step["present"] = present
             moved |= {"sum_losses": sent.loss, "sum_vectors": sent.vector}
         return moved, told | {"step": step}
 
@@ -590,9 +592,10 @@ class DeployedServer:
     def _repeat_step(self, t: int, moved: Mapping[str, Tensor], step: Mapping[str, Any]) -> None:
         exchange, coordinator = self._exchange, self.coordinator
         now = coordinator.open(t, [self.roster.rows(step["asked"])])
-        if "present" in step:
+        if "sum_version" in step:
             coordinator.wire.version = step["sum_version"] - 1
             coordinator.ask_for_sums(now, count=False)
+        if "present" in step:
             sent = Contributed(moved["sum_losses"], moved["sum_vectors"])
             coordinator.gather(now, [self.roster.rows(step["present"])], [sent])
         if step["announced"] is not None:
