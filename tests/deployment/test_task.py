@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.deployment import Task
+from fedfw.deployment import Client, DeployedServer, Deployment, Task
 from fedfw.rounds.options import Options
+from tests.deployment.loopback import OPEN, Loopback
 
 PRIVATE = "eps=1,delta=1e-5"
 
@@ -58,3 +61,37 @@ def test_convexity_is_that_of_the_problem(loss: Any, convex: bool | None) -> Non
     made = task(loss=loss, per="client" if loss is together else "sample")
     assert made.setting().convex is convex
     assert made.problem(data(0)).convex is convex
+
+
+class _Stubborn(torch.nn.Module):
+    """A linear model that works in float32 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, 4))
+        self.scale = [torch.eye(4)]  # not a buffer, so it stays as it is
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.scale[0] @ self.weight.T
+
+
+def test_clients_that_cannot_prove_anything_say_nothing(tmp_path: Path) -> None:
+    """float64 is what proofs are made in: numbers are then left out, and anchors, which prove, are refused."""
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(client)
+        return torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
+
+    ball = fedfw.L1Ball(2.0)
+    task = Task(
+        _Stubborn(), nnf.cross_entropy, fedfw.FedFW(ball, penalty=0.1), data, 3, options=Options(rounds=2), convex=True
+    )
+    loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path / "plain")
+    loop.run(2)
+    assert [record.participants for record in loop.server.history] == [3, 3]
+    assert loop.server.coordinator.best_bound == 0.0  # what the loss itself allows
+    anchored = replace(task, algorithm=fedfw.FedFWAnchored(ball))
+    server = DeployedServer(anchored, Deployment(share_gradients=True))
+    order = server.ask_for_sums({0, 1, 2})[0]
+    with pytest.raises(ValueError, match="cannot be worked out in float64"):
+        Client(anchored, 0, tmp_path / "anchored", consent=OPEN).handle(order)

@@ -223,6 +223,10 @@ class Client:
             raise MessageError(f"asked for a contribution to a sum, which {algorithm.name} does not make here")
         gradient, _ = self._oracles(order, None)
         plan = self.task.plan(algorithm, order.n)
+        if plan.convex and not self._problem.works_in_float64():
+            raise ValueError(
+                "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
+            )
         counted = self._counted(order, stored)
         assert counted is not None
         sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient)
@@ -326,7 +330,8 @@ class Client:
         return Message(order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=self._may_prove(order))
 
     def _may_prove(self, order: Order) -> bool:
-        return self._may_tell(order) and self.task.options.batch_size is None
+        told = self._may_tell(order) and self.task.options.batch_size is None
+        return told and self._problem.works_in_float64()
 
     def _may_tell(self, order: Order) -> bool:
         return order.tell and self._privacy is None and "losses" in self.consent.share
