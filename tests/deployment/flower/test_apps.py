@@ -161,7 +161,7 @@ def test_a_client_that_is_killed_comes_back(federation: LocalFederation) -> None
 # --- longer: everything that can go wrong ---
 
 
-def _simulated_loss(demo: Demo, history: list[DeployedRecord], folder: Path, run: str) -> float:
+def _simulated_loss(config: RunConfig, history: list[DeployedRecord], folder: Path, run: str) -> float:
     """The final test loss of a simulation with the same attendance, from the clients' own logs."""
     attended: dict[int, list[int]] = {}
     for log in folder.glob(f"state/{run}/client-*.log.jsonl"):
@@ -170,10 +170,10 @@ def _simulated_loss(demo: Demo, history: list[DeployedRecord], folder: Path, run
             event = json.loads(line)
             if "stepped" in event["event"] or event["event"] == "restored":
                 attended.setdefault(event["round"], []).append(client)
-    problem = build_problem(demo.config, load(demo.config))
+    problem = build_problem(config, load(config))
     counted = {record.round: record.participants for record in history}
     who = {t: sorted(set(attended.get(t, [])))[: counted[t]] for t in counted}
-    algorithm = replace(build_algorithm(demo.config), schedule=convex())  # the server planned with everyone
+    algorithm = replace(build_algorithm(config), schedule=convex())  # the server planned with everyone
     run_ = simulate(problem, algorithm, rounds=len(history), participation=lambda t: who[t])
     loss = run_.history[-1].test_loss
     assert loss is not None
@@ -186,11 +186,11 @@ def test_faults_of_clients(disk: str, tmp_path: Path) -> None:
     """A client is killed, with or without its disk, while another is delivered orders twice and damages answers."""
     copy_app(tmp_path / "app")
     (tmp_path / "app" / "federation" / "apps.py").write_text(MISBEHAVING)
-    config = {"algorithm": "fedfw+", "constraint": "l2:10", "momentum": 0.9, "rounds": 20}
-    demo = Demo.of(merge(BASE, config, "test"))
-    out = tmp_path / "out"
+    changes = {"algorithm": "fedfw+", "constraint": "l2:10", "momentum": 0.9, "rounds": 20}
+    config = merge(BASE, changes, "test")
+    demo, out = Demo.of(config), tmp_path / "out"
     with LocalFederation(tmp_path / "federation", 3) as federation:
-        process = deploy(federation, tmp_path / "app", demo, out, round_timeout=15.0)
+        process = deploy(federation, tmp_path / "app", demo, out, round_timeout=25.0, leave_after=0)
         wait_until(lambda: len(records(out)) >= 3, "three rounds")
         federation.kill("client-2")
         if disk == "without its disk":
@@ -206,7 +206,7 @@ def test_faults_of_clients(disk: str, tmp_path: Path) -> None:
         assert any(record.restored == [2] for record in history)
     check_invariants(history, tmp_path / "federation")
     run = json.loads((out / "done.json").read_text())["run"]
-    expected = _simulated_loss(demo, history, tmp_path / "federation", run)
+    expected = _simulated_loss(config, history, tmp_path / "federation", run)
     assert history[-1].test_loss == pytest.approx(expected, rel=0.05)
 
 
