@@ -1,0 +1,45 @@
+"""Plain networks: a perceptron and the two convolutional networks of the paper's table 2."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor, nn
+
+from fedfw.data import Data
+from fedfw.models.kinds import classes, features, image
+
+
+def mlp(data: Data) -> nn.Module:
+    layers = [nn.Linear(features(data), 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(100, classes(data)))
+
+
+class Centred(nn.Module):
+    """Images from [0, 1] to [-1, 1]: with all inputs positive, Frank-Wolfe's long first steps can kill a network."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 2 * images - 1
+
+
+def cnn(data: Data) -> nn.Module:
+    channels, height, width = image(data, 16)
+    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    return nn.Sequential(
+        Centred(),
+        *(nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(64 * prod(left), 128), nn.ReLU(), nn.Linear(128, classes(data))),
+    )
+
+
+def cnn_cifar(data: Data) -> nn.Module:
+    channels, height, width = image(data, 8)
+    return nn.Sequential(
+        Centred(),
+        *(nn.Conv2d(channels, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(64 * (height // 8) * (width // 8), 256), nn.ReLU()),
+        *(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes(data))),
+    )

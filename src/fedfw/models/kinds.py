@@ -1,0 +1,67 @@
+"""What a model is to the rest of the library, and what models ask of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from fedfw.data import Data
+from fedfw.problems.known_losses import LossFunction
+from fedfw.problems.stacks import Samples
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """One entry of the table.
+
+    Parameters
+    ----------
+    summary
+        What it is, in a line.
+    build
+        From the data it is for; random starts come from torch's generator.
+    loss
+        Of outputs and targets, a mean over samples.
+    convex
+        Whether the loss is convex in the parameters.
+    flat
+        Whether inputs are flattened to vectors.
+    column
+        Whether targets become a column of numbers (samples, 1).
+    """
+
+    summary: str
+    build: Callable[[Data], nn.Module]
+    loss: LossFunction
+    convex: bool
+    flat: bool = True
+    column: bool = False
+
+    def samples(self, samples: Samples) -> Samples:
+        """Inputs and targets in the form that the model and its loss take."""
+        inputs, targets = samples
+        return (inputs.flatten(1) if self.flat else inputs), (targets.float()[:, None] if self.column else targets)
+
+
+def features(data: Data) -> int:
+    """How many numbers an input has."""
+    return prod(data.shape)
+
+
+def classes(data: Data) -> int:
+    """How many classes there are, for models that need some."""
+    if data.classes is None:
+        better = "linear" if data.sides is None else "completion"
+        raise ValueError(f"{data.name} has numbers for targets, expected classes: use the model {better}")
+    return data.classes
+
+
+def image(data: Data, least: int) -> tuple[int, int, int]:
+    """Channels, height and width of inputs that are images of at least so many pixels a side."""
+    if len(data.shape) != 3 or min(data.shape[1:]) < least:
+        raise ValueError(f"{data.name} has inputs of shape {data.shape}, expected images of at least {least}x{least}")
+    channels, height, width = data.shape
+    return channels, height, width

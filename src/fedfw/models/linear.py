@@ -1,0 +1,41 @@
+"""Models whose losses are convex: they all begin at zero."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedfw.data import Data
+from fedfw.models.kinds import classes, features
+from fedfw.problems.completion import MatrixCompletion
+
+
+def _from_zero(model: nn.Linear) -> nn.Linear:
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def mclr(data: Data) -> nn.Module:
+    return _from_zero(nn.Linear(features(data), classes(data)))
+
+
+def logistic(data: Data) -> nn.Module:
+    if data.classes != 2:
+        raise ValueError(f"logistic regression is for two classes, and {data.name} has {data.classes or 'none'}")
+    return _from_zero(nn.Linear(features(data), 1))
+
+
+def linear(data: Data) -> nn.Module:
+    if data.classes is not None:
+        raise ValueError(
+            f"{data.name} has classes, expected numbers: use mclr or logistic (libsvm-numbers:PATH has them)"
+        )
+    if data.sides is not None:
+        raise ValueError(f"{data.name} has ratings, expected rows of features: use the model completion")
+    return _from_zero(nn.Linear(features(data), 1))
+
+
+def completion(data: Data) -> nn.Module:
+    if data.sides is None:
+        raise ValueError(f"matrix completion is for ratings such as ml-100k, and {data.name} has none")
+    return MatrixCompletion(*data.sides)

@@ -1,0 +1,44 @@
+"""Models by name, each with its loss, what it takes and whether it is convex.
+
+The smoothness constant that goes with a model and its data is worked out by `Problem.smoothness`; networks have none.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as nnf
+from torch import nn
+
+from fedfw.data import Data
+from fedfw.models import images, linear
+from fedfw.models.kinds import ModelKind
+
+MODELS: dict[str, ModelKind] = {
+    "mclr": ModelKind("softmax regression, from zero", linear.mclr, nnf.cross_entropy, True),
+    "logistic": ModelKind(
+        "logistic regression for two classes, from zero",
+        linear.logistic,
+        nnf.binary_cross_entropy_with_logits,
+        True,
+        column=True,
+    ),
+    "linear": ModelKind("least squares, from zero", linear.linear, nnf.mse_loss, True, column=True),
+    "completion": ModelKind("matrix completion, from zero", linear.completion, nnf.mse_loss, True, flat=False),
+    "mlp": ModelKind("two hidden layers of 100", images.mlp, nnf.cross_entropy, False),
+    "cnn": ModelKind(
+        "images in [-1, 1], conv 32x5, conv 64x5, fc 128", images.cnn, nnf.cross_entropy, False, flat=False
+    ),
+    "cnn-cifar": ModelKind(
+        "images in [-1, 1], conv 32, 64, 64 of 3x3, fc 256, 128", images.cnn_cifar, nnf.cross_entropy, False, flat=False
+    ),
+}
+"""Every model by its name."""
+
+
+def make_model(name: str, data: Data, seed: int) -> nn.Module:
+    """A model by its name; its start is drawn from the seed."""
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}, expected one of {', '.join(MODELS)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name].build(data)
