@@ -101,7 +101,7 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--anchor-every", "3"], "anchor-every goes with fedfw-anchored, not with fedfw+"),
         (
             ["--algorithm", "fedfw-sto", "--momentum", "0.5"],
-            "momentum goes with fedfw, fedfw+, fedfw-anchored, frank-wolfe, not with fedfw-sto",
+            "momentum goes with fedfw, fedfw+, fedfw-anchored, fedlmo, frank-wolfe, not with fedfw-sto",
         ),
         (["--dataset", "fashion-mnist"], "fedfw data get fashion-mnist"),
         (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte.gz"),

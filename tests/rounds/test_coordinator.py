@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,19 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, GathersSums, Kept, Message, Plan, State, Up, Upload
-from fedfw.algorithms.steps import step_server
+from fedfw.algorithms.base import (
+    Algorithm,
+    Evidence,
+    GathersSums,
+    Kept,
+    Message,
+    Plan,
+    State,
+    Up,
+    Upload,
+    parcel_readers,
+)
+from fedfw.algorithms.steps import step_server, upload_of
 from fedfw.atoms.base import read_framed, stack_atoms
 from fedfw.atoms.bits import Reader
 from fedfw.problems.oracles import Cohort, PlainOracles
@@ -87,7 +98,8 @@ class Federation:
     def arrived(self, data: bytes, t: int) -> fedfw.Atom:
         """A stack of one, of the atom that the server reads."""
         readers = self.plan.constraint.net_readers((P,), self.plan.mixing(t)[1])
-        return stack_atoms([read_framed(Reader(data), readers)])
+        parcels = parcel_readers(readers, self.algorithm.sends(t, P), P)
+        return stack_atoms([read_framed(Reader(data), parcels)])
 
     def open(self, t: int, who: list[int], wants_evidence: bool = False) -> tuple[Round, list[Upload]]:
         """A round up to the point where every client has stepped; the uploads have not arrived yet."""
@@ -106,7 +118,8 @@ class Federation:
             if self.algorithm.contract.up is Up.ATOM:
                 atoms = self.arrived(atoms[0].to_bytes(), t)
             told = None if evidence is None else Evidence(evidence.number, None)
-            uploads.append(Upload(torch.tensor([i]), atoms, coordinator.memory.gather(torch.tensor([i]))["x"], told))
+            known = coordinator.memory.gather(torch.tensor([i]))
+            uploads.append(upload_of(self.algorithm, torch.tensor([i]), atoms, known, told))
         return now, uploads
 
     def round(self, t: int, who: list[int], **options: Any) -> Round:
@@ -116,7 +129,8 @@ class Federation:
         numbers = [upload.evidence.number for upload in uploads if upload.evidence is not None]
         evidence = Evidence(torch.cat(numbers), None) if numbers else None
         atoms = stack_atoms([upload.atoms[0] for upload in uploads])
-        now.arrive(Upload(torch.tensor(who), atoms, torch.cat([upload.x for upload in uploads]), evidence))
+        known = self.coordinator.memory.gather(torch.tensor(who))
+        now.arrive(upload_of(self.algorithm, torch.tensor(who), atoms, known, evidence))
         self.coordinator.close(now)
         assert all(self.clients[i] is before[i] for i in range(N) if i not in who)
         return now
@@ -128,6 +142,8 @@ ORACLES = {
     "fedfw+": fedfw.FedFWPlus(fedfw.L2Ball(1.0), penalty=0.05),
     "fedfw-sto": fedfw.FedFWSto(fedfw.L2Ball(1.0), penalty=0.05),
     "naive": fedfw.NaiveFW(fedfw.L2Ball(1.0)),
+    "fedlmo": fedfw.FedLMO(fedfw.L2Ball(1.0)),
+    "fedlmo, lazy": fedfw.FedLMO(fedfw.L2Ball(1.0), momentum=0.0, renew_every=3),
 }
 ATTENDANCE = {"everyone": 1.0, "half": 0.5}
 
@@ -146,7 +162,8 @@ def test_single_arrivals_are_the_stack(name: str, dtype: torch.dtype) -> None:
         rows = torch.tensor(who)
         together = stack_atoms([upload.atoms[0] for upload in uploads])
         after = {key: torch.cat([whole.clients[i][key] for i in who]) for key in whole.clients[0]}
-        now.arrive(Upload(rows, together, now.states[0]["x"]), whole.algorithm.contract.rebuilt(after))
+        upload = upload_of(whole.algorithm, rows, together, now.states[0])
+        now.arrive(upload, whole.algorithm.contract.rebuilt(after))
         whole.coordinator.close(now)
         one, arriving = single.open(t, who)
         for upload in reversed(arriving):
@@ -161,7 +178,8 @@ def test_single_arrivals_are_the_stack(name: str, dtype: torch.dtype) -> None:
                 assert torch.allclose(there.points.mean(0), there.xbar, atol=rough)
         # What the server rebuilt from single atoms is what the clients hold, to the bit.
         for i in who:
-            assert torch.equal(single.points[i], single.clients[i]["x"][0])
+            held = single.coordinator.memory.gather(torch.tensor([i]))
+            assert all(torch.equal(values, single.clients[i][key]) for key, values in held.items())
         # Sums in another order differ in their last bits: the next round begins from the same ones.
         single.coordinator.load({key: value.clone() for key, value in whole.coordinator.state().items()})
         single.clients, single.held = list(whole.clients), [dict(held) for held in whole.held]
@@ -196,12 +214,12 @@ def test_a_stack_and_its_slices_give_the_same_bits(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("attendance", ATTENDANCE)
 @pytest.mark.parametrize("local_steps", [1, 3])
 @pytest.mark.parametrize("set_", ["l1", "l2", "box", "ksparse", "product"])
-@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "naive"])
+@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "naive", "fedlmo"])
 def test_exchanging_bytes_is_the_simulated_run(name: str, set_: str, local_steps: int, attendance: str) -> None:
     """Clients and a server that only exchange bytes give what the simulator gives, and as many bytes both ways."""
     sets = {"ksparse": fedfw.KSparse(3, 0.5), "product": fedfw.Product({"x": fedfw.L1Ball(1.0)})}
     D = sets.get(set_) or Quadratics.on(set_).constraint
-    algorithm = fedfw.ALGORITHMS[name](D, **({} if name == "naive" else {"penalty": 0.05}))
+    algorithm = fedfw.ALGORITHMS[name](D, **({} if name in ("naive", "fedlmo") else {"penalty": 0.05}))
     options = {"rounds": 10, "participation": ATTENDANCE[attendance], "seed": 3, "local_steps": local_steps}
     there = Federation.of(algorithm, **options)
     run = fedfw.simulate(there.problem, algorithm, eval_every=1, **options)  # type: ignore[arg-type]
@@ -237,9 +255,12 @@ def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype)
         if points and not everyone:
             sent = sent - torch.cat([upload.x for upload in now.uploads]).double()
         # Every pair of clients shares a mask that one adds and the other takes away: the server sees noise.
-        masks = torch.randn(count, count, P, generator=generator, dtype=torch.float64)
+        masks = torch.randn(count, count, sent.shape[1], generator=generator, dtype=torch.float64)
         masked = sent + (masks - masks.transpose(0, 1)).sum(1)
-        by_hand = Aggregate(count, everyone, masked.sum(0).to(step.aggregate.total.dtype), step.aggregate.sparse)
+        beside = resolved.sends(now.t, P)
+        total, *sums = masked.sum(0).to(step.aggregate.total.dtype).split([P, *beside.values()])
+        named = dict(zip(beside, sums, strict=True))
+        by_hand = replace(step.aggregate, total=total, beside=named)
         server = resolved.server_step(plan, now.after, by_hand, now.t)
         rough = 1e-11 if dtype == torch.float64 else 1e-5
         assert torch.allclose(by_hand.total, step.aggregate.total, atol=rough)

@@ -10,13 +10,14 @@ from fedfw.algorithms.feddr import FedDR
 from fedfw.algorithms.fedfw import FedFW
 from fedfw.algorithms.fedfw_plus import FedFWPlus
 from fedfw.algorithms.fedfw_sto import FedFWSto
+from fedfw.algorithms.fedlmo import FedLMO
 from fedfw.algorithms.naive import NaiveFW
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
 from fedfw.algorithms.projected import ProjectedAlgorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls
-    for cls in (FedFW, FedFWPlus, FedFWSto, FedFWAnchored, NaiveFW, FrankWolfe, FedAvg, FedDR, FedADMM, FedDA)
+    for cls in (FedFW, FedFWPlus, FedFWSto, FedFWAnchored, FedLMO, NaiveFW, FrankWolfe, FedAvg, FedDR, FedADMM, FedDA)
 }
 """Every algorithm by its name on the command line."""
 
@@ -32,6 +33,7 @@ __all__ = [
     "FedFWAnchored",
     "FedFWPlus",
     "FedFWSto",
+    "FedLMO",
     "FrankWolfe",
     "Message",
     "NaiveFW",

@@ -159,6 +159,6 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
             g += rates.lam * (state["x"] - message.xbar)
         return state, g
 
-    def regroup(self, server: Server, clients: State) -> Server:
-        server = super().regroup(server, clients)
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
+        server = super().regroup(server, clients, weights)
         return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})

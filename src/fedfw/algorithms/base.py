@@ -21,31 +21,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.atoms import Atom, is_sparse
+from fedfw.atoms import Atom, Dense, ReadAtom, TupleAtom, is_sparse
 from fedfw.options import check_options
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet
 
 State = dict[str, Tensor]
-"""A stack of clients' memory by name, each (m, ...); ``x`` (m, p) is always there."""
+"""A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
 
 Lmo = Callable[[Tensor], Atom]
 """(m, p) -> a stack of m atoms."""
 
 
 class Gradient(Protocol):
-    """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data.
+    """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data; without the w_i where ``plain``.
 
     They are worked out on a minibatch, or on all samples (``full``), or on all samples and in float64 (``exact``),
     which is what certificates are made from.
     """
 
-    def __call__(self, x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]: ...
+    def __call__(
+        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 # --- what an algorithm says of itself ---
@@ -96,6 +99,8 @@ class Contract:
         What the server sees.
     shares : str
         What the server learns beside atoms, in words; empty where atoms are all that is sent.
+    weighted : bool
+        Whether what is sent is added up with the clients' weights n w_i; else every client counts the same.
     """
 
     up: Up = Up.ATOM
@@ -106,11 +111,12 @@ class Contract:
     proves: bool = False
     reveals: Reveals = Reveals.ATOMS
     shares: str = ""
+    weighted: bool = False
 
     @property
     def answers_only(self) -> bool:
         """Whether all that clients send are their oracles' answers to their gradient plus what everybody knows."""
-        return self.up is Up.ATOM and not self.sums
+        return self.up is Up.ATOM and self.reveals is Reveals.ATOMS
 
     @property
     def may_relax(self) -> bool:
@@ -209,6 +215,10 @@ class Plan:
     lam_0, schedule : float, Schedule
         The penalty and the rates of algorithms that take Frank-Wolfe steps; the schedule's clock advances
         ``local_steps`` times a round.
+    by_round : bool
+        Whether that clock counts rounds instead, and a local step is the round's step divided by ``local_steps``.
+    least_tol : float
+        The best accuracy that is asked of oracles that iterate.
     lr : float
         The step size of algorithms that take gradient steps.
     convex : bool
@@ -222,6 +232,8 @@ class Plan:
     local_steps: int = 1
     lam_0: float = 0.0
     schedule: Schedule | None = None
+    by_round: bool = False
+    least_tol: float = 1e-6
     lr: float = 0.0
     convex: bool = False
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
@@ -231,7 +243,7 @@ class Plan:
 
         Frank-Wolfe keeps its rate when the oracle's error falls like the step size.
         """
-        return max(1e-6, min(1e-2, 0.1 * self.rates(t).eta))
+        return max(self.least_tol, min(1e-2, 0.1 * self.rates(t).eta))
 
     def lmo(self, g: Tensor, t: int) -> Atom:
         """The oracle of the constraint at one direction g (p,) of round t."""
@@ -246,10 +258,11 @@ class Plan:
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""
         assert self.schedule is not None
-        tick = (t - 1) * self.local_steps + k + 1
+        tick = t if self.by_round else (t - 1) * self.local_steps + k + 1
         eta = self.schedule.eta(tick)
         if not 0 < eta <= 1:
             raise ValueError(f"the schedule gives eta={eta} at t={tick}, expected a number above 0 and at most 1")
+        eta = eta / self.local_steps if self.by_round else eta
         return Rates(eta, self.lam_0 * self.schedule.growth(tick), min(1.0, self.schedule.rho(tick)))
 
     def mixing(self, t: int) -> tuple[float, list[float]]:
@@ -316,7 +329,7 @@ class Upload:
     who : Tensor
         (m,): the clients' numbers.
     atoms : Atom
-        A stack of m atoms, or of m dense vectors.
+        A stack of m atoms, or of m dense vectors; with vectors beside them what `parcel` makes.
     x : Tensor
         (m, p): the clients' points before the round. They are not sent: the server rebuilds them from the atoms it was
         sent before (the simulator, where both are the same bits, passes the clients' own).
@@ -324,6 +337,10 @@ class Upload:
         Where it was asked for.
     columns : Tensor or None
         (w,): x is (m, w) and has these coordinates of the points, which are zero elsewhere; None for all coordinates.
+    weights : Tensor or None
+        (m,): n w_i, which the server knows; None where they are all 1.
+    visited : Tensor or None
+        (m, 1): 1 for clients that took part before, else 0, where the server keeps account of it.
     """
 
     who: Tensor
@@ -331,6 +348,53 @@ class Upload:
     x: Tensor
     evidence: Evidence | None = None
     columns: Tensor | None = None
+    weights: Tensor | None = None
+    visited: Tensor | None = None
+
+
+def parcel(sent: Atom, vectors: Mapping[str, Tensor]) -> Atom:
+    """A stack of m atoms with dense vectors (m, ...) beside them, as one thing to send.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> atoms = fedfw.L1Ball(1.0).lmo(torch.eye(3), batch=True)
+    >>> parcel(atoms, {"m": torch.ones(3, 3)}).kind
+    'one-hot + dense'
+    """
+    if not vectors:
+        return sent
+    parts = [
+        Dense(shape=(vector.shape[1],), batched=True, precision=vector.dtype, values=vector)
+        for vector in vectors.values()
+    ]
+    size = math.prod(sent.shape) + sum(vector.shape[1] for vector in vectors.values())
+    return TupleAtom(shape=(size,), batched=True, precision=sent.precision, parts=(sent, *parts))
+
+
+def parcel_readers(
+    first: Mapping[type[Atom], ReadAtom] | None, beside: Mapping[str, int], p: int
+) -> Mapping[type[Atom], ReadAtom]:
+    """The functions that decode what `parcel` makes.
+
+    Parameters
+    ----------
+    first : mapping from a subclass of Atom to ReadAtom, or None
+        Those that decode the atom; None where it is a dense vector as well.
+    beside : mapping of str to int
+        The vectors beside it, by name, and their lengths.
+    p : int
+        The length of the atom.
+    """
+
+    def vector(size: int) -> Mapping[type[Atom], ReadAtom]:
+        return {Dense: partial(Dense.read, shape=(size,), scale=1.0)}
+
+    first = vector(p) if first is None else first
+    if not beside:
+        return first
+    parts = [first, *map(vector, beside.values())]
+    return {TupleAtom: partial(TupleAtom.read, shape=(p + sum(beside.values()),), parts=parts)}
 
 
 @dataclass(frozen=True)
@@ -356,15 +420,31 @@ class Aggregate:
         sum of what they sent less the sum of the senders' points, which is what the sum of all points gains.
     sparse : bool
         Whether everyone sent atoms that name few coordinates, so that the total is short enough to be sent down.
+    beside : dict of str to Tensor
+        The sums of the vectors that came beside, by name.
+    weight : float
+        The sum of the weights n w_i with which all this was added up; the count where every client counts the same.
+    new : Tensor or None
+        (1,): what of that weight belongs to clients that took part for the first time, where that is kept account of.
     """
 
     count: int
     everyone: bool
     total: Tensor
     sparse: bool = False
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    weight: float = 0.0
+    new: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """(p,): the mean of what was sent."""
+        return self.total / self.weight
 
     @classmethod
-    def of(cls, uploads: Sequence[Upload], n: int, like: Tensor, points: bool) -> Aggregate:
+    def of(
+        cls, uploads: Sequence[Upload], n: int, like: Tensor, points: bool, beside: Mapping[str, int] | None = None
+    ) -> Aggregate:
         """Add up uploads.
 
         Parameters
@@ -377,16 +457,36 @@ class Aggregate:
             A vector (p,) of the type and on the device of the sum.
         points : bool
             Whether clients keep points of their own.
+        beside : mapping of str to int, optional
+            The vectors that come beside, by name, and their lengths.
         """
         count = sum(len(upload.who) for upload in uploads)
         everyone, total = count == n, torch.zeros_like(like)
+        sums = {name: like.new_zeros(size) for name, size in (beside or {}).items()}
+        sent, weight, new = [], 0.0, None
         for upload in uploads:
-            upload.atoms.add_sum_to(total)
+            first, *rest = upload.atoms.parts if sums and isinstance(upload.atoms, TupleAtom) else (upload.atoms,)
+            for atoms, into in zip((first, *rest), (total, *sums.values()), strict=True):
+                _add_up(atoms, upload.weights, into)
+            sent.append(first)
+            weight += len(upload.who) if upload.weights is None else float(upload.weights.sum())
+            if upload.visited is not None:
+                came = 1 - upload.visited if upload.weights is None else (1 - upload.visited) * upload.weights[:, None]
+                new = came.sum(0) if new is None else new + came.sum(0)
             if points and not everyone and upload.columns is None:
                 total -= upload.x.sum(0)
             elif points and not everyone:
                 total[upload.columns] -= upload.x.sum(0)
-        return cls(count, everyone, total, everyone and all(is_sparse(upload.atoms) for upload in uploads))
+        sparse = everyone and all(is_sparse(atoms) for atoms in sent)
+        return cls(count, everyone, total, sparse, sums, weight, new)
+
+
+def _add_up(atoms: Atom, weights: Tensor | None, into: Tensor) -> None:
+    """Add a stack of m atoms, times their weights (m,), to one tensor."""
+    if weights is None:
+        atoms.add_sum_to(into)
+    else:
+        into += (atoms.dense(into.dtype) * weights.to(into.dtype)[:, None]).sum(0)
 
 
 # --- the algorithm itself ---
@@ -484,6 +584,10 @@ class Algorithm(ABC):
         """Gradients of all of its samples that a client computes a round, when a step looks at a ``share`` of them."""
         return local_steps * share
 
+    def sends(self, t: int, p: int) -> dict[str, int]:
+        """The dense vectors that clients send in round t beside what the contract says, by name, and their lengths."""
+        return {}
+
     def start_clients(self, x: Tensor) -> State:
         """Memory of m clients that begin at x (m, p)."""
         return {"x": x}
@@ -522,8 +626,11 @@ class Algorithm(ABC):
         """The part (m, p) of the clients' first direction that does not come from their data, for the certificate."""
         return None
 
-    def regroup(self, server: Server, clients: State) -> Server:
-        """The server's memory when clients have come or gone, from what it knows of those that are there."""
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
+        """The server's memory when clients have come or gone, from what it knows of those that are there.
+
+        ``weights`` (n,) are their n w_i; None where these are all 1.
+        """
         return replace(server, xbar=clients["x"].mean(0)) if self.contract.points else server
 
 

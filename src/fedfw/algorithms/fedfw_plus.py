@@ -89,7 +89,7 @@ class FedFWPlus(Momentum, OracleAlgorithm):
         server = replace(server, vectors=vectors | {"ybar": ybar})
         return server, Message(t, server.xbar, {"ybar": sent_down(server, ybar)})
 
-    def regroup(self, server: Server, clients: State) -> Server:
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         settled = {"owed": torch.zeros_like(server.xbar)} if "owed" in server.vectors else {}
         server = super().regroup(replace(server, vectors=server.vectors | settled), clients)
         return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})

@@ -185,7 +185,7 @@ class OracleAlgorithm(OracleSteps):
         rest = {} if x.dtype is torch.float64 else {"rest": torch.zeros_like(x)}
         return Server(x.to(torch.float64, copy=True), rest)
 
-    def regroup(self, server: Server, clients: State) -> Server:
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         return with_mean(server, clients["x"].mean(0))
 
     def __post_init__(self) -> None:

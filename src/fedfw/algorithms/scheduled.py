@@ -19,6 +19,26 @@ NETWORK_SCHEDULE = "linear-decay:0.05"
 """What works for networks, see docs/algorithms.md: Frank-Wolfe's first steps would destroy a network's start."""
 
 
+StepSizes = Annotated[
+    str | Schedule | Callable[[int], float] | None,
+    option(
+        f"step sizes: {', '.join(NAMES)}",
+        otherwise=f"by the problem; networks {NETWORK_SCHEDULE}",
+        expected=f"one of {', '.join(NAMES)}, a Schedule, or a function t -> eta",
+    ),
+]
+"""The option ``schedule`` of every algorithm that has one."""
+
+Beta = Annotated[
+    Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
+    option(
+        f"weight of past gradients, or auto ({NETWORK_MOMENTUM} for networks, else 0)",
+        expected="a number of at least 0 and below 1, or auto",
+    ),
+]
+"""The option ``momentum`` of every algorithm that has one."""
+
+
 @dataclass(frozen=True)
 class Scheduled(Algorithm):
     """An algorithm whose step sizes follow a schedule.
@@ -30,14 +50,7 @@ class Scheduled(Algorithm):
     """
 
     _: KW_ONLY
-    schedule: Annotated[
-        str | Schedule | Callable[[int], float] | None,
-        option(
-            f"step sizes: {', '.join(NAMES)}",
-            otherwise=f"by the problem; networks {NETWORK_SCHEDULE}",
-            expected=f"one of {', '.join(NAMES)}, a Schedule, or a function t -> eta",
-        ),
-    ] = None
+    schedule: StepSizes = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,13 +88,7 @@ class Momentum(Scheduled):
     """
 
     _: KW_ONLY
-    momentum: Annotated[
-        Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
-        option(
-            f"weight of past gradients, or auto ({NETWORK_MOMENTUM} for networks, else 0)",
-            expected="a number of at least 0 and below 1, or auto",
-        ),
-    ] = "auto"
+    momentum: Beta = "auto"
 
     @property
     def beta(self) -> float:

@@ -7,20 +7,24 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Aggregate, Algorithm, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.atoms import Dense
+from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
+from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.checks import bits_of, holds
 from fedfw.errors import NonFiniteError
 
 
 @dataclass(frozen=True)
 class Party:
-    """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for gradients and atoms."""
+    """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for gradients and atoms.
+
+    ``weights`` (m,) are their n w_i; None where these are all 1.
+    """
 
     who: Tensor
     state: State
     gradient: Gradient
     lmo: Lmo
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,30 @@ def take_steps(
     states, uploads = [], []
     for party in parties:
         state, atoms, evidence = algorithm.client_step(plan, party.state, message, party.gradient, party.lmo)
-        if isinstance(atoms, Dense):
-            _refuse_non_finite(atoms, party.who, message.t)
+        _refuse_non_finite(atoms, party.who, message.t)
         states.append(state)
-        uploads.append(Upload(party.who, atoms, party.state["x"], evidence))
+        uploads.append(upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights))
     return RoundSteps(states, uploads, step_server(algorithm, plan, server, uploads, message.t))
+
+
+def upload_of(
+    algorithm: Algorithm,
+    who: Tensor,
+    atoms: Atom,
+    known: State,
+    evidence: Evidence | None = None,
+    weights: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> Upload:
+    """What the clients ``who`` (m,) sent, with what the server knows of them: their memory before the round."""
+    weights = weights if algorithm.contract.weighted else None
+    return Upload(who, atoms, known["x"], evidence, columns, weights, known.get("visited"))
 
 
 def step_server(algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> ServerStep:
     """The server's step from the uploads of round t."""
-    aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points)
+    beside = algorithm.sends(t, len(server.xbar))
+    aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside)
     after = algorithm.server_step(plan, server, aggregate, t)
     changed = bits_of(server.xbar) != bits_of(after.xbar)
     if not aggregate.sparse:
@@ -84,11 +102,14 @@ def step_server(algorithm: Algorithm, plan: Plan, server: Server, uploads: Seque
     return ServerStep(after, aggregate, changed, bits_of(total) != 0, wide)
 
 
-def _refuse_non_finite(sent: Dense, who: Tensor, t: int) -> None:
+def _refuse_non_finite(sent: Atom, who: Tensor, t: int) -> None:
     """Refuse dense vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input."""
-    fine = sent.values.sum(1).isfinite()
-    if not holds(fine):
-        clients = who[~fine].tolist()
-        raise NonFiniteError(
-            f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
-        )
+    for part in sent.parts if isinstance(sent, TupleAtom) else (sent,):
+        if not isinstance(part, Dense):
+            continue
+        fine = part.values.sum(1).isfinite()
+        if not holds(fine):
+            clients = who[~fine].tolist()
+            raise NonFiniteError(
+                f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
+            )

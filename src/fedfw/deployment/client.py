@@ -253,7 +253,8 @@ class Client:
         """
         assert self._privacy is not None
         constraint = self.task.constraint
-        points = [state["x"][0], *(received.vectors[name] for name in received.vectors if name == "xbar")]
+        own = [state["x"][0]] if self.task.algorithm.contract.points else []
+        points = [*own, *(received.vectors[name] for name in received.vectors if name == "xbar")]
         inside = all(constraint.contains(point, 1e-3) for point in points)
         finite = all(bool(value.isfinite().all()) for value in state.values())
         if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.base import Algorithm, Plan, Setting, Up
+from fedfw.algorithms.base import Algorithm, Plan, Setting, Up, parcel_readers
 from fedfw.algorithms.projected import dense
-from fedfw.atoms import Atom
+from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.deployment.messages import TOO_LARGE
@@ -197,30 +197,39 @@ class Task:
 
     def encode(self, sent: Atom) -> bytes:
         """What one client sends, a stack of one."""
-        if self.algorithm.contract.up is Up.VECTOR:
+        if isinstance(sent, Dense) and self.algorithm.contract.up is Up.VECTOR:
             return whole(sent.dense(self.start.dtype)[0]).write()
         return sent[0].to_bytes()
 
     def decode(self, data: bytes, plan: Plan, t: int) -> Atom:
         """The inverse in round t, a single atom; raises `AtomError` for what is no encoding or lies outside the set."""
-        if self.algorithm.contract.up is Up.VECTOR:
+        vectors, beside = self.algorithm.contract.up is Up.VECTOR, self.algorithm.sends(t, len(self.start))
+        if vectors and not beside:
             return dense(self.decode_vector(data)[None])[0]
         shape, reader = tuple(self.start.shape), Reader(data)
-        _, weights = plan.mixing(t)
-        atom = read_framed(reader, self.constraint.net_readers(shape, weights))
+        weights = [] if vectors else plan.mixing(t)[1]
+        first = None if vectors else self.constraint.net_readers(shape, weights)
+        sent = read_framed(reader, parcel_readers(first, beside, len(self.start)))
         reader.finish()
         widest = torch.promote_types(self.start.dtype, torch.float32).itemsize
-        if any(precision.itemsize > widest for precision in precisions(atom)):
+        if any(precision.itemsize > widest for precision in precisions(sent)):
             raise AtomError("the atom's numbers are wider than the model's, which they could overflow")
+        atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
+        for vector in (atom, *rest) if vectors else rest:
+            _refuse_large(vector.dense())
         # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set.
         accepts = self.constraint.accepts if len(weights) == 1 else self.constraint.accepts_net
-        if not accepts(atom, shape):
+        if not vectors and not accepts(atom, shape):
             raise AtomError("the atom is not in the set")
-        return atom
+        return sent
 
     def decode_vector(self, data: bytes) -> Tensor:
         """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
         vector = decoded_alone(data, self.start)
-        if not bool((vector.abs() < TOO_LARGE).all()):
-            raise AtomError("a number is too large")
+        _refuse_large(vector)
         return vector
+
+
+def _refuse_large(vector: Tensor) -> None:
+    if not bool((vector.abs() < TOO_LARGE).all()):
+        raise AtomError("a number is too large")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfw.algorithms.base import Algorithm, Contributed, Evidence, Kept, Plan, Reveals, Upload
-from fedfw.algorithms.steps import ServerStep
+from fedfw.algorithms.steps import ServerStep, upload_of
 from fedfw.atoms import Atom
 from fedfw.atoms.base import stack_atoms, structure
 from fedfw.deployment.consent import Refusal
@@ -189,7 +189,7 @@ class TrainingServer:
         coordinator, row = self.coordinator, self.roster.row(client)
         newcomer = self.algorithm.contract.rebuilt(self.algorithm.start_clients(self.xbar[None].clone()))
         self.roster.add(client)
-        coordinator.join(row, newcomer)
+        coordinator.join(row, newcomer, self._weights(self.roster.members))
         self._exchange.joined.append(client)
         self._exchange.moves.append((JOIN, client))
 
@@ -201,7 +201,7 @@ class TrainingServer:
             return
         row = self.roster.row(client)
         self.roster.remove(client)
-        self.coordinator.leave(row)
+        self.coordinator.leave(row, self._weights(self.roster.members))
         self._exchange.left.append(client)
         self._exchange.moves.append((LEAVE, client))
 
@@ -454,8 +454,17 @@ class TrainingServer:
             evidence = None
             if len(known) == len(counted):  # where everyone reported its number
                 evidence = Evidence(torch.tensor(known, dtype=torch.float64), None)
-            uploads.append(Upload(rows, atoms, coordinator.points(rows), evidence, coordinator.memory.columns))
+            weights = self._weights(clients)
+            held, columns = coordinator.known(rows), coordinator.memory.columns
+            uploads.append(upload_of(self.algorithm, rows, atoms, held, evidence, weights, columns))
         return uploads
+
+    def _weights(self, clients: list[int]) -> Tensor | None:
+        """n w_i of some clients, (m,); None where all clients count the same."""
+        if self.task.weights is None:
+            return None
+        shares = [self.task.weight(client, self.roster.members) for client in clients]
+        return torch.tensor(shares, dtype=self.task.start.dtype) * len(self.roster)
 
     def _learn_losses(self, counted: list[int]) -> None:
         """Clients report their losses at xbar, which is the model after the round before."""

@@ -150,15 +150,18 @@ class WeightedGradient:
         self._losses, self._weights, self._who, self._pick, self._round = losses, weights, who, pick, round_
         self._numbers = who if numbers is None else numbers
 
-    def __call__(self, x: Tensor, full: bool = False, exact: bool = False) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """The weighted losses and gradients; see `fedfw.algorithms.base.Gradient`."""
         if exact:
             values, gradients = self._losses.exactly(x, self._who)
         else:
             x = x.to(self._weights.dtype)
             values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
-        values = values * self._weights
-        gradients *= self._weights[:, None]
+        if not plain:
+            values = values * self._weights
+            gradients *= self._weights[:, None]
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

@@ -253,9 +253,10 @@ class Coordinator:
 
     def points(self, who: Tensor) -> Tensor:
         """What the clients ``who`` hold at the memory's columns: (m, w), or (m, p) where it keeps all of them."""
-        return self._at_columns(who)["x"]
+        return self.known(who)["x"]
 
-    def _at_columns(self, who: Tensor) -> State:
+    def known(self, who: Tensor) -> State:
+        """What the clients ``who`` hold, by name, at the memory's columns."""
         return self.memory.view(who) if isinstance(self.memory, TouchedColumns) else self.memory.gather(who)
 
     def _broadcast(
@@ -363,7 +364,7 @@ class Coordinator:
             q, columns = upload.evidence.q, None
             if q is None:
                 columns = self.memory.columns
-                state, message = self._at_columns(upload.who), narrow_message(now.message, columns)
+                state, message = self.known(upload.who), narrow_message(now.message, columns)
                 q = self.algorithm.known_direction(self.plan, state, message)
             if q is not None:
                 self.bound.report(upload.who, upload.evidence.number, q, columns)
@@ -371,28 +372,31 @@ class Coordinator:
 
     # --- clients that come and go ---
 
-    def join(self, row: int, newcomer: State) -> None:
-        """One more client, whose memory is a stack of one; it becomes row ``row``."""
+    def join(self, row: int, newcomer: State, weights: Tensor | None = None) -> None:
+        """One more client, whose memory is a stack of one; it becomes row ``row``.
+
+        ``weights`` (n,) are the n w_i of all clients that there are then; None where these are all 1.
+        """
         self._every_row().insert(row, newcomer)
         self.holds = np.insert(self.holds, row, 0)
-        self._regroup()
+        self._regroup(weights)
 
-    def leave(self, row: int) -> None:
-        """A client is gone for good: the mean is over the others."""
+    def leave(self, row: int, weights: Tensor | None = None) -> None:
+        """A client is gone for good: the mean is over the others; ``weights`` as for `join`."""
         self._every_row().remove(row)
         self.holds = np.delete(self.holds, row)
-        self._regroup()
+        self._regroup(weights)
 
     def _every_row(self) -> EveryRow:
         assert isinstance(self.memory, EveryRow)
         return self.memory
 
-    def _regroup(self) -> None:
+    def _regroup(self, weights: Tensor | None) -> None:
         before = self.server.xbar
         self.plan = replace(self.plan, n=self.memory.n)
         columns = self.memory.columns
         narrow = narrow_server(self.server, columns)
-        regrouped = self.algorithm.regroup(narrow, self._every_row().rows)
+        regrouped = self.algorithm.regroup(narrow, self._every_row().rows, weights)
         self.server = widen_server(regrouped, self.server, narrow, columns)
         self.wire.stepped(bits_of(before) != bits_of(self.server.xbar))
         # Another sum of losses has another optimum: what was proven of the last one says nothing.

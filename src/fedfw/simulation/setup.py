@@ -19,7 +19,7 @@ def new_memory(
     problem: Problem, algorithm: Algorithm, participation: Participation, options: Options, start: Tensor
 ) -> ClientMemory:
     """A row for everyone who begins at start (p,), or only for clients that take part where those are few."""
-    if algorithm.contract.points and few_take_part(problem, participation, options):
+    if few_take_part(problem, participation, options):
         return TouchedRows(problem.n, algorithm.start_clients(start[None].clone()))
     return EveryRow(algorithm.start_clients(start.repeat(problem.n, 1)))
 

@@ -156,6 +156,7 @@ class Simulation:
         )
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
+        self._unequal = bool((self._weights != self._weights[0]).any())
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
         self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
@@ -335,7 +336,8 @@ class Simulation:
 
     def _party(self, plan: Plan, cohort: Cohort, state: State, tol: float | None) -> Party:
         gradient, lmo = self._oracles.pair(cohort, self.t, tol)
-        return Party(cohort.rows, state, plan.watch("gradient", gradient), plan.watch("oracle", lmo))
+        counts = cohort.weights * plan.n if self._unequal else None
+        return Party(cohort.rows, state, plan.watch("gradient", gradient), plan.watch("oracle", lmo), counts)
 
     def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> RoundSteps:
         """The steps that a GPU replays: those of all clients with all of their samples."""

@@ -1,0 +1,252 @@
+"""FedLMO: oracle steps from the shared model along a shared momentum, for networks and for convex problems.
+
+    client i:  x <- xbar,  m_i <- m
+               K times:  m_i <- beta m_i + (1 - beta) (grad f_i(x) - c_i + c)     (before any m: m_i <- the gradient)
+                         x   <- (1 - eta_t/K) x + (eta_t/K) lmo_D(m_i)
+               it sends its net atom s_i, for which x = (1 - a_t) xbar + a_t s_i, and m_i, and how c_i changes:
+               c_i <- the mean of its K gradients, without corrections
+    server:    xbar <- (1 - a_t) xbar + a_t (mean of the s_i),   m <- mean of the m_i,   c <- mean of the c_i
+
+Here a_t = 1 - (1 - eta_t/K)^K. Means of s_i and m_i are over those present, the mean of the c_i over all that were ever
+present, all with the weights w_i. A client that was never present uses its gradient as it is. Every x and every xbar is
+a convex combination of points of D, whoever takes part.
+
+c_i and c are control variates: grad f_i(x) - c_i + c approximates the gradient of F, whoever the client is, so that
+clients with different data take the same direction. For convex losses docs/theory.md proves a rate in which neither
+their differences nor K appear. `renew_every` leaves the c_i as they are for some rounds; in between nothing but atoms
+travels. With `oracle_at="server"` clients send the mean of K gradients at xbar, and the server takes one oracle step.
+
+The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXiv 2502.07529), shared as in FedCM and
+Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et al., arXiv 2509.26337; Liu et al., arXiv
+2510.27403). The control variates are those of SCAFFOLD (Karimireddy et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import (
+    Aggregate,
+    Contract,
+    Evidence,
+    Gradient,
+    Kept,
+    Lmo,
+    Message,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+    parcel,
+)
+from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.algorithms.projected import dense
+from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
+from fedfw.atoms import Atom, TupleAtom
+from fedfw.atoms.mixture import mix
+from fedfw.options import option
+from fedfw.schedules import Schedule, make_schedule
+
+SCHEDULE = "linear-decay:0.1"
+NETWORK_TOL = 1e-3
+"""How accurate oracles are for networks: minibatches are much less so."""
+
+
+@dataclass(frozen=True)
+class FedLMO(Momentum):
+    """Oracle steps from the shared model along a shared momentum, with control variates.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; for whole networks `fedfw.layer_balls` makes one.
+    momentum : float
+        beta, the weight of the past. With 0 no momentum travels.
+    schedule : str, Schedule or callable
+        Step sizes eta_t of rounds (not of local steps, which are K times shorter); see `Scheduled`.
+    correction : bool
+        Whether control variates take out the differences between clients; their changes are one more vector up.
+    renew_every : int
+        After so many rounds the control variates are renewed. Above 1 the momentum stays with the client in its round.
+    oracle_at : {"clients", "server"}
+        Who calls the oracle.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
+    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L1Ball(10.0)), rounds=50, local_steps=3, participation=3)
+    >>> run.history[-1].accuracy > 0.8
+    True
+    """
+
+    _: KW_ONLY
+    momentum: Beta = NETWORK_MOMENTUM
+    schedule: StepSizes = SCHEDULE
+    correction: Annotated[bool, option("control variates, which take out the differences between clients")] = True
+    renew_every: Annotated[int, option("rounds between two renewals of the control variates", ge=1)] = 1
+    oracle_at: Annotated[
+        Literal["clients", "server"], option("who calls the oracle: the clients, or the server once a round")
+    ] = "clients"
+
+    name: ClassVar[str] = "fedlmo"
+    title: ClassVar[str] = "FedLMO"
+    contract: ClassVar[Contract] = Contract(
+        down=("xbar", "m", "c"),
+        remembers={"x": Kept.REBUILT, "c": Kept.REBUILT, "visited": Kept.REBUILT},
+        reveals=Reveals.GRADIENTS,
+        shares="every client's averaged gradients (its momentum, and how its control variate changes) in each round",
+        weighted=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.oracle_at == "server":
+            if self.renew_every > 1:
+                raise ValueError(
+                    f"renew_every={self.renew_every}, expected 1 with oracle_at='server': one vector is sent"
+                )
+            shares = "the mean of every client's gradients in each round"
+            object.__setattr__(self, "contract", replace(self.contract, up=Up.VECTOR, down=("xbar",), shares=shares))
+
+    # --- before the first round ---
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        if setting.network:
+            return {"schedule": ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05"), "momentum": (0.9, 0.95)}
+        steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
+        return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
+
+    def resolved(self, setting: Setting) -> Self:
+        schedule = SCHEDULE if self.schedule is None else self.schedule
+        return replace(self, momentum=NETWORK_MOMENTUM if self.momentum == "auto" else self.momentum, schedule=schedule)
+
+    def plan(self, setting: Setting) -> Plan:
+        tol = NETWORK_TOL if setting.network else 1e-6
+        return replace(super().plan(setting), by_round=True, least_tol=tol)
+
+    def make_schedule(self, setting: Setting) -> Schedule:
+        """By rounds, and as if everybody took part: no client has a clock of its own."""
+        return make_schedule(SCHEDULE if self.schedule is None else self.schedule, 1.0, setting.rounds)
+
+    def renews(self, t: int) -> bool:
+        """Whether the control variates change in round t."""
+        return self.correction and (t - 1) % self.renew_every == 0
+
+    def sends(self, t: int, p: int) -> dict[str, int]:
+        if self.oracle_at == "server":
+            return {}
+        shared = {"m": p} if self.beta and self.renew_every == 1 else {}
+        return shared | ({"change": p} if self.renews(t) else {})
+
+    def start_clients(self, x: Tensor) -> State:
+        state = {"x": x[:, :0]}  # clients begin every round at xbar
+        return state | ({"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {})
+
+    # --- a round ---
+
+    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+        vectors = {} if self.oracle_at == "server" else self._shared(server)
+        return server, Message(t, server.xbar, vectors)
+
+    def _shared(self, server: Server) -> dict[str, Tensor]:
+        """The mean momentum m and the mean control variate c, each (p,), once there are some."""
+        found = {"m": server.vectors["m"]} if "m" in server.vectors else {}
+        return found | ({"c": _mean_control(server)} if "total" in server.vectors else {})
+
+    def client_step(
+        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+    ) -> tuple[State, Atom, Evidence | None]:
+        begin = message.xbar.expand(len(state["x"]), -1)
+        if self.oracle_at == "server":
+            gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
+            change = gradients.mean(0) - state.get("c", 0)
+            return self._renewed(state, change), dense(change), None
+        x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
+        eta, atoms = plan.rates(message.t).eta, list[Atom]()
+        for _ in range(plan.local_steps):
+            _, g = gradient(x, plain=True)
+            total = total + g
+            g = self._corrected(g, state, message)
+            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
+            atoms.append(lmo(m))
+            x = atoms[-1].step(x.clone(), eta)
+        assert m is not None
+        _, shares = plan.mixing(message.t)
+        vectors = {"m": m} if "m" in self.sends(message.t, 1) else {}
+        if self.renews(message.t):
+            vectors["change"] = total / plan.local_steps - state["c"]
+            state = self._renewed(state, vectors["change"])
+        return state, parcel(mix(atoms, shares), vectors), None
+
+    def _corrected(self, g: Tensor, state: State, message: Message) -> Tensor:
+        """g - c_i + c, (m, p), of the clients that have a c_i; of the others g."""
+        if not self.correction or "c" not in message.vectors:
+            return g
+        return g + state["visited"] * (message.vectors["c"] - state["c"])
+
+    def _renewed(self, state: State, change: Tensor) -> State:
+        """The memory of clients whose control variates change by so much: the server adds it up in the same way."""
+        if not self.correction:
+            return state
+        return state | {"c": state["c"] + change, "visited": torch.ones_like(state["visited"])}
+
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        if self.oracle_at == "server":
+            return self._oracle_step(plan, server, aggregate, t)
+        keep, scale = self.repeatable(plan, aggregate, t)
+        vectors = self._controls(server, aggregate.beside.get("change"), aggregate)
+        if "m" in aggregate.beside:
+            vectors["m"] = aggregate.beside["m"] / aggregate.weight
+        return Server(move_mean(server.xbar, keep, scale, aggregate.total), vectors)
+
+    def _oracle_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta lmo(m)."""
+        direction, m, eta = aggregate.mean, server.vectors.get("m"), plan.rates(t).eta * plan.local_steps
+        if "total" in server.vectors and aggregate.new is not None:
+            direction = direction + _mean_control(server) * (1 - aggregate.new / aggregate.weight)
+        m = direction if m is None else torch.lerp(direction, m, self.beta)
+        xbar = plan.lmo(m, t).step(server.xbar.clone(), eta)
+        return Server(xbar, self._controls(server, aggregate.total, aggregate) | {"m": m})
+
+    def _controls(self, server: Server, change: Tensor | None, aggregate: Aggregate) -> dict[str, Tensor]:
+        """The sum of all c_i, (p,) in float64, and the weight (1,) of the clients that have one."""
+        if change is None or aggregate.new is None:
+            return dict(server.vectors)
+        total, seen = server.vectors.get("total", 0), server.vectors.get("seen", 0)
+        return dict(server.vectors) | {"total": total + change.double(), "seen": seen + aggregate.new}
+
+    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
+        amount, _ = plan.mixing(t)
+        return 1 - amount, amount / aggregate.weight
+
+    # --- what the server knows of clients ---
+
+    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
+        if self.oracle_at == "server":
+            return self._renewed(state, atoms.dense())
+        beside = self.sends(message.t, 1)
+        if "change" not in beside:
+            return state
+        assert isinstance(atoms, TupleAtom)
+        return self._renewed(state, atoms.parts[1 + list(beside).index("change")].dense())
+
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
+        if "total" not in server.vectors:
+            return server
+        seen = clients["visited"] if weights is None else clients["visited"] * weights[:, None]
+        total = (clients["c"].double() * seen).sum(0)
+        return replace(server, vectors=server.vectors | {"total": total, "seen": seen.sum(0)})
+
+
+def _mean_control(server: Server) -> Tensor:
+    """c (p,): the mean of the c_i of all clients that have one."""
+    return (server.vectors["total"] / server.vectors["seen"].clamp(min=1e-30)).to(server.xbar.dtype)
