@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from fedfw._version import __version__
 
 if TYPE_CHECKING:
-    from fedfw import testing
+    from fedfw import optim, testing
     from fedfw.algorithms import (
         ALGORITHMS,
         Algorithm,
@@ -112,6 +112,7 @@ __all__ = [
     "__version__",
     "enclosing",
     "load_problem",
+    "optim",
     "parse_set",
     "simulate",
     "solve",
@@ -132,14 +133,14 @@ _HOMES = (
     "fedfw.presets",
     "fedfw.tuning",
 )
-"""Where the names above live, but for `testing`, which is a module."""
+"""Where the names above live, but for `optim` and `testing`, which are modules."""
 
 
 def __getattr__(name: str) -> Any:
     """What is asked for is imported then: a command line that only shows its help does not wait for torch."""
     if name in __all__:
-        if name == "testing":
-            return import_module("fedfw.testing")
+        if name in ("optim", "testing"):
+            return import_module(f"fedfw.{name}")
         for home in map(import_module, _HOMES):
             if hasattr(home, name):
                 globals()[name] = getattr(home, name)

@@ -1,0 +1,425 @@
+"""fedfw.optim.LMO beside torch's Muon, Scion's published update, an SVD, and what it promises of its points."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR
+
+import fedfw
+from fedfw.optim import LMO
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+SHAPES = [(6, 4), (4, 9), (6, 4), (5, 5)]  # tall, wide, square, and two that are one stack
+ACCURATE = 1e-12
+
+
+def matrices(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int = 0) -> list[nn.Parameter]:
+    random = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) / 3) for shape in shapes]
+
+
+def loss_of(params: Sequence[Tensor], step: int) -> Tensor:
+    """A smooth loss that depends on the step, whose gradients have no zeros."""
+    random = torch.Generator().manual_seed(100 + step)
+    targets = [torch.randn(p.shape, generator=random, dtype=torch.float64).to(p.dtype) for p in params]
+    return sum(((p - t).square() + (p * t).sin()).sum() for p, t in zip(params, targets, strict=True))  # type: ignore[return-value]
+
+
+def train(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(params, step).backward()
+        optimizer.step()
+
+
+def inside(constraint: fedfw.ConstraintSet, x: Tensor, tol: float = 1e-5) -> bool:
+    return constraint.contains(x.detach(), tol)
+
+
+# --- beside other optimizers ---
+
+
+@BOTH
+@pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
+@pytest.mark.parametrize(
+    ("adjust", "radius"),
+    [
+        ("original", lambda rows, columns: math.sqrt(max(1, rows / columns))),
+        ("match_rms_adamw", lambda rows, columns: 0.2 * math.sqrt(max(rows, columns))),
+    ],
+    ids=["original", "match_rms_adamw"],
+)
+def test_with_muons_oracle_it_is_torchs_muon_to_the_bit(
+    adjust: str, radius: Callable[[int, int], float], nesterov: bool, dtype: torch.dtype
+) -> None:
+    ours, theirs = matrices(SHAPES, dtype), matrices(SHAPES, dtype)
+    shared: Any = {"lr": 0.03, "momentum": 0.95, "nesterov": nesterov, "weight_decay": 0.1}
+    balls = [fedfw.SpectralBall(radius(*shape)) for shape in SHAPES]
+    optimizer = LMO(ours, balls, oracle="muon", unconstrained=True, **shared)
+    reference = torch.optim.Muon(theirs, adjust_lr_fn=adjust, **shared)
+    for step in range(20):
+        train(optimizer, ours, 1, step)
+        train(reference, theirs, 1, step)
+        for x, y in zip(ours, theirs, strict=True):
+            assert torch.equal(x, y), f"step {step}"
+
+
+def scion(params: list[Tensor], norms: list[str], *, alpha: float, gamma: float, rho: float, constrained: bool) -> None:
+    """Twenty steps of Pethick et al. 2025, algorithms 1 (uSCG) and 2 (SCG), written down from the paper."""
+    averages = [torch.zeros_like(p) for p in params]
+    for step in range(20):
+        for p in params:
+            p.grad = None
+        loss_of(params, step).backward()
+        for i, (p, norm) in enumerate(zip(params, norms, strict=True)):
+            assert p.grad is not None
+            averages[i] = (1 - alpha) * averages[i] + alpha * p.grad
+            if norm == "sign":
+                lmo = -averages[i].sign()
+            else:
+                u, _, vh = torch.linalg.svd(averages[i].flatten(1), full_matrices=False)
+                lmo = -(u @ vh).reshape(p.shape)
+            with torch.no_grad():
+                p.copy_((1 - gamma) * p + gamma * rho * lmo if constrained else p + gamma * rho * lmo)
+
+
+@BOTH
+@pytest.mark.parametrize("constrained", [True, False], ids=["SCG", "uSCG"])
+def test_signs_and_spectral_balls_are_scions_published_update(constrained: bool, dtype: torch.dtype) -> None:
+    shapes = [(6, 4), (3, 2, 2, 2), (7,), (5, 3), (6, 4)]
+    norms = ["spectral", "spectral", "sign", "sign", "spectral"]
+    ours, theirs = matrices(shapes, dtype), matrices(shapes, dtype)
+    rho = 6.0  # so large that the start lies inside
+    kinds = {"spectral": fedfw.SpectralBall, "sign": fedfw.LinfBall}
+    sets = [kinds[norm](rho) for norm in norms]
+    optimizer = LMO(ours, sets, lr=0.05, momentum=0.9, unconstrained=not constrained, tol=ACCURATE)
+    train(optimizer, ours, 20)
+    scion(list(theirs), norms, alpha=0.1, gamma=0.05, rho=rho, constrained=constrained)
+    close = 1e-4 if dtype == torch.float32 else 1e-6
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, atol=close, rtol=0)
+
+
+@BOTH
+def test_the_exact_oracle_reaches_the_nuclear_norm_of_an_svd(dtype: torch.dtype) -> None:
+    params = matrices(SHAPES, dtype)
+    optimizer = LMO(params, fedfw.Product({"*": fedfw.SpectralBall(2.0)}), lr=1.0, momentum=0.0, tol=ACCURATE)
+    train(optimizer, params, 1)  # with lr = 1 the parameter is the atom
+    for p in params:
+        assert p.grad is not None
+        u, sigma, vh = torch.linalg.svd(p.grad.double(), full_matrices=False)
+        torch.testing.assert_close(p.detach().double(), -2 * u @ vh, atol=1e-4, rtol=0)
+        assert float((p.grad * p.detach()).double().sum()) == pytest.approx(-2 * float(sigma.sum()), rel=1e-5)
+
+
+def test_without_momentum_it_is_frank_wolfe_and_finds_the_optimum() -> None:
+    """The nearest point of the simplex to a target; Frank-Wolfe is within 2 L d^2 / (t + 2) of the least loss."""
+    target = torch.tensor([0.9, 0.6, -1.0, 0.1], dtype=torch.float64)
+    nearest = fedfw.Simplex(1.0).project(target)
+    w = nn.Parameter(torch.full((4,), 0.25, dtype=torch.float64))
+    optimizer = LMO([w], fedfw.Simplex(1.0), momentum=0.0)
+    for t in range(1000):
+        optimizer.param_groups[0]["lr"] = 2 / (t + 2)
+        w.grad = w.detach() - target
+        optimizer.step()
+    excess = (w.detach() - target).square().sum() / 2 - (nearest - target).square().sum() / 2
+    assert 0 <= float(excess) <= 2 * 2 / 1002
+
+
+# --- points stay in the set ---
+
+
+@pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("lr", [0.3, 1e-3])
+def test_parameters_never_leave_their_sets(dtype: torch.dtype, tol: float, lr: float) -> None:
+    sets = [
+        fedfw.SpectralBall(0.7),
+        fedfw.NuclearBall(0.7),
+        fedfw.L1Ball(0.3),
+        fedfw.LinfBall(0.1),
+        fedfw.L2Ball(0.3),
+        fedfw.GroupBall(0.5, "rows"),
+        fedfw.Simplex(1.0),
+    ]
+    params = matrices([(4, 3)] * len(sets), dtype)
+    optimizer = LMO(params, sets, lr=lr)
+    for _ in range(50):
+        train(optimizer, params, 1)  # always the same loss, so that points go to the boundary and stay there
+        for constraint, p in zip(sets, params, strict=True):
+            assert inside(constraint, p, tol), constraint
+            assert p.dtype == dtype
+
+
+def test_a_start_outside_is_moved_to_the_nearest_point_and_one_inside_keeps_its_bits() -> None:
+    out, within = nn.Parameter(torch.tensor([3.0, -4.0])), nn.Parameter(torch.tensor([0.1, 0.2]))
+    LMO([out, within], fedfw.Product({"*": fedfw.L2Ball(1.0)}))
+    torch.testing.assert_close(out.detach(), torch.tensor([0.6, -0.8]))
+    assert within.tolist() == torch.tensor([0.1, 0.2]).tolist()
+    free = nn.Parameter(torch.tensor([3.0, -4.0]))
+    LMO([free], fedfw.L2Ball(1.0), unconstrained=True)
+    assert free.tolist() == [3.0, -4.0]
+
+
+def test_a_start_outside_of_a_set_without_projection_is_refused() -> None:
+    class OracleOnly(fedfw.L2Ball):
+        _project = fedfw.ConstraintSet._project
+
+    with pytest.raises(ValueError, match="the start lies outside the constraint"):
+        LMO([nn.Parameter(torch.ones(3))], OracleOnly(1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_refused_in_constrained_steps_and_else_moved_by_an_oracle_in_float32(
+    dtype: torch.dtype,
+) -> None:
+    p, other = matrices([(4, 3)] * 2, dtype)
+    with pytest.raises(TypeError, match=rf"parameter '0' has dtype {dtype}, expected .* of 32 or 64 bits, because"):
+        LMO([p], fedfw.SpectralBall(1.0))
+    start, p.grad = p.detach().float(), other.detach()
+    LMO([p], fedfw.SpectralBall(1.0), lr=0.25, momentum=0.0, unconstrained=True).step()
+    atom = fedfw.SpectralBall(1.0).lmo(p.grad.float()).dense()
+    assert torch.equal(p.detach(), (start + 0.25 * atom).to(dtype))
+
+
+# --- which set belongs to which parameters ---
+
+
+def test_a_product_takes_names_from_a_model_and_leaves_out_frozen_parameters() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].bias.requires_grad_(False)
+    sets = fedfw.Product({"*.weight": fedfw.SpectralBall(0.1), "1.bias": fedfw.LinfBall(0.01)})
+    optimizer = LMO(model, sets)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [3]
+    assert all(inside(fedfw.SpectralBall(0.1), layer.weight) for layer in (model[0], model[1]))
+    assert inside(fedfw.LinfBall(0.01), model[1].bias)
+
+
+def test_a_single_vector_set_is_bound_to_all_parameters_together() -> None:
+    a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(3))
+    optimizer = LMO([a, b], fedfw.L1Ball(2.0), lr=0.5)
+    a.grad, b.grad = torch.ones(2, 2), torch.tensor([0.0, 5.0, 0.0])
+    optimizer.step()
+    assert a.tolist() == [[0.0, 0.0], [0.0, 0.0]]  # one atom of the whole vector, which is at the largest entry
+    assert b.tolist() == [0.0, -1.0, 0.0]
+
+
+def test_a_single_matrix_set_is_bound_to_weights_and_bias_of_a_linear_layer() -> None:
+    layer = nn.Linear(3, 4)
+    optimizer = LMO(layer, fedfw.SpectralBall(0.5), lr=1.0, momentum=0.0)
+    layer(torch.eye(3)).square().sum().backward()
+    optimizer.step()
+    whole = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
+    torch.testing.assert_close(torch.linalg.svdvals(whole), torch.full((4,), 0.5), atol=1e-5, rtol=0)
+
+
+def test_groups_have_sets_and_options_of_their_own() -> None:
+    a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    groups = [{"params": [("a", a)]}, {"params": [("b", b)], "constraint": fedfw.L1Ball(3.0), "lr": 1.0}]
+    optimizer = LMO(groups, fedfw.LinfBall(1.0), lr=0.5)
+    a.grad = b.grad = torch.tensor([1.0, -2.0])
+    optimizer.step()
+    assert (a.tolist(), b.tolist()) == ([-0.5, 0.5], [0.0, 3.0])
+
+
+def test_a_group_that_is_refused_is_not_added() -> None:
+    optimizer = LMO([nn.Parameter(torch.zeros(2))], fedfw.LinfBall(1.0))
+    with pytest.raises(ValueError, match=r"lr=2\.0, expected a number of at least 0 and at most 1"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "lr": 2.0})
+    assert len(optimizer.param_groups) == 1
+
+
+@BOTH
+def test_parameters_that_are_alike_go_to_one_oracle_call(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, apart = matrices(SHAPES, dtype), matrices(SHAPES, dtype)
+    separate = [LMO([p], fedfw.Product({"*": fedfw.L2Ball(1.0)})) for p in apart]
+    for step in range(3):
+        for p in apart:
+            p.grad = None
+        loss_of(apart, step).backward()
+        for one in separate:
+            one.step()
+    seen, oracle = [], fedfw.L2Ball._lmo
+
+    def counted(self: fedfw.L2Ball, g: Tensor, shape: Any, request: Any) -> Any:
+        seen.append((len(g), *shape))
+        return oracle(self, g, shape, request)
+
+    monkeypatch.setattr(fedfw.L2Ball, "_lmo", counted)
+    train(LMO(together, [fedfw.L2Ball(1.0) for _ in together]), together, 3)  # equal sets, each an object of its own
+    assert seen == [(2, 6, 4), (1, 4, 9), (1, 5, 5)] * 3
+    assert all(torch.equal(x, y) for x, y in zip(together, apart, strict=True))
+
+
+# --- torch's machinery ---
+
+
+@BOTH
+def test_a_saved_run_goes_on_to_the_same_bits(dtype: torch.dtype) -> None:
+    sets = fedfw.Product({"0": fedfw.SpectralBall(0.8), "*": fedfw.LinfBall(0.3)})
+
+    def fresh(params: list[nn.Parameter]) -> tuple[LMO, LinearLR]:
+        optimizer = LMO(params, sets, lr=0.2, nesterov=True)
+        return optimizer, LinearLR(optimizer, 1.0, 0.0, total_iters=30)
+
+    def go(params: list[nn.Parameter], optimizer: LMO, decay: LinearLR, first: int, steps: int) -> None:
+        for step in range(first, first + steps):
+            train(optimizer, params, 1, step)
+            decay.step()
+
+    straight = matrices(SHAPES, dtype)
+    go(straight, *fresh(straight), 0, 20)
+    params = matrices(SHAPES, dtype)
+    optimizer, decay = fresh(params)
+    go(params, optimizer, decay, 0, 10)
+    file = io.BytesIO()
+    torch.save({"x": [p.detach() for p in params], "optimizer": optimizer.state_dict(), "lr": decay.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)  # numbers, texts and tensors alone
+    resumed = [nn.Parameter(x) for x in saved["x"]]
+    optimizer, decay = fresh(resumed)
+    optimizer.load_state_dict(saved["optimizer"])
+    decay.load_state_dict(saved["lr"])
+    go(resumed, optimizer, decay, 10, 10)
+    assert all(torch.equal(x, y) for x, y in zip(straight, resumed, strict=True))
+
+
+def test_a_state_of_other_sets_is_refused() -> None:
+    one, other = (LMO([nn.Parameter(torch.zeros(2))], fedfw.LinfBall(r)) for r in (1.0, 2.0))
+    with pytest.raises(ValueError, match=r"constraint=LinfBall\(r=1.0\), expected LinfBall\(r=2.0\)"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    model = nn.Linear(3, 2)
+    both = copy.deepcopy({"model": model, "optimizer": LMO(model, fedfw.SpectralBall(0.5))})
+    before = model.weight.detach().clone()
+    both["model"](torch.eye(3)).square().sum().backward()
+    both["optimizer"].step()
+    assert torch.equal(model.weight, before)
+    assert not torch.equal(both["model"].weight, before)
+
+
+def test_a_scheduler_changes_the_step_size() -> None:
+    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = LMO([w], fedfw.LinfBall(1.0), lr=0.5)
+    decay = LinearLR(optimizer, 1.0, 0.0, total_iters=2)
+    seen = []
+    for _ in range(3):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+        decay.step()
+        seen.append(w.item())
+    assert seen == [-0.5, -0.625, -0.625]  # step sizes 0.5, 0.25 and 0
+
+
+def test_a_closure_works_out_gradients_and_its_loss_is_returned() -> None:
+    w = nn.Parameter(torch.tensor([0.5]))
+    optimizer = LMO([w], fedfw.LinfBall(1.0), lr=torch.tensor(0.5))
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 0.25
+    assert w.tolist() == [-0.25]
+
+
+@BOTH
+def test_maximising_is_minimising_the_negative(dtype: torch.dtype) -> None:
+    up, down = matrices(SHAPES, dtype), matrices(SHAPES, dtype)
+    sets = fedfw.Product({"*": fedfw.SpectralBall(1.0)})
+    maximiser, minimiser = LMO(up, sets, maximize=True), LMO(down, sets)
+    for step in range(5):
+        for optimizer, params, sign in ((maximiser, up, 1), (minimiser, down, -1)):
+            optimizer.zero_grad()
+            (sign * loss_of(params, step)).backward()
+            optimizer.step()
+    assert all(torch.equal(x, y) for x, y in zip(up, down, strict=True))
+
+
+def test_parameters_without_a_gradient_stay_where_they_are() -> None:
+    a, b = nn.Parameter(torch.full((2,), 0.3)), nn.Parameter(torch.full((2,), 0.3))
+    optimizer = LMO([a, b], fedfw.Product({"*": fedfw.LinfBall(1.0)}))
+    optimizer.step()
+    b.grad = torch.ones(2)
+    optimizer.step()
+    assert a.tolist() == torch.full((2,), 0.3).tolist()
+    assert b.tolist() != a.tolist()
+    with pytest.raises(ValueError, match="parameter '0' has no gradient, expected one because others that share"):
+        LMO([a, b], fedfw.L2Ball(1.0)).step()
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_refused_by_name_and_nothing_moves(bad: float) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = LMO(model, fedfw.Product({"*": fedfw.LinfBall(1.0)}))
+    before = copy.deepcopy(model.state_dict())
+    model.weight.grad, model.bias.grad = torch.ones(2, 2), torch.tensor([1.0, bad])
+    with pytest.raises(fedfw.NonFiniteError, match="gradient of parameter 'bias' has a NaN or an infinity"):
+        optimizer.step()
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+    assert not optimizer.state
+
+
+def test_sparse_gradients_and_complex_parameters_are_refused() -> None:
+    table = nn.Embedding(5, 2, sparse=True)
+    optimizer = LMO(table, fedfw.LinfBall(9.0))
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match=r"gradient of parameter 'weight' is sparse \(torch.sparse_coo\)"):
+        optimizer.step()
+    with pytest.raises(TypeError, match=r"parameter '0' has dtype torch\.complex64, expected real floating-point"):
+        LMO([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], fedfw.LinfBall(1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -0.1}, "lr=-0.1, expected a number of at least 0 and at most 1"),
+        ({"lr": 1.5}, "lr=1.5, expected a number of at least 0 and at most 1"),
+        ({"lr": math.nan, "unconstrained": True}, "lr=nan, expected a number of at least 0"),
+        ({"momentum": 1.0}, "momentum=1.0, expected a number of at least 0 and below 1"),
+        ({"weight_decay": 0.1}, "weight_decay=0.1, expected 0, because constrained steps shrink by lr"),
+        ({"weight_decay": -1.0, "unconstrained": True}, "weight_decay=-1.0, expected a number of at least 0"),
+        ({"oracle": "svd"}, "oracle='svd', expected exact or muon"),
+        ({"oracle": "muon"}, "unconstrained=False, expected True, because"),
+        ({"oracle": "muon", "unconstrained": True}, r"constraint=.*L2Ball.*, expected a SpectralBall for each"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LMO([nn.Parameter(torch.zeros(2, 2))], fedfw.L2Ball(1.0), **options)
+
+
+def test_a_step_size_that_a_scheduler_made_too_large_is_refused() -> None:
+    w = nn.Parameter(torch.zeros(2))
+    optimizer = LMO([w], fedfw.L2Ball(1.0))
+    optimizer.param_groups[0]["lr"] = 1.01
+    w.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"lr=1\.01, expected a number of at least 0 and at most 1"):
+        optimizer.step()
+    assert w.tolist() == [0.0, 0.0]
+
+
+def test_sets_that_do_not_fit_are_refused() -> None:
+    params = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 3))]
+    with pytest.raises(ValueError, match="constraint has 1 sets, expected one for each of 2 parameters"):
+        LMO(params, [fedfw.L2Ball(1.0)])
+    with pytest.raises(TypeError, match="constraint=7, expected a set, a Product or a sequence of sets"):
+        LMO(params, 7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give a set for each parameter"):
+        LMO(params, fedfw.SpectralBall(1.0))
+    with pytest.raises(ValueError, match="parameter '1': Spectrahedron needs a square matrix"):
+        LMO(params, [fedfw.Spectrahedron(1.0)] * 2)
