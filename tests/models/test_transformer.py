@@ -150,9 +150,14 @@ def test_a_step_is_one_call_whatever_the_clients_hold(monkeypatch: pytest.Monkey
     calls: list[int] = []
     together = losses._together
     monkeypatch.setattr(losses, "_together", lambda x, *rest: (calls.append(len(x)), together(x, *rest))[1])
-    who, x = torch.tensor([3, 0, 4, 1]), problem.start.repeat(4, 1)
-    losses.value_and_gradient(x, who, torch.zeros(4, 2, dtype=torch.int64))
-    assert calls == [4]
+    x, picks = problem.start.repeat(5, 1), torch.tensor([[1, 0]]).repeat(5, 1)
+    values, gradients = losses.value_and_gradient(x, torch.arange(5), picks)
+    assert calls == [5]
+    for who in ([3, 0, 4, 1], [2]):  # the same bits as one by one, which a deployed client relies on
+        some = losses.value_and_gradient(x[: len(who)], torch.tensor(who), picks[: len(who)])
+        assert torch.equal(some[0], values[who])
+        assert torch.equal(some[1], gradients[who])
+    assert calls == [5, 4, 1]
 
 
 def test_two_sizes_are_two_problems() -> None:
