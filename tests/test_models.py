@@ -48,6 +48,12 @@ def ratings(rows: int = 12, columns: int = 9, count: int = 70) -> Data:
     return Data("made up", part, part, None, (rows, columns))
 
 
+def texts(classes: int = 7, length: int = 6, samples: int = 24) -> Data:
+    windows = torch.randint(classes, (samples, length + 1), generator=generator(), dtype=torch.int8)
+    part = Part(windows[:, :-1], windows[:, 1:], {"speaker": torch.arange(samples) % 4})
+    return Data("made up", part, part, classes)
+
+
 def problem_of(data: Data, model: str, **options: Any) -> fedfw.Problem:
     return make_problem(data, ProblemOptions(model=model, **({"partition": "iid"} | options)))
 
@@ -60,6 +66,7 @@ TASKS = {
     "mlp": images(1, 6),
     "cnn": images(1, 16),
     "cnn-cifar": images(3, 16),
+    "transformer": texts(),
 }
 
 
@@ -137,7 +144,7 @@ def test_the_l2_term() -> None:
     assert ridge.convex is True
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
 def test_pieces_of_samples_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TASKS[name]
     whole = problem_of(data, name, clients=2)

@@ -11,9 +11,11 @@ import torch
 
 import fedfw
 from fedfw.config import RunConfig
-from fedfw.data import Data, Part, load_data
+from fedfw.data import Data, Part, load_data, partition
+from fedfw.data.shakespeare import cut_windows
 from fedfw.presets import (
     ProblemOptions,
+    _lend,
     load_problem,
     make_problem,
     problem_options,
@@ -30,6 +32,11 @@ def data(classes: int | None = 5, sides: tuple[int, int] | None = None, **owners
         inputs = torch.stack([torch.arange(60) % sides[0], torch.arange(60) % sides[1]], 1)
     part = Part(inputs, targets, owners)
     return Data("made up", part, part, classes, sides)
+
+
+def text(*sizes: int, context: int = 12) -> Data:
+    drawn = (torch.randint(5, (size,), generator=torch.Generator().manual_seed(size)) for size in sizes)
+    return Data("made up", *cut_windows([each.to(torch.int8) for each in drawn], context), 5)
 
 
 def same(one: fedfw.Problem, other: fedfw.Problem) -> bool:
@@ -96,6 +103,7 @@ def test_bad_values_are_refused_where_they_enter(options: dict[str, Any], messag
         (data(None, (6, 5), user=torch.arange(60) % 6), "completion", "user"),
         (data(5, None, client=torch.arange(60) % 6), "mclr", "client"),
         (data(5, None, writer=torch.arange(60) % 6), "mclr", "labels:3"),
+        (text(300, 200, 400, 260), "transformer", "speaker"),
     ],
 )
 def test_models_and_partitions_by_the_data(made: Data, model: str, rule: str) -> None:
@@ -129,6 +137,39 @@ def test_lent_samples_take_the_place_of_the_test_data() -> None:
     assert sorted(held[:, 0].tolist()) == sorted(made.train.inputs[:, 0].tolist())  # nothing is lost or used twice
     with pytest.raises(ValueError, match="too few samples to lend some"):
         make_problem(made, ProblemOptions(clients=60, partition="iid"), held_out=0.5)
+
+
+def test_lent_windows_share_no_character_with_those_that_are_kept() -> None:
+    made = text(900, 700, 800)
+    whole, lending = (make_problem(made, ProblemOptions(clients=3, width=4, depth=1), held_out=h) for h in (0.0, 0.25))
+    assert whole.losses.sizes is not None
+    assert lending.losses.sizes is not None
+    assert lending.test_data is not None
+    assert 0.2 < len(lending.test_data[0]) / len(made.train) <= 0.25
+    assert bool((lending.losses.sizes > 0.7 * whole.losses.sizes).all())  # few are given up
+    kept, lent = _lend(partition("speaker", made.train, 3, 5, 0), 0.25, 0, made.train)
+    assert made.train.starts is not None
+    seen, unseen = (
+        {start + i for start in made.train.starts[rows].tolist() for i in range(13)} for rows in (torch.cat(kept), lent)
+    )
+    assert not seen & unseen
+    with pytest.raises(ValueError, match=r"client \d keeps no window that is clear of what is lent"):
+        make_problem(text(300), ProblemOptions(clients=1), held_out=0.99)
+
+
+def test_sizes_are_for_models_that_have_them() -> None:
+    made = text(300, 200)
+    problem = make_problem(made, ProblemOptions(clients=2, width=6, depth=1, heads=3))
+    assert problem.shapes["blocks.0.q.weight"] == (6, 6)
+    assert "blocks.1.q.weight" not in problem.shapes
+    with pytest.raises(ValueError, match="width=6, expected a multiple of heads=4"):
+        make_problem(made, ProblemOptions(clients=2, width=6))
+    with pytest.raises(ValueError, match="depth=3 goes with transformer, not with mlp"):
+        make_problem(data(5), ProblemOptions(model="mlp", depth=3))
+    with pytest.raises(ValueError, match="made up has sequences for targets, expected one class: use the model trans"):
+        make_problem(made, ProblemOptions(model="mclr"))
+    with pytest.raises(ValueError, match="the transformer is for texts such as shakespeare, and made up has none"):
+        make_problem(data(5), ProblemOptions(model="transformer"))
 
 
 def test_the_problems_part_of_a_configuration() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from fedfw.data import Data, load_data, partition
+from fedfw.data import Data, Part, load_data, partition
 from fedfw.models import MODELS, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
@@ -39,12 +39,15 @@ class ProblemOptions:
         str | None,
         option(f"model: {', '.join(MODELS)}; see 'fedfw models'", otherwise="by the data", expected="a model's name"),
     ] = None
+    width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1)] = None
+    depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1)] = None
+    heads: Annotated[int | None, option("attention heads of the transformer", otherwise="4", ge=1)] = None
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
     clients: Annotated[int, option("number of clients", ge=1)] = 10
     partition: Annotated[
         str | None,
         option(
-            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client",
+            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client, speaker",
             otherwise="by the data",
             expected="the name of a partition",
         ),
@@ -53,6 +56,12 @@ class ProblemOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def model_size(self) -> dict[str, int]:
+        """The sizes of the model that are given."""
+        sizes = {"width": self.width, "depth": self.depth, "heads": self.heads}
+        return {name: value for name, value in sizes.items() if value is not None}
 
 
 @declare_keywords(ProblemOptions)
@@ -114,10 +123,10 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
     """
     model, rule = options.model or usual_model(data), options.partition or usual_partition(data)
-    module, kind = make_model(model, data, seed), MODELS[model]
+    module, kind = make_model(model, data, seed, options.model_size), MODELS[model]
     parts = partition(rule, data.train, options.clients, data.classes, seed)
     if held_out:
-        parts, lent = _lend(parts, held_out, seed)
+        parts, lent = _lend(parts, held_out, seed, data.train)
     test = data.train.take(lent) if held_out else data.test.take()
     return Problem(
         module,
@@ -139,24 +148,47 @@ def usual_model(data: Data) -> str:
     """The name of the simplest model that fits the data."""
     if data.sides is not None:
         return "completion"
+    if data.sequences:
+        return "transformer"
     return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
 def usual_partition(data: Data) -> str:
-    """Whole users of ratings, clients as they were drawn; else three labels a client where there are more, or iid."""
-    natural = [kind for kind in ("user", "client") if kind in data.train.owners]
+    """Whole users or speakers, clients as they were drawn; else three labels a client where there are more, or iid."""
+    natural = [kind for kind in ("user", "client", "speaker") if kind in data.train.owners]
     return natural[0] if natural else "labels:3" if data.classes is not None and data.classes > 3 else "iid"
 
 
-def _lend(parts: list[Tensor], fraction: float, seed: int) -> tuple[list[Tensor], Tensor]:
-    """What clients keep, and all that they lend; nobody lends the last sample."""
+def _lend(parts: list[Tensor], fraction: float, seed: int, data: Part) -> tuple[list[Tensor], Tensor]:
+    """What clients keep, and all that they lend; nobody lends the last sample.
+
+    Of windows of a text a client lends some that follow each other, and nobody keeps one that overlaps with them.
+    """
     generator = torch.Generator().manual_seed(seed)
     kept, lent = [], []
     for part in parts:
-        shuffled = part[torch.randperm(len(part), generator=generator)]
         count = int(fraction * len(part))
+        if data.starts is None:
+            shuffled = part[torch.randperm(len(part), generator=generator)]
+        else:
+            first = int(torch.randint(len(part) - count + 1, (1,), generator=generator))
+            shuffled = part[data.starts[part].argsort()].roll(-first)
         kept.append(shuffled[count:])
         lent.append(shuffled[:count])
     if not any(len(piece) for piece in lent):
         raise ValueError("the clients have too few samples to lend some")
+    if data.starts is not None:
+        begin = data.starts[torch.cat(lent)]
+        kept = [part[_clear_of(begin, data.starts[part], data.inputs.shape[1])] for part in kept]
+        empty = [i for i, part in enumerate(kept) if not len(part)]
+        if empty:
+            raise ValueError(f"client {empty[0]} keeps no window that is clear of what is lent, expected less to lend")
     return kept, torch.cat(lent)
+
+
+def _clear_of(lent: Tensor, starts: Tensor, context: int) -> Tensor:
+    """(m,) bool: which windows that begin at ``starts`` (m,) share no character with those that begin at ``lent``."""
+    lent = lent.sort().values
+    after = torch.searchsorted(lent, starts)
+    nearest = (lent[(after - 1).clamp(min=0)], lent[after.clamp(max=len(lent) - 1)])
+    return torch.stack([(starts - one).abs() > context for one in nearest]).all(0)

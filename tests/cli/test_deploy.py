@@ -22,6 +22,7 @@ pytest.importorskip("flwr")
 import fedfw.deployment.flower.local as local
 from fedfw.deployment.flower.app_folder import AppFolder
 from fedfw.rounds.wire import digest
+from tests.data.files import DATA, needs
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +169,19 @@ def test_a_new_app_learns_in_its_few_rounds(app: Path) -> None:
 def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) -> None:
     read = AppFolder.read(app)
     assert read.make_task(read.settings({"algorithm": algorithm})).algorithm.name == algorithm
+
+
+@needs("shakespeare")
+def test_a_new_app_trains_a_transformer_of_the_size_in_its_settings(app: Path) -> None:
+    read = AppFolder.read(app)
+    sizes = {"width": 8, "depth": 1, "heads": 2}
+    data = {"dataset": "shakespeare:16", "data-dir": str(DATA.absolute()), "partition": "speaker", "clients": 82}
+    settings = {**data, **sizes, "model": "transformer", "constraint": "linf:10", "batch-size": 4}
+    task = read.make_task(read.settings(settings))
+    assert task.model.get_parameter("blocks.0.up.weight").shape == (32, 8)
+    inputs, targets = task.data(81)
+    assert inputs.shape == targets.shape == (len(inputs), 16)
+    assert task.problem((inputs[:8], targets[:8])).n == 1
 
 
 def test_the_legend_explains_every_word_of_the_tables() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.io import savemat
 
 from fedfw.data import Part
@@ -33,12 +34,14 @@ from fedfw.data.idx import read_idx
 from fedfw.data.libsvm import load_own, read_libsvm
 from fedfw.data.mat import read_mat
 from fedfw.data.movielens import read_ratings
+from fedfw.data.shakespeare import read_speakers
 from fedfw.data.sources import Source
 from tests.data.files import idx_bytes, images, labels
 from tests.data.test_emnist import mat_part
 
 TEXT = b"".join(b"%d 1:0.5 %d:1 9:-2e3 # sample %d\n" % (i % 2, i + 2, i) for i in range(6))
 RATINGS = b"1\t1\t5\t881250949\n1\t2\t3\t881250949\n2\t1\t4\t881250949\n3\t3\t1\t881250949\n"
+SPEECHES = b"First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
 
 
 def mat(compressed: bool) -> bytes:
@@ -92,6 +95,11 @@ def read_small(path: Path) -> bool:
     return pixels.shape == (len(fine), 3, 32, 32)
 
 
+def read_text(path: Path) -> bool:
+    said = read_speakers(path, len(SPEECHES)).values()
+    return all(text.dtype == torch.int8 and int(text.min()) >= 0 and int(text.max()) < 65 for text in said if len(text))
+
+
 def read_members(path: Path) -> bool:
     with open(path, "rb") as file:
         try:
@@ -113,6 +121,8 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], bool]]] = {
     "ratings": ("u.data", RATINGS, lambda path: read_ratings(path, 3, 3, 4).shape == (4, 3)),
     "cifar": ("one.bin", bytes(2 * 3073), lambda path: well_formed(read_batches([path], 2))),
     "cifar npz": ("cifar100-small/cifar100_5_per_class.npz", npz(), read_small),
+    "speeches": ("input.txt", SPEECHES, read_text),
+    "speeches.gz": ("input.txt.gz", gzip.compress(SPEECHES, mtime=0), read_text),
     "zip": ("a.zip", zipped(), read_members),
     "tar": ("a.tar.gz", tarred(), read_members),
     "tar inside": ("a.tar.gz", gzip.decompress(tarred()), read_members),

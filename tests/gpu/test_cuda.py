@@ -8,6 +8,9 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.gpu.graphs import Replayed
+from fedfw.models.transformer import Transformer
+from fedfw.problems.modules import ModuleLosses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -136,3 +139,21 @@ def test_the_fused_kernel_agrees_with_float64_and_repeats(bias: bool) -> None:
             exact = point.grad[part]
             assert float((gradients[i, part] - exact).abs().max() / exact.abs().max()) < 2e-6
     assert all(torch.equal(one, other) for one, other in zip(evaluated(), (values, gradients), strict=True))
+
+
+def test_steps_of_a_transformer_are_recorded_and_agree_with_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.randint(7, (size, 13), generator=generator) for size in (40, 20, 9, 3))
+    model = Transformer(7, 12, width=16, depth=2, heads=2)
+    problem = fedfw.Problem(model, nnf.cross_entropy, [(each[:, :-1], each[:, 1:]) for each in drawn])
+    losses = problem.to(torch.device("cuda")).losses
+    assert isinstance(losses, ModuleLosses)
+    who, x = torch.tensor([3, 0, 2]), problem.start.repeat(3, 1)
+    for _ in range(6):
+        picks = torch.randint(3, (3, 4), generator=generator)
+        here = problem.losses.value_and_gradient(x, who, picks)
+        there = losses.value_and_gradient(x.cuda(), who.cuda(), picks.cuda())
+        for one, other in zip(here, there, strict=True):
+            assert torch.allclose(one, other.cpu(), atol=1e-5)
+    assert isinstance(losses._together, Replayed)
+    assert len(losses._together._recordings) == 1

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     for verb in (get, show):
         verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument("--partition", help="who holds what (labels:3, iid, user or client, by the data)")
+    show.add_argument("--partition", help="who holds what (labels:3, iid, user, client or speaker, by the data)")
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
     show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
@@ -82,7 +82,7 @@ def list_data(data_dir: Path | None, *, as_json: bool) -> int:
     for row in rows:
         if row["argument"]:
             print(f"  {row['name']}:" + f"  {row['name']}:".join(row["argument"].split(" | ")))
-    print("The writers of mnist are in qmnist-labels. Partitions for all with classes: iid, labels:K, dirichlet:ALPHA.")
+    print("The writers of mnist are in qmnist-labels. Partitions for all: iid; by classes: labels:K, dirichlet:ALPHA.")
     return 0
 
 
@@ -116,7 +116,7 @@ def show_data(name: str, data_dir: Path | None, *, rule: str | None, clients: in
     title = f"{data.name}, {rule}, {clients} clients"
     sizes = torch.tensor([len(part) for part in parts])
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
-    if data.classes is None:
+    if data.classes is None or data.sequences:
         counts = sizes
         columns = {"samples": sizes} | _owners_held(data.train, parts)
     else:

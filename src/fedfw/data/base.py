@@ -18,31 +18,40 @@ class Part:
     ----------
     inputs
         (samples, ...): uint8 images (channels, height, width), kept as bytes until they are used; float32 images or
-        features; or int64 (row, column) pairs for ratings.
+        features; int64 (row, column) pairs for ratings; or int8 characters (length,) of a text.
     targets
-        (samples,): int64 classes from 0, or float32 numbers.
+        (samples,): int64 classes from 0, or float32 numbers; (samples, length) int8 for sequences: the next characters.
     owners
         Natural owners by kind, such as ``{"writer": ids}`` with ids (samples,) int64.
     owners_hint
         How to come by the owners, when the data set has some that are not here.
+    starts
+        (samples,): where in one long text each sample begins, for windows that may overlap.
     """
 
     inputs: Tensor
     targets: Tensor
     owners: Mapping[str, Tensor] = field(default_factory=dict)
     owners_hint: str = ""
+    starts: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, values in {"targets": self.targets, **self.owners}.items():
-            if values.shape != (len(self.inputs),):
+            sequences = name == "targets" and values.shape == self.inputs.shape[:2]
+            if values.shape != (len(self.inputs),) and not sequences:
                 raise ValueError(f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} inputs")
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def take(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the chosen (or all) samples, ready for a model: bytes become float32 in [0, 1]."""
+        """Inputs and targets of the chosen (or all) samples, ready for a model.
+
+        Bytes become float32 in [0, 1], characters int64.
+        """
         inputs, targets = (self.inputs, self.targets) if rows is None else (self.inputs[rows], self.targets[rows])
+        if inputs.dtype == torch.int8:
+            return inputs.long(), targets.long()
         return (inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs), targets
 
 
@@ -60,6 +69,11 @@ class Data:
     def shape(self) -> tuple[int, ...]:
         """Of one input, such as (1, 28, 28)."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def sequences(self) -> bool:
+        """Whether a sample's target is a sequence of classes instead of one."""
+        return self.train.targets.ndim > 1
 
 
 @dataclass(frozen=True)

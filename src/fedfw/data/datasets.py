@@ -15,6 +15,7 @@ from fedfw.data.folder import find_files
 from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
 from fedfw.data.mnist import load_idx_images, load_mnist
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
+from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
 from fedfw.data.sources import CIFAR10_FILES, IDX_FILES
 from fedfw.data.sparse import SAMPLES, load_sparse
 from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
@@ -173,6 +174,18 @@ _ENTRIES = (
         folder="libsvm",
         layouts=tuple((f"mushrooms{ending}",) for ending in ENDINGS),
     ),
+    Dataset(
+        "shakespeare",
+        "speeches: which character comes next",
+        load_shakespeare,
+        (CONTEXT,),
+        len(ALPHABET),
+        (49_108, 869),
+        ("speaker",),
+        "shakespeare",
+        (("input.txt",), ("input.txt.gz",)),
+        argument="CONTEXT",
+    ),
     Dataset("libsvm", "your own LIBSVM file of classes", load_own, argument="PATH", reads_path=True),
     Dataset(
         "libsvm-numbers",
@@ -193,7 +206,7 @@ def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: 
     Parameters
     ----------
     name
-        A key of `DATASETS`; ``synthetic`` and ``libsvm`` take an argument after a colon, as in ``synthetic:1,1``.
+        A key of `DATASETS`; some take an argument after a colon, as in ``synthetic:1,1``.
     data_dir
         The folder of all data sets, see `data_folder`.
     clients

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfw.data.base import Part
 from fedfw.data.folder import MissingDataError
 
-OWNERS = ("writer", "user", "client")
+OWNERS = ("writer", "user", "client", "speaker")
 RULES = ("iid", "labels:K", "labels:K,unequal", "dirichlet:ALPHA", *OWNERS)
 
 
@@ -36,9 +36,9 @@ def partition(rule: str, data: Part, clients: int, classes: int | None, seed: in
         ``dirichlet:alpha``: each label's samples are divided among all clients by a Dirichlet(alpha) draw; a client
         left with nothing is given one sample of the largest client.
 
-        ``writer``, ``user``, ``client``: whole natural owners. As many clients as owners: client i is the owner with
-        the i-th smallest id. Fewer: owners go, largest first (equal ones in random order), to the client that has
-        the fewest samples.
+        ``writer``, ``user``, ``client``, ``speaker``: whole natural owners. As many clients as owners: client i is the
+        owner with the i-th smallest id. Fewer: owners go, largest first (equal ones in random order), to the client
+        that has the fewest samples.
     classes
         Targets are in 0 .. classes - 1, or None where they are numbers.
     """
@@ -70,6 +70,10 @@ def _by_class(rule: str, labels: Tensor, clients: int, classes: int | None, seed
     if name in ("labels", "dirichlet"):
         if classes is None:
             raise ValueError(f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or owners")
+        if labels.ndim > 1:
+            raise ValueError(
+                f"partition {rule!r} goes by classes, but a target is a sequence of them: expected iid or owners"
+            )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise ValueError(f"classes {int(labels.min())} .. {int(labels.max())}, expected 0 .. {classes - 1}")
         if name == "labels" and choice and 1 <= int(choice[1]) <= classes:

@@ -60,8 +60,9 @@ CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 
 
 # Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed from copies with the
-# known MD5. Those of Fashion-MNIST, CIFAR-10 and MovieLens are what several public records give beside the published
-# MD5, and that of EMNIST's archive is what MLDatasets.jl checks: these four were not at hand to be computed anew.
+# known MD5, that of Shakespeare's text from a copy of the known length. Those of Fashion-MNIST, CIFAR-10 and MovieLens
+# are what several public records give beside the published MD5, and that of EMNIST's archive is what MLDatasets.jl
+# checks: these four were not at hand to be computed anew.
 def _files(base: str, sha256: dict[str, str]) -> tuple[Source, ...]:
     return tuple(Source(base + file, checksum) for file, checksum in sha256.items())
 
@@ -161,7 +162,7 @@ _ML_100K = Collection(
     "https://files.grouplens.org/datasets/movielens/ml-100k-README.txt",
 )
 
-# The publisher of these lists no checksums at all, so a mismatch may also mean that the publisher has changed a file.
+# The publishers of these list no checksums at all, so a mismatch may also mean that the publisher has changed a file.
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _A9A = Collection(
     "libsvm",
@@ -177,6 +178,14 @@ _MUSHROOMS = Collection(
     "libsvm", _files(_LIBSVM, {"mushrooms": "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"})
 )
 
+_SHAKESPEARE = Collection(
+    "shakespeare",
+    _files(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
+        {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    ),
+)
+
 SOURCES: dict[str, Collection] = {
     "mnist": _MNIST,
     "qmnist-labels": _QMNIST_LABELS,
@@ -188,5 +197,6 @@ SOURCES: dict[str, Collection] = {
     "ml-100k": _ML_100K,
     "a9a": _A9A,
     "mushrooms": _MUSHROOMS,
+    "shakespeare": _SHAKESPEARE,
 }
 """What ``fedfw data get NAME`` downloads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +23,8 @@ class ModelKind:
     summary
         What it is, in a line.
     build
-        From the data it is for; random starts come from torch's generator.
+        From the data it is for; random starts come from torch's generator. Its keywords are sizes that a user may
+        choose, with their defaults: see `sizes`.
     loss
         Of outputs and targets, a mean over samples.
     convex
@@ -34,11 +36,16 @@ class ModelKind:
     """
 
     summary: str
-    build: Callable[[Data], nn.Module]
+    build: Callable[..., nn.Module]
     loss: LossFunction
     convex: bool
     flat: bool = True
     column: bool = False
+
+    @property
+    def sizes(self) -> list[str]:
+        """The names of the sizes that may be chosen, such as width."""
+        return list(inspect.signature(self.build).parameters)[1:]
 
     def samples(self, samples: Samples) -> Samples:
         """Inputs and targets in the form that the model and its loss take."""
@@ -56,6 +63,8 @@ def classes(data: Data) -> int:
     if data.classes is None:
         better = "linear" if data.sides is None else "completion"
         raise ValueError(f"{data.name} has numbers for targets, expected classes: use the model {better}")
+    if data.sequences:
+        raise ValueError(f"{data.name} has sequences for targets, expected one class: use the model transformer")
     return data.classes
 
 

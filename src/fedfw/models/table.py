@@ -5,6 +5,8 @@ The smoothness constant that goes with a model and its data is worked out by `Pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as nnf
 from torch import nn
@@ -12,6 +14,7 @@ from torch import nn
 from fedfw.data import Data
 from fedfw.models import images, linear
 from fedfw.models.kinds import ModelKind
+from fedfw.models.transformer import transformer
 
 MODELS: dict[str, ModelKind] = {
     "mclr": ModelKind("softmax regression, from zero", linear.mclr, nnf.cross_entropy, True),
@@ -31,14 +34,37 @@ MODELS: dict[str, ModelKind] = {
     "cnn-cifar": ModelKind(
         "images in [-1, 1], conv 32, 64, 64 of 3x3, fc 256, 128", images.cnn_cifar, nnf.cross_entropy, False, flat=False
     ),
+    "transformer": ModelKind(
+        "the next character of a text, 4 blocks of 128 or as given",
+        transformer,
+        nnf.cross_entropy,
+        False,
+        flat=False,
+    ),
 }
 """Every model by its name."""
 
 
-def make_model(name: str, data: Data, seed: int) -> nn.Module:
-    """A model by its name; its start is drawn from the seed."""
+def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None = None) -> nn.Module:
+    """A model by its name; its start is drawn from the seed.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`.
+    data : Data
+        What it is for.
+    seed : int
+        Of the start.
+    size : mapping of str to int, optional
+        Sizes such as ``{"width": 64}`` in the place of the model's own; those that it does not have are refused.
+    """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}, expected one of {', '.join(MODELS)}")
+    for key, value in (size or {}).items():
+        if key not in MODELS[name].sizes:
+            owners = ", ".join(owner for owner, kind in MODELS.items() if key in kind.sizes)
+            raise ValueError(f"{key}={value} goes with {owners or 'no model'}, not with {name}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name].build(data)
+        return MODELS[name].build(data, **(size or {}))

@@ -22,17 +22,17 @@ _WORKING_FLOATS = 2**27
 A GPU gives them an eighth of its memory.
 """
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Selection = tuple[Stack, Tensor, Tensor]
+"""A stack, the places (b,) of its clients among those that were asked for, and their rows (b,) of the stack."""
 _STREAMS = 5
 """Clients that a GPU convolves for at the same time: more bring no speed."""
 
 
 def unflatten(x: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     """A flat vector (p,) as named parameters."""
-    pieces, start = {}, 0
-    for name, shape in shapes.items():
-        pieces[name] = x[start : start + prod(shape)].reshape(shape)
-        start += prod(shape)
-    return pieces
+    # One split: the gradient of a slice is as long as x, for each parameter.
+    pieces = torch.split(x, [prod(shape) for shape in shapes.values()])
+    return {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def flatten(parameters: Sequence[Tensor]) -> Tensor:
@@ -62,6 +62,8 @@ class ModuleLosses(ClientLosses):
         self.weighs = known is not None and known.weighs(stacks[0].targets)
         self._exact: ModuleLosses | None = None  # these losses in float64, made when first asked for
         self.sizes, self.n = sizes, len(sizes)
+        self._alike = len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
+        self._selected: tuple[Tensor, list[Selection]] | None = None  # of the last clients that were asked for
 
         device = stacks[0].inputs.device
 
@@ -80,7 +82,7 @@ class ModuleLosses(ClientLosses):
         if self._one_by_one:
             together = _in_turn(grad_and_value(value), device)
         self._together = Replayed(together) if device.type == "cuda" else together
-        self._at_once = max(1, _working_floats(device) // _floats_of_a_sample(model, stacks[0].inputs[0, :2]))
+        self._at_once = samples_at_once(model, stacks[0].inputs[0])
 
     @classmethod
     def of(
@@ -108,26 +110,46 @@ class ModuleLosses(ClientLosses):
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
-        for stack in self._stacks:
-            at, rows = (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
-            if not len(at):
-                continue
-            inputs, targets = stack.inputs, stack.targets
-            if len(rows) != len(stack.who) or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
-                inputs, targets = inputs[rows], targets[rows]
-            sizes = stack.sizes.to(x.device)[rows]
-            if picks is not None:
-                each = torch.arange(len(at), device=x.device)[:, None]
-                inputs, targets = inputs[each, picks[at]], targets[each, picks[at]]
-                sizes = torch.full_like(sizes, picks.shape[1])
-            own = torch.arange(inputs.shape[1], device=x.device) < sizes[:, None]
-            shares = own.to(x.dtype) / sizes[:, None]
-            if self._known is not None and self.weighs:
-                masses = self._known.masses(targets).to(x.dtype) * own
-                shares = own / masses.sum(1, keepdim=True)
-                shares = shares.where(shares.isfinite(), 0.0)  # a minibatch of ignored samples has nothing to say
+        for at, inputs, targets, sizes in self._calls(who, picks):
+            shares = self._shares(targets, sizes, x.dtype)
             gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, shares)
         return values, gradients
+
+    def _calls(self, who: Tensor, picks: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
+        """Places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...) and sizes (b,).
+
+        Minibatches have one size, whatever the clients have, so that they are one call.
+        """
+        chosen = self._select(who)
+        if picks is None:
+            for stack, at, rows in chosen:
+                inputs, targets = stack.inputs, stack.targets
+                if len(rows) != len(stack.who) or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+                    inputs, targets = inputs[rows], targets[rows]
+                yield at, inputs, targets, stack.sizes.to(rows.device)[rows]
+            return
+        drawn = []
+        for stack, at, rows in chosen:
+            pick = rows[:, None], picks[at]
+            drawn.append((at, stack.inputs[pick], stack.targets[pick], torch.full_like(at, picks.shape[1])))
+        yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
+
+    def _select(self, who: Tensor) -> list[Selection]:
+        """The stacks that are needed, kept for a round's next step: finding them waits for a GPU."""
+        if self._selected is None or self._selected[0] is not who:
+            places = [(who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True) for stack in self._stacks]
+            found = [(stack, at, rows) for stack, (at, rows) in zip(self._stacks, places, strict=True) if len(at)]
+            self._selected = who, found
+        return self._selected[1]
+
+    def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
+        """(b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for those beyond its size."""
+        own = torch.arange(targets.shape[1], device=targets.device) < sizes[:, None]
+        if self._known is None or not self.weighs:
+            return own.to(dtype) / sizes[:, None]
+        masses = self._known.masses(targets).to(dtype) * own
+        shares = own / masses.sum(1, keepdim=True)
+        return shares.where(shares.isfinite(), 0.0)  # a minibatch of ignored samples has nothing to say
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         if self._exact is None:
@@ -148,10 +170,7 @@ class ModuleLosses(ClientLosses):
         each = vmap(vmap(grad(loss_of_one), (None, 0, 0)))
         order = 2 if norm == "l2" else torch.inf
         gradients = torch.zeros_like(x, dtype=torch.float64)
-        for stack in self._stacks:
-            at, rows = (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
-            if not len(at):
-                continue
+        for stack, at, rows in self._select(who):
             samples = stack.inputs.shape[1]
             own = torch.arange(samples, device=x.device) < stack.sizes.to(x.device)[rows][:, None]
             own = own if keep is None else own & keep[at][:, :samples]
@@ -198,6 +217,11 @@ def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., An
         return torch.stack([gradient for gradient, _ in results]), torch.stack([value for _, value in results])
 
     return together
+
+
+def samples_at_once(model: nn.Module, inputs: Tensor) -> int:
+    """How many samples such as inputs (m, ...) a model may be given at the same time."""
+    return max(1, _working_floats(inputs.device) // _floats_of_a_sample(model, inputs[:2]))
 
 
 def _working_floats(device: torch.device) -> int:

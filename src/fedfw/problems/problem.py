@@ -30,7 +30,7 @@ from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
 from fedfw.problems.known_losses import LossFunction, Per, floor_of, known_loss
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
-from fedfw.problems.modules import ModuleLosses, flatten, unflatten
+from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
 from fedfw.problems.stacks import Stack
 from fedfw.sets.base import ConstraintSet, shapes_of
@@ -269,7 +269,9 @@ class Problem:
         inputs, targets = self.test_data
         known, loss = self._known, self._known or self.loss
         ignored = None if known is None else known.ignored
-        at_once = len(inputs) if self.losses.per == "client" else _EVALUATION_CHUNK
+        at_once = len(inputs)
+        if self.losses.per == "sample":
+            at_once = min(_EVALUATION_CHUNK, samples_at_once(self.model, inputs))
         total, mass, right, judged = 0.0, 0.0, 0, 0
         with torch.no_grad():
             for start in range(0, len(inputs), at_once):

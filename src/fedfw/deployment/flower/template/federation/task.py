@@ -31,7 +31,7 @@ def make_task(config: Mapping[str, Any]) -> Task:
         return kind.samples(data.train.take(parts[client]))
 
     return Task(
-        model=make_model(settings.model, data, settings.seed),
+        model=make_model(settings.model, data, settings.seed, settings.model_size),
         loss=kind.loss,
         algorithm=build_algorithm(settings),
         data=own_data,

@@ -1,0 +1,188 @@
+"""The transformer: its parameters, what it may look at, and that clients of different sizes learn with it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+
+import fedfw
+from fedfw.data import Data, Part
+from fedfw.data.shakespeare import cut_windows
+from fedfw.models import make_model
+from fedfw.models.transformer import Transformer
+from fedfw.presets import ProblemOptions, make_problem
+from fedfw.problems import modules
+from fedfw.problems.digest import describe_problem
+from fedfw.problems.modules import ModuleLosses
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def windows(*sizes: int, characters: int = 7, length: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Clients with so many windows of random characters."""
+    drawn = (torch.randint(characters, (size, length + 1), generator=generator(size)) for size in sizes)
+    return [(each[:, :-1], each[:, 1:]) for each in drawn]
+
+
+def small(dtype: torch.dtype = torch.float32) -> Transformer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Transformer(7, 6, width=8, depth=2, heads=2).to(dtype)
+
+
+def cyclic(*sizes: int) -> Data:
+    """Texts in which 0, 1, 2, 3, 4 follow each other for ever."""
+    return Data("made up", *cut_windows([torch.arange(size, dtype=torch.int8) % 5 for size in sizes], 8), 5)
+
+
+def test_the_parameters_are_those_of_the_published_size() -> None:
+    part = Part(torch.zeros(2, 96, dtype=torch.int8), torch.zeros(2, 96, dtype=torch.int8))
+    model = make_model("transformer", Data("made up", part, part, 65), 0)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert sum(map(math.prod, shapes.values())) == 815_360
+    assert {name: shape for name, shape in shapes.items() if not name.startswith("blocks")} == {
+        "embedding.weight": (65, 128),
+        "position": (96, 128),
+        "head.weight": (65, 128),
+    }
+    assert {name: shape for name, shape in shapes.items() if name.startswith("blocks.3.")} == {
+        **{f"blocks.3.{role}.weight": (128, 128) for role in ("q", "k", "v", "out")},
+        "blocks.3.up.weight": (512, 128),
+        "blocks.3.down.weight": (128, 512),
+    }
+
+
+def test_the_start_lies_well_within_the_sets_for_spectral_steps() -> None:
+    part = Part(torch.zeros(2, 96, dtype=torch.int8), torch.zeros(2, 96, dtype=torch.int8))
+    model = make_model("transformer", Data("made up", part, part, 65), 0)
+    for name, parameter in model.state_dict().items():
+        if name in ("embedding.weight", "position"):
+            assert float(parameter.norm(dim=1).max()) < 2.5 * math.sqrt(128)
+        elif name == "head.weight":
+            assert float(parameter.abs().max()) < 5 / math.sqrt(128)
+        else:
+            rows, columns = parameter.shape
+            assert float(torch.linalg.matrix_norm(parameter, 2)) < 3 * max(1.0, math.sqrt(rows / columns))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_character_is_predicted_from_those_before_it_alone(dtype: torch.dtype) -> None:
+    model, ((inputs, _),) = small(dtype), windows(5)
+    scores = model(inputs)
+    assert (scores.shape, scores.dtype) == ((5, 7, 6), dtype)
+    for place in range(6):
+        changed = inputs.clone()
+        changed[:, place] = (changed[:, place] + 1) % 7
+        differs = (model(changed) - scores).abs().amax((0, 1))
+        assert torch.equal(differs[:place], torch.zeros(place, dtype=dtype))
+        assert bool((differs[place:] > 0).all())
+    assert torch.allclose(model(inputs[:, :4]), scores[..., :4])  # shorter windows are fine
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_losses_of_clients_of_different_sizes_are_those_of_a_plain_loop(dtype: torch.dtype, batch: int | None) -> None:
+    clients = windows(9, 8, 2, 3, 17)
+    problem = fedfw.Problem(small(dtype), nnf.cross_entropy, clients)
+    assert isinstance(problem.losses, ModuleLosses)
+    assert any(stack.padded for stack in problem.losses._stacks)
+    assert len(problem.losses._stacks) > 1
+    who = torch.tensor([4, 0, 2, 1])
+    x = problem.start + 0.1 * torch.randn(4, len(problem.start), generator=generator(), dtype=dtype)
+    picks = None if batch is None else torch.randint(2, (4, batch), generator=generator(1))
+    results = [problem.losses.value_and_gradient(x, who, picks)]
+    results += [problem.losses.exactly(x, who)] if batch is None else []
+    for values, gradients in results:
+        tolerance = 1e-5 if values.dtype is torch.float32 or dtype is torch.float32 else 1e-12
+        for row, i in enumerate(who.tolist()):
+            inputs, targets = clients[i] if picks is None else (part[picks[row]] for part in clients[i])
+            model = problem.trained(x[row])
+            total = torch.zeros((), dtype=dtype)
+            for window, target in zip(inputs, targets, strict=True):
+                scores = model(window[None])[0].log_softmax(0)
+                total = total - torch.stack([scores[c, t] for t, c in enumerate(target.tolist())]).mean()
+            loss = total / len(inputs)
+            loss.backward()
+            expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+            assert float(values[row]) == pytest.approx(loss.item(), rel=tolerance)
+            assert torch.allclose(gradients[row], expected.to(gradients.dtype), atol=tolerance)
+
+
+def test_accuracy_is_the_share_of_right_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((inputs, targets),) = windows(11)
+    problem = fedfw.Problem(small(), nnf.cross_entropy, [(inputs, targets)], (inputs, targets))
+    scores = problem.model(inputs).detach()
+    right = sum(int(scores[j, :, t].argmax()) == int(targets[j, t]) for j in range(11) for t in range(6))
+    sizes: list[int] = []
+    problem.model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+    whole = problem.test(problem.start)
+    assert whole.accuracy == pytest.approx(right / 66)
+    assert whole.loss == pytest.approx(float(nnf.cross_entropy(scores, targets)), rel=1e-5)
+    assert max(sizes) == 11
+    monkeypatch.setattr(modules, "_WORKING_FLOATS", 1)  # one window at a time
+    sizes.clear()
+    pieces = problem.test(problem.start)
+    assert max(sizes) <= 2  # two of them count what a window takes
+    assert pieces.accuracy == whole.accuracy
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_the_scores_of_the_attention_are_counted_as_memory() -> None:
+    short, long = (
+        modules._floats_of_a_sample(Transformer(7, length, 8, 1, 2), torch.zeros(2, length, dtype=torch.int64))
+        for length in (8, 16)
+    )
+    assert long - 2 * short == 2 * (16**2 - 2 * 8**2)  # two heads of scores; all else grows with the length
+
+
+def test_a_step_is_one_call_whatever_the_clients_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = fedfw.Problem(small(), nnf.cross_entropy, windows(40, 20, 9, 3, 2))
+    losses = problem.losses
+    assert isinstance(losses, ModuleLosses)
+    assert len(losses._stacks) > 2
+    calls: list[int] = []
+    together = losses._together
+    monkeypatch.setattr(losses, "_together", lambda x, *rest: (calls.append(len(x)), together(x, *rest))[1])
+    x, picks = problem.start.repeat(5, 1), torch.tensor([[1, 0]]).repeat(5, 1)
+    values, gradients = losses.value_and_gradient(x, torch.arange(5), picks)
+    assert calls == [5]
+    for who in ([3, 0, 4, 1], [2]):  # the same bits as one by one, which a deployed client relies on
+        some = losses.value_and_gradient(x[: len(who)], torch.tensor(who), picks[: len(who)])
+        assert torch.equal(some[0], values[who])
+        assert torch.equal(some[1], gradients[who])
+    assert calls == [5, 4, 1]
+
+
+def test_two_sizes_are_two_problems() -> None:
+    data = cyclic(300, 200)
+    described = [describe_problem(make_problem(data, ProblemOptions(clients=2, width=8, heads=h))) for h in (1, 2)]
+    assert described[0]["model"] != described[1]["model"]  # although their parameters have the same shapes
+    assert described[0]["data"] == described[1]["data"]
+
+
+def test_clients_learn_together() -> None:
+    problem = make_problem(cyclic(300, 200, 500), ProblemOptions(clients=3, width=8, depth=1, heads=2))
+    before = problem.test(problem.start)
+    run = fedfw.simulate(
+        problem,
+        fedfw.FedAvg(fedfw.LinfBall(10.0), lr=1.5),
+        rounds=8,
+        local_steps=5,
+        batch_size=8,
+        participation=2,
+        eval_every=8,
+    )
+    after = problem.test(run.x)
+    assert before.loss is not None
+    assert after.loss is not None
+    assert before.loss > 1.5  # log 5 is 1.6
+    assert after.loss < 0.5 * before.loss
+    assert after.accuracy is not None
+    assert after.accuracy > 0.9
