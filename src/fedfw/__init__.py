@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from fedfw.atoms import Atom
     from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
+    from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
     from fedfw.problems import Problem
@@ -42,15 +43,19 @@ if TYPE_CHECKING:
         KSupport,
         L1Ball,
         L2Ball,
+        LayerBalls,
         LinfBall,
+        LipschitzNet,
         NuclearBall,
         PartialIsometry,
         Polytope,
         Product,
+        RowBalls,
         Simplex,
         Spectrahedron,
         SpectralBall,
         enclosing,
+        layer_balls,
         parse_set,
     )
     from fedfw.simulation import Callback, History, Record, Run, StopRun, simulate
@@ -85,7 +90,9 @@ __all__ = [
     "KSupport",
     "L1Ball",
     "L2Ball",
+    "LayerBalls",
     "LinfBall",
+    "LipschitzNet",
     "NaiveFW",
     "NoProjectionError",
     "NonFiniteError",
@@ -99,6 +106,7 @@ __all__ = [
     "Product",
     "ProjectedAlgorithm",
     "Record",
+    "RowBalls",
     "Run",
     "Schedule",
     "Simplex",
@@ -108,7 +116,10 @@ __all__ = [
     "Trial",
     "Tuning",
     "__version__",
+    "certified_accuracy",
     "enclosing",
+    "layer_balls",
+    "lipschitz_bound",
     "load_problem",
     "parse_set",
     "simulate",
@@ -121,6 +132,7 @@ _HOMES = (
     "fedfw.algorithms",
     "fedfw.atoms",
     "fedfw.errors",
+    "fedfw.lipschitz",
     "fedfw.privacy",
     "fedfw.problems",
     "fedfw.schedules",
