@@ -130,12 +130,12 @@ def _supremum(kernel: Tensor) -> float:
     """An upper bound on the largest singular value of the symbol of a kernel (g, out, in, h, w) at any frequency."""
     grids = [max(1, FINENESS * (taps - 1)) for taps in kernel.shape[3:]]
     down, across = (
-        torch.exp(2j * math.pi / grid * torch.outer(torch.arange(grid), torch.arange(taps)).double())
+        torch.exp(2j * math.pi / grid * torch.outer(torch.arange(grid), torch.arange(taps)).double()).to(kernel.device)
         for grid, taps in zip(grids, kernel.shape[3:], strict=True)
     )
-    largest = 0.0
+    largest, taps = 0.0, kernel.to(down.dtype)
     for phase in down[: grids[0] // 2 + 1]:  # at -t the symbol is the complex conjugate
-        row = torch.einsum("goihw,h->goiw", kernel.to(phase), phase.to(kernel.device))
-        largest = max(largest, matrix_bound(torch.einsum("goiw,fw->fgoi", row, across.to(kernel.device))))
-    between = [math.cos(math.pi / (2 * FINENESS)) for taps in kernel.shape[3:] if taps > 1]
+        row = torch.einsum("goihw,h->goiw", taps, phase)
+        largest = max(largest, matrix_bound(torch.einsum("goiw,fw->fgoi", row, across)))
+    between = [math.cos(math.pi / (2 * FINENESS)) for side in kernel.shape[3:] if side > 1]
     return largest / math.prod(between) * (1 + 1e-12)

@@ -10,8 +10,9 @@ import torch.nn.functional as nnf
 from torch import nn
 
 from fedfw.data import Data
-from fedfw.models import images, linear
+from fedfw.models import images, linear, lipschitz
 from fedfw.models.kinds import ModelKind
+from fedfw.problems.known_losses import ScaledCrossEntropy
 
 MODELS: dict[str, ModelKind] = {
     "mclr": ModelKind("softmax regression, from zero", linear.mclr, nnf.cross_entropy, True),
@@ -30,6 +31,16 @@ MODELS: dict[str, ModelKind] = {
     ),
     "cnn-cifar": ModelKind(
         "images in [-1, 1], conv 32, 64, 64 of 3x3, fc 256, 128", images.cnn_cifar, nnf.cross_entropy, False, flat=False
+    ),
+    "maxmin-mlp": ModelKind(
+        "two hidden layers of 512 with max/min of pairs, for lipschitz:L", lipschitz.mlp, ScaledCrossEntropy(3.0), False
+    ),
+    "lipschitz-cnn": ModelKind(
+        "conv 32, 64 of 4x4 with stride 2, fc 128, max/min of pairs, for lipschitz:L",
+        lipschitz.cnn,
+        ScaledCrossEntropy(3.0),
+        False,
+        flat=False,
     ),
 }
 """Every model by its name."""
