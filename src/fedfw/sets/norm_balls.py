@@ -1,4 +1,4 @@
-"""Balls of the l1, l2 and linf norms, and boxes."""
+"""Balls of the l1, l2 and linf norms, of the l2 norms of rows, and boxes."""
 
 from __future__ import annotations
 
