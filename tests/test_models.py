@@ -16,7 +16,9 @@ from fedfw.models import MODELS, make_model
 from fedfw.presets import ProblemOptions, make_problem
 from fedfw.problems import modules
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
-from fedfw.problems.modules import ModuleLosses
+from fedfw.problems.known_losses import ScaledCrossEntropy
+from fedfw.problems.modules import ModuleLosses, unflatten
+from fedfw.rounds.setup import feasible_start
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -67,6 +69,8 @@ TASKS = {
     "cnn": images(1, 16),
     "cnn-cifar": images(3, 16),
     "transformer": texts(),
+    "maxmin-mlp": images(1, 6),
+    "lipschitz-cnn": images(3, 10),
 }
 
 
@@ -219,3 +223,41 @@ def test_clients_of_different_sizes_share_a_call() -> None:
         loss.backward()
         assert values[i].item() == pytest.approx(loss.item(), rel=1e-5)
         assert torch.allclose(gradients[i], torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["maxmin-mlp", "lipschitz-cnn"])
+def test_networks_for_certificates_begin_with_the_constant_that_they_are_given(name: str) -> None:
+    """Isometries that are projected on balls of one radius use it up."""
+    problem = problem_of(TASKS[name], name, clients=2)
+    for L in (0.5, 1.0):
+        D = problem.bind(fedfw.LipschitzNet(L))
+        start = feasible_start(D, problem.start)
+        weights = [part for part, shape in zip(D.parts, D.shapes, strict=True) if len(shape) > 1]  # type: ignore[attr-defined]
+        pieces = unflatten(start, problem.shapes)
+        matrices = [piece.flatten(1) for piece in pieces.values() if piece.ndim > 1]
+        for ball, matrix in zip(weights, matrices, strict=True):
+            assert torch.allclose(torch.linalg.svdvals(matrix), torch.tensor(ball.r), rtol=1e-4)
+        assert fedfw.lipschitz_bound(problem.trained(start)) <= L
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_scaled_loss_is_the_cross_entropy_of_scaled_scores(dtype: torch.dtype) -> None:
+    """Also where clients of different sizes share a call and are padded for it."""
+    model = nn.Linear(6, 4, dtype=dtype)
+    scaled = nn.Sequential(nn.Linear(6, 4, dtype=dtype), fedfw.lipschitz.Scaled(3.0))
+    clients = [(torch.randn(m, 6, generator=generator(m), dtype=dtype), torch.arange(m) % 4) for m in (5, 6, 5, 2)]
+    one = fedfw.Problem(nn.Sequential(model), ScaledCrossEntropy(3.0), clients, test=clients[0])
+    other = fedfw.Problem(scaled, nnf.cross_entropy, clients, test=clients[0])
+    assert isinstance(one.losses, ModuleLosses)
+    assert len(one.losses._stacks) == 2
+    x = torch.randn(4, 28, generator=generator(), dtype=dtype)
+    for ours, theirs in zip(
+        one.losses.value_and_gradient(x, torch.arange(4), None),
+        other.losses.value_and_gradient(x, torch.arange(4), None),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert one.test(x[0]) == pytest.approx(other.test(x[0]))
+    assert one.floor == 0.0
+    with pytest.raises(ValueError, match="scale=0, expected a positive finite number"):
+        ScaledCrossEntropy(0)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from fedfw.atoms import Atom
     from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
+    from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
     from fedfw.problems import Problem
@@ -43,15 +44,19 @@ if TYPE_CHECKING:
         KSupport,
         L1Ball,
         L2Ball,
+        LayerBalls,
         LinfBall,
+        LipschitzNet,
         NuclearBall,
         PartialIsometry,
         Polytope,
         Product,
+        RowBalls,
         Simplex,
         Spectrahedron,
         SpectralBall,
         enclosing,
+        layer_balls,
         parse_set,
     )
     from fedfw.simulation import Callback, History, Record, Run, StopRun, simulate
@@ -87,7 +92,9 @@ __all__ = [
     "KSupport",
     "L1Ball",
     "L2Ball",
+    "LayerBalls",
     "LinfBall",
+    "LipschitzNet",
     "NaiveFW",
     "NoProjectionError",
     "NonFiniteError",
@@ -101,6 +108,7 @@ __all__ = [
     "Product",
     "ProjectedAlgorithm",
     "Record",
+    "RowBalls",
     "Run",
     "Schedule",
     "Simplex",
@@ -110,7 +118,10 @@ __all__ = [
     "Trial",
     "Tuning",
     "__version__",
+    "certified_accuracy",
     "enclosing",
+    "layer_balls",
+    "lipschitz_bound",
     "load_problem",
     "optim",
     "parse_set",
@@ -124,6 +135,7 @@ _HOMES = (
     "fedfw.algorithms",
     "fedfw.atoms",
     "fedfw.errors",
+    "fedfw.lipschitz",
     "fedfw.privacy",
     "fedfw.problems",
     "fedfw.schedules",

@@ -74,6 +74,8 @@ def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         ["--dataset", "diabetes", "--constraint", "l1:3"],
         ["--dataset", "synthetic:1,1", "--partition", "client", "--l2", "0.01"],
         ["--constraint", "spectral:2", "--per-parameter", "--model", "mlp"],
+        ["--constraint", "layers:rho=4,bias=0.25", "--model", "mlp"],
+        ["--constraint", "lipschitz:1", "--model", "mlp", "--certify", "0.1,0.5"],
         ["--partition", "iid", "--tol", "0.5", "--eval-every", "2", "--algorithm", "fedfw+"],
     ],
 )
@@ -280,3 +282,21 @@ def test_config_survives_toml(tmp_path: Path) -> None:
     config = RunConfig.of(constraint="l2:3", participation=4, tol=1e-3, per_parameter=True, penalty=0.25)
     (tmp_path / "c.toml").write_text(config.to_toml())
     assert read_config(tmp_path / "c.toml") == config
+
+
+def test_the_closing_lines_say_what_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "mclr", "--constraint", "lipschitz:1", "--partition", "iid", "--rounds", "20"]
+    assert main(["run", *flags, "--certify", "0.1,5", "--json"]) == 0
+    out = capsys.readouterr().out
+    told = json.loads(out.splitlines()[-1])
+    shares = told["certified"]
+    assert shares["0.1"] > 0.5
+    assert told["lipschitz"] <= 1.0
+    line = f"at l2 radius 0.1: {shares['0.1']:.1%}, 5: {shares['5']:.1%} (Lipschitz constant at most "
+    assert line in out
+    assert read_config(Path(told["run_folder"]) / "config.toml").certify == "0.1,5"
+
+
+def test_a_set_for_each_parameter_is_not_taken_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--model", "mlp", "--constraint", "lipschitz:1", "--per-parameter"]) == 2
+    assert "per-parameter does not go with lipschitz:1" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from fedfw.atoms import Atom, Dense, Mixture, TupleAtom
 from fedfw.deployment import DeployedRecord, DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Answer, Hello, Kind
 from fedfw.errors import MessageError, NobodyTrainedError
+from fedfw.lipschitz import MaxMin
 
 from .loopback import Fields, Loopback, small_task
 
@@ -124,6 +125,32 @@ def test_atoms_wider_than_the_model_are_refused(tmp_path: Path) -> None:
     wide = BALL.lmo(torch.ones(size, dtype=torch.float64), precision=torch.float64)
     loop.wire = only_from(0, lambda answer: replace(answer, payload=wide.to_bytes()))
     assert loop.round().refused == {"bad atom": 1}
+
+
+@pytest.mark.parametrize("factor", [1 + 9e-7, 1 + 1e-5, 1.5, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_client_lifts_a_network_above_its_lipschitz_constant(
+    factor: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """One client sends atoms that are too large, by as little as is accepted or by more."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), MaxMin(), torch.nn.Linear(8, 3))
+    algorithm = fedfw.FedFW(fedfw.LipschitzNet(1.0), penalty=0.01)
+    task = in_precision(replace(small_task(algorithm, rounds=10), model=network), dtype)
+    loop = Loopback(DeployedServer(task), tmp_path)
+    shape = (len(task.start),)
+
+    def enlarged(answer: Answer) -> Answer:
+        atom = Atom.from_bytes(answer.payload, task.constraint, shape)
+        assert isinstance(atom, TupleAtom)
+        parts = tuple(replace(p, values=p.values * factor) if isinstance(p, Dense) else p for p in atom.parts)
+        return replace(answer, payload=replace(atom, parts=parts).to_bytes())
+
+    loop.wire = only_from(2, enlarged)
+    assert loop.round().participants == (3 if factor < 1 + 1e-6 else 2)
+    for _ in range(3):
+        assert fedfw.lipschitz_bound(loop.server.model) <= 1.0
+        loop.round()
 
 
 # --- a step that would spoil the model ---

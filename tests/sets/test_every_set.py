@@ -143,6 +143,23 @@ CASES = {
     "spectrahedron-lanczos": Case(
         fedfw.Spectrahedron(2.0), (130, 130), lambda g: 2.0 * float(np.linalg.eigvalsh((g + g.T).numpy() / 2)[0])
     ),
+    "rows": Case(
+        fedfw.RowBalls(1.5), (4, 3), lambda g: -1.5 * float(g.norm(dim=1).sum()), lambda c: fedfw.RowBalls(1.5 * c)
+    ),
+    "rows-of-a-kernel": Case(fedfw.RowBalls(1.5), (3, 2, 2), lambda g: -1.5 * float(g.flatten(1).norm(dim=1).sum())),
+    "layers": Case(fedfw.LayerBalls(1.5), (8, 2), by_sigma(3.0, 2), lambda c: fedfw.LayerBalls(1.5 * c)),
+    "layers-of-a-network": Case(
+        fedfw.LayerBalls(1.5, embedding=2.0).bind({"embedding.weight": (5, 4), "weight": (4, 4), "bias": (3,)}),
+        (39,),
+        lambda g: (
+            -4.0 * float(g[:20].reshape(5, 4).norm(dim=1).sum())
+            + by_sigma(1.5, 4)(g[20:36].reshape(4, 4))
+            - 0.5 * float(g[36:].abs().sum())
+        ),
+    ),
+    "lipschitz": Case(
+        fedfw.LipschitzNet(3.0), (5, 4), by_sigma(3.0 * (1 - 1e-5 - 2.0**-17), 4), lambda c: fedfw.LipschitzNet(3.0 * c)
+    ),
     "birkhoff": Case(fedfw.Birkhoff(), (4, 4), by_enumeration(PERMUTATIONS)),
     "hull": Case(fedfw.Hull(POINTS), (2, 3), by_enumeration(list(POINTS)), lambda c: fedfw.Hull(POINTS * c)),
     "polytope": Case(fedfw.Polytope(CUT_A, CUT_B), (5,), lp(CUT_A.numpy(), CUT_B.numpy())),

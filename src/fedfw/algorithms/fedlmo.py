@@ -46,7 +46,7 @@ from fedfw.algorithms.base import (
     Up,
     parcel,
 )
-from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
 from fedfw.algorithms.projected import dense
 from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
 from fedfw.atoms import Atom, TupleAtom
@@ -151,6 +151,9 @@ class FedLMO(Momentum):
         state = {"x": x[:, :0]}  # clients begin every round at xbar
         return state | ({"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {})
 
+    def start_server(self, x: Tensor) -> Server:
+        return exact_server(x)
+
     # --- a round ---
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
@@ -160,12 +163,12 @@ class FedLMO(Momentum):
     def _shared(self, server: Server) -> dict[str, Tensor]:
         """The mean momentum m and the mean control variate c, each (p,), once there are some."""
         found = {"m": server.vectors["m"]} if "m" in server.vectors else {}
-        return found | ({"c": _mean_control(server)} if "total" in server.vectors else {})
+        return found | ({"c": sent_down(server, _mean_control(server))} if "total" in server.vectors else {})
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        begin = message.xbar.expand(len(state["x"]), -1)
+        begin = message.xbar.to(state["x"].dtype).expand(len(state["x"]), -1)
         if self.oracle_at == "server":
             gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
             change = gradients.mean(0) - state.get("c", 0)
@@ -176,7 +179,7 @@ class FedLMO(Momentum):
             _, g = gradient(x, plain=True)
             total = total + g
             g = self._corrected(g, state, message)
-            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
+            m = g if m is None else torch.lerp(g, m.to(g.dtype).expand_as(g), self.beta)
             atoms.append(lmo(m))
             x = atoms[-1].step(x.clone(), eta)
         assert m is not None
@@ -191,7 +194,7 @@ class FedLMO(Momentum):
         """g - c_i + c, (m, p), of the clients that have a c_i; of the others g."""
         if not self.correction or "c" not in message.vectors:
             return g
-        return g + state["visited"] * (message.vectors["c"] - state["c"])
+        return g + state["visited"] * (message.vectors["c"].to(g.dtype) - state["c"])
 
     def _renewed(self, state: State, change: Tensor) -> State:
         """The memory of clients whose control variates change by so much: the server adds it up in the same way."""
@@ -202,11 +205,10 @@ class FedLMO(Momentum):
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self.oracle_at == "server":
             return self._oracle_step(plan, server, aggregate, t)
-        keep, scale = self.repeatable(plan, aggregate, t)
         vectors = self._controls(server, aggregate.beside.get("change"), aggregate)
         if "m" in aggregate.beside:
-            vectors["m"] = aggregate.beside["m"] / aggregate.weight
-        return Server(move_mean(server.xbar, keep, scale, aggregate.total), vectors)
+            vectors["m"] = sent_down(server, aggregate.beside["m"] / aggregate.weight)
+        return move_server(replace(server, vectors=vectors), *self.repeatable(plan, aggregate, t), aggregate)
 
     def _oracle_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta lmo(m)."""
@@ -214,15 +216,16 @@ class FedLMO(Momentum):
         if "total" in server.vectors and aggregate.new is not None:
             direction = direction + _mean_control(server) * (1 - aggregate.new / aggregate.weight)
         m = direction if m is None else torch.lerp(direction, m, self.beta)
-        xbar = plan.lmo(m, t).step(server.xbar.clone(), eta)
-        return Server(xbar, self._controls(server, aggregate.total, aggregate) | {"m": m})
+        vectors = self._controls(server, aggregate.total, aggregate) | {"m": m}
+        atom = plan.lmo(m.to(vectors["rest"].dtype if "rest" in vectors else m.dtype), t)
+        return with_mean(replace(server, vectors=vectors), atom.step(mean_of(server).clone(), eta))
 
     def _controls(self, server: Server, change: Tensor | None, aggregate: Aggregate) -> dict[str, Tensor]:
         """The sum of all c_i, (p,) in float64, and the weight (1,) of the clients that have one."""
         if change is None or aggregate.new is None:
             return dict(server.vectors)
         total, seen = server.vectors.get("total", 0), server.vectors.get("seen", 0)
-        return dict(server.vectors) | {"total": total + change.double(), "seen": seen + aggregate.new}
+        return dict(server.vectors) | {"total": total + change, "seen": seen + aggregate.new}
 
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
         amount, _ = plan.mixing(t)
@@ -249,4 +252,5 @@ class FedLMO(Momentum):
 
 def _mean_control(server: Server) -> Tensor:
     """c (p,): the mean of the c_i of all clients that have one."""
-    return (server.vectors["total"] / server.vectors["seen"].clamp(min=1e-30)).to(server.xbar.dtype)
+    mean: Tensor = server.vectors["total"] / server.vectors["seen"].clamp(min=1e-30)
+    return mean

@@ -120,13 +120,7 @@ class OracleSteps(Scheduled):
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """Move xbar by what its clients moved."""
-        keep, scale = self.repeatable(plan, aggregate, t)
-        moved, rest = move_mean(server.xbar, keep, scale, aggregate.total), server.vectors.get("rest")
-        if rest is None:
-            return replace(server, xbar=moved)
-        if aggregate.sparse:  # clients repeat this step, and the rest is no part of it
-            return replace(server, xbar=moved, vectors=server.vectors | {"rest": keep * rest})
-        return with_mean(server, moved + keep * rest)
+        return move_server(server, *self.repeatable(plan, aggregate, t), aggregate)
 
     @abstractmethod
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]: ...
@@ -182,8 +176,7 @@ class OracleAlgorithm(OracleSteps):
         return super().start_clients(x) | {"x": x.double()}
 
     def start_server(self, x: Tensor) -> Server:
-        rest = {} if x.dtype is torch.float64 else {"rest": torch.zeros_like(x)}
-        return Server(x.to(torch.float64, copy=True), rest)
+        return exact_server(x)
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         return with_mean(server, clients["x"].mean(0))
@@ -211,6 +204,22 @@ class OracleAlgorithm(OracleSteps):
         eta, _ = plan.mixing(t)
         keep = 1 - eta if aggregate.everyone else 1.0  # with everyone present sum x_i = n xbar
         return keep, eta / plan.n
+
+
+def exact_server(x: Tensor) -> Server:
+    """The memory of a server that keeps the mean of points in float64 and begins at x (p,)."""
+    rest = {} if x.dtype is torch.float64 else {"rest": torch.zeros_like(x)}
+    return Server(x.to(torch.float64, copy=True), rest)
+
+
+def move_server(server: Server, keep: float, scale: float, aggregate: Aggregate) -> Server:
+    """The server's memory after xbar <- keep xbar + scale total."""
+    moved, rest = move_mean(server.xbar, keep, scale, aggregate.total), server.vectors.get("rest")
+    if rest is None:
+        return replace(server, xbar=moved)
+    if aggregate.sparse:  # clients repeat this step, and the rest is no part of it
+        return replace(server, xbar=moved, vectors=server.vectors | {"rest": keep * rest})
+    return with_mean(server, moved + keep * rest)
 
 
 def with_mean(server: Server, mean: Tensor) -> Server:

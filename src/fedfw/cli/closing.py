@@ -54,6 +54,7 @@ def _closing_rows(run: Run, config: RunConfig, seconds: float) -> list[tuple[str
         ("ended after", f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s"),
         *([] if run.privacy else [("loss", _number(history.last("loss")))]),
         *_on_test_data(run),
+        *_certified(run),
         *(_proof(run) if run.privacy is None else _promise(run)),
         *_what_was_chosen(run),
         ("sent up", bytes_of["bytes_up"]),
@@ -74,6 +75,14 @@ def _on_test_data(run: Run) -> list[tuple[str, str]]:
         return [("test accuracy", _number(accuracy))]
     squared = run.problem.loss is nnf.mse_loss
     return [("test RMSE", _number(math.sqrt(loss)))] if squared else [("test loss", _number(loss))]
+
+
+def _certified(run: Run) -> list[tuple[str, str]]:
+    shares, constant = run.history.last("certified"), run.history.last("lipschitz")
+    if shares is None:
+        return []
+    each = ", ".join(f"{radius}: {share:.1%}" for radius, share in shares.items())
+    return [("certified", f"at l2 radius {each} (Lipschitz constant at most {constant * 1.0005:.4g})")]  # rounded up
 
 
 def _proof(run: Run) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from fedfw.options import nearest, options_of
 from fedfw.presets import make_problem, usual_model, usual_partition
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet, Product, parse_set
+from fedfw.sets.layers import NetworkSet
 from fedfw.tuning import Trial, points_of
 
 FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
@@ -78,6 +79,8 @@ def build_problem(config: RunConfig, data: Data, held_out: float = 0.0) -> Probl
 def constraint_of(config: RunConfig) -> ConstraintSet | Product:
     """The set, or one like it for each parameter; the configuration must be `completed`."""
     constraint = parse_set(config.constraint or "")
+    if config.per_parameter and isinstance(constraint, NetworkSet):
+        raise ValueError(f"per-parameter does not go with {config.constraint}, which has a set for each already")
     return Product({"*": constraint}) if config.per_parameter else constraint
 
 

@@ -25,7 +25,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.setup import feasible_start
 from fedfw.rounds.wire import decoded_alone, whole
-from fedfw.sets.base import ConstraintSet, shapes_of
+from fedfw.sets.base import ConstraintSet
 
 _OPEN = ("penalty", "lr")
 """Options of algorithms that may be left to be worked out from the clients' data."""
@@ -122,7 +122,7 @@ class Task:
     @cached_property
     def constraint(self) -> ConstraintSet:
         """The set on the flat vector of parameters."""
-        bound: ConstraintSet = self.algorithm.constraint.bind(shapes_of(self.model))
+        bound: ConstraintSet = self.algorithm.constraint.bind(self.model)
         return bound
 
     @cached_property

@@ -38,6 +38,7 @@ from fedfw.rounds.coordinator import Coordinator, Round
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
+from fedfw.rounds.robustness import certified, refuse_uncertifiable
 from fedfw.rounds.wire import digest, encoded, narrowest, point_digest
 
 _log = logging.getLogger("fedfw")
@@ -102,6 +103,7 @@ class TrainingServer:
         self._now: Round | None = None
         self._may_be_ahead: set[int] = set()  # clients that have not been counted since a checkpoint was restored
         self._judge = None if task.test is None else task.problem(task.test)
+        refuse_uncertifiable(self._judge, task.options)
 
     def _refuse_what_was_not_agreed(self) -> None:
         algorithm, contract = self.task.algorithm, self.task.algorithm.contract
@@ -477,7 +479,8 @@ class TrainingServer:
         self, counted: list[int], restored: list[int], plan: Plan, seconds: dict[str, float] | None
     ) -> DeployedRecord:
         exchange, now, xbar, t = self._exchange, self._now, self.xbar, self.t + 1
-        test = self._judge.test(xbar) if self._judge is not None and self.task.options.evaluates(t) else None
+        judge = self._judge if self.task.options.evaluates(t) else None
+        test = None if judge is None else judge.test(xbar)
         everyone = torch.arange(len(self.roster))
         keeps = self.algorithm.contract.points
         held = on_columns(self.coordinator.server.xbar, self.coordinator.memory.columns)
@@ -487,6 +490,7 @@ class TrainingServer:
             round=t,
             test_loss=None if test is None else test.loss,
             accuracy=None if test is None else test.accuracy,
+            **({} if judge is None else certified(judge, xbar, self.task.options)),
             anchor_gap=None if now is None else now.anchor_gap,
             lower_bound=self.coordinator.best_bound,
             consensus=self.coordinator.memory.spread(self.coordinator.server.xbar) ** 0.5 if keeps else 0.0,

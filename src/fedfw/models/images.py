@@ -18,6 +18,8 @@ def mlp(data: Data) -> nn.Module:
 class Centred(nn.Module):
     """Images from [0, 1] to [-1, 1]: with all inputs positive, Frank-Wolfe's long first steps can kill a network."""
 
+    lipschitz = 2.0
+
     def forward(self, images: Tensor) -> Tensor:
         return 2 * images - 1
 

@@ -12,9 +12,10 @@ import torch.nn.functional as nnf
 from torch import nn
 
 from fedfw.data import Data
-from fedfw.models import images, linear
+from fedfw.models import images, linear, lipschitz
 from fedfw.models.kinds import ModelKind
 from fedfw.models.transformer import transformer
+from fedfw.problems.known_losses import ScaledCrossEntropy
 
 MODELS: dict[str, ModelKind] = {
     "mclr": ModelKind("softmax regression, from zero", linear.mclr, nnf.cross_entropy, True),
@@ -38,6 +39,16 @@ MODELS: dict[str, ModelKind] = {
         "the next character of a text, 4 blocks of 128 or as given",
         transformer,
         nnf.cross_entropy,
+        False,
+        flat=False,
+    ),
+    "maxmin-mlp": ModelKind(
+        "two hidden layers of 512 with max/min of pairs, for lipschitz:L", lipschitz.mlp, ScaledCrossEntropy(3.0), False
+    ),
+    "lipschitz-cnn": ModelKind(
+        "conv 32, 64 of 4x4 with stride 2, fc 128, max/min of pairs, for lipschitz:L",
+        lipschitz.cnn,
+        ScaledCrossEntropy(3.0),
         False,
         flat=False,
     ),

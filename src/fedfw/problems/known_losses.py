@@ -51,8 +51,46 @@ class Kind:
     floor: float | None = 0.0
 
 
+def scaled_cross_entropy(outputs: Tensor, targets: Tensor, scale: float = 1.0, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of ``scale * outputs``; see `ScaledCrossEntropy`."""
+    return nnf.cross_entropy(scale * outputs, targets, reduction=reduction)
+
+
+class ScaledCrossEntropy(nn.modules.loss._Loss):
+    """Cross-entropy of a multiple of the scores, for networks whose scores cannot grow.
+
+    A network with a bounded Lipschitz constant cannot make its scores larger where it is sure. The larger the scale,
+    the more the loss looks at samples near the border between two classes.
+
+    Parameters
+    ----------
+    scale : float
+        What the scores are multiplied by; positive and finite.
+    reduction : str
+        As for `torch.nn.CrossEntropyLoss`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> scores, classes = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    >>> ScaledCrossEntropy(3.0)(scores, classes) == torch.nn.functional.cross_entropy(3 * scores, classes)
+    tensor(True)
+    """
+
+    def __init__(self, scale: float = 1.0, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+        if not 0 < scale < inf:
+            raise ValueError(f"scale={scale}, expected a positive finite number")
+        self.scale = float(scale)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Scores (m, classes, ...) and class numbers (m, ...) -> the loss."""
+        return scaled_cross_entropy(outputs, targets, self.scale, self.reduction)
+
+
 KINDS = (
     Kind(nnf.cross_entropy, nn.CrossEntropyLoss, classes=True, ratio=True, least=0, most=1),
+    Kind(scaled_cross_entropy, ScaledCrossEntropy, classes=True),
     Kind(nnf.nll_loss, nn.NLLLoss, classes=True, ratio=True, floor=None),
     Kind(nnf.mse_loss, nn.MSELoss),
     Kind(nnf.l1_loss, nn.L1Loss),

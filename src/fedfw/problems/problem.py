@@ -224,7 +224,7 @@ class Problem:
 
     def bind(self, constraint: Any) -> ConstraintSet:
         """The constraint on the flat vector of this problem's parameters."""
-        bound: ConstraintSet = constraint.bind(self.shapes)
+        bound: ConstraintSet = constraint.bind(self.model)
         return bound
 
     def value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[float, Tensor]:

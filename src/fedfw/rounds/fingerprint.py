@@ -43,7 +43,8 @@ def fingerprint(
     algorithm : Algorithm
         With its defaults filled in.
     options : Options
-        How the run goes; what is only looked at (``tol``, ``eval_every``) and where (``device``) is left out.
+        How the run goes; what is only looked at (``tol``, ``eval_every``, ``certify``) is left out, and so is where
+        (``device``).
     start : Tensor
         x^1, (p,).
     participation : Participation

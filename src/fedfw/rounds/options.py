@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -9,7 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from fedfw.options import check_options, option
+from fedfw.options import check_options, option, options_of
+from fedfw.parsing import parse_number
 from fedfw.privacy.guarantee import Privacy
 
 
@@ -51,6 +53,13 @@ class Options:
     eval_every: Annotated[
         int, option("rounds between evaluations of loss, test data, gap and certificate; the last one always is", ge=1)
     ] = 1
+    certify: Annotated[
+        float | Sequence[float] | str | None,
+        option(
+            "l2 radii, such as 0.1,0.5, in the inputs' units: share of test data whose class is proven to stay",
+            expected="positive numbers, or text such as 0.1,0.25,0.5",
+        ),
+    ] = None
     seed: Annotated[int, option("fixes data split, start, attendance and minibatches", ge=0, lt=2**63)] = 0
     device: Annotated[
         str | torch.device | None,
@@ -66,12 +75,24 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self)
-        _ = self.promise  # a text that cannot be read is refused here
+        _ = self.promise, self.radii  # a text that cannot be read is refused here
 
     @property
     def promise(self) -> Privacy | None:
         """The privacy that is promised, if any."""
         return Privacy.parse(self.privacy) if isinstance(self.privacy, str) else self.privacy
+
+    @property
+    def radii(self) -> tuple[float, ...]:
+        """The radii at which accuracy is certified; none unless they are asked for."""
+        given = self.certify
+        if given is None:
+            return ()
+        parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int | float) else given
+        radii = [parse_number(part) if isinstance(part, str) else part for part in parts]
+        if not radii or not all(isinstance(radius, int | float) and 0 < radius < math.inf for radius in radii):
+            raise ValueError(f"certify={given!r}, expected {options_of(Options)['certify'].expected}")
+        return tuple(map(float, radii))
 
     def evaluates(self, t: int) -> bool:
         """Whether round t is evaluated by its number."""

@@ -42,6 +42,10 @@ class Record:
         What dense vectors would have cost, both ways together.
     epsilon : float
         What a private run has spent of its budget, by the client that spent most.
+    lipschitz : float
+        A proven bound on the Lipschitz constant of the model, in l2, in runs that certify.
+    certified : dict of str to float
+        The share of test data whose right class is proven to stay within an l2 radius, by radius.
     seconds : dict of str to float
         How long the round took, by its parts.
 
@@ -71,6 +75,8 @@ class Record:
     evidence_down: int = 0
     bytes_dense: int = 0
     epsilon: float | None = None
+    lipschitz: float | None = None
+    certified: dict[str, float] | None = None
     seconds: dict[str, float] | None = None
 
 
@@ -130,7 +136,7 @@ class History(Sequence[Record]):
         return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
 
     def to_csv(self, path: str | Path) -> None:
-        """One row a round; the parts of ``seconds`` get columns of their own."""
+        """One row a round; the parts of ``seconds`` and ``certified`` get columns of their own."""
         rows = [_flat(asdict(record)) for record in self._records]
         names = list(dict.fromkeys(name for row in rows for name in row))
         from io import StringIO
@@ -167,5 +173,5 @@ def read_history(path: Path, kind: type[Record] = Record) -> History:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    seconds = row.pop("seconds") or {}
-    return row | {f"seconds_{name}": value for name, value in seconds.items()}
+    parts = {name: row.pop(name) or {} for name in ("seconds", "certified")}
+    return row | {f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()}

@@ -2,7 +2,9 @@
 
 from fedfw.sets.base import ConstraintSet, Request, Shape
 from fedfw.sets.enclosing import enclosing
-from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall
+from fedfw.sets.layers import LayerBalls, layer_balls
+from fedfw.sets.lipschitz import LipschitzNet
+from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
 from fedfw.sets.product import Product
 from fedfw.sets.registry import SETS, parse_set
@@ -23,16 +25,20 @@ __all__ = [
     "KSupport",
     "L1Ball",
     "L2Ball",
+    "LayerBalls",
     "LinfBall",
+    "LipschitzNet",
     "NuclearBall",
     "PartialIsometry",
     "Polytope",
     "Product",
     "Request",
+    "RowBalls",
     "Shape",
     "Simplex",
     "Spectrahedron",
     "SpectralBall",
     "enclosing",
+    "layer_balls",
     "parse_set",
 ]

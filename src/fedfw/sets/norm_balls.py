@@ -1,4 +1,4 @@
-"""Balls of the l1, l2 and linf norms, and boxes."""
+"""Balls of the l1, l2 and linf norms, of the l2 norms of rows, and boxes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import prod, sqrt
 from typing import ClassVar
 
 import torch
@@ -156,6 +156,81 @@ class L2Ball(ConstraintSet):
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l2": self.r}
+
+
+@dataclass(frozen=True, eq=False)
+class RowBalls(ConstraintSet):
+    """The matrices ``{X : every row has Euclidean norm <= r}``, such as embeddings, of which a row belongs to a word.
+
+    Its extreme points are the matrices whose rows all have norm r, so an atom is dense. A parameter with more than two
+    axes is treated as the matrix whose rows are its first axis.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest Euclidean norm of a row; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number. A parameter with fewer than two axes is refused where it is used.
+
+    Notes
+    -----
+    The oracle returns ``-r g_i / ||g_i||_2`` for each row g_i and the projection scales long rows down to norm r; both
+    cost O(p). The diameter is ``2 r sqrt(m)`` for m rows.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> balls = fedfw.RowBalls(10.0)
+    >>> (balls.lmo(torch.tensor([[3.0, -4.0], [0.0, 1.0]])).dense().round(decimals=4) + 0.0).tolist()
+    [[-6.0, 8.0], [0.0, -10.0]]
+    >>> balls.project(torch.tensor([[30.0, 40.0], [1.0, 1.0]])).tolist()
+    [[6.0, 8.0], [1.0, 1.0]]
+    """
+
+    name: ClassVar[str] = "rows"
+    summary: ClassVar[str] = "Euclidean norm of each row <= r"
+    needs_matrix: ClassVar[bool] = True
+    oracle_cost: ClassVar[str] = "p"
+    projection_cost: ClassVar[str] = "p"
+
+    r: float
+
+    def __post_init__(self) -> None:
+        positive(self, r=self.r)
+
+    def _check_shape(self, shape: Shape) -> None:
+        if len(shape) < 2:
+            raise ValueError(f"RowBalls needs a matrix, got a parameter of shape {shape}")
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        unit, norms = unit_rows(g.reshape(-1, prod(shape[1:])))
+        return Dense(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * norms.reshape(len(g), -1).sum(1),
+            values=round_inside(-unit.reshape(g.shape), request.precision),
+            scale=self.r,
+        )
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        return row_norms(x.reshape(-1, prod(shape[1:]))).reshape(len(x), -1).amax(1) / self.r - 1
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return L2Ball(self.r)._project(x.reshape(-1, prod(shape[1:])), shape[1:]).reshape(x.shape)
+
+    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        return {Dense: partial(Dense.read, shape=shape, scale=self.r)}
+
+    def diameter(self, shape: Shape) -> float:
+        return 2 * self.r * sqrt(shape[0])
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        l2 = self.r * sqrt(shape[0])
+        return {"l1": self.r * shape[0] * sqrt(prod(shape[1:])), "l2": l2, "linf": self.r}
 
 
 class _Corners(ConstraintSet):

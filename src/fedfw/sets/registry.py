@@ -10,7 +10,9 @@ import torch
 
 from fedfw.parsing import parse_number
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
-from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall
+from fedfw.sets.layers import LayerBalls
+from fedfw.sets.lipschitz import LipschitzNet
+from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
 from fedfw.sets.simplices import CappedSimplex, Hypersimplex, Simplex
 from fedfw.sets.sparse_balls import GroupBall, KSparse, KSupport
@@ -74,9 +76,12 @@ _ENTRIES = (
     Entry(SpectralBall, lambda shape: SpectralBall(1.0)),
     Entry(PartialIsometry, lambda shape: PartialIsometry(2, 1.0)),
     Entry(Spectrahedron, lambda shape: Spectrahedron(1.0)),
+    Entry(RowBalls, lambda shape: RowBalls(1.0)),
     Entry(Birkhoff, lambda shape: Birkhoff()),
     Entry(Hull, _example_hull),
     Entry(Polytope, _example_polytope),
+    Entry(LayerBalls, lambda shape: LayerBalls(4.0)),
+    Entry(LipschitzNet, lambda shape: LipschitzNet(1.0)),
 )
 
 SETS: dict[str, Entry] = {entry.cls.name: entry for entry in _ENTRIES}

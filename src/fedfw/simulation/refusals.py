@@ -12,6 +12,7 @@ from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.problem import Problem
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
+from fedfw.rounds.robustness import refuse_uncertifiable
 from fedfw.sets.base import ConstraintSet
 
 _MANY_BYTES = 2**30
@@ -42,6 +43,7 @@ def refuse_contradictions(
             raise ValueError("relax does not go with privacy: clients with another set would need other noise")
         if problem.losses.sizes is None:
             raise ValueError("privacy is for clients with samples; these are plain functions")
+    refuse_uncertifiable(problem, options)
     _refuse_what_does_not_fit(problem, participation, options)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedfw.certificates import frank_wolfe_gap
+from fedfw.rounds.robustness import certified
 from fedfw.simulation.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Evaluation(Callback):
         inside = constraint.contains(xbar)
         far = constraint.distance(xbar) if not inside and constraint.has_projection else None
         found = {"test_loss": test.loss, "accuracy": test.accuracy, "distance": 0.0 if inside else far}
+        found |= certified(simulation.problem, simulation.feasible(), simulation.options)
         apart = None
         if simulation.algorithm.contract.points:
             apart = simulation.coordinator.memory.spread(simulation.server.xbar)
@@ -79,4 +81,5 @@ class Evaluation(Callback):
             "test_loss": test.loss,
             "accuracy": test.accuracy,
             "distance": 0.0,
+            **certified(simulation.problem, simulation.xbar, simulation.options),
         }

@@ -1,0 +1,238 @@
+"""The Lipschitz constant of a network: a proven upper bound, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfw.errors import NonFiniteError
+from fedfw.lipschitz.layers import Residual
+from fedfw.lipschitz.norms import convolution_bound, matrix_bound, shared_windows
+
+OfWeights = Callable[[str, "nn.Linear | nn.Conv2d"], float]
+"""The constant of a layer with weights, from its name and the layer."""
+
+
+def lipschitz_bound(model: nn.Module) -> float:
+    """A proven upper bound on how far a network stretches the l2 distance between two inputs.
+
+    For all inputs x and y of any size, ``||model(x) - model(y)|| <= lipschitz_bound(model) ||x - y||`` in exact
+    arithmetic. It is the product of the layers' constants, and 1 plus that of the body for a `Residual`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        An `nn.Sequential`, possibly nested, or a single layer, of: `nn.Linear`; `nn.Conv2d` with zero or circular
+        padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d, AdaptiveAvgPool2d to one pixel;
+        Flatten, Unflatten, Identity, Dropout (which does nothing once a model is trained); the layers of
+        `fedfw.lipschitz`; modules of one's own with a number ``lipschitz``, which is believed.
+
+    Returns
+    -------
+    float
+        The bound, worked out in float64 with its rounding errors added.
+
+    Raises
+    ------
+    ValueError
+        If no bound is known for a layer; the message names it.
+    NonFiniteError
+        If a weight is a NaN or an infinity.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    >>> round(fedfw.lipschitz_bound(torch.nn.Sequential(layer, torch.nn.ReLU(), layer)), 6)
+    16.0
+    """
+    return network_constant(model, weights_constant)
+
+
+def layer_constants(model: nn.Module) -> dict[str, float]:
+    """The bound of every single layer of a network, by name, in the order in which they are applied.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As for `lipschitz_bound`.
+
+    Returns
+    -------
+    dict of str to float
+        A layer that is applied twice stands there once.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> fedfw.lipschitz.layer_constants(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.AvgPool2d(2)))["0"]
+    1.0
+    """
+    found: dict[str, float] = {}
+    network_constant(model, weights_constant, found)
+    return found
+
+
+def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, float] | None = None) -> float:
+    """The constant of a network whose layers with weights have the constants ``of_weights(name, layer)``.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As for `lipschitz_bound`.
+    of_weights : callable
+        Called for every linear and convolutional layer.
+    found : dict of str to float, optional
+        The constants of single layers are written there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
+    >>> network_constant(layers, lambda name, layer: 3.0)
+    9.0
+    """
+
+    def constant(name: str, module: nn.Module) -> float:
+        if _changed(module):
+            raise _refusal(name, module, "it has hooks or a forward of its own, which may do anything")
+        inner = f"{name}." if name else ""
+        if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
+            layers = module._modules.items()  # named_children() leaves out a layer that stands there again
+            return math.prod(constant(inner + key, layer) for key, layer in layers if layer is not None)
+        if isinstance(module, Residual) and _is(module, Residual):
+            return 1 + constant(inner + "body", module.body)
+        try:
+            layer, value = (_padded(module), 0.0) if _is_weighted(module) else (None, _of_plain(module))
+        except ValueError as error:
+            raise _refusal(name, module, str(error)) from None
+        if layer is not None:
+            value = of_weights(name, layer)
+        if found is not None:
+            found[name] = value
+        return value
+
+    return constant("", model)
+
+
+def _is_weighted(module: nn.Module) -> bool:
+    """Whether a layer is a linear one or a convolution."""
+    return _is(module, nn.Linear) or _is(module, nn.Conv2d)
+
+
+def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
+    """The layer, if its padding is one for which a bound is known."""
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode not in ("zeros", "circular"):
+            raise ValueError(f"padding_mode={layer.padding_mode!r}, expected 'zeros' or 'circular'")
+        if layer.padding_mode == "circular" and not isinstance(layer.padding, str):
+            reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+            if any(2 * padding > most for padding, most in zip(layer.padding, reach, strict=True)):
+                raise ValueError(f"circular padding={layer.padding}, expected at most half of {tuple(reach)}")
+    weighted: nn.Linear | nn.Conv2d = layer
+    return weighted
+
+
+def stride_of(layer: nn.Conv2d) -> tuple[int, int]:
+    """The stride that a bound may go by: a circle of pixels need not be a multiple of the stride, so 1 there."""
+    down, across = layer.stride if layer.padding_mode == "zeros" else (1, 1)
+    return down, across
+
+
+def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
+    """The norm of a layer is at most this times that of its weights as a matrix (out x everything else)."""
+    if isinstance(layer, nn.Linear):
+        return 1.0
+    return math.sqrt(shared_windows(layer.kernel_size, stride_of(layer), layer.dilation))
+
+
+def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
+    """The norm of a linear layer or a convolution, from above."""
+    weight = layer.weight.detach().double()
+    if not bool(weight.isfinite().all()):
+        raise NonFiniteError(f"layer {name or 'of the model'}: NaN or infinity in its weights", ())
+    if isinstance(layer, nn.Conv2d):
+        return convolution_bound(weight, stride_of(layer), layer.dilation, layer.groups)
+    size = float(weight.abs().max())
+    return size * matrix_bound(weight / size) if size else 0.0
+
+
+def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module does what this kind does: a subclass may, unless it has another forward."""
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
+def _changed(module: nn.Module) -> bool:
+    own = vars(module)
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own)
+
+
+def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
+    layer = f"layer {name}" if name else "the model"
+    return ValueError(f"{layer} ({type(module).__name__}): no bound on its Lipschitz constant is known: {why}")
+
+
+def _of_plain(module: nn.Module) -> float:
+    """The constant of a layer without weights."""
+    for kind, rule in _PLAIN.items():
+        if _is(module, kind):
+            return rule(module)
+    declared = getattr(module, "lipschitz", None)
+    if isinstance(declared, int | float) and math.isfinite(declared) and declared >= 0:
+        return float(declared)
+    known = ", ".join(kind.__name__ for kind in (nn.Sequential, nn.Linear, nn.Conv2d, *_PLAIN, Residual))
+    raise ValueError(f"expected {known}, or a module with a number `lipschitz`")
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _max_pool(layer: Any) -> float:
+    """A maximum changes by at most the l2 change of its window, and a pixel lies in so many windows."""
+    kernel, stride, dilation = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
+    return math.sqrt(shared_windows(kernel, stride, dilation))
+
+
+def _average_pool(layer: Any) -> float:
+    """A convolution with equal weights, channel by channel."""
+    kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
+    if layer.ceil_mode or (_pair(layer.padding) != (0, 0) and not layer.count_include_pad):
+        raise ValueError("windows at the border have fewer pixels, expected ceil_mode=False and count_include_pad=True")
+    divisor = layer.divisor_override or math.prod(kernel)
+    return convolution_bound(torch.full((1, 1, *kernel), 1 / divisor, dtype=torch.float64), stride)
+
+
+def _mean_pool(layer: Any) -> float:
+    """The mean of n pixels has the constant 1 / sqrt(n), and n is at least 1."""
+    if _pair(layer.output_size) != (1, 1):
+        raise ValueError(f"output_size={layer.output_size}, expected 1: windows of other sizes may overlap")
+    return 1.0
+
+
+def _isometry(module: Any) -> float:
+    if getattr(module, "start_dim", getattr(module, "dim", 1)) != 1:
+        raise ValueError("it begins at another axis, expected 1, the first one behind the samples")
+    return 1.0
+
+
+_PLAIN: dict[type[nn.Module], Callable[[Any], float]] = {
+    nn.Identity: lambda _: 1.0,
+    nn.Flatten: _isometry,
+    nn.Unflatten: _isometry,
+    nn.Dropout: lambda _: 1.0,
+    nn.ReLU: lambda _: 1.0,
+    nn.ReLU6: lambda _: 1.0,
+    nn.LeakyReLU: lambda layer: max(1.0, abs(layer.negative_slope)),
+    nn.Tanh: lambda _: 1.0,
+    nn.Sigmoid: lambda _: 0.25,
+    nn.MaxPool2d: _max_pool,
+    nn.AvgPool2d: _average_pool,
+    nn.AdaptiveAvgPool2d: _mean_pool,
+}
+"""Layers of torch without weights, each with its constant."""

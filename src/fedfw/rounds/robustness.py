@@ -1,0 +1,53 @@
+"""What records say of a model's robustness: its Lipschitz constant, and its certified accuracy at some radii."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedfw.lipschitz import certified_accuracy, lipschitz_bound
+from fedfw.problems.problem import Problem
+from fedfw.rounds.options import Options
+
+
+def refuse_uncertifiable(problem: Problem | None, options: Options) -> None:
+    """Raise ValueError where ``certify`` is asked for and nothing could be certified.
+
+    Parameters
+    ----------
+    problem : Problem or None
+        With the test data; None where there are none.
+    options : Options
+        How the run goes.
+    """
+    if not options.radii:
+        return
+    data = None if problem is None else problem.test_data
+    if problem is None or data is None:
+        raise ValueError(f"certify={options.certify!r} needs test data, and there are none")
+    try:
+        few = tuple(part[:2] for part in data)
+        certified_accuracy(problem.model, few, options.radii)  # type: ignore[arg-type]
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"certify={options.certify!r}: {error}") from None
+
+
+def certified(problem: Problem, x: Tensor, options: Options) -> dict[str, Any]:
+    """The fields of a record on the model with parameters x (p,); none unless ``certify`` is asked for.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the test data.
+    x : Tensor
+        (p,).
+    options : Options
+        How the run goes.
+    """
+    if not options.radii or problem.test_data is None:
+        return {}
+    model = problem.trained(x)
+    constant = lipschitz_bound(model)
+    shares = certified_accuracy(model, problem.test_data, options.radii, constant)
+    return {"lipschitz": constant, "certified": {f"{radius:g}": share for radius, share in shares.items()}}

@@ -1,0 +1,151 @@
+"""The constant of a network: no pair of inputs is driven further apart, and what is not known is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedfw
+from fedfw.lipschitz import GroupSort, MaxMin, Normalise, Residual, Scaled, layer_constants
+from fedfw.models.images import Centred
+
+from .test_norms import operator_norm
+
+
+def stretched(model: nn.Module, shape: tuple[int, ...], seed: int = 0) -> float:
+    """The largest ratio of distances that gradient ascent finds."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, *shape, generator=generator, dtype=torch.float64).requires_grad_()
+    y = (x.detach() + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).requires_grad_()
+    best = 0.0
+    optimiser = torch.optim.Adam([x, y], lr=0.02)
+    for _ in range(60):
+        optimiser.zero_grad()
+        ratio = (model(x) - model(y)).flatten(1).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
+        best = max(best, ratio.max().item())
+        (-ratio.sum()).backward()
+        optimiser.step()
+    return best
+
+
+PLAIN: dict[str, tuple[nn.Module, tuple[int, ...], float]] = {
+    "relu": (nn.ReLU(), (5,), 1.0),
+    "leaky": (nn.LeakyReLU(1.5), (5,), 1.5),
+    "tanh": (nn.Tanh(), (5,), 1.0),
+    "sigmoid": (nn.Sigmoid(), (5,), 0.25),
+    "maxmin": (MaxMin(), (6,), 1.0),
+    "maxmin-images": (MaxMin(), (4, 3, 3), 1.0),
+    "groupsort": (GroupSort(3), (6, 2, 2), 1.0),
+    "normalise": (Normalise([0.1, 0.2], [0.5, 0.25]), (2, 3, 3), 4.0),
+    "centred": (Centred(), (2, 3, 3), 2.0),
+    "scaled": (Scaled(-3.0), (4,), 3.0),
+    "max-pool": (nn.MaxPool2d(2), (2, 4, 4), 1.0),
+    "max-pool-overlapping": (nn.MaxPool2d(3, stride=2), (1, 7, 7), 2.0),
+    "max-pool-padded": (nn.MaxPool2d(3, stride=1, padding=1), (1, 5, 5), 3.0),
+    "average-pool": (nn.AvgPool2d(2), (2, 4, 4), 0.5),
+    "mean": (nn.AdaptiveAvgPool2d(1), (2, 1, 1), 1.0),
+    "flatten": (nn.Sequential(nn.Flatten(), nn.Unflatten(1, (2, 2))), (4, 1), 1.0),
+    "residual": (Residual(nn.ReLU()), (5,), 2.0),
+    "dropout": (nn.Dropout(0.5).eval(), (5,), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_layers_without_weights(name: str) -> None:
+    model, shape, constant = PLAIN[name]
+    bound = fedfw.lipschitz_bound(model)
+    assert bound == pytest.approx(constant, rel=0.02)
+    assert stretched(model.double(), shape) <= bound * (1 + 1e-9)
+
+
+def test_the_maximum_of_overlapping_windows_can_stretch_so_far() -> None:
+    """One pixel that is the maximum of all four windows it lies in."""
+    pool, image = nn.MaxPool2d(3, stride=2), torch.zeros(2, 1, 7, 7, dtype=torch.float64)
+    image[1, 0, 2, 2] = 1.0
+    assert float((pool(image)[0] - pool(image)[1]).norm()) == fedfw.lipschitz_bound(pool)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (2, 2), (4, 3)])
+def test_average_pools_against_their_norm(kernel: int, stride: int) -> None:
+    pool = nn.AvgPool2d(kernel, stride)
+    exact = operator_norm(pool, 1, 12)
+    assert exact <= fedfw.lipschitz_bound(pool) <= 1.2 * exact
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolutions_as_layers(mode: str, stride: int) -> None:
+    torch.manual_seed(3)
+    for side in (5, 8):
+        layer = nn.Conv2d(2, 3, 3, stride=stride, padding=1, padding_mode=mode, bias=False, dtype=torch.float64)
+        assert operator_norm(layer, 2, side) <= fedfw.lipschitz_bound(layer)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        Normalise(0.5, 0.5),
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), MaxMin(), nn.MaxPool2d(2)),
+        Residual(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())),
+        *(nn.Flatten(), nn.Linear(36, 6), GroupSort(2), nn.Linear(6, 3)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_is_the_product_of_its_layers(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    model = network().to(dtype)
+    parts = layer_constants(model)
+    assert list(parts) == ["0", "1.0", "1.1", "1.2", "2.body.0", "2.body.1", "3", "4", "5", "6"]
+    bound = fedfw.lipschitz_bound(model)
+    assert bound == pytest.approx(2 * parts["1.0"] * (1 + parts["2.body.0"]) * parts["4"] * parts["6"])
+    assert stretched(model.double(), (1, 6, 6)) <= bound
+
+
+def test_a_layer_that_is_applied_twice_counts_twice() -> None:
+    layer = nn.Linear(3, 3)
+    assert fedfw.lipschitz_bound(nn.Sequential(layer, layer)) == pytest.approx(fedfw.lipschitz_bound(layer) ** 2)
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.LSTM(4, 4), r"layer 1 \(LSTM\).*expected Sequential, Linear"),
+        (nn.BatchNorm1d(4), r"layer 1 \(BatchNorm1d\)"),
+        (Doubled(4, 4), r"layer 1 \(Doubled\)"),
+        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), r"layer 1 \(Conv2d\).*padding_mode='reflect'"),
+        (nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), r"circular padding=\(2, 2\)"),
+        (nn.AvgPool2d(3, padding=1, count_include_pad=False), r"layer 1 \(AvgPool2d\).*count_include_pad=True"),
+        (nn.AdaptiveAvgPool2d(2), r"output_size=2, expected 1"),
+        (nn.Flatten(0), r"begins at another axis"),
+        (nn.Sequential(nn.PReLU()), r"layer 1.0 \(PReLU\)"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(layer: nn.Module, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        fedfw.lipschitz_bound(nn.Sequential(nn.ReLU(), layer))
+
+
+def test_a_layer_with_a_hook_is_refused() -> None:
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(lambda module, inputs, outputs: 5 * outputs)
+    with pytest.raises(ValueError, match=r"the model \(Linear\).*hooks"):
+        fedfw.lipschitz_bound(layer)
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    layer = nn.Linear(2, 2)
+    nn.init.constant_(layer.weight, float("nan"))
+    with pytest.raises(fedfw.NonFiniteError, match="layer 0: NaN"):
+        fedfw.lipschitz_bound(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("layer", [MaxMin(), GroupSort(3)])
+def test_channels_that_do_not_fit_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match="7 channels, expected a multiple of"):
+        layer(torch.ones(2, 7))
