@@ -50,6 +50,24 @@ def test_decoded_atoms_are_inside_and_their_bounds_true(
                 assert float(atom.dot(g)) <= -D.r * nuclear * (1 - lost)
 
 
+@pytest.mark.parametrize("precision", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("tol", [None, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize(("shape", "k"), [((20, 90), 3), ((90, 30), 5), ((9, 9), 7), ((30, 30), 20), ((12, 3, 5), 2)])
+def test_partial_isometries_too(shape: tuple[int, ...], k: int, tol: float | None, precision: torch.dtype) -> None:
+    D = fedfw.PartialIsometry(k, 0.3)
+    for dtype in (torch.float32, torch.float64):
+        g = gaussian(*shape).to(dtype)
+        best = float(sigma(g)[:k].sum())
+        atom = D.lmo(g, precision=precision, tol=tol)
+        received = fedfw.Atom.from_bytes(atom.to_bytes(), D, shape)
+        assert D.accepts(received, shape)
+        values = sigma(received.dense(torch.float64))
+        assert values[0] <= 0.3
+        assert values.sum() <= k * 0.3
+        assert -D.r * best * (1 + (tol or 1e-8)) <= float(atom.bound[0]) <= -D.r * best
+        assert float(atom.dot(g)) <= -D.r * best * (1 - (tol or 0) - 8 * k**0.5 * torch.finfo(precision).eps - 1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_zero_direction_gives_a_point_of_the_set(dtype: torch.dtype) -> None:
     atom = fedfw.SpectralBall(2.0).lmo(torch.zeros(50, 60, dtype=dtype), tol=1e-3)

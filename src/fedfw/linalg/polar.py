@@ -33,8 +33,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedfw.checks import holds
 from fedfw.linalg.singular import normalised
+from fedfw.linalg.stacks import mended, one_by_one
 
 # Iterations in float32 reach this relative error for all but nearly singular matrices. A smaller one is left to the
 # singular value decomposition, which also is the faster of the two in float64 on a CPU.
@@ -129,43 +129,52 @@ def polar_factor(g: Tensor, tol: float | None = None) -> Polar:
     if g.shape[1] > g.shape[2]:
         found = polar_factor(g.mT, tol)
         return replace(found, s=found.s.mT)
-    on_cpu = g.device.type == "cpu"
-    if len(g) > 1 and on_cpu:
-        return _stacked([polar_factor(g[i : i + 1], tol) for i in range(len(g))])
+    return one_by_one(lambda stack: _polar_factor(stack, tol), g)
+
+
+def _polar_factor(g: Tensor, tol: float | None) -> Polar:
+    """The polar factors of matrices whose rows are the smaller side."""
     g, size = normalised(g)
-    if tol is None or tol < LEAST_TOL or (on_cpu and g.shape[1] <= SVD_UP_TO):
+    if tol is None or tol < LEAST_TOL or (g.device.type == "cpu" and g.shape[1] <= SVD_UP_TO):
         found = _by_svd(g)
     else:
         found = _by_iterations(g, tol)
     return replace(found, value=found.value * size, upper=found.upper * size)
 
 
-def _stacked(each: list[Polar]) -> Polar:
-    """The results for single matrices as one result for a stack."""
-    return Polar(*(torch.cat([getattr(one, name) for one in each]) for name in ("s", "value", "upper")))
-
-
 def _by_iterations(g: Tensor, tol: float) -> Polar:
     """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at most ``tol``."""
     found = _proven(g.double(), _newton_schulz(g).double(), tol)
-    good = found.error <= tol  # false for NaN
-    if holds(good):
-        return found
-    bad = (~good).nonzero().flatten()
-    exact = _by_svd(g[bad])
-    return Polar(*(getattr(found, name).index_copy(0, bad, getattr(exact, name)) for name in ("s", "value", "upper")))
+    return mended(found, found.error <= tol, lambda bad: _by_svd(g[bad]))  # an error of NaN is not good
 
 
 def _by_svd(g: Tensor) -> Polar:
     """The polar factor from a singular value decomposition in float64."""
     m, n = g.shape[1:]
     u, sigma, vh = torch.linalg.svd(g.double(), full_matrices=False)
-    value = sigma.sum(1)
-    return Polar((u @ vh) * (1 - _slack(m, n)), value, value + _slack(m, n) * sigma[:, 0])
+    nuclear, allowed = sigma.sum(1), slack(m, n)
+    return Polar((u @ vh) * (1 - allowed), nuclear * (1 - allowed), nuclear + allowed * sigma[:, 0])
 
 
-def _slack(m: int, n: int) -> float:
-    """What is allowed for rounding errors of products of an m x n matrix with singular values of at most 2."""
+def slack(m: int, n: int) -> float:
+    """What is allowed for the rounding errors, in float64, of products of an m x n matrix with singular values up to 2.
+
+    Parameters
+    ----------
+    m, n : int
+        The sides of the matrix, the smaller one first.
+
+    Returns
+    -------
+    float
+        A bound on the largest singular value of the error, with a factor of 2 to spare; see the top of the file.
+
+    Examples
+    --------
+    >>> from fedfw.linalg.polar import slack
+    >>> slack(512, 512) < 1e-9
+    True
+    """
     return 8 * m * (m + n + 2) * torch.finfo(torch.float64).eps
 
 
@@ -205,7 +214,7 @@ def _proven(a: Tensor, x: Tensor, tol: float) -> Polar:
     m, n = a.shape[1:]
     gram = x @ x.mT
     inside = torch.linalg.matrix_norm(torch.baddbmm(gram, gram, gram, beta=-1)) <= 11
-    s = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5) * (1 - _slack(m, n))
+    s = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5) * (1 - slack(m, n))
     product = a @ s.mT
     product = (product + product.mT) / 2
     value = product.diagonal(dim1=1, dim2=2).sum(1)

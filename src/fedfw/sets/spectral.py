@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside
+from fedfw.linalg.leading import leading_pairs
 from fedfw.linalg.polar import polar_factor
 from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
@@ -172,15 +173,19 @@ class _Isometries(_MatrixSet):
         if k == min(_sides(shape)):
             found = polar_factor(matrices, request.tol)
             return self._as_dense(found.s, found.upper, shape, request)
-        matrices, size = normalised(matrices)
-        u, sigma, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
-        bound = -self.r * sigma[:, :k].sum(1) * size
-        if self._as_factors(shape):
-            left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-u[:, :, :k], vh[:, :k].mT))
-            return LowRank(
-                shape=shape, batched=True, precision=request.precision, bound=bound, u=left, v=right, scale=self.r
-            )
-        return self._as_dense(u[:, :, :k] @ vh[:, :k], sigma[:, :k].sum(1) * size, shape, request)
+        pairs = leading_pairs(matrices, k, request.tol)
+        if not self._as_factors(shape):
+            return self._as_dense(pairs.u @ pairs.v.mT, pairs.upper, shape, request)
+        left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-pairs.u, pairs.v))
+        return LowRank(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * pairs.upper,
+            u=left,
+            v=right,
+            scale=self.r,
+        )
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
         """The atoms -r s for matrices s (n, rows, columns) of the unit ball, where <g, s> is at most ``upper``."""
@@ -291,7 +296,9 @@ class PartialIsometry(_Isometries):
     Notes
     -----
     The oracle returns -r times the sum of the k leading singular pairs of g, from a singular value decomposition at O(m
-    n min(m, n)); for k = 1 it is the oracle of `NuclearBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
+    n min(m, n)). When `lmo` is given a ``tol`` they come from the eigenvectors of the smaller of gg' and g'g, and
+    ``<g, s>`` is proven to be within that relative error of the minimum. For k = 1 it is the oracle of `NuclearBall`,
+    and for k = min(m, n) that of `SpectralBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
 
     Examples
     --------
