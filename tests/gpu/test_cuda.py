@@ -157,3 +157,23 @@ def test_steps_of_a_transformer_are_recorded_and_agree_with_the_cpu() -> None:
             assert torch.allclose(one, other.cpu(), atol=1e-5)
     assert isinstance(losses._together, Replayed)
     assert len(losses._together._recordings) == 1
+
+
+@pytest.mark.parametrize("shape", [(60, 60), (20, 90), (90, 30)])
+@pytest.mark.parametrize("constraint", [fedfw.SpectralBall(0.7), fedfw.PartialIsometry(5, 0.7)])
+def test_spectral_oracles_at_a_tolerance(constraint: fedfw.ConstraintSet, shape: tuple[int, int]) -> None:
+    """One stack has ordinary matrices, one of zeros, and one whose iterations miss the tolerance."""
+    G = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u, _, vh = torch.linalg.svd(G[1], full_matrices=False)
+    G[1] = u[:, :1] @ vh[:1] + 1e-5 * u @ vh
+    G[2] = 0
+    for dtype in (torch.float32, torch.float64):
+        atoms = constraint.lmo(G.to(dtype).cuda(), batch=True, tol=1e-4)
+        values = torch.linalg.svdvals(atoms.dense(torch.float64).cpu())
+        assert float(values.max()) <= 0.7
+        k = min(*shape, getattr(constraint, "k", 10**6))
+        best = 0.7 * torch.linalg.svdvals(G.to(dtype).double())[:, :k].sum(1)
+        assert bool((atoms.bound.cpu() <= -best).all())
+        assert bool((atoms.bound.cpu() >= -best * (1 + 1e-4)).all())
+        assert bool((atoms.dot(G.to(dtype).cuda()).cpu() <= -best * (1 - 1.2e-4)).all())
+        assert all(constraint.accepts(atom, shape) for atom in atoms)

@@ -75,6 +75,9 @@ class ConstraintSet(ABC):
         Whether the set has finitely many extreme points.
     needs_matrix : bool
         Whether the set is defined for matrices only.
+    likes_long_stacks : bool
+        Whether one call of the oracle on a long stack is faster than several calls on short ones. Its atoms then have a
+        ``bound``.
     oracle_cost, projection_cost : str
         Operations for one call, for a parameter with p entries or an m x n matrix.
     diameter_is_exact : bool
@@ -104,6 +107,7 @@ class ConstraintSet(ABC):
     strongly_convex: ClassVar[bool] = False
     is_polytope: ClassVar[bool] = False
     needs_matrix: ClassVar[bool] = False
+    likes_long_stacks: ClassVar[bool] = False
     oracle_cost: ClassVar[str] = "?"
     projection_cost: ClassVar[str] = "none"
     diameter_is_exact: ClassVar[bool] = True
@@ -217,7 +221,8 @@ class ConstraintSet(ABC):
             float16, float32 or float64: the precision to which the atom's numbers are rounded and in which they are
             sent. The rounded atom still lies in the set.
         tol : float, optional
-            Relative accuracy for oracles that iterate (`NuclearBall`, `Spectrahedron`). The others are exact.
+            Relative accuracy for oracles that iterate (`NuclearBall`, `SpectralBall`, `PartialIsometry`,
+            `Spectrahedron`). The others are exact.
         warm : Atom, optional
             Atoms of an earlier call, from which an oracle that iterates may start.
 

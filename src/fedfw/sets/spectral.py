@@ -20,6 +20,8 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside
+from fedfw.linalg.leading import leading_pairs
+from fedfw.linalg.polar import polar_factor
 from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
 from fedfw.linalg.water import shrink_magnitudes, water_fill
@@ -144,12 +146,13 @@ class NuclearBall(_MatrixSet):
 class _Isometries(_MatrixSet):
     """Matrices with singular values of at most r whose sum is at most k r, where a subclass says what k is.
 
-    An atom is -r times the sum of k singular pairs of g, which come from a singular value decomposition. It is sent as
-    2k vectors, or as a matrix where that is shorter.
+    An atom is -r times the sum of k singular pairs of g: the polar factor of g where k is the smaller side. It is sent
+    as 2k vectors, or as a matrix where that is shorter.
     """
 
     oracle_cost: ClassVar[str] = "m n min(m, n)"
     projection_cost: ClassVar[str] = "m n min(m, n)"
+    likes_long_stacks: ClassVar[bool] = True
 
     r: float
 
@@ -167,16 +170,33 @@ class _Isometries(_MatrixSet):
         if k == 1 and self._as_factors(shape):
             pair = top_singular(matrices, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
             return _rank_one(pair, self.r, shape, request)
-        matrices, size = normalised(matrices)
-        u, sigma, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
-        bound = -self.r * sigma[:, :k].sum(1) * size
-        if self._as_factors(shape):
-            left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-u[:, :, :k], vh[:, :k].mT))
-            return LowRank(
-                shape=shape, batched=True, precision=request.precision, bound=bound, u=left, v=right, scale=self.r
-            )
-        values = round_inside(-(u[:, :, :k] @ vh[:, :k]).flatten(1), request.precision, math.sqrt(k))
-        return Dense(shape=shape, batched=True, precision=request.precision, bound=bound, values=values, scale=self.r)
+        if k == min(_sides(shape)):
+            found = polar_factor(matrices, request.tol)
+            return self._as_dense(found.s, found.upper, shape, request)
+        pairs = leading_pairs(matrices, k, request.tol)
+        if not self._as_factors(shape):
+            return self._as_dense(pairs.u @ pairs.v.mT, pairs.upper, shape, request)
+        left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-pairs.u, pairs.v))
+        return LowRank(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * pairs.upper,
+            u=left,
+            v=right,
+            scale=self.r,
+        )
+
+    def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
+        """The atoms -r s for matrices s (n, rows, columns) of the unit ball, where <g, s> is at most ``upper``."""
+        return Dense(
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=-self.r * upper,
+            values=round_inside(-s.flatten(1), request.precision, math.sqrt(self._rank(shape))),
+            scale=self.r,
+        )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         sigma = torch.linalg.svdvals(_matrices(x, shape))
@@ -224,8 +244,11 @@ class SpectralBall(_Isometries):
 
     Notes
     -----
-    The oracle returns ``-r U V'`` from the singular value decomposition ``g = U S V'``, and the projection clips the
-    singular values at r; both cost O(m n min(m, n)). The diameter is ``2 r sqrt(min(m, n))``.
+    The oracle returns ``-r U V'``, where ``g = U S V'`` is the singular value decomposition. When `lmo` is given a
+    ``tol`` it may return another matrix s of the ball, for which ``<g, s>`` is proven to be within that relative
+    error of the minimum; it comes from Newton-Schulz iterations, which a GPU takes much faster than a decomposition,
+    and g = 0 then gives s = 0. The projection clips the singular values at r. Both cost O(m n min(m, n)). The atom's
+    ``bound`` is a true lower bound on the minimum. The diameter is ``2 r sqrt(min(m, n))``.
 
     Examples
     --------
@@ -273,7 +296,9 @@ class PartialIsometry(_Isometries):
     Notes
     -----
     The oracle returns -r times the sum of the k leading singular pairs of g, from a singular value decomposition at O(m
-    n min(m, n)); for k = 1 it is the oracle of `NuclearBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
+    n min(m, n)). When `lmo` is given a ``tol`` they come from the eigenvectors of the smaller of gg' and g'g, and
+    ``<g, s>`` is proven to be within that relative error of the minimum. For k = 1 it is the oracle of `NuclearBall`,
+    and for k = min(m, n) that of `SpectralBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
 
     Examples
     --------
