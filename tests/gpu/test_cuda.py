@@ -8,7 +8,7 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.gpu.graphs import Replayed
+from fedfw.graphs import Replayed
 from fedfw.models.transformer import Transformer
 from fedfw.problems.modules import ModuleLosses
 

@@ -142,7 +142,7 @@ def test_a_wrong_candidate_proves_nothing_false(wrong: str) -> None:
         "nan": torch.full_like(g, torch.nan),
         "zero": torch.zeros_like(g),
     }[wrong]
-    found = polar._proven(g[None], candidate[None], 1e-3)
+    found = polar._proven(g[None], candidate[None], torch.tensor(1e-3))
     assert not bool(found.error <= 1e-3)
     assert not bool(found.upper < values.sum())
     if bool(found.upper.isfinite()):

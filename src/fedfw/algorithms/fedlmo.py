@@ -139,7 +139,7 @@ class FedLMO(Momentum):
 
     def renews(self, t: int) -> bool:
         """Whether the control variates change in round t."""
-        return self.correction and (t - 1) % self.renew_every == 0
+        return self.correction and (self.renew_every == 1 or (t - 1) % self.renew_every == 0)
 
     def sends(self, t: int, p: int) -> dict[str, int]:
         if self.oracle_at == "server":

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedfw.algorithms.base import Message, Plan, Rates, Server, State
 from fedfw.algorithms.steps import RoundSteps
 from fedfw.checks import postponed
-from fedfw.gpu.graphs import Replayed
+from fedfw.graphs import Replayed
 
 Steps = Callable[[Plan, Server, State, Message], RoundSteps]
 """The steps of all clients, stacked, and of the server."""

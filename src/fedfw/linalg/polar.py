@@ -29,10 +29,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from fedfw.graphs import Replayed
 from fedfw.linalg.singular import normalised
 from fedfw.linalg.stacks import mended, one_by_one
 
@@ -144,8 +146,22 @@ def _polar_factor(g: Tensor, tol: float | None) -> Polar:
 
 def _by_iterations(g: Tensor, tol: float) -> Polar:
     """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at most ``tol``."""
-    found = _proven(g.double(), _newton_schulz(g).double(), tol)
+    if g.is_cuda:  # a small matrix takes a GPU less time than Python takes to say what is to be done
+        recorded = _recorded(g.dtype, g.device)(g, torch.full((), tol, dtype=torch.float64, device=g.device))
+        found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
+    else:
+        found = _candidates(g, torch.tensor(tol, dtype=torch.float64))
     return mended(found, found.error <= tol, lambda bad: _by_svd(g[bad]))  # an error of NaN is not good
+
+
+def _candidates(g: Tensor, tol: Tensor) -> Polar:
+    """What the iterations give, with its proof; the accuracy that is hoped for, (), decides how L is made."""
+    return _proven(g.double(), _newton_schulz(g).double(), tol)
+
+
+@lru_cache(maxsize=8)
+def _recorded(dtype: torch.dtype, device: torch.device) -> Replayed[Polar]:
+    return Replayed(_candidates, most=64)
 
 
 def _by_svd(g: Tensor) -> Polar:
@@ -206,7 +222,7 @@ def _newton_schulz(g: Tensor) -> Tensor:
     return x @ a if wide else x
 
 
-def _proven(a: Tensor, x: Tensor, tol: float) -> Polar:
+def _proven(a: Tensor, x: Tensor, tol: Tensor) -> Polar:
     """A cubic step from the candidates x to matrices inside the unit ball, and upper bounds; see the top of the file.
 
     Where ``x`` is too far off for a proof the upper bound is infinite.

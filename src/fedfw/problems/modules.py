@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from fedfw.gpu.graphs import Replayed, on_streams
+from fedfw.graphs import Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients

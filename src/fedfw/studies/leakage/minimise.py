@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.gpu.graphs import Replayed
+from fedfw.graphs import Replayed
 
 Objective = Callable[[Tensor], Tensor]
 """(k, d) -> (k,): row i of the result depends on row i of the argument alone."""

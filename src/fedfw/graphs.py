@@ -31,16 +31,23 @@ class Replayed(Generic[Result]):
     """A function of CUDA tensors whose work depends on nothing but their shapes, kept as CUDA graphs.
 
     The tensors in what it returns are overwritten by the next call: copy what is to stay.
+
+    Parameters
+    ----------
+    function : callable
+        Takes tensors and returns some, or an object that holds some.
+    most : int
+        How many different shapes are recorded.
     """
 
     given: tuple[Tensor, ...] = ()
     """What the last call was given, in places that its results did not overwrite."""
 
-    def __init__(self, function: Callable[..., Result]) -> None:
+    def __init__(self, function: Callable[..., Result], most: int = _MOST_RECORDINGS) -> None:
         self._function = function
         self._recordings: dict[tuple[torch.Size, ...], _Recording[Result]] = {}
         self._seen: Counter[tuple[torch.Size, ...]] = Counter()
-        self._recordings_left = _MOST_RECORDINGS
+        self._recordings_left = most
         # One pool for all of them: they never run at the same time, and nobody keeps their results.
         self._memory = torch.cuda.graph_pool_handle()
         self._stream: torch.cuda.Stream | None = None
