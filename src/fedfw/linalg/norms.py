@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedfw.linalg.singular import normalised
 
-_LOOSENESS = 0.01
+_LOOSENESS = 0.002
 """How far above the largest singular value the bound may lie, relative to it."""
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
-    """An upper bound on the largest singular value of each matrix, at most 1 % above it.
+    """An upper bound on the largest singular value of each matrix, at most 0.2 % above it.
 
     Parameters
     ----------
