@@ -30,6 +30,7 @@ ALGORITHMS = {
     "FedLMO": fedfw.FedLMO(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
     "FedLMO, lazy": fedfw.FedLMO(L1, renew_every=3, momentum=0.5),
     "FedLMO, plain": fedfw.FedLMO(L2, correction=False),
+    "FedLMO, momentum left open": fedfw.FedLMO(L2, momentum="auto"),
     "FedLMO, 4 bits": fedfw.FedLMO(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2}), compress="bits:4"),
     "FedLMO, 8 bits on [W|b]": fedfw.FedLMO(fedfw.SpectralBall(2.0), compress="bits:8"),
     "FedLMO, lazy, 2 bits": fedfw.FedLMO(L1, renew_every=3, momentum=0.5, compress="bits:2"),

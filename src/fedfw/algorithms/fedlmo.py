@@ -91,7 +91,7 @@ class FedLMO(Momentum):
     --------
     >>> import fedfw
     >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
-    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L1Ball(10.0)), rounds=50, local_steps=3, participation=3)
+    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L2Ball(10.0)), rounds=50, local_steps=3, participation=3)
     >>> run.history[-1].accuracy > 0.8
     True
     """

@@ -142,7 +142,7 @@ def scaled_into(x: Tensor, bound: Tensor, r: float, precision: torch.dtype, spre
     >>> import torch
     >>> from fedfw.atoms.floats import scaled_into
     >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64)
-    >>> scaled_into(x, x.norm(dim=1), 2.0, torch.float32).round(decimals=4).tolist()
+    >>> scaled_into(x, x.norm(dim=1), 2.0, torch.float64).round(decimals=4).tolist()
     [[1.2, 1.6], [0.0, 1.0]]
     """
     room = 2 * spread * torch.finfo(precision).eps + x.shape[1] * torch.finfo(torch.float64).eps
