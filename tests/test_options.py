@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "correction": ([1, "yes", None], "true or false"),
     "renew_every": ([0, 2.0, None], WHOLE),
     "oracle_at": (["client", None, 1], "one of clients, server"),
+    "compress": (["4", "bits", "bits:3", "topk:4", "bits:4 ", None, 4], "none, bits:8, bits:4 or bits:2"),
     "lr": ([0.0, -1.0, "fast", "auto:0", True, None, math.inf], "a "),
     "mu": ([-1.0, math.inf, "1"], SHARE),
     "eta": ([0.0, -1.0, math.inf], POSITIVE),
@@ -100,6 +101,7 @@ ALLOWED: dict[str, list[Any]] = {
     "schedule": [None, "convex", "constant:0.1", lambda t: 0.5],
     "penalty": [0, 0.0, 2.5, "auto", "theory", "auto:0.3", "theory:10"],
     "momentum": [0, 0.0, 0.99, "auto"],
+    "compress": ["none", "bits:2", "bits:4", "bits:8"],
     "lr": [1, 0.5, "auto", "theory", "auto:2"],
     "alpha": [1e-9, 1, 1.999],
 }

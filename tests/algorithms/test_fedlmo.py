@@ -12,6 +12,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 import fedfw
+from fedfw.algorithms.base import Message
 from fedfw.atoms import TupleAtom
 from fedfw.deployment import Consent, DeployedServer, Deployment, Task
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
@@ -259,7 +260,7 @@ def test_weights_lost_disks_and_leavers(variant: str, tmp_path: Path) -> None:
 
 def cheats(payload: bytes, how: str, task: Task, server: DeployedServer) -> bytes:
     """What a hostile client sends in place of an honest parcel."""
-    sent = task.decode(payload, server.plan, server.t + 1)
+    sent = task.decode(payload, server.plan, Message(server.t + 1, server.xbar))
     assert isinstance(sent, TupleAtom)
     atom, *rest = sent.parts
     if how == "atom outside":

@@ -53,6 +53,35 @@ def feasible(server: DeployedServer) -> bool:
     return server.task.constraint.contains(xbar, 1e-5) and torch.allclose(points.mean(0).to(xbar), xbar, atol=1e-5)
 
 
+# --- compressed payloads ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("compress", ["bits:2", "bits:4", "bits:8"])
+def test_a_compressed_payload_cannot_take_the_model_out_of_the_set(
+    compress: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Random bits of levels and scales are shrunk into the set or refused, and the others' round goes on."""
+    D = fedfw.Product({"weight": fedfw.SpectralBall(0.5), "*": BALL})
+    task = in_precision(small_task(fedfw.FedLMO(D, compress=compress), rounds=30), dtype)
+    rng, server = np.random.default_rng(0), DeployedServer(task, Deployment(share_gradients=True))
+
+    def spoilt(answer: Answer) -> Answer:
+        data = bytearray(answer.payload)
+        for at in rng.integers(2, 12, size=rng.integers(1, 4)):  # of the net atom: its frames, scales and levels
+            data[at] = rng.integers(256)
+        return replace(answer, payload=bytes(data))
+
+    loop = Loopback(server, tmp_path, wire=only_from(0, spoilt))
+    refused = 0
+    for _ in range(30):
+        record = loop.round()
+        refused += record.participants == 2
+        assert record.participants in (2, 3)
+        assert task.constraint.contains(server.xbar, 0.0 if dtype is torch.float32 else 1e-12)
+    assert 0 < refused < 30
+
+
 # --- mixtures ---
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw import Privacy
+from fedfw.algorithms.base import Message
 from fedfw.deployment import Client, DeployedServer, Task
 from fedfw.deployment.messages import Kind, Order
 from fedfw.errors import MessageError
@@ -50,7 +51,7 @@ def chosen(task: Task, order: Order, folder: Path) -> bool:
     answer = client.handle(order)
     assert answer.kind == Kind.STEP
     plan = task.plan(task.resolved(), 3)
-    point = task.decode(answer.payload, plan, 1).dense()
+    point = task.decode(answer.payload, plan, Message(1, task.start)).dense()
     return bool(point[0] != 0 or point[FEATURES] != 0)
 
 

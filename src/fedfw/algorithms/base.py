@@ -27,7 +27,8 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from fedfw.atoms import Atom, Dense, ReadAtom, TupleAtom, is_sparse
+from fedfw.atoms import Atom, Dense, TupleAtom, is_sparse
+from fedfw.compression import Compressor, Readers
 from fedfw.options import check_options
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet
@@ -302,6 +303,11 @@ class Message:
     vectors: dict[str, Tensor] = field(default_factory=dict)
     wants_evidence: bool = False
 
+    def to(self, dtype: torch.dtype) -> Message:
+        """The message with its vectors in the precision of a run, in which they travel."""
+        vectors = {name: vector.to(dtype) for name, vector in self.vectors.items()}
+        return replace(self, xbar=self.xbar.to(dtype), vectors=vectors)
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -352,8 +358,8 @@ class Upload:
     visited: Tensor | None = None
 
 
-def parcel(sent: Atom, vectors: Mapping[str, Tensor]) -> Atom:
-    """A stack of m atoms with dense vectors (m, ...) beside them, as one thing to send.
+def parcel(sent: Atom, vectors: Mapping[str, Tensor | Atom]) -> Atom:
+    """A stack of m atoms with vectors (m, ...) beside them, dense or encoded as atoms, as one thing to send.
 
     Examples
     --------
@@ -365,16 +371,18 @@ def parcel(sent: Atom, vectors: Mapping[str, Tensor]) -> Atom:
     if not vectors:
         return sent
     parts = [
-        Dense(shape=(vector.shape[1],), batched=True, precision=vector.dtype, values=vector)
+        vector
+        if isinstance(vector, Atom)
+        else Dense(shape=(vector.shape[1],), batched=True, precision=vector.dtype, values=vector)
         for vector in vectors.values()
     ]
-    size = math.prod(sent.shape) + sum(vector.shape[1] for vector in vectors.values())
+    size = sum(math.prod(part.shape) for part in (sent, *parts))
     return TupleAtom(shape=(size,), batched=True, precision=sent.precision, parts=(sent, *parts))
 
 
 def parcel_readers(
-    first: Mapping[type[Atom], ReadAtom] | None, beside: Mapping[str, int], p: int
-) -> Mapping[type[Atom], ReadAtom]:
+    first: Readers | None, beside: Mapping[str, int], p: int, encoded: Mapping[str, Readers] | None = None
+) -> Readers:
     """The functions that decode what `parcel` makes.
 
     Parameters
@@ -385,15 +393,18 @@ def parcel_readers(
         The vectors beside it, by name, and their lengths.
     p : int
         The length of the atom.
+    encoded : mapping, optional
+        The functions that decode those vectors that are not dense, by name.
     """
 
-    def vector(size: int) -> Mapping[type[Atom], ReadAtom]:
+    def vector(size: int) -> Readers:
         return {Dense: partial(Dense.read, shape=(size,), scale=1.0)}
 
     first = vector(p) if first is None else first
     if not beside:
         return first
-    parts = [first, *map(vector, beside.values())]
+    own = encoded or {}
+    parts = [first, *(own.get(name) or vector(size) for name, size in beside.items())]
     return {TupleAtom: partial(TupleAtom.read, shape=(p + sum(beside.values()),), parts=parts)}
 
 
@@ -587,6 +598,19 @@ class Algorithm(ABC):
     def sends(self, t: int, p: int) -> dict[str, int]:
         """The dense vectors that clients send in round t beside what the contract says, by name, and their lengths."""
         return {}
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """What makes dense vectors shorter that clients send; None where they travel as they are."""
+        return None
+
+    def readers(self, plan: Plan, message: Message) -> Readers | None:
+        """The functions that decode what a client answers to a message; None for one vector, which the wire reads."""
+        p = len(message.xbar)
+        beside = self.sends(message.t, p)
+        if self.contract.up is Up.VECTOR:
+            return parcel_readers(None, beside, p) if beside else None
+        return parcel_readers(plan.constraint.net_readers((p,), plan.mixing(message.t)[1]), beside, p)
 
     def start_clients(self, x: Tensor) -> State:
         """Memory of m clients that begin at x (m, p)."""

@@ -19,6 +19,11 @@ travels. With `oracle_at="server"` clients send the mean of K gradients at xbar,
 The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXiv 2502.07529), shared as in FedCM and
 Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et al., arXiv 2509.26337; Liu et al., arXiv
 2510.27403). The control variates are those of SCAFFOLD (Karimireddy et al. 2020).
+
+With `compress` a client sends s_i - xbar, m_i - m and the change of c_i in few bits a number. The server shrinks
+xbar plus the decoded difference into D, so s_i is still a point of D. Both sides add the decoded change to c_i, so
+what it lost is part of the next change; m_i and s_i are sent anew as differences in every round, and lose nothing for
+good either.
 """
 
 from __future__ import annotations
@@ -45,12 +50,14 @@ from fedfw.algorithms.base import (
     State,
     Up,
     parcel,
+    parcel_readers,
 )
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
 from fedfw.algorithms.projected import dense
 from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
 from fedfw.atoms import Atom, TupleAtom
 from fedfw.atoms.mixture import mix
+from fedfw.compression import Compress, Compressor, Readers, make_compressor
 from fedfw.options import option
 from fedfw.schedules import Schedule, make_schedule
 
@@ -77,12 +84,14 @@ class FedLMO(Momentum):
         After so many rounds the control variates are renewed. Above 1 the momentum stays with the client in its round.
     oracle_at : {"clients", "server"}
         Who calls the oracle.
+    compress : str
+        "none", or "bits:8", "bits:4" or "bits:2": so many bits a number in all dense vectors that clients send.
 
     Examples
     --------
     >>> import fedfw
     >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
-    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L1Ball(10.0)), rounds=50, local_steps=3, participation=3)
+    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L2Ball(10.0)), rounds=50, local_steps=3, participation=3)
     >>> run.history[-1].accuracy > 0.8
     True
     """
@@ -95,6 +104,7 @@ class FedLMO(Momentum):
     oracle_at: Annotated[
         Literal["clients", "server"], option("who calls the oracle: the clients, or the server once a round")
     ] = "clients"
+    compress: Compress = "none"
 
     name: ClassVar[str] = "fedlmo"
     title: ClassVar[str] = "FedLMO"
@@ -130,12 +140,21 @@ class FedLMO(Momentum):
         return replace(self, momentum=NETWORK_MOMENTUM if self.momentum == "auto" else self.momentum, schedule=schedule)
 
     def plan(self, setting: Setting) -> Plan:
+        if self.compressor is not None and not setting.constraint.has_projection:
+            raise ValueError(
+                f"compress={self.compress!r}, expected none with {setting.constraint!r}: what was decoded may lie "
+                "outside of the set, and without a projection there is no way back into it"
+            )
         tol = NETWORK_TOL if setting.network else 1e-6
         return replace(super().plan(setting), by_round=True, least_tol=tol)
 
     def make_schedule(self, setting: Setting) -> Schedule:
         """By rounds, and as if everybody took part: no client has a clock of its own."""
         return make_schedule(SCHEDULE if self.schedule is None else self.schedule, 1.0, setting.rounds)
+
+    @property
+    def compressor(self) -> Compressor | None:
+        return make_compressor(self.compress)
 
     def renews(self, t: int) -> bool:
         """Whether the control variates change in round t."""
@@ -168,33 +187,59 @@ class FedLMO(Momentum):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        begin = message.xbar.to(state["x"].dtype).expand(len(state["x"]), -1)
+        message = message.to(state["x"].dtype)
+        begin = message.xbar.expand(len(state["x"]), -1)
         if self.oracle_at == "server":
             gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
-            change = gradients.mean(0) - state.get("c", 0)
-            return self._renewed(state, change), dense(change), None
+            sent = self._encoded(plan, gradients.mean(0) - state.get("c", 0))
+            return self._renewed(state, sent.dense()), sent, None
         x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
         eta, atoms = plan.rates(message.t).eta, list[Atom]()
         for _ in range(plan.local_steps):
             _, g = gradient(x, plain=True)
             total = total + g
             g = self._corrected(g, state, message)
-            m = g if m is None else torch.lerp(g, m.to(g.dtype).expand_as(g), self.beta)
+            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
             atoms.append(lmo(m))
             x = atoms[-1].step(x.clone(), eta)
         assert m is not None
         _, shares = plan.mixing(message.t)
-        vectors = {"m": m} if "m" in self.sends(message.t, 1) else {}
+        net, vectors = mix(atoms, shares), dict[str, Atom]()
+        if self.compressor is not None:
+            net = self.compressor.encode_net(net, message.xbar, plan.constraint, tuple(message.xbar.shape))
+        if "m" in self.sends(message.t, 1):
+            vectors["m"] = self._encoded(plan, m, near=_shared_momentum(message))
         if self.renews(message.t):
-            vectors["change"] = total / plan.local_steps - state["c"]
-            state = self._renewed(state, vectors["change"])
-        return state, parcel(mix(atoms, shares), vectors), None
+            vectors["change"] = self._encoded(plan, total / plan.local_steps - state["c"])
+            state = self._renewed(state, vectors["change"].dense())
+        return state, parcel(net, vectors), None
+
+    def _encoded(self, plan: Plan, x: Tensor, near: Tensor | None = None) -> Atom:
+        """Vectors x (m, p) as they are sent; ``near`` (p,) is something near them that the server knows, too."""
+        if self.compressor is None:
+            return dense(x)
+        pieces = plan.constraint.pieces((x.shape[1],))
+        if near is None:
+            return self.compressor.encode(x, (x.shape[1],), pieces)
+        return self.compressor.encode_near(x, near, pieces)
+
+    def readers(self, plan: Plan, message: Message) -> Readers | None:
+        if self.compressor is None:
+            return super().readers(plan, message)
+        shape = tuple(message.xbar.shape)
+        pieces = plan.constraint.pieces(shape)
+        alone, near = self.compressor.readers(shape, pieces), _shared_momentum(message)
+        if self.oracle_at == "server":
+            return alone
+        net = self.compressor.net_readers(message.xbar, plan.constraint, shape, plan.mixing(message.t)[1])
+        encoded = {"m": self.compressor.near_readers(near, pieces), "change": alone}
+        return parcel_readers(net, self.sends(message.t, shape[0]), shape[0], encoded)
 
     def _corrected(self, g: Tensor, state: State, message: Message) -> Tensor:
         """g - c_i + c, (m, p), of the clients that have a c_i; of the others g."""
         if not self.correction or "c" not in message.vectors:
             return g
-        return g + state["visited"] * (message.vectors["c"].to(g.dtype) - state["c"])
+        return g + state["visited"] * (message.vectors["c"] - state["c"])
 
     def _renewed(self, state: State, change: Tensor) -> State:
         """The memory of clients whose control variates change by so much: the server adds it up in the same way."""
@@ -248,6 +293,11 @@ class FedLMO(Momentum):
         seen = clients["visited"] if weights is None else clients["visited"] * weights[:, None]
         total = (clients["c"].double() * seen).sum(0)
         return replace(server, vectors=server.vectors | {"total": total, "seen": seen.sum(0)})
+
+
+def _shared_momentum(message: Message) -> Tensor:
+    """m (p,), which is zero before the first round."""
+    return message.vectors.get("m", torch.zeros_like(message.xbar))
 
 
 def _mean_control(server: Server) -> Tensor:

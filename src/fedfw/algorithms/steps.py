@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
-from fedfw.atoms import Atom, Dense, TupleAtom
+from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
 from fedfw.checks import bits_of, holds
 from fedfw.errors import NonFiniteError
 
@@ -103,11 +103,11 @@ def step_server(algorithm: Algorithm, plan: Plan, server: Server, uploads: Seque
 
 
 def _refuse_non_finite(sent: Atom, who: Tensor, t: int) -> None:
-    """Refuse dense vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input."""
+    """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input."""
     for part in sent.parts if isinstance(sent, TupleAtom) else (sent,):
-        if not isinstance(part, Dense):
+        if not isinstance(part, Dense | Moved | Quantised):
             continue
-        fine = part.values.sum(1).isfinite()
+        fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
         if not holds(fine):
             clients = who[~fine].tolist()
             raise NonFiniteError(

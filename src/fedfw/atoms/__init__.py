@@ -5,6 +5,7 @@ from fedfw.atoms.composite import Rearranged, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
 from fedfw.atoms.low_rank import LowRank
 from fedfw.atoms.mixture import Mixture, is_sparse, mix
+from fedfw.atoms.quantised import Moved, Quantised
 from fedfw.atoms.sparse import GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "GroupVector",
     "LowRank",
     "Mixture",
+    "Moved",
     "Permutation",
+    "Quantised",
     "ReadAtom",
     "Rearranged",
     "SignVector",

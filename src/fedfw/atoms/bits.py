@@ -233,6 +233,94 @@ def read_bits(reader: Reader, count: int) -> Bits:
     return bits[:count]
 
 
+def pack_numbers(numbers: Bits, bits: int) -> bytes:
+    """Small whole numbers as bytes: the first number stands in the highest bits, the last byte is padded with zeros.
+
+    Parameters
+    ----------
+    numbers : array
+        Numbers below ``2**bits``, uint8, of shape (count,).
+    bits : int
+        Bits of one number: 1, 2, 4 or 8.
+
+    Returns
+    -------
+    bytes
+        ``packed_nbytes(count, bits)`` bytes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedfw.atoms.bits import pack_numbers
+    >>> pack_numbers(np.array([1, 15, 7], np.uint8), 4).hex()
+    '1f70'
+    """
+    together = np.zeros((packed_nbytes(len(numbers), bits), 8 // bits), np.uint8)
+    together.reshape(-1)[: len(numbers)] = numbers
+    packed: Bits = np.bitwise_or.reduce(together << np.arange(8 - bits, -1, -bits, dtype=np.uint8), axis=1)
+    return packed.tobytes()
+
+
+def read_numbers(reader: Reader, count: int, bits: int) -> Bits:
+    """Decode small whole numbers; the inverse of `pack_numbers`.
+
+    Parameters
+    ----------
+    reader : Reader
+        The bytes.
+    count : int
+        How many numbers.
+    bits : int
+        Bits of one number: 1, 2, 4 or 8.
+
+    Returns
+    -------
+    array
+        Numbers below ``2**bits``, uint8, of shape (count,).
+
+    Raises
+    ------
+    AtomError
+        If there are too few bytes, or a bit of the padding is set.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import Reader, read_numbers
+    >>> read_numbers(Reader(bytes.fromhex("1f70")), 3, 4).tolist()
+    [1, 15, 7]
+    """
+    packed = np.frombuffer(reader.take(packed_nbytes(count, bits)), np.uint8)
+    apart = packed[:, None] >> np.arange(8 - bits, -1, -bits, dtype=np.uint8) & np.uint8(2**bits - 1)
+    if apart.reshape(-1)[count:].any():
+        raise AtomError("padding bits are not zero")
+    numbers: Bits = apart.reshape(-1)[:count]
+    return numbers
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """The length of what `pack_numbers` makes of ``count`` numbers.
+
+    Parameters
+    ----------
+    count : int
+        How many numbers.
+    bits : int
+        Bits of one number: 1, 2, 4 or 8.
+
+    Returns
+    -------
+    int
+        The number of bytes.
+
+    Examples
+    --------
+    >>> from fedfw.atoms.bits import packed_nbytes
+    >>> packed_nbytes(7850, 4)
+    3925
+    """
+    return -(-count * bits // 8)
+
+
 # --- index sets -------------------------------------------------------------------------------------------------
 
 

@@ -114,3 +114,37 @@ def round_inside(unit: Tensor, precision: torch.dtype, spread: float = 1.0) -> T
     (torch.float16, True)
     """
     return (unit * (1 - 2 * spread * torch.finfo(precision).eps)).to(precision)
+
+
+def scaled_into(x: Tensor, bound: Tensor, r: float, precision: torch.dtype, spread: float = 1.0) -> Tensor:
+    """Scale points into the ball of radius r of a norm, and round them to a precision without leaving the ball.
+
+    Parameters
+    ----------
+    x : Tensor
+        The points, float64, of shape (n, p).
+    bound : Tensor
+        Upper bounds on their norms, up to the rounding of a sum of p terms in float64, of shape (n,).
+    r : float
+        The radius.
+    precision : torch.dtype
+        float16, float32 or float64.
+    spread : float, default 1.0
+        As for `round_inside`.
+
+    Returns
+    -------
+    Tensor
+        The rounded points, in ``precision``; those that lie well inside are only rounded.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms.floats import scaled_into
+    >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64)
+    >>> scaled_into(x, x.norm(dim=1), 2.0, torch.float64).round(decimals=4).tolist()
+    [[1.2, 1.6], [0.0, 1.0]]
+    """
+    room = 2 * spread * torch.finfo(precision).eps + x.shape[1] * torch.finfo(torch.float64).eps
+    factor = (r * (1 - room) / bound.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+    return (x * factor[:, None]).to(precision)

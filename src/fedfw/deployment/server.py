@@ -157,7 +157,8 @@ class DeployedServer(TrainingServer):
         said = zip(step["counted"], step["lengths"], step["losses"], step["numbers"], strict=True)
         for client, length, loss, number in said:
             payload, begin = payloads[begin : begin + length], begin + length
-            exchange.atoms[client] = self.task.decode(payload, self.plan, t)
+            assert now.message is not None  # clients are counted for their answers to one
+            exchange.atoms[client] = self.task.decode(payload, self.plan, now.message)
             exchange.answers[client] = Answer(self.run, t, client, Kind.STEP, payload, b"", loss, number)
         for upload in self._uploads(step["counted"]):
             now.arrive(upload)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.base import Algorithm, Plan, Setting, Up, parcel_readers
+from fedfw.algorithms.base import Algorithm, Message, Plan, Setting, Up
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.atoms.base import precisions, read_framed
@@ -149,6 +149,11 @@ class Task:
         }
         return replace(algorithm, **known) if known else algorithm
 
+    @cached_property
+    def _settled(self) -> Algorithm:
+        """The algorithm with those defaults filled in that say what travels."""
+        return self.resolved()
+
     def setting(
         self,
         steepness: Callable[[], float | None] = _unknown,
@@ -201,24 +206,27 @@ class Task:
             return whole(sent.dense(self.start.dtype)[0]).write()
         return sent[0].to_bytes()
 
-    def decode(self, data: bytes, plan: Plan, t: int) -> Atom:
-        """The inverse in round t, a single atom; raises `AtomError` for what is no encoding or lies outside the set."""
-        vectors, beside = self.algorithm.contract.up is Up.VECTOR, self.algorithm.sends(t, len(self.start))
-        if vectors and not beside:
+    def decode(self, data: bytes, plan: Plan, message: Message) -> Atom:
+        """What a client answered to a message, a single atom; raises `AtomError` for what is no encoding or lies
+        outside the set.
+        """
+        algorithm, shape, reader = self._settled, tuple(self.start.shape), Reader(data)
+        readers = algorithm.readers(plan, message.to(self.start.dtype))
+        if readers is None:
             return dense(self.decode_vector(data)[None])[0]
-        shape, reader = tuple(self.start.shape), Reader(data)
-        weights = [] if vectors else plan.mixing(t)[1]
-        first = None if vectors else self.constraint.net_readers(shape, weights)
-        sent = read_framed(reader, parcel_readers(first, beside, len(self.start)))
+        sent = read_framed(reader, readers)
         reader.finish()
         widest = torch.promote_types(self.start.dtype, torch.float32).itemsize
         if any(precision.itemsize > widest for precision in precisions(sent)):
             raise AtomError("the atom's numbers are wider than the model's, which they could overflow")
+        vectors, beside = algorithm.contract.up is Up.VECTOR, algorithm.sends(message.t, len(self.start))
         atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
         for vector in (atom, *rest) if vectors else rest:
             _refuse_large(vector.dense())
-        # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set.
-        accepts = self.constraint.accepts if len(weights) == 1 else self.constraint.accepts_net
+        # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. Nor is
+        # what was compressed and shrunk into the set.
+        extreme = plan.local_steps == 1 and algorithm.compressor is None
+        accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
         if not vectors and not accepts(atom, shape):
             raise AtomError("the atom is not in the set")
         return sent

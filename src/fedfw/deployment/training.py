@@ -372,7 +372,8 @@ class TrainingServer:
             loss = torch.tensor([answer.loss], dtype=torch.float64)
             exchange.contributions[client] = Contributed(loss, self.task.decode_vector(answer.payload)[None])
             return
-        exchange.atoms[client] = self.task.decode(answer.payload, self.plan, now.t)
+        assert now.message is not None
+        exchange.atoms[client] = self.task.decode(answer.payload, self.plan, now.message)
         asked = exchange.orders[client].tell  # what was not asked for is not used
         exchange.answers[client] = answer if asked else replace(answer, loss=None, number=None)
 

@@ -86,9 +86,9 @@ class ConstraintSet(ABC):
     Notes
     -----
     A new set is a frozen dataclass that defines `_lmo`, `_violation`, `readers` and `diameter`, and optionally
-    `_project`, `_norms`, `_check_shape` and `_accepts`. The methods that start with an underscore receive stacks only:
-    tensors of shape (n, p) with the client axis first and the parameter flattened. `fedfw.testing.check_constraint`
-    tests a new set.
+    `_project`, `_shrink`, `_norms`, `_check_shape` and `_accepts`. The methods that start with an underscore receive
+    stacks only: tensors of shape (n, p) with the client axis first and the parameter flattened.
+    `fedfw.testing.check_constraint` tests a new set.
 
     Examples
     --------
@@ -162,6 +162,14 @@ class ConstraintSet(ABC):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         """x (n, p) in float64 -> the nearest points of the set, (n, p)."""
         raise NoProjectionError(f"no projection for this set: {self!r} has only a linear minimization oracle")
+
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        """Finite x (n, p) in float64 -> points of the set near them, (n, p) in ``precision``.
+
+        By default the nearest ones. A set overrides it where something cheaper lies in the set as well, or to stay
+        inside when it rounds.
+        """
+        return self._project(x, shape).to(precision)
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         """Largest values over the set of some of the norms l1, l2, linf, spectral and nuclear.
@@ -286,6 +294,46 @@ class ConstraintSet(ABC):
         check_finite(rows)
         return self._project(rows.double(), shape).to(x.dtype).reshape(x.shape)
 
+    def shrink(self, x: Tensor, batch: bool = False) -> Tensor:
+        """A point of the set near ``x``, for an x that was in the set before it was compressed.
+
+        It is cheaper than `project` where that takes a singular value decomposition: a spectral ball divides the matrix
+        by a proven bound on its largest singular value.
+
+        Parameters
+        ----------
+        x : Tensor
+            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+        batch : bool, default False
+            Whether the first axis of x is the client axis.
+
+        Returns
+        -------
+        Tensor
+            A point of the set, with the shape and dtype of x; x itself, up to rounding, if it lies well inside.
+
+        Raises
+        ------
+        NoProjectionError
+            If the set has an oracle only.
+        NonFiniteError
+            If x has a NaN or an infinity.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> x = fedfw.SpectralBall(1.0).shrink(torch.diag(torch.tensor([1.5, 0.5])))
+        >>> 0.98 <= float(x[0, 0]) <= 1 and 0.32 <= float(x[1, 1]) <= 1 / 3
+        True
+        """
+        rows, shape = self._stack(x, batch)
+        check_finite(rows)
+        return self._shrink(rows.double(), shape, x.dtype).reshape(x.shape)
+
+    def pieces(self, shape: Shape) -> tuple[int, ...]:
+        """The lengths of the consecutive pieces of a flat value that are parameters of their own, as far as known."""
+        return (prod(shape),)
+
     @property
     def has_projection(self) -> bool:
         """Whether `project` and `distance` work for this set."""
@@ -409,7 +457,8 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         atom : Atom
-            What `fedfw.atoms.mix` made of several atoms, a single one: a `Mixture`, or one dense vector.
+            What `fedfw.atoms.mix` made of several atoms, a single one: a `Mixture`, or one dense vector. One atom of
+            the set may also be given.
         shape : tuple of int
             Shape of the parameter.
         tol : float, default 1e-6
@@ -434,7 +483,9 @@ class ConstraintSet(ABC):
             return False
         if isinstance(atom, Mixture):
             return all(self.accepts(part, shape, tol) for part in atom.parts)
-        return self.contains(atom.dense(torch.float64), tol)
+        if isinstance(atom, DenseAtom):
+            return self.contains(atom.dense(torch.float64), tol)
+        return self.accepts(atom, shape, tol)
 
     def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
         """The kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the function that decodes it.

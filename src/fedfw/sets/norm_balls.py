@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, ReadAtom, SignVector, SparseSigns
-from fedfw.atoms.floats import round_inside
+from fedfw.atoms.floats import round_inside, scaled_into
 from fedfw.linalg.selection import first_argmax, row_norms, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
@@ -148,6 +148,9 @@ class L2Ball(ConstraintSet):
         norm = row_norms(x)[:, None]
         return torch.where(norm > self.r, x * (self.r / norm), x)
 
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        return scaled_into(x, row_norms(x), self.r, precision)
+
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         return {Dense: partial(Dense.read, shape=shape, scale=self.r)}
 
@@ -263,6 +266,12 @@ class _Corners(ConstraintSet):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         lo, hi = self._bounds_on(x.device)
         return x.clamp(lo, hi)
+
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        lo, hi = self._bounds_on(x.device)
+        rounded = x.clamp(lo, hi).to(precision)
+        rounded = torch.where(rounded.double() > hi, rounded.nextafter(torch.full_like(rounded, -torch.inf)), rounded)
+        return torch.where(rounded.double() < lo, rounded.nextafter(torch.full_like(rounded, torch.inf)), rounded)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         lo, hi = self._bounds()

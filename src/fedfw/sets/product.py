@@ -219,6 +219,12 @@ class BoundProduct(ConstraintSet):
 
         return torch.cat(self._each(x, nearest), 1)
 
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        return torch.cat(self._each(x, lambda part, piece, s: part._shrink(piece, s, precision)), 1)
+
+    def pieces(self, shape: Shape) -> tuple[int, ...]:
+        return tuple(map(prod, self.shapes))
+
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         return self._all_accept(atom, lambda part, piece, s: part.accepts(piece, s, tol))
 
@@ -347,6 +353,12 @@ class LinearLayerSet(ConstraintSet):
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         return self.inner._project(self._into_matrix(x), self._matrix)[:, self._order(x.device)]
+
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        return self.inner._shrink(self._into_matrix(x), self._matrix, precision)[:, self._order(x.device)]
+
+    def pieces(self, shape: Shape) -> tuple[int, ...]:
+        return self.rows * self.columns, self.rows
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
         if not isinstance(atom, Rearranged) or tuple(atom.shape) != tuple(shape):

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
-from fedfw.atoms.floats import round_inside
+from fedfw.atoms.floats import round_inside, scaled_into
 from fedfw.linalg.leading import leading_pairs
+from fedfw.linalg.norms import spectral_bound
 from fedfw.linalg.polar import polar_factor
 from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
@@ -270,6 +271,9 @@ class SpectralBall(_Isometries):
 
     def _rank(self, shape: Shape) -> int:
         return min(_sides(shape))
+
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        return scaled_into(x, spectral_bound(_matrices(x, shape)), self.r, precision, math.sqrt(self._rank(shape)))
 
 
 @dataclass(frozen=True, eq=False)
