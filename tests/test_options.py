@@ -77,6 +77,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "renew_every": ([0, 2.0, None], WHOLE),
     "oracle_at": (["client", None, 1], "one of clients, server"),
     "lr": ([0.0, -1.0, "fast", "auto:0", True, None, math.inf], "a "),
+    "decay": (["cosine", None, 1], "one of none, linear"),
     "mu": ([-1.0, math.inf, "1"], SHARE),
     "eta": ([0.0, -1.0, math.inf], POSITIVE),
     "alpha": ([0.0, 2.0, math.nan], "a number above 0 and below 2"),

@@ -32,6 +32,7 @@ ALGORITHMS = {
     "FedLMO, plain": fedfw.FedLMO(L2, correction=False),
     "FedLMO at the server": fedfw.FedLMO(L2, oracle_at="server"),
     "FedAvg": fedfw.FedAvg(L1, lr=0.5),
+    "FedAvg, decaying": fedfw.FedAvg(L1, lr=0.5, decay="linear"),
     "FedDA": fedfw.FedDA(L1, lr=0.5),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
 }

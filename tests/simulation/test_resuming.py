@@ -113,6 +113,7 @@ def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype
             {},
             "the schedule goes by the number of rounds",
         ),
+        (fedfw.FedAvg(Q.constraint, lr=0.1, decay="linear"), {}, "the schedule goes by the number of rounds"),
         (fedfw.FedFW(fedfw.L1Ball(1.0)), {}, "the default penalty goes by the number of rounds"),
         (ALGORITHM, {"participation": lambda t: [t % 8]}, "how often a function chooses each client"),
     ],

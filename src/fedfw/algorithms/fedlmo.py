@@ -82,7 +82,7 @@ class FedLMO(Momentum):
     --------
     >>> import fedfw
     >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
-    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L1Ball(10.0)), rounds=50, local_steps=3, participation=3)
+    >>> run = fedfw.simulate(problem, fedfw.FedLMO(fedfw.L2Ball(10.0)), rounds=50, local_steps=3, participation=3)
     >>> run.history[-1].accuracy > 0.8
     True
     """
@@ -139,7 +139,7 @@ class FedLMO(Momentum):
 
     def renews(self, t: int) -> bool:
         """Whether the control variates change in round t."""
-        return self.correction and (t - 1) % self.renew_every == 0
+        return self.correction and (self.renew_every == 1 or (t - 1) % self.renew_every == 0)
 
     def sends(self, t: int, p: int) -> dict[str, int]:
         if self.oracle_at == "server":
