@@ -23,9 +23,8 @@ Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,26 +40,19 @@ from fedfw.algorithms.base import (
     Plan,
     Reveals,
     Server,
-    Setting,
     State,
     Up,
     parcel,
 )
-from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.algorithms.local_oracle import LocalOracleSteps
 from fedfw.algorithms.projected import dense
-from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
 from fedfw.atoms import Atom, TupleAtom
 from fedfw.atoms.mixture import mix
 from fedfw.options import option
-from fedfw.schedules import Schedule, make_schedule
-
-SCHEDULE = "linear-decay:0.1"
-NETWORK_TOL = 1e-3
-"""How accurate oracles are for networks: minibatches are much less so."""
 
 
 @dataclass(frozen=True)
-class FedLMO(Momentum):
+class FedLMO(LocalOracleSteps):
     """Oracle steps from the shared model along a shared momentum, with control variates.
 
     Parameters
@@ -88,8 +80,6 @@ class FedLMO(Momentum):
     """
 
     _: KW_ONLY
-    momentum: Beta = NETWORK_MOMENTUM
-    schedule: StepSizes = SCHEDULE
     correction: Annotated[bool, option("control variates, which take out the differences between clients")] = True
     renew_every: Annotated[int, option("rounds between two renewals of the control variates", ge=1)] = 1
     oracle_at: Annotated[
@@ -118,25 +108,6 @@ class FedLMO(Momentum):
 
     # --- before the first round ---
 
-    @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        if setting.network:
-            return {"schedule": ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05"), "momentum": (0.9, 0.95)}
-        steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
-        return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
-
-    def resolved(self, setting: Setting) -> Self:
-        schedule = SCHEDULE if self.schedule is None else self.schedule
-        return replace(self, momentum=NETWORK_MOMENTUM if self.momentum == "auto" else self.momentum, schedule=schedule)
-
-    def plan(self, setting: Setting) -> Plan:
-        tol = NETWORK_TOL if setting.network else 1e-6
-        return replace(super().plan(setting), by_round=True, least_tol=tol)
-
-    def make_schedule(self, setting: Setting) -> Schedule:
-        """By rounds, and as if everybody took part: no client has a clock of its own."""
-        return make_schedule(SCHEDULE if self.schedule is None else self.schedule, 1.0, setting.rounds)
-
     def renews(self, t: int) -> bool:
         """Whether the control variates change in round t."""
         return self.correction and (self.renew_every == 1 or (t - 1) % self.renew_every == 0)
@@ -148,8 +119,8 @@ class FedLMO(Momentum):
         return shared | ({"change": p} if self.renews(t) else {})
 
     def start_clients(self, x: Tensor) -> State:
-        state = {"x": x[:, :0]}  # clients begin every round at xbar
-        return state | ({"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {})
+        controls = {"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {}
+        return super().start_clients(x) | controls
 
     # --- a round ---
 
@@ -202,11 +173,10 @@ class FedLMO(Momentum):
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self.oracle_at == "server":
             return self._oracle_step(plan, server, aggregate, t)
-        keep, scale = self.repeatable(plan, aggregate, t)
         vectors = self._controls(server, aggregate.beside.get("change"), aggregate)
         if "m" in aggregate.beside:
             vectors["m"] = aggregate.beside["m"] / aggregate.weight
-        return Server(move_mean(server.xbar, keep, scale, aggregate.total), vectors)
+        return replace(super().server_step(plan, server, aggregate, t), vectors=vectors)
 
     def _oracle_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta lmo(m)."""
@@ -223,10 +193,6 @@ class FedLMO(Momentum):
             return dict(server.vectors)
         total, seen = server.vectors.get("total", 0), server.vectors.get("seen", 0)
         return dict(server.vectors) | {"total": total + change.double(), "seen": seen + aggregate.new}
-
-    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
-        amount, _ = plan.mixing(t)
-        return 1 - amount, amount / aggregate.weight
 
     # --- what the server knows of clients ---
 

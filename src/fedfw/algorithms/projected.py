@@ -9,7 +9,7 @@ centre:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,9 +21,12 @@ from fedfw.algorithms.base import (
     Contract,
     Gradient,
     Kept,
+    Message,
     Plan,
+    Reveals,
     Server,
     Setting,
+    State,
     Up,
     scaled,
 )
@@ -133,6 +136,42 @@ class SplittingAlgorithm(ProjectedAlgorithm):
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         xtilde = server.vectors["xtilde"] + aggregate.total / plan.n
         return Server(plan.project(xtilde), {"xtilde": xtilde})
+
+
+@dataclass(frozen=True)
+class LocalChanges(ProjectedAlgorithm):
+    """Clients begin every round at xbar and send how far they came; means have the weights w_i.
+
+    Local steps are on f_i itself, as in the papers of these methods, not on h_i.
+    """
+
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR,
+        reveals=Reveals.MODELS,
+        shares="how every client's local model changes in each round",
+        weighted=True,
+    )
+
+    @classmethod
+    def few_steps(cls, setting: Setting, for_networks: tuple[float, ...]) -> tuple[Any, ...]:
+        """Step sizes of a grid that has another option, too: these, or multiples of the default."""
+        if setting.network or setting.smoothness() is None:
+            return for_networks
+        return cls.steps(setting, (0.2, 0.5, 1, 2))
+
+    def start_clients(self, x: Tensor) -> State:
+        return {"x": x[:, :0]}
+
+
+def local_change(
+    plan: Plan, message: Message, m: int, gradient: Gradient, slope: Callable[[Tensor], Tensor] = lambda g: g
+) -> Tensor:
+    """x - xbar (m, p) of m clients after K steps x <- x - lr_t slope(grad f_i(x)) from xbar."""
+    x, lr = message.xbar.expand(m, -1), plan.lr_at(message.t)
+    for _ in range(plan.local_steps):
+        _, g = gradient(x, plain=True)
+        x = x - lr * slope(g)
+    return x - message.xbar
 
 
 def vital(*names: str) -> dict[str, Kept]:
