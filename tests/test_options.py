@@ -82,10 +82,17 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "oracle_at": (["client", None, 1], "one of clients, server"),
     "compress": (["4", "bits", "bits:3", "topk:4", "bits:4 ", None, 4], "none, bits:8, bits:4 or bits:2"),
     "lr": ([0.0, -1.0, "fast", "auto:0", True, None, math.inf], "a "),
+    "decay": (["cosine", None, 1], "one of none, linear"),
     "mu": ([-1.0, math.inf, "1"], SHARE),
     "eta": ([0.0, -1.0, math.inf], POSITIVE),
     "alpha": ([0.0, 2.0, math.nan], "a number above 0 and below 2"),
     "server_lr": ([0.0, -0.5], POSITIVE),
+    "server_momentum": ([1.0, -0.1, math.nan, "0.9"], "a number of at least 0 and below 1"),
+    "alignment": ([1.0, -0.1, math.nan, None], "a number of at least 0 and below 1"),
+    "beta1": ([1.0, -0.1, None], "a number of at least 0 and below 1"),
+    "beta2": ([1.0, -0.1, None], "a number of at least 0 and below 1"),
+    "tau": ([0.0, -1e-3, math.inf], POSITIVE),
+    "weight_decay": ([-0.1, math.inf, None], SHARE),
 }
 """Values that are refused, by the name of the option, and how the sentence that says what was expected begins."""
 ALLOWED: dict[str, list[Any]] = {

@@ -12,7 +12,7 @@ import torch
 import fedfw
 from fedfw.algorithms.base import Aggregate, GathersSums, Kept, Plan, Setting, Up, Upload
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.atoms import Dense
+from fedfw.atoms import Dense, TupleAtom
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.schedules import constant, convex
 from fedfw.simulation import Simulation
@@ -47,7 +47,9 @@ def test_messages_memories_and_means_are_as_the_contract_says(
         for upload, before, after in zip(now.uploads, now.states, now.known, strict=True):
             assert after is not None
             assert set(before) == set(after) <= set(contract.remembers)
-            assert isinstance(upload.atoms, Dense) == (contract.up is Up.VECTOR)
+            beside = simulation.algorithm.sends(now.t, P)
+            first = upload.atoms.parts[0] if beside and isinstance(upload.atoms, TupleAtom) else upload.atoms
+            assert isinstance(first, Dense) == (contract.up is Up.VECTOR)
             # Somebody who sees messages and atoms, and no data, rebuilds these parts to the bit.
             known = contract.rebuilt(before)
             followed = simulation.algorithm.follow(simulation.plan, known, now.message, upload.atoms)
@@ -165,7 +167,16 @@ def test_the_accuracy_asked_of_oracles_follows_the_step() -> None:
     assert Plan(3, fedfw.L2Ball(1.0), schedule=constant(0.02)).oracle_tol(5) == pytest.approx(0.002)
 
 
-@pytest.mark.parametrize("name", [n for n, cls in fedfw.ALGORITHMS.items() if issubclass(cls, ProjectedAlgorithm)])
+@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
+@pytest.mark.parametrize("D", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)], ids=["l1", "l2"])
+def test_every_algorithm_passes_the_check_for_algorithms(name: str, D: fedfw.ConstraintSet) -> None:
+    fedfw.testing.check_algorithm(fedfw.ALGORITHMS[name](D))
+
+
+PROJECTED = [name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, ProjectedAlgorithm)]
+
+
+@pytest.mark.parametrize("name", [name for name in PROJECTED if name != "fedadamw"])
 def test_step_sizes_of_the_projected_methods(name: str) -> None:
     D = fedfw.L2Ball(1.0)
     known = Setting(n=4, constraint=D, shape=(P,), convex=True, smoothness=lambda: 8.0)
@@ -184,3 +195,28 @@ def test_step_sizes_of_the_projected_methods(name: str) -> None:
     assert lr(0.7, network) == 0.7
     with pytest.raises(ValueError, match="lr='theory': nothing is known here"):
         lr("theory", network)
+
+
+def test_the_step_size_of_adamw_depends_on_no_smoothness() -> None:
+    D = fedfw.L2Ball(1.0)
+    known = Setting(n=4, constraint=D, shape=(P,), convex=True, smoothness=lambda: 8.0)
+    for setting in (known, replace(known, convex=False, smoothness=lambda: None)):
+        assert fedfw.FedAdamW(D).plan(setting).lr == 0.001
+        assert fedfw.FedAdamW(D, lr="auto:3").plan(setting).lr == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize("name", PROJECTED)
+def test_a_linear_decay_takes_the_step_size_to_zero(name: str) -> None:
+    setting = Setting(n=4, constraint=fedfw.L2Ball(1.0), shape=(P,), convex=True, rounds=10)
+    still, falling = (
+        fedfw.ALGORITHMS[name](fedfw.L2Ball(1.0), lr=0.4, decay=decay).plan(setting)  # type: ignore[call-arg]
+        for decay in ("none", "linear")
+    )
+    assert [still.lr_at(t) for t in (1, 6, 10)] == [0.4] * 3
+    assert [falling.lr_at(t) for t in (1, 6, 10)] == pytest.approx([0.4, 0.2, 0.04])
+    q = Quadratics.on("l2")
+    after = {
+        decay: fedfw.simulate(q.problem, fedfw.ALGORITHMS[name](q.constraint, lr=0.05, decay=decay), rounds=2).x  # type: ignore[call-arg]
+        for decay in ("none", "linear")
+    }
+    assert not torch.equal(after["none"], after["linear"])  # the second of two steps is half as long

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms.base import Server
+from fedfw.algorithms.base import Aggregate, Plan, Server, Setting
 from fedfw.problems.base import WeightedGradient
+from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
@@ -25,6 +29,23 @@ def baselines(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
     ]
 
 
+FREE = fedfw.LinfBall(1e6)
+"""A set so large that nothing is projected."""
+DTYPES = [torch.float32, torch.float64]
+
+
+def peers(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
+    """Those that send changes of models or of control variates, and take weighted means."""
+    return [fedfw.FedAvgM(D, lr=0.03), fedfw.FedCM(D), fedfw.Scaffold(D)]
+
+
+def adams(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
+    return [
+        fedfw.FedAdam(D, server_lr=0.1, decay="linear"),
+        fedfw.FedAdamW(D, lr=0.1, weight_decay=0.0, decay="linear"),
+    ]
+
+
 def residual(q: Quadratics, x: torch.Tensor) -> float:
     return (q.value(x) - q.least) / (q.value(q.start) - q.least)
 
@@ -32,7 +53,7 @@ def residual(q: Quadratics, x: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", SETS)
 def test_converges_to_the_independent_optimum(name: str) -> None:
     q = Quadratics.on(name)
-    for algorithm in baselines(q.constraint):
+    for algorithm in [*baselines(q.constraint), *peers(q.constraint)]:
         run = fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400)
         assert residual(q, run.x) < 1e-5, algorithm
         assert q.constraint.contains(run.x)
@@ -138,7 +159,7 @@ def test_one_client(name: str) -> None:
 
 def test_a_seed_fixes_the_run_to_the_bit() -> None:
     q = Quadratics.on("l1")
-    for algorithm in baselines(q.constraint):
+    for algorithm in [*baselines(q.constraint), *peers(q.constraint), *adams(q.constraint)]:
         runs = [fedfw.simulate(q.problem, algorithm, rounds=15, participation=0.5, seed=s) for s in (3, 3, 4)]
         assert torch.equal(runs[0].x, runs[1].x)
         assert not torch.equal(runs[0].x, runs[2].x)
@@ -148,7 +169,7 @@ def test_weights_scale_the_losses() -> None:
     weights = (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)
     plain = Quadratics.on("l2")
     q = Quadratics(plain.constraint, plain.A, plain.c, weights)
-    for algorithm in baselines(q.constraint):
+    for algorithm in [*baselines(q.constraint), *peers(q.constraint)]:
         assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=600, eval_every=600).x) < 1e-4, algorithm
 
 
@@ -168,7 +189,7 @@ def test_payloads_are_dense_and_counted_as_such() -> None:
 def test_a_stack_of_one_client_is_its_row_of_the_stack() -> None:
     """A deployed client calls the same step alone."""
     q = Quadratics.on("l2")
-    for algorithm in baselines(q.constraint):
+    for algorithm in [*baselines(q.constraint), *peers(q.constraint), *adams(q.constraint)]:
         simulation = Simulation(q.problem, algorithm, Options(rounds=6))
         simulation.run()
         simulation.t = 7
@@ -214,3 +235,239 @@ def test_a_set_without_projection_and_an_unknown_smoothness_are_refused() -> Non
     with pytest.raises(ValueError, match="lr='auto': nothing is known"):
         fedfw.simulate(unknown, fedfw.FedAvg(fedfw.L1Ball(1.0)), rounds=1)
     assert fedfw.simulate(unknown, fedfw.FedAvg(fedfw.L1Ball(1.0), lr=0.1), rounds=1).x.norm() == 0
+
+
+# --- methods from the training of networks ---
+
+
+def typed(q: Quadratics, dtype: torch.dtype) -> fedfw.Problem:
+    return quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype), q.weights)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("decay", ["none", "linear"])
+def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, dtype: torch.dtype) -> None:
+    """torch's own optimizers, with the mean of K steps as the gradient where the optimizer runs at the server."""
+    q, rounds, lr = Quadratics.on("l2", n=1), 15, 0.02
+    A, c = q.A[0].to(dtype), q.c[0].to(dtype)
+
+    def central(optimizer: str, at_server: bool, **options: Any) -> torch.Tensor:
+        x = q.start.to(dtype).clone().requires_grad_()
+        made = getattr(torch.optim, optimizer)([x], **options)
+        full = made.param_groups[0]["lr"]
+        for t in range(rounds):
+            left = 1 - t / rounds if decay == "linear" else 1.0
+            local, gone = lr * left, x.detach().clone()
+            for _ in range(K if at_server else 0):
+                gone = gone - local * A @ (gone - c)
+            for _ in range(1 if at_server else K):
+                x.grad = x.detach() - gone if at_server else A @ (x.detach() - c)
+                made.param_groups[0]["lr"] = full if optimizer == "SGD" else full * left
+                made.step()
+        return x.detach()
+
+    decays: dict[str, Any] = {"lr": lr, "decay": decay}
+    expected = {
+        fedfw.FedAvgM(FREE, server_momentum=0.8, **decays): central("SGD", True, lr=1.0, momentum=0.8),
+        fedfw.FedAdam(FREE, server_lr=0.1, beta1=0.8, beta2=0.95, tau=1e-4, **decays): central(
+            "Adam", True, lr=0.1, betas=(0.8, 0.95), eps=1e-4
+        ),
+        fedfw.FedAdamW(FREE, beta1=0.8, beta2=0.95, weight_decay=0.1, **decays): central(
+            "AdamW", False, lr=lr, betas=(0.8, 0.95), eps=1e-8, weight_decay=0.1
+        ),
+    }
+    for algorithm, answer in expected.items():
+        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=rounds, local_steps=K).x
+        assert torch.allclose(x, answer, atol=1e-12 if dtype == torch.float64 else 1e-5), algorithm
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_momentum_or_differences_they_are_fedavg(dtype: torch.dtype) -> None:
+    """Everybody has the same weight here: FedAvg counts the losses with n w_i, and these take weighted means."""
+    q = Quadratics.on("l2")
+    options: dict[str, Any] = {"rounds": 12, "local_steps": 3, "participation": 0.6, "seed": 5}
+    fedavg = fedfw.simulate(typed(q, dtype), fedfw.FedAvg(q.constraint, lr=0.03), **options).x
+    rough = 1e-12 if dtype == torch.float64 else 1e-5
+    for same in (
+        fedfw.FedCM(q.constraint, lr=0.03, momentum=0.0),
+        fedfw.FedAvgM(q.constraint, lr=0.03, server_momentum=0.0),
+    ):
+        assert torch.allclose(fedfw.simulate(typed(q, dtype), same, **options).x, fedavg, atol=rough), same
+    one = Quadratics.on("l2", n=1)
+    x, y = (
+        fedfw.simulate(typed(one, dtype), cls(one.constraint, lr=0.03), rounds=12, local_steps=3).x
+        for cls in (fedfw.FedAvg, fedfw.Scaffold)
+    )
+    assert torch.allclose(x, y, atol=rough)
+
+
+def test_the_shared_momentum_of_fedcm_is_the_running_average_of_gradients() -> None:
+    """With one local step and everybody present it is gradient descent along m <- beta m + (1 - beta) gradient."""
+    q, lr, beta = Quadratics.on("l2"), 0.05, 0.7
+    x, m = q.start, torch.zeros(P, dtype=torch.float64)
+    for _ in range(20):
+        m = beta * m + (1 - beta) * q.gradients(x).sum(0)
+        x = x - lr * m
+    free = quadratic_problem(q.A, q.c, q.start)
+    run = fedfw.simulate(free, fedfw.FedCM(FREE, lr=lr, momentum=beta), rounds=20)
+    assert torch.allclose(run.x, x, atol=1e-9)
+
+
+@pytest.mark.parametrize("D", [fedfw.Box(-0.5, 0.5), fedfw.LinfBall(10.0)], ids=["at the border", "inside"])
+@pytest.mark.parametrize("weights", [None, (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)], ids=["equal", "unequal"])
+def test_adam_converges_where_coordinates_are_projected_one_by_one(
+    D: fedfw.ConstraintSet, weights: tuple[float, ...] | None
+) -> None:
+    plain = Quadratics.on("l2")
+    q = Quadratics(D, plain.A, plain.c, weights)
+    for algorithm in adams(D):
+        assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400).x) < 1e-5, algorithm
+
+
+WEIGHTS = {"equal": None, "unequal": (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("participation", [1.0, 3])
+def test_control_variates_take_the_drift_out(weights: str, participation: float, dtype: torch.dtype) -> None:
+    """Ten local steps of clients that differ: SCAFFOLD comes to the optimum, whoever takes part, and FedAvg does not.
+
+    The optimum lies inside of the set: where it does not, the projection of a mean of local models moves it.
+    """
+    plain = Quadratics.on("l2")
+    q = Quadratics(fedfw.LinfBall(10.0), plain.A, plain.c, WEIGHTS[weights])
+    drift, none = (
+        residual(q, fedfw.simulate(typed(q, dtype), a, rounds=400, local_steps=10, participation=participation).x)
+        for a in (fedfw.FedAvg(q.constraint, lr=0.02), fedfw.Scaffold(q.constraint, lr=0.02))
+    )
+    assert none < (1e-8 if dtype == torch.float64 else 1e-4)
+    assert drift > 1e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cls", [fedfw.Scaffold, fedfw.FedMuonCV])
+def test_the_servers_mean_is_the_weighted_mean_of_all_control_variates(
+    cls: type[fedfw.Algorithm], dtype: torch.dtype
+) -> None:
+    plain = Quadratics.on("l2")
+    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
+    rough = 1e-10 if dtype == torch.float64 else 1e-4
+
+    def watch(simulation: Simulation) -> None:
+        mean = (q.w[:, None] * simulation.clients["c"].double()).sum(0)
+        assert torch.allclose(simulation.server.vectors["c"], mean, atol=rough)
+        counts = q.w.to(dtype) * q.n
+        again = simulation.algorithm.regroup(simulation.server, simulation.clients, counts)
+        assert torch.allclose(again.vectors["c"], mean, atol=rough)
+
+    fedfw.simulate(typed(q, dtype), cls(q.constraint), rounds=12, participation=3, local_steps=2, callbacks=watch)
+
+
+def muons(D: fedfw.ConstraintSet, **options: Any) -> list[fedfw.Algorithm]:
+    return [fedfw.LocalMuon(D, **options), fedfw.FedMuon(D, **options), fedfw.FedMuonCV(D, **options)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_client_takes_the_oracle_steps_of_the_central_optimizer(dtype: torch.dtype) -> None:
+    """With one local step each is Frank-Wolfe along a running average; LocalMuon's has no past then."""
+    q, eta = Quadratics.on("l2", n=1), 0.2
+    A, c = q.A[0].to(dtype), q.c[0].to(dtype)
+
+    def central(beta: float) -> torch.Tensor:
+        x, m = q.start.to(dtype), None
+        for _ in range(10):
+            g = A @ (x - c)
+            m = g if m is None else beta * m + (1 - beta) * g
+            x = (1 - eta) * x - eta * m / m.norm()
+        return x
+
+    options: dict[str, Any] = {"schedule": f"constant:{eta}", "momentum": 0.6}
+    expected = {
+        fedfw.LocalMuon(q.constraint, **options): central(0.0),
+        fedfw.FedMuon(q.constraint, alignment=0.0, **options): central(0.6),
+        fedfw.FedMuonCV(q.constraint, **options): central(0.6),
+    }
+    for algorithm, answer in expected.items():
+        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=10).x
+        assert torch.allclose(x, answer, atol=1e-9 if dtype == torch.float64 else 1e-4), algorithm
+
+
+def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
+    """FedMuon's server rebuilds the mean of the x_i from net atoms; here are the clients' steps, written out."""
+    q, K, alpha, beta, rounds = Quadratics.on("l2"), 3, 0.4, 0.7, 5
+    lmo = q.constraint.lmo
+    xbar, m, s = q.start, None, None
+    for t in range(rounds):
+        eta = 0.3 * (1 - t / rounds) / K
+        ends, momenta = [], []
+        for i in range(q.n):
+            x, own = xbar, m
+            for _ in range(K):
+                g = q.A[i] @ (x - q.c[i])
+                own = g if own is None else beta * own + (1 - beta) * g
+                to = lmo(own).dense()
+                x = (1 - eta) * x + eta * (to if s is None else (1 - alpha) * to + alpha * s)
+            ends.append(x)
+            momenta.append(own)
+        end, a = torch.stack(ends).mean(0), 1 - (1 - eta) ** K
+        m, s, xbar = torch.stack(momenta).mean(0), (end - (1 - a) * xbar) / a, end
+    algorithm = fedfw.FedMuon(q.constraint, alignment=alpha, momentum=beta, schedule="linear-decay:0.3")
+    run = fedfw.simulate(q.problem, algorithm, rounds=rounds, local_steps=K)
+    assert torch.allclose(run.x, xbar, atol=1e-6)  # net atoms are rounded to float32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("participation", [1.0, 3])
+@pytest.mark.parametrize("name", SETS)
+def test_oracle_steps_stay_in_the_set_whoever_takes_part(name: str, participation: float, dtype: torch.dtype) -> None:
+    plain = Quadratics.on(name)
+    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
+
+    def watch(simulation: Simulation) -> None:
+        assert q.constraint.contains(simulation.xbar, 1e-12 if dtype == torch.float64 else 1e-5)
+
+    for algorithm in muons(q.constraint):
+        fedfw.simulate(
+            typed(q, dtype), algorithm, rounds=10, local_steps=3, participation=participation, callbacks=watch
+        )
+
+
+def test_local_muon_stays_where_clients_disagree_and_control_variates_move_it() -> None:
+    """The oracle's bias: what is proven of LocalMuon, on the line."""
+    two = fedfw.testing.two_quadratics()
+    local, aligned, corrected = (
+        float(fedfw.simulate(two, algorithm, rounds=100, local_steps=2).x) for algorithm in muons(fedfw.Box(-1.0, 1.0))
+    )
+    assert abs(local) < 1e-6
+    assert aligned > 0.5  # the shared momentum has the sign of the mean gradient, until clients' own are added
+    assert corrected > 0.9
+
+
+def test_local_muon_sends_atoms_and_nothing_else() -> None:
+    q = Quadratics.on("l1")
+    local, shared, corrected = (
+        fedfw.simulate(q.problem, a, rounds=3).history[-1].bytes_up for a in muons(q.constraint)
+    )
+    assert fedfw.LocalMuon.contract.shares == ""
+    assert local < 8 * 8 * P < min(shared, corrected)
+
+
+@pytest.mark.parametrize("cls", [fedfw.FedAvgM, fedfw.FedCM, fedfw.Scaffold, fedfw.FedAdam, fedfw.FedAdamW])
+@pytest.mark.parametrize("network", [False, True])
+def test_grids_have_few_settings(cls: type[fedfw.Algorithm], network: bool) -> None:
+    setting = Setting(8, FREE, (P,), not network, smoothness=lambda: None if network else 8.0)
+    for method in (cls, fedfw.LocalMuon, fedfw.FedMuon, fedfw.FedMuonCV):
+        size = math.prod(len(values) for values in method.grid(setting).values())
+        assert 3 <= size <= (6 if network else 12), method
+
+
+def test_squares_below_zero_do_not_spoil_the_steps_of_others() -> None:
+    """Only a client that does not keep to the protocol sends them."""
+    plan = Plan(1, FREE, lr=0.1)
+    zero = torch.zeros(2)
+    server = Server(zero, {"m": zero, "v": zero})
+    aggregate = Aggregate(1, True, zero, beside={"m": zero, "v": -torch.ones(2)}, weight=1.0)
+    after = fedfw.FedAdamW(FREE, lr=0.1).server_step(plan, server, aggregate, 1)
+    assert torch.equal(after.vectors["v"], zero)

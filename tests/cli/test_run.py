@@ -71,6 +71,9 @@ def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         ["--algorithm", "feddr", "--eta", "10", "--alpha", "1.5", "--participation", "0.5"],
         ["--algorithm", "fedadmm", "--lr", "0.5", "--weights", "samples", "--partition", "dirichlet:0.5"],
         ["--algorithm", "fedda", "--server-lr", "0.5", "--model", "mlp", "--batch-size", "16"],
+        ["--algorithm", "fedmuon", "--alignment", "0.3", "--momentum", "0.8", "--participation", "4"],
+        ["--algorithm", "fedavgm", "--server-momentum", "0.5", "--decay", "linear"],
+        ["--algorithm", "fedadamw", "--beta1", "0.8", "--beta2", "0.9", "--tau", "1e-6", "--weight-decay", "0.1"],
         ["--dataset", "diabetes", "--constraint", "l1:3"],
         ["--dataset", "synthetic:1,1", "--partition", "client", "--l2", "0.01"],
         ["--constraint", "spectral:2", "--per-parameter", "--model", "mlp"],
@@ -103,7 +106,8 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--anchor-every", "3"], "anchor-every goes with fedfw-anchored, not with fedfw+"),
         (
             ["--algorithm", "fedfw-sto", "--momentum", "0.5"],
-            "momentum goes with fedfw, fedfw+, fedfw-anchored, fedlmo, frank-wolfe, not with fedfw-sto",
+            "momentum goes with fedfw, fedfw+, fedfw-anchored, fedlmo, local-muon, fedmuon, fedmuon-cv, frank-wolfe, "
+            "fedcm, not with fedfw-sto",
         ),
         (["--dataset", "fashion-mnist"], "fedfw data get fashion-mnist"),
         (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte.gz"),
@@ -122,7 +126,10 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--algorithm", "frank-wolfe", "--local-steps", "2"], "takes one step a round"),
         (["--algorithm", "feddr", "--momentum", "0.9"], "momentum goes with fedfw, fedfw+"),
         (["--algorithm", "feddr", "--alpha", "2"], "alpha = 2.0, expected a number above 0 and below 2"),
-        (["--lr", "0.1"], "lr goes with fedavg, feddr, fedadmm, fedda, not with fedfw+"),
+        (
+            ["--lr", "0.1"],
+            "lr goes with fedavg, fedavgm, fedcm, scaffold, fedadam, fedadamw, feddr, fedadmm, fedda, not with fedfw+",
+        ),
         (["--model", "logistic"], "logistic regression is for two classes, and digits has 10"),
         (["--model", "completion"], "matrix completion is for ratings"),
         (["--model", "cnn"], "expected images of at least 16x16"),

@@ -38,7 +38,8 @@ def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> 
 
 def problem_of(task: Task) -> fedfw.Problem:
     """The same problem for the simulator."""
-    return fedfw.Problem(task.model, task.loss, [task.data(i) for i in range(task.clients)], test=task.test)
+    samples = [task.data(i) for i in range(task.clients)]
+    return fedfw.Problem(task.model, task.loss, samples, test=task.test, weights=task.weights)
 
 
 @dataclass

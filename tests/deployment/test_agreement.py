@@ -36,7 +36,17 @@ ALGORITHMS = {
     "FedLMO, lazy, 2 bits": fedfw.FedLMO(L1, renew_every=3, momentum=0.5, compress="bits:2"),
     "FedLMO at the server, 4 bits": fedfw.FedLMO(L2, oracle_at="server", compress="bits:4"),
     "FedLMO at the server": fedfw.FedLMO(L2, oracle_at="server"),
+    "LocalMuon": fedfw.LocalMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
+    "FedMuon": fedfw.FedMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
+    "FedMuon on sparse atoms": fedfw.FedMuon(L1, momentum=0.0),
+    "FedMuon with control variates": fedfw.FedMuonCV(L1),
     "FedAvg": fedfw.FedAvg(L1, lr=0.5),
+    "FedAvg, decaying": fedfw.FedAvg(L1, lr=0.5, decay="linear"),
+    "FedAvgM": fedfw.FedAvgM(L1, lr=0.5),
+    "FedCM": fedfw.FedCM(L2, lr=0.5),
+    "SCAFFOLD": fedfw.Scaffold(L1, lr=0.5, decay="linear"),
+    "FedAdam": fedfw.FedAdam(L2, lr=0.5, decay="linear"),
+    "FedAdamW": fedfw.FedAdamW(L1, lr=0.05),
     "FedDA": fedfw.FedDA(L1, lr=0.5),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
 }
@@ -75,6 +85,19 @@ def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Pa
         assert record.accuracy == simulated.accuracy
         assert record.drift < 1e-6
     assert torch.equal(loop.server.xbar, run.x)
+
+
+@pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.contract.weighted])
+def test_same_model_as_simulated_with_unequal_weights(name: str, tmp_path: Path) -> None:
+    """Both sides divide the weights up in other orders, so their last bits may differ."""
+    options: dict[str, Any] = {"rounds": 8, "participation": 2, "local_steps": 2}
+    task = replace(small_task(ALGORITHMS[name], **options), weights=[1.0, 2.0, 5.0])
+    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
+    loop.run(8)
+    run = fedfw.simulate(problem_of(task), ALGORITHMS[name], **options)
+    equal = fedfw.simulate(problem_of(replace(task, weights=None)), ALGORITHMS[name], **options)
+    assert torch.allclose(loop.server.xbar, run.x, atol=1e-5)
+    assert not torch.allclose(equal.x, run.x, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["FedFW", "FedFW+"])

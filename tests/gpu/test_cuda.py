@@ -69,7 +69,8 @@ def test_replayed_rounds_are_the_rounds(name: str, constraint: str, monkeypatch:
     (one, replayed), (again, _) = run(), run()
     # Those that decompose matrices look at numbers on the way, and so does the projection on the l1 ball.
     projects = issubclass(fedfw.ALGORITHMS[name], ProjectedAlgorithm)
-    assert replayed == (constraint != "nuclear:5" and not (constraint == "l1:5" and projects))
+    counts = name in ("fedadam", "fedadamw")  # Adam's moments are divided by what depends on the round's number
+    assert replayed == (constraint != "nuclear:5" and not (constraint == "l1:5" and projects) and not counts)
     monkeypatch.setattr("fedfw.simulation.simulator.can_be_replayed", lambda *of: False)
     plain, not_replayed = run()
     assert not not_replayed

@@ -143,6 +143,9 @@ ORACLES = {
     "fedfw-sto": fedfw.FedFWSto(fedfw.L2Ball(1.0), penalty=0.05),
     "naive": fedfw.NaiveFW(fedfw.L2Ball(1.0)),
     "fedlmo": fedfw.FedLMO(fedfw.L2Ball(1.0)),
+    "local-muon": fedfw.LocalMuon(fedfw.L2Ball(1.0)),
+    "fedmuon": fedfw.FedMuon(fedfw.L2Ball(1.0)),
+    "fedmuon-cv": fedfw.FedMuonCV(fedfw.L2Ball(1.0)),
     "fedlmo, lazy": fedfw.FedLMO(fedfw.L2Ball(1.0), momentum=0.0, renew_every=3),
 }
 ATTENDANCE = {"everyone": 1.0, "half": 0.5}

@@ -91,10 +91,12 @@ def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "fedavg", "frank-wolfe"])
+@pytest.mark.parametrize(
+    "name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "fedavg", "scaffold", "fedadamw", "frank-wolfe"]
+)
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype: torch.dtype, tmp_path: Path) -> None:
-    given = {"penalty": 0.05} if name.startswith("fedfw") else {"lr": 0.1} if name == "fedavg" else {}
+    given = {"penalty": 0.05} if name.startswith("fedfw") else {} if name == "frank-wolfe" else {"lr": 0.1}
     algorithm = fedfw.ALGORITHMS[name](Q.constraint, **given)
     options: dict[str, Any] = {"participation": participation, "seed": 3}
     straight = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, **options)
@@ -113,6 +115,7 @@ def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype
             {},
             "the schedule goes by the number of rounds",
         ),
+        (fedfw.FedAvg(Q.constraint, lr=0.1, decay="linear"), {}, "the schedule goes by the number of rounds"),
         (fedfw.FedFW(fedfw.L1Ball(1.0)), {}, "the default penalty goes by the number of rounds"),
         (ALGORITHM, {"participation": lambda t: [t % 8]}, "how often a function chooses each client"),
     ],

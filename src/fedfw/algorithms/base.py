@@ -221,7 +221,9 @@ class Plan:
     least_tol : float
         The best accuracy that is asked of oracles that iterate.
     lr : float
-        The step size of algorithms that take gradient steps.
+        The step size of algorithms that take gradient steps, in the first round.
+    horizon : int
+        Rounds over which that step size falls linearly to zero; 0 where it stays as it is.
     convex : bool
         Whether the losses are known to be convex, so that lower bounds on the optimum can be proven.
     watch : callable
@@ -236,6 +238,7 @@ class Plan:
     by_round: bool = False
     least_tol: float = 1e-6
     lr: float = 0.0
+    horizon: int = 0
     convex: bool = False
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
@@ -255,6 +258,14 @@ class Plan:
         """The projection of one point (p,) or of a stack (m, p) on the constraint."""
         nearest: Tensor = self.watch("projection", self.constraint.project)(x, batch=x.ndim == 2)
         return nearest
+
+    def decay(self, t: int) -> float:
+        """What is left in round t = 1, 2, ... of the first round's gradient steps: 1 - (t - 1) / horizon, or 1."""
+        return 1 - (t - 1) / self.horizon if self.horizon else 1.0
+
+    def lr_at(self, t: int) -> float:
+        """The step size of gradient steps in round t."""
+        return self.lr * self.decay(t)
 
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""

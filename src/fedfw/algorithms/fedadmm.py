@@ -35,6 +35,8 @@ class FedADMM(SplittingAlgorithm):
         The set D; it must have a projection.
     lr : float or str
         Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    decay : {"none", "linear"}
+        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     eta : float
         One over the penalty of the augmented Lagrangian.
 
@@ -68,7 +70,7 @@ class FedADMM(SplittingAlgorithm):
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
         centre = message.xbar - self.eta * state["z"]
-        x = descend(plan, gradient, state["x"], centre, 1 / self.eta)
+        x = descend(plan, message.t, gradient, state["x"], centre, 1 / self.eta)
         z = state["z"] + (x - message.xbar) / self.eta
         change = (x - state["x"]) + self.eta * (z - state["z"])
         return {"x": x, "z": z}, dense(change), None

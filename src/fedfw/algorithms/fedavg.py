@@ -43,6 +43,8 @@ class FedAvg(ProjectedAlgorithm):
         The set D; it must have a projection.
     lr : float or str
         Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    decay : {"none", "linear"}
+        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     mu : float
         FedProx's pull to the server's model.
 
@@ -67,7 +69,7 @@ class FedAvg(ProjectedAlgorithm):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        x = descend(plan, gradient, message.xbar.expand_as(state["x"]), message.xbar, self.mu)
+        x = descend(plan, message.t, gradient, message.xbar.expand_as(state["x"]), message.xbar, self.mu)
         return state, dense(x), None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:

@@ -46,6 +46,8 @@ class FedDA(ProjectedAlgorithm):
         The set D; it must have a projection.
     lr : float or str
         Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    decay : {"none", "linear"}
+        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     server_lr : float
         Step size of the server.
 
@@ -83,7 +85,7 @@ class FedDA(ProjectedAlgorithm):
         z = message.vectors["z"].expand_as(start)
         for _ in range(plan.local_steps):
             _, a = gradient(plan.project(start + z))
-            z = z - plan.lr * plan.n * a
+            z = z - plan.lr_at(message.t) * plan.n * a
         return state, dense(z - message.vectors["z"]), None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:

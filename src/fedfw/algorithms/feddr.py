@@ -36,6 +36,8 @@ class FedDR(SplittingAlgorithm):
         The set D; it must have a projection.
     lr : float or str
         Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    decay : {"none", "linear"}
+        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     eta : float
         Parameter of the proximal step.
     alpha : float
@@ -73,6 +75,6 @@ class FedDR(SplittingAlgorithm):
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
         y = state["y"] + self.alpha * (message.xbar - state["x"])
-        x = descend(plan, gradient, state["x"], y, 1 / self.eta)
+        x = descend(plan, message.t, gradient, state["x"], y, 1 / self.eta)
         xhat = 2 * x - y
         return {"x": x, "y": y, "xhat": xhat}, dense(xhat - state["xhat"]), None

@@ -28,9 +28,8 @@ good either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,22 +51,17 @@ from fedfw.algorithms.base import (
     parcel,
     parcel_readers,
 )
+from fedfw.algorithms.local_oracle import LocalOracleSteps, to_the_mean
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
 from fedfw.algorithms.projected import dense
-from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
 from fedfw.atoms import Atom, TupleAtom
 from fedfw.atoms.mixture import mix
 from fedfw.compression import Compress, Compressor, Readers, make_compressor
 from fedfw.options import option
-from fedfw.schedules import Schedule, make_schedule
-
-SCHEDULE = "linear-decay:0.1"
-NETWORK_TOL = 1e-3
-"""How accurate oracles are for networks: minibatches are much less so."""
 
 
 @dataclass(frozen=True)
-class FedLMO(Momentum):
+class FedLMO(LocalOracleSteps):
     """Oracle steps from the shared model along a shared momentum, with control variates.
 
     Parameters
@@ -97,8 +91,6 @@ class FedLMO(Momentum):
     """
 
     _: KW_ONLY
-    momentum: Beta = NETWORK_MOMENTUM
-    schedule: StepSizes = SCHEDULE
     correction: Annotated[bool, option("control variates, which take out the differences between clients")] = True
     renew_every: Annotated[int, option("rounds between two renewals of the control variates", ge=1)] = 1
     oracle_at: Annotated[
@@ -128,29 +120,13 @@ class FedLMO(Momentum):
 
     # --- before the first round ---
 
-    @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        if setting.network:
-            return {"schedule": ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05"), "momentum": (0.9, 0.95)}
-        steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
-        return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
-
-    def resolved(self, setting: Setting) -> Self:
-        schedule = SCHEDULE if self.schedule is None else self.schedule
-        return replace(self, momentum=NETWORK_MOMENTUM if self.momentum == "auto" else self.momentum, schedule=schedule)
-
     def plan(self, setting: Setting) -> Plan:
         if self.compressor is not None and not setting.constraint.has_projection:
             raise ValueError(
                 f"compress={self.compress!r}, expected none with {setting.constraint!r}: what was decoded may lie "
                 "outside of the set, and without a projection there is no way back into it"
             )
-        tol = NETWORK_TOL if setting.network else 1e-6
-        return replace(super().plan(setting), by_round=True, least_tol=tol)
-
-    def make_schedule(self, setting: Setting) -> Schedule:
-        """By rounds, and as if everybody took part: no client has a clock of its own."""
-        return make_schedule(SCHEDULE if self.schedule is None else self.schedule, 1.0, setting.rounds)
+        return super().plan(setting)
 
     @property
     def compressor(self) -> Compressor | None:
@@ -167,8 +143,8 @@ class FedLMO(Momentum):
         return shared | ({"change": p} if self.renews(t) else {})
 
     def start_clients(self, x: Tensor) -> State:
-        state = {"x": x[:, :0]}  # clients begin every round at xbar
-        return state | ({"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {})
+        controls = {"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {}
+        return super().start_clients(x) | controls
 
     def start_server(self, x: Tensor) -> Server:
         return exact_server(x)
@@ -253,7 +229,7 @@ class FedLMO(Momentum):
         vectors = self._controls(server, aggregate.beside.get("change"), aggregate)
         if "m" in aggregate.beside:
             vectors["m"] = sent_down(server, aggregate.beside["m"] / aggregate.weight)
-        return move_server(replace(server, vectors=vectors), *self.repeatable(plan, aggregate, t), aggregate)
+        return move_server(replace(server, vectors=vectors), *to_the_mean(plan, aggregate, t), aggregate)
 
     def _oracle_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta lmo(m)."""
@@ -271,10 +247,6 @@ class FedLMO(Momentum):
             return dict(server.vectors)
         total, seen = server.vectors.get("total", 0), server.vectors.get("seen", 0)
         return dict(server.vectors) | {"total": total + change, "seen": seen + aggregate.new}
-
-    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
-        amount, _ = plan.mixing(t)
-        return 1 - amount, amount / aggregate.weight
 
     # --- what the server knows of clients ---
 

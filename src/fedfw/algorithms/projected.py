@@ -9,13 +9,27 @@ centre:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Aggregate, Algorithm, Contract, Gradient, Kept, Plan, Server, Setting, Up, scaled
+from fedfw.algorithms.base import (
+    Aggregate,
+    Algorithm,
+    Contract,
+    Gradient,
+    Kept,
+    Message,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+    scaled,
+)
 from fedfw.atoms import Dense
 from fedfw.options import option
 
@@ -33,6 +47,8 @@ class ProjectedAlgorithm(Algorithm):
     lr : float or str
         Step size. "theory" is 1 / L' with L' = n max w_i L_i, where the problem knows its smoothness. "auto" is what
         works: for softmax regression a tuned multiple of that, for networks 0.1; "auto:2" is twice that.
+    decay : {"none", "linear"}
+        Whether the step size stays as it is, or falls linearly: lr_t = lr (1 - (t - 1) / T) in round t of T.
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
 
@@ -51,6 +67,9 @@ class ProjectedAlgorithm(Algorithm):
             expected='a positive number, "auto", "theory", or a multiple of these such as "auto:2"',
         ),
     ] = "auto"
+    decay: Annotated[
+        Literal["none", "linear"], option("whether lr stays as it is, or falls linearly to zero over the run's rounds")
+    ] = "none"
 
     contract: ClassVar[Contract] = Contract(up=Up.VECTOR)
     tuned_step: ClassVar[float] = 1.0
@@ -77,18 +96,23 @@ class ProjectedAlgorithm(Algorithm):
         return tuple(f"auto:{m:g}" for m in multiples)
 
     def plan(self, setting: Setting) -> Plan:
-        def theory() -> float | None:
-            smoothness = setting.smoothness()
-            return None if smoothness is None else 1 / smoothness
+        units = {"auto": lambda: self.usual_lr(setting), "theory": lambda: _theory(setting)}
+        lr = scaled("lr", self.lr, units)
+        horizon = setting.rounds if self.decay == "linear" else 0
+        return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr, horizon=horizon)
 
-        def usual() -> float | None:
-            if setting.network:
-                return NETWORK_LR
-            step = theory()
-            return step if step is None or setting.classes is None else self.tuned_step * setting.classes * step
+    def usual_lr(self, setting: Setting) -> float | None:
+        """What "auto" stands for; None where nothing is known that it could be worked out from."""
+        if setting.network:
+            return NETWORK_LR
+        step = _theory(setting)
+        return step if step is None or setting.classes is None else self.tuned_step * setting.classes * step
 
-        lr = scaled("lr", self.lr, {"auto": usual, "theory": theory})
-        return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr)
+
+def _theory(setting: Setting) -> float | None:
+    """1 / L', where the problem knows its smoothness."""
+    smoothness = setting.smoothness()
+    return None if smoothness is None else 1 / smoothness
 
 
 @dataclass(frozen=True)
@@ -114,14 +138,50 @@ class SplittingAlgorithm(ProjectedAlgorithm):
         return Server(plan.project(xtilde), {"xtilde": xtilde})
 
 
+@dataclass(frozen=True)
+class LocalChanges(ProjectedAlgorithm):
+    """Clients begin every round at xbar and send how far they came; means have the weights w_i.
+
+    Local steps are on f_i itself, as in the papers of these methods, not on h_i.
+    """
+
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR,
+        reveals=Reveals.MODELS,
+        shares="how every client's local model changes in each round",
+        weighted=True,
+    )
+
+    @classmethod
+    def few_steps(cls, setting: Setting, for_networks: tuple[float, ...]) -> tuple[Any, ...]:
+        """Step sizes of a grid that has another option, too: these, or multiples of the default."""
+        if setting.network or setting.smoothness() is None:
+            return for_networks
+        return cls.steps(setting, (0.2, 0.5, 1, 2))
+
+    def start_clients(self, x: Tensor) -> State:
+        return {"x": x[:, :0]}
+
+
+def local_change(
+    plan: Plan, message: Message, m: int, gradient: Gradient, slope: Callable[[Tensor], Tensor] = lambda g: g
+) -> Tensor:
+    """x - xbar (m, p) of m clients after K steps x <- x - lr_t slope(grad f_i(x)) from xbar."""
+    x, lr = message.xbar.expand(m, -1), plan.lr_at(message.t)
+    for _ in range(plan.local_steps):
+        _, g = gradient(x, plain=True)
+        x = x - lr * slope(g)
+    return x - message.xbar
+
+
 def vital(*names: str) -> dict[str, Kept]:
     """Parts of a memory that come from the client's data and that the server's sum relies on."""
     return dict.fromkeys(names, Kept.VITAL)
 
 
-def descend(plan: Plan, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:
-    """The local steps above, from x (m, p), with the pull to ``centre`` (m, p) or (p,)."""
-    step = 1 / (1 / plan.lr + weight)
+def descend(plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:
+    """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,)."""
+    step = 1 / (1 / plan.lr_at(t) + weight)
     for _ in range(plan.local_steps):
         _, a = gradient(x)  # w_i grad f_i, so that grad h_i = n a
         slope = a.mul_(plan.n)

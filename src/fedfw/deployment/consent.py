@@ -278,8 +278,9 @@ _TEXT = """\
 #   atoms      extreme points of the constraint set; they are always allowed
 #   losses     the client's loss at the model, and the number of a certificate
 #   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of "auto"
-#   gradients  whole gradients and sums of gradients: fedfw-anchored, frank-wolfe, fedda
-#   models     local models: fedavg
+#   gradients  whole gradients, sums and averages of them: fedfw-anchored, fedlmo, fedmuon, fedmuon-cv, frank-wolfe,
+#              scaffold, fedadamw, fedda
+#   models     local models: fedavg, fedavgm, fedcm, fedadam
 {share}
 
 # The algorithms that may run; by default all that share no more than this.

@@ -52,8 +52,8 @@ def fingerprint(
     noise : float, optional
         The noise multiplier of a private run.
     """
-    # A penalty or a step size is compared as the number it stands for, a schedule by its rates.
-    own = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr"))
+    # A penalty or a step size is compared as the number it stands for, a schedule or a decay by its rates.
+    own = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr", "decay"))
     promise = options.promise
     private = "none" if promise is None else f"{promise.text} with noise {noise!r} for {options.rounds} rounds"
     return {
@@ -76,7 +76,10 @@ def fingerprint(
 
 def after_rounds(made: Fingerprint, plan: Plan, t: int) -> Fingerprint:
     """The fingerprint with the step sizes of some of the t rounds that are done: those to come do not matter."""
-    rates = [] if plan.schedule is None else [plan.rates(done) for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
+    some = [done for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
+    if plan.schedule is None:
+        return made | {_SCHEDULE: repr([plan.lr_at(done) for done in some] if plan.horizon else [])}
+    rates = [plan.rates(done) for done in some]
     return made | {_SCHEDULE: repr([(r.eta, r.lam, r.rho) for r in rates])}
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Kept, State, Up, Upload
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.atoms import Dense
+from fedfw.atoms import Dense, TupleAtom
 from fedfw.options import options_of
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
@@ -100,19 +101,23 @@ class _AlgorithmChecker:
         strange = [name for name in message.vectors if name not in contract.down]
         assert not strange, f"{strange} go down, and the contract lists {contract.down}"
         (upload,), (state,) = now.uploads, now.states
+        beside = algorithm.sends(now.t, len(now.after.xbar))
+        first, *rest = upload.atoms.parts if beside and isinstance(upload.atoms, TupleAtom) else (upload.atoms,)
+        sizes = [math.prod(part.shape) for part in rest if isinstance(part, Dense)]
+        assert sizes == list(beside.values()), f"beside it go vectors of {sizes} numbers, and `sends` says {beside}"
         if contract.up is Up.ATOM:
-            fine = all(simulation.constraint.accepts(atom, shape) for atom in upload.atoms)
+            fine = all(simulation.constraint.accepts(atom, shape) for atom in first)
             assert fine, "something that is no atom of the set went up, and the contract says atoms"
         else:
-            assert isinstance(upload.atoms, Dense), "the contract says that vectors go up, and something else did"
+            assert isinstance(first, Dense), "the contract says that vectors go up, and something else did"
         followed = algorithm.follow(plan, state, message, upload.atoms)
         after = {name: values[upload.who] for name, values in simulation.clients.items()}
         for name, kept in contract.remembers.items():
-            if kept is Kept.REBUILT and name in after:
+            if kept is Kept.REBUILT and name in after and after[name].numel():
                 off = float((followed[name] - after[name]).abs().max())
                 assert off <= self.tol * self.size, f"the server rebuilds {name} with an error of {off}"
         self.alone(simulation, upload, state)
-        aggregate = Aggregate.of([upload], plan.n, now.after.xbar, contract.points)
+        aggregate = Aggregate.of([upload], plan.n, now.after.xbar, contract.points, beside)
         rates = algorithm.repeatable(plan, aggregate, now.t)
         if rates is not None and (aggregate.sparse or "rest" not in simulation.server.vectors):
             repeated = move_mean(now.after.xbar, *rates, aggregate.total)

@@ -1,0 +1,90 @@
+"""SCAFFOLD with a projection: gradient steps that control variates correct, so that local steps do not drift.
+
+    client i:  x <- xbar;   K times:  x <- x - lr_t (grad f_i(x) - c_i + c)
+               c_i <- c_i - c + (xbar - x) / (K lr_t), the mean of its K gradients;   it sends how c_i changes
+    server:    xbar <- P(mean of the x over those present),   c <- mean of all c_i
+
+This is the paper's option II. Its clients also send x - xbar, which is -K lr_t (change of c_i + c) and can therefore be
+left out: it is one vector up instead of two. Means have the weights w_i. The step of the server is 1.
+
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled averaging for federated
+learning" (2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedfw.algorithms.base import (
+    Aggregate,
+    Contract,
+    Evidence,
+    Gradient,
+    Lmo,
+    Message,
+    Plan,
+    Reveals,
+    Server,
+    State,
+    Up,
+)
+from fedfw.algorithms.controls import REMEMBERS, KeepsControls, mean_renewed, renewed
+from fedfw.algorithms.projected import ProjectedAlgorithm, dense
+from fedfw.atoms import Atom
+
+
+@dataclass(frozen=True)
+class Scaffold(KeepsControls, ProjectedAlgorithm):
+    """SCAFFOLD with a projection: gradient steps that control variates correct.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; it must have a projection.
+    lr : float or str
+        Step size of the local gradient steps; see `ProjectedAlgorithm`.
+    decay : {"none", "linear"}
+        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.Scaffold(fedfw.Box(-1.0, 1.0), lr=0.1), rounds=20, local_steps=5)
+    >>> round(float(run.x), 2)
+    1.0
+    """
+
+    name: ClassVar[str] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR,
+        down=("xbar", "c"),
+        remembers=REMEMBERS,
+        reveals=Reveals.GRADIENTS,
+        shares="how the mean of every client's local gradients changes from one of its rounds to the next",
+        weighted=True,
+    )
+
+    def client_step(
+        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+    ) -> tuple[State, Atom, Evidence | None]:
+        x = message.xbar.expand_as(state["c"])
+        total, correction = torch.zeros_like(x), message.vectors["c"] - state["c"]
+        for _ in range(plan.local_steps):
+            _, g = gradient(x, plain=True)
+            total += g
+            x = x - plan.lr_at(message.t) * (g + correction)
+        change = total / plan.local_steps - state["c"]
+        return renewed(state, change), dense(change), None
+
+    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
+        c = server.vectors["c"].to(server.xbar.dtype)
+        x = server.xbar - plan.local_steps * plan.lr_at(t) * (aggregate.mean + c)
+        return Server(plan.project(x), mean_renewed(plan, server, aggregate.total))
+
+    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
+        return renewed(state, atoms.dense())
