@@ -131,7 +131,7 @@ def _radii(comparison: Comparison) -> tuple[float, ...]:
 def _header(comparison: Comparison) -> tuple[str, ...]:
     radii = [f"certified at {radius:g}, %" for radius in _radii(comparison)]
     return (
-        *("method", "accuracy %", *radii, "test loss", "training loss", "up, a client and round", "up in all"),
+        *("method", "accuracy %", *radii, "test loss", "up, a client and round", "up in all"),
         *("s", "distance from the set", "chosen"),
     )
 
@@ -144,18 +144,18 @@ def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]
     runs = result["runs"]
     if not runs:
         return [method.label, "blew up", *[""] * (width - 3), _chosen(method, results)]
-    lost = len(method.runs) - len(runs)
-    label = method.label + (f" ({lost} of {len(method.runs)} seeds blew up)" if lost else "")
+    label = method.label + (f" ({len(runs)} of {len(method.runs)} seeds)" if len(runs) < len(method.runs) else "")
     config = method.runs[0].settled(results).config
     takes_part = config.participation if isinstance(config.participation, int) else config.clients
     up = mean(finals(result, "bytes_up"))
-    radii = [accuracies([run["last"]["certified"][f"{radius:g}"] for run in runs]) for radius in _radii(comparison)]
+    radii = [
+        accuracies([run["curve"]["certified"][-1][f"{radius:g}"] for run in runs]) for radius in _radii(comparison)
+    ]
     return [
         label,
         accuracies(finals(result, "accuracy")),
         *radii,
         average(finals(result, "test_loss"), "{:.3f}".format),
-        average([run["last"]["loss"] for run in runs], "{:.3f}".format),
         human_bytes(up / config.rounds / takes_part),
         human_bytes(up),
         f"{mean(finals(result, 'seconds')):.0f}",
@@ -173,8 +173,8 @@ def _chosen(method: Method, results: Results) -> str:
 
 
 def _distance(result: Json) -> float:
-    """The largest distance of a last xbar from its set; NaN where it is not known."""
-    found = [run["last"]["distance"] for run in result["runs"]]
+    """The largest distance of xbar from its set in the rounds that were looked at; NaN where it is not known."""
+    found = [distance for run in result["runs"] for distance in run["curve"]["distance"]]
     return math.nan if None in found else max(found)
 
 
@@ -250,7 +250,7 @@ def certified_bars(found: Found) -> list[Bar]:
     """Clean accuracy, and certified at two radii."""
     clean = _mean(found, "FedLMO")
     runs = found["FedLMO"]["runs"]
-    at = {radius: mean(run["last"]["certified"][f"{radius:g}"] for run in runs) for radius in (0.5, 1.0)}
+    at = {radius: mean(run["curve"]["certified"][-1][f"{radius:g}"] for run in runs) for radius in (0.5, 1.0)}
     return [
         ("MNIST, Lipschitz constant 1: at least 97 % are right", clean >= 0.97, f"{clean:.1%}"),
         ("... at least 87 % are certified at l2 radius 0.5", at[0.5] >= 0.87, f"{at[0.5]:.1%}"),

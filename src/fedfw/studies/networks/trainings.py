@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal
 
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, run_options
 from fedfw.errors import NonFiniteError
 from fedfw.presets import problem_options
 from fedfw.problems import Problem
+from fedfw.rounds.records import History, Record
 from fedfw.simulation import Simulation
 from fedfw.studies.cells import data_of, device_of, placed
 from fedfw.studies.lab import Json, Results, Site, was_run
@@ -23,6 +25,7 @@ from fedfw.tuning import HELD_OUT
 
 _COSTS = {"mlp": 0.3, "maxmin-mlp": 0.5, "cnn": 1.0, "cnn-cifar": 1.0, "transformer": 2.0}
 """Seconds of a round beside each other, roughly, with five local steps."""
+_SEEN = ("round", "test_loss", "accuracy", "distance", "certified")
 Judged = Literal["accuracy", "test_loss"]
 """What a comparison goes by."""
 
@@ -59,13 +62,20 @@ class Training:
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)
         problem = _problem(_problem_part(config), self.held_out)
-        config = replace(completed(config, data_of(config, None)), eval_every=config.rounds)
-        curve = Curve(self.every or config.rounds)
+        config = replace(completed(config, data_of(config, None)), eval_every=self.every or config.rounds)
         try:
-            run = Simulation(problem, build_algorithm(config), run_options(config), callbacks=curve).run()
+            run = _Tested(problem, build_algorithm(config), run_options(config)).run()
         except NonFiniteError as error:
             return {"runs": [], "blew_up": str(error)}
-        return {"runs": [{"seed": config.seed, "curve": curve.columns, "last": asdict(run.history[-1])}]}
+        return {"runs": [{"seed": config.seed, "curve": columns_of(run.history)}]}
+
+
+class _Tested(Simulation):
+    """A run that is judged by test data alone: the loss of all clients' samples would cost more than its rounds."""
+
+    @property
+    def reports_loss(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -122,48 +132,44 @@ def _rank(result: Json, by: Judged) -> float:
     """The smaller, the better; infinite for a run that blew up or was not run."""
     if not was_run(result) or not result["runs"]:
         return math.inf
-    value: float = result["runs"][0]["last"][by]
+    value: float = result["runs"][0]["curve"][by][-1]
     return (-value if by == "accuracy" else value) if math.isfinite(value) else math.inf
 
 
-@dataclass
-class Curve:
-    """A callback that looks at the test data every so many rounds, and nothing else: F over all clients costs more.
+def columns_of(history: History) -> dict[str, list[Any]]:
+    """The rounds that looked at the test data as columns; bytes and seconds are those of all rounds so far.
 
     Parameters
     ----------
-    every : int
-        Rounds between two looks; the last round is looked at, too.
-    columns : dict
-        Lists with an entry a look: ``bytes_up``, ``bytes_down`` and ``seconds`` are those of all rounds so far.
+    history : History
+        Of a run.
+
+    Examples
+    --------
+    >>> from fedfw.rounds.records import History, Record
+    >>> history = History([Record(round=1, bytes_up=3), Record(round=2, bytes_up=4, accuracy=0.5, test_loss=1.0)])
+    >>> found = columns_of(history)
+    >>> found["round"], found["accuracy"], found["bytes_up"]
+    ([2], [0.5], [7])
     """
+    looks = [at for at, record in enumerate(history) if record.test_loss is not None]
+    rows = [asdict(history[at]) for at in looks]
+    columns = {name: [row.get(name) for row in rows] for name in _SEEN}
+    summed = {way: list(accumulate(getattr(record, way) for record in history)) for way in ("bytes_up", "bytes_down")}
+    summed["seconds"] = list(accumulate(_seconds(record) for record in history))
+    return columns | {name: [totals[at] for at in looks] for name, totals in summed.items()}
 
-    every: int
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    _totals: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, simulation: Simulation) -> None:
-        record = simulation.history[-1]
-        spent = {part: s for part, s in (record.seconds or {}).items() if part != "evaluation"}
-        self._add(self._totals, bytes_up=record.bytes_up, bytes_down=record.bytes_down, seconds=sum(spent.values()))
-        if record.round % self.every and record.round != simulation.options.rounds:
-            return
-        test = simulation.problem.test(simulation.feasible())
-        seen = {"round": record.round, "test_loss": test.loss, "accuracy": test.accuracy, **self._totals}
-        for name, value in seen.items():
-            self.columns.setdefault(name, []).append(value)
-
-    @staticmethod
-    def _add(totals: dict[str, float], **more: float) -> None:
-        for name, value in more.items():
-            totals[name] = totals.get(name, 0) + value
+def _seconds(record: Record) -> float:
+    """How long a round took, its evaluation apart."""
+    return sum(spent for part, spent in (record.seconds or {}).items() if part != "evaluation")
 
 
 def all_seeds(results: Results, runs: Sequence[Best]) -> Json:
-    """The runs of several seeds as one result, or why there is none."""
+    """The runs of several seeds, as many as there are, as one result, or why there is none."""
     found = [results[run] for run in runs]
-    missing = next((result for result in found if not was_run(result)), None)
-    return missing or {"runs": [run for result in found for run in result["runs"]]}
+    done = [result for result in found if was_run(result)]
+    return {"runs": [run for result in done for run in result["runs"]]} if done else found[0]
 
 
 def _problem_part(config: RunConfig) -> RunConfig:
