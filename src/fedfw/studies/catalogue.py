@@ -52,7 +52,9 @@ class Section:
     apart : bool
         Whether it is a study of its own, which ``all`` leaves out.
     group : str
-        The name by which it is reproduced together with others; it shows what it has while some results are missing.
+        The name by which it is reproduced together with others.
+    partial : bool
+        Whether it can show what there is while other results are missing.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Section:
     summary: Callable[[Scale, Results], str] | None = None
     apart: bool = False
     group: str = ""
+    partial: bool = False
 
     def complete(self, scale: Scale, results: Results) -> bool:
         """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
@@ -109,8 +112,8 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
         *(
-            Section(study.name, study.title, study.tasks, study.show, study.claims, apart=True, group="networks")
-            for study in networks.STUDIES
+            Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, group="networks", partial=True)
+            for s in networks.STUDIES
         ),
     )
     return {section.name: section for section in found}

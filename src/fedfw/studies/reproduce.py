@@ -137,7 +137,7 @@ def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Resu
         page.text(_PROTOCOLS)
     for section in chosen:
         page.heading(section.title)
-        if section in complete or section.summary is not None or section.group:
+        if section in complete or section.summary is not None or section.partial:
             section.show(scale, results, page)
         page.text(_computed(section, scale, results))
     page.text(f"Seeds 0 to {scale.seeds - 1}, unless a section says otherwise.")

@@ -49,14 +49,14 @@ _IMAGES: dict[str, tuple[str, list[Setting]]] = {
     ),
     "SCAFFOLD": ("scaffold", _rates(0.1, 0.03, 0.3)),
     "FedAvgM": ("fedavgm", _rates(0.03, 0.01, 0.1)),
-    "server Adam": ("fedadam", settings(server_lr=(0.003, 0.001, 0.01), lr=(0.03, 0.1), decay=("linear",))),
+    "server Adam": ("fedadam", settings(server_lr=(0.01, 0.003, 0.03), lr=(0.1,), decay=_DECAYS)),
     "local AdamW, shared state": ("fedadamw", _rates(0.001, 0.0003, 0.003)),
     "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3)),
 }
 """The gradient methods on images: name in the tables, algorithm, and settings, the likeliest first."""
 _TEXT: dict[str, tuple[str, list[Setting]]] = {
     "local AdamW, shared state": ("fedadamw", _rates(0.003, 0.001, 0.01)),
-    "server Adam": ("fedadam", settings(server_lr=(0.01, 0.003), lr=(0.1, 0.3, 1.0), decay=("linear",))),
+    "server Adam": ("fedadam", settings(server_lr=(0.01, 0.003, 0.03), lr=(0.3,), decay=_DECAYS)),
     "SGD, shared momentum": ("fedcm", _rates(0.3, 0.1, 1.0)),
     "FedAvg": ("fedavg", _rates(0.3, 0.1, 1.0)),
 }
@@ -90,10 +90,13 @@ class Comparison:
         The first is ours.
     by : "accuracy" or "test_loss"
         What trials are chosen by, and what is compared.
+    note : str
+        Where a method differs from the others.
     """
 
     methods: tuple[Method, ...]
     by: Judged = "accuracy"
+    note: str = ""
 
     @property
     def config(self) -> RunConfig:
@@ -153,7 +156,8 @@ def cifar(scale: Scale) -> Comparison:
         *_peers(problem, _IMAGES, scale, "accuracy"),
         _method("FedLMO, half the rounds", ours, _LMO, scale, rounds=problem.rounds // 2),
     ]
-    return Comparison(tuple(methods))
+    note = "Half the rounds: FedLMO's setting in a run whose steps decay to zero in half as many rounds."
+    return Comparison(tuple(methods), note=note)
 
 
 def certified(scale: Scale) -> Comparison:
@@ -169,7 +173,8 @@ def certified(scale: Scale) -> Comparison:
         _method("FedLMO", problem, _LMO, scale, "test_loss"),
         _method("central", one, settings(schedule=STEPS), scale, "test_loss"),
     )
-    return Comparison(methods, "test_loss")
+    note = "Central: one client with all data, as many steps, and in each the samples of all participants together."
+    return Comparison(methods, "test_loss", note)
 
 
 def shakespeare(scale: Scale) -> Comparison:
@@ -236,4 +241,4 @@ def payloads(scale: Scale) -> Comparison:
         _method("FedLMO", ours, _LMO, scale),
         *(_method(f"FedLMO, {bits} bits", ours, _LMO, scale, compress=f"bits:{bits}") for bits in (8, 4)),
     ]
-    return Comparison(tuple(methods))
+    return Comparison(tuple(methods), note="Fewer bits: in the setting that was chosen for the uncompressed run.")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 from fedfw.report.document import Cell, Document
 from fedfw.report.tables import human_bytes
@@ -115,12 +116,13 @@ def _protocol(comparison: Comparison, scale: Scale) -> str:
     return (
         f"{config.model} on {config.dataset}, {config.clients} clients ({config.partition}), "
         f"{config.participation} a round, {config.rounds} rounds, {config.local_steps} local steps a round in batches "
-        f"of {config.batch_size}: the same for every method. At most {most} settings a method were tried with seed 0 "
-        f"at the full number of rounds, and the best {by} on a fifth of the training data, which the clients lent, "
-        f"was chosen; then {scale.seeds} seeds with all training data, judged on the full test set. Gradient methods "
-        f"have no constraint (“{protocol.UNCONSTRAINED}”). Mean ± deviation over the seeds. Seconds are those of a "
-        "run without evaluations, while other runs used the same machine: they compare methods, not machines."
-    )
+        f"of {config.batch_size}: the same for every method. {comparison.note} At most {most} settings a method were "
+        f"tried with seed 0 at the full number of rounds, and the best {by} on a fifth of the training data, which the "
+        f"clients lent, was chosen; then {scale.seeds} seeds with all training data, judged on the full test set. "
+        f"Gradient methods have a set that they never notice ({protocol.UNCONSTRAINED}). Mean ± deviation over the "
+        "seeds. Seconds are those of a run without evaluations, while other runs used the same machine: they compare "
+        "methods, not machines."
+    ).replace("  ", " ")
 
 
 def _radii(comparison: Comparison) -> tuple[float, ...]:
@@ -165,11 +167,25 @@ def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]
 
 
 def _chosen(method: Method, results: Results) -> str:
-    """The options of the chosen trial, and what is to be known about the choice."""
+    """The options of the chosen trial, and what is to be known about the choice: is it at an end of what was tried?"""
     run = method.runs[0]
-    own = ", ".join(f"{name} {value}" for name, value in run.settled(results).config.own)
-    lost = sum(not results[trial].get("runs") for trial in run.needs)
-    return own + (f" ({lost} of {len(run.needs)} settings blew up)" if lost else "")
+    own = dict(run.settled(results).config.own)
+    notes = []
+    for name in own:
+        tried = sorted({_number(trial.config.get(name)) for trial in run.needs})
+        if len(tried) > 2 and _number(run.chosen(results).config.get(name)) in (tried[0], tried[-1]):
+            notes.append(f"{name} at the edge")
+    if lost := sum(not results[trial].get("runs") for trial in run.needs):
+        notes.append(f"{lost} of {len(run.needs)} settings blew up")
+    return ", ".join(f"{name} {value}" for name, value in own.items()) + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _number(value: Any) -> float:
+    """What an option's values are sorted by: the number in “linear-decay:0.1”; 0 for those without one."""
+    try:
+        return float(str(value).rpartition(":")[2])
+    except ValueError:
+        return 0.0
 
 
 def _distance(result: Json) -> float:

@@ -104,7 +104,9 @@ class Best:
 
     @property
     def title(self) -> str:
-        return self._of(self.trials[0]).title
+        c = self.trials[0].config
+        also = "".join(f", {name} {value}" for name, value in self.changes)
+        return f"{c.model} on {c.dataset}, the best of {c.algorithm}{also}, seed {self.seed}"
 
     @property
     def weight(self) -> float:
