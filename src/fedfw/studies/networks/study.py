@@ -113,16 +113,20 @@ def _protocol(comparison: Comparison, scale: Scale) -> str:
     config = comparison.config
     most = max(len(one.runs[0].trials) for one in comparison.methods)
     by = "accuracy" if comparison.by == "accuracy" else "loss"
-    return (
+    sentences = (
         f"{config.model} on {config.dataset}, {config.clients} clients ({config.partition}), "
         f"{config.participation} a round, {config.rounds} rounds, {config.local_steps} local steps a round in batches "
-        f"of {config.batch_size}: the same for every method. {comparison.note} At most {most} settings a method were "
-        f"tried with seed 0 at the full number of rounds, and the best {by} on a fifth of the training data, which the "
-        f"clients lent, was chosen; then {scale.seeds} seeds with all training data, judged on the full test set. "
-        f"Gradient methods have a set that they never notice ({protocol.UNCONSTRAINED}). Mean ± deviation over the "
-        "seeds. Seconds are those of a run without evaluations, while other runs used the same machine: they compare "
-        "methods, not machines."
-    ).replace("  ", " ")
+        f"of {config.batch_size}: the same for every method.",
+        comparison.note,
+        f"At most {most} settings a method were tried with seed 0 at the full number of rounds, and the best {by} on a "
+        f"fifth of the training data, which the clients lent, was chosen; then {scale.seeds} seeds with all training "
+        "data, judged on the full test set.",
+        f"Gradient methods have a set that they never notice ({protocol.UNCONSTRAINED}).",
+        "Mean ± deviation over the seeds.",
+        "Seconds are those of a run without evaluations, while other runs used the same machine: they compare methods, "
+        "not machines.",
+    )
+    return " ".join(filter(None, sentences))
 
 
 def _radii(comparison: Comparison) -> tuple[float, ...]:
@@ -167,7 +171,7 @@ def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]
 
 
 def _chosen(method: Method, results: Results) -> str:
-    """The options of the chosen trial, and what is to be known about the choice: is it at an end of what was tried?"""
+    """The options of the chosen trial, and whether it is at an end of what was tried."""
     run = method.runs[0]
     own = dict(run.settled(results).config.own)
     notes = []
