@@ -12,6 +12,8 @@ import pytest
 
 from fedfw.cli.main import main
 from fedfw.config import RunConfig
+from fedfw.studies import reproduce
+from fedfw.studies.catalogue import sections
 from fedfw.studies.lab import Json, Lab, Site
 from fedfw.studies.networks import protocol, study
 from fedfw.studies.networks.trainings import Best, Training, all_seeds
@@ -151,6 +153,13 @@ def test_a_page_is_made_from_what_there_is(tmp_path: Path, capsys: pytest.Captur
     page = (tmp_path / "networks-mnist-quick.html").read_text()
     assert "tasks not run: not yet" in page
     assert "<svg" in page
+
+
+def test_the_name_of_the_group_means_all_of_its_sections() -> None:
+    meant = [section.name for section in sections().values() if reproduce._belongs(section, "networks")]
+    assert {one.name for one in study.STUDIES} <= set(meant)
+    assert all(name.startswith("networks-") for name in meant)
+    assert not any(reproduce._belongs(section, "all") for section in sections().values() if section.name in meant)
 
 
 def test_without_data_nothing_is_claimed(tmp_path: Path) -> None:

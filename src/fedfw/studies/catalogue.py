@@ -51,8 +51,6 @@ class Section:
         A table in a sentence or two, for the top of the report.
     apart : bool
         Whether it is a study of its own, which ``all`` leaves out.
-    group : str
-        The name by which it is reproduced together with others.
     partial : bool
         Whether it can show what there is while other results are missing.
     """
@@ -65,7 +63,6 @@ class Section:
     failures: Callable[[Scale, Results], list[str]] = lambda scale, results: []
     summary: Callable[[Scale, Results], str] | None = None
     apart: bool = False
-    group: str = ""
     partial: bool = False
 
     def complete(self, scale: Scale, results: Results) -> bool:
@@ -111,9 +108,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(bounds, "theory", "Theory"),
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
-        *(
-            Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, group="networks", partial=True)
-            for s in networks.STUDIES
-        ),
+        *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
     )
     return {section.name: section for section in found}

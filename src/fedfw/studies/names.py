@@ -11,4 +11,4 @@ REPRODUCTIONS = (
 )
 """The names of `fedfw.studies.catalogue.sections`, in the order of the report."""
 GROUPS = ("networks",)
-"""The names that stand for several sections."""
+"""Names that stand for all sections whose names begin with them and a hyphen."""

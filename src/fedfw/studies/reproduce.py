@@ -22,6 +22,7 @@ from fedfw.rounds.setup import usable_device
 from fedfw.studies.catalogue import Section, sections
 from fedfw.studies.figures import Claim
 from fedfw.studies.lab import NOT_YET, Lab, Results, Site, was_run
+from fedfw.studies.names import GROUPS
 from fedfw.studies.protocols import FULL, QUICK, Scale
 
 _PROTOCOLS = (
@@ -87,8 +88,7 @@ def reproduce(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds:g}, expected a positive number")
     scale = QUICK if quick else FULL
-    known = sections(baselines).values()
-    chosen = [section for section in known if name in (section.name, section.group, "" if section.apart else "all")]
+    chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
     site = Site(str(data_folder(data_dir)), device)
     lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds)
     begin = time.monotonic()
@@ -116,6 +116,12 @@ def reproduce(
     for failure in failed:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _belongs(section: Section, name: str) -> bool:
+    """Whether a section is meant by a name of the command line."""
+    in_group = name in GROUPS and section.name.startswith(f"{name}-")
+    return name == section.name or in_group or (name == "all" and not section.apart)
 
 
 def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Results, seconds: float) -> Document:
