@@ -10,7 +10,7 @@ import pytest
 
 from fedfw.data import MissingDataError
 from fedfw.studies import lab
-from fedfw.studies.lab import Json, Lab, Site, was_run
+from fedfw.studies.lab import NOT_YET, Json, Lab, Results, Site, was_run
 
 computed: list[int] = []
 
@@ -34,6 +34,22 @@ class Square:
         if self.number == 13:
             raise KeyboardInterrupt
         return {"square": self.number**2}
+
+
+@dataclass(frozen=True)
+class Next:
+    """The square of the smallest square among others, plus one."""
+
+    numbers: tuple[int, ...]
+    title: str = "next"
+    weight: float = 1.0
+
+    @property
+    def needs(self) -> tuple[Square, ...]:
+        return tuple(Square(number) for number in self.numbers)
+
+    def settled(self, results: Results) -> Square:
+        return Square(min(results[task]["square"] for task in self.needs) + 1)
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +79,31 @@ def test_two_processes_give_the_same(tmp_path: Path) -> None:
     alone, both = Lab(tmp_path / "1").run(tasks), Lab(tmp_path / "2", jobs=2).run(tasks)
     assert [both[task]["square"] for task in tasks] == [alone[task]["square"] for task in tasks]
     assert computed == [0, 1, 2, 3]  # the other four elsewhere
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_depends_on_other_results_comes_after_them_and_is_kept_as_what_it_became(
+    tmp_path: Path, jobs: int
+) -> None:
+    wanted = [Next((3, 2)), Next((4,)), Square(7)]
+    results = Lab(tmp_path, jobs=jobs).run(wanted)
+    assert [results[one]["square"] for one in wanted] == [25, 17**2, 49]
+    assert results[Square(3)]["square"] == 9  # what was needed is among the results
+    computed.clear()
+    assert Lab(tmp_path).run([*wanted, Square(5)]) == {**results, Square(5): results[wanted[0]]}
+    assert Lab(tmp_path, only_kept=True).run([Next((2, 3))])[Next((2, 3))]["square"] == 25
+    assert not computed
+    assert Lab(tmp_path, only_kept=True).run([Next((1,))])[Next((1,))]["not_run"] == NOT_YET
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_nothing_begins_after_the_time_is_up(tmp_path: Path, jobs: int) -> None:
+    Lab(tmp_path).run([Square(2)])
+    computed.clear()
+    results = Lab(tmp_path, jobs=jobs, seconds=0.0).run([Square(2), Square(3), Square(4)])
+    assert results[Square(2)]["square"] == 4
+    assert [results[Square(n)]["not_run"] for n in (3, 4)] == [NOT_YET, NOT_YET]
+    assert not computed
 
 
 def test_missing_data_are_told_and_asked_for_again(tmp_path: Path) -> None:

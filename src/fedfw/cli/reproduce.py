@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedfw.studies.names import REPRODUCTIONS
+from fedfw.studies.names import GROUPS, REPRODUCTIONS
+
+_NAMES = ("all", *GROUPS, *REPRODUCTIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compute a table or figure by its name, or all, and write one HTML report. What is in the cache of the folder "
         "is not computed again: an interrupted call goes on where it stopped."
     )
-    parser.add_argument(
-        "name", choices=("all", *REPRODUCTIONS), metavar="NAME", help=f"all, {', '.join(REPRODUCTIONS)}"
-    )
+    parser.add_argument("name", choices=_NAMES, metavar="NAME", help=", ".join(_NAMES))
     parser.add_argument("--quick", action="store_true", help="small and short, with the same code")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time [%(default)s]")
     parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--markdown", type=Path, metavar="FILE", help="write Markdown, too, with the plots in a folder beside it"
     )
     parser.add_argument("--kept", action="store_true", help="compute nothing: report what is in the cache")
+    parser.add_argument(
+        "--seconds", type=float, help="begin nothing after so many seconds, and write no report: --kept makes it later"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -45,4 +48,5 @@ def execute(options: argparse.Namespace) -> int:
         baselines=options.baselines,
         markdown=options.markdown,
         only_kept=options.kept,
+        seconds=options.seconds,
     )

@@ -7,9 +7,10 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import matplotlib
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # what only computes, on a machine without pictures, comes by here as well
+    from matplotlib.figure import Figure
 
 Cell = str | tuple[str, str]
 """Text, or text with what it means: good, bad or plain."""
@@ -101,6 +102,8 @@ def text_of(cell: Cell) -> str:
 
 
 def _svg(figure: Figure) -> str:
+    import matplotlib
+
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "fedfw", "svg.fonttype": "none"}):  # the same bytes every time
         figure.savefig(drawn, format="svg", metadata={"Date": None})

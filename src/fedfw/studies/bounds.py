@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from matplotlib import colormaps
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from fedfw.report import document
 from fedfw.report.document import Document, csv_text
@@ -13,6 +11,9 @@ from fedfw.studies.figures import Claim
 from fedfw.studies.lab import Json, Results, Site, Task
 from fedfw.studies.protocols import Scale
 from fedfw.studies.theory import Effort, Study, studies
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TITLES = {
     "T1": "T1: FedFW, convex losses",
@@ -117,6 +118,9 @@ def _cells(study: Study) -> list[document.Cell]:
 
 
 def _plot(group: list[Study]) -> Figure:
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
     for i, study in enumerate(group):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedfw.report.document import Document
@@ -25,8 +25,9 @@ from fedfw.studies import (
     traffic,
 )
 from fedfw.studies.figures import Claim
-from fedfw.studies.lab import NOT_YET, Results, Task
+from fedfw.studies.lab import NOT_YET, Results, Task, Wanted
 from fedfw.studies.leakage import study as leakage
+from fedfw.studies.networks import study as networks
 from fedfw.studies.protocols import Scale
 
 
@@ -50,16 +51,19 @@ class Section:
         A table in a sentence or two, for the top of the report.
     apart : bool
         Whether it is a study of its own, which ``all`` leaves out.
+    partial : bool
+        Whether it can show what there is while other results are missing.
     """
 
     name: str
     title: str
-    tasks: Callable[[Scale], list[Task]]
+    tasks: Callable[[Scale], Sequence[Wanted]]
     show: Callable[[Scale, Results, Document], None]
     claims: Callable[[Scale, Results], list[Claim]] = lambda scale, results: []
     failures: Callable[[Scale, Results], list[str]] = lambda scale, results: []
     summary: Callable[[Scale, Results], str] | None = None
     apart: bool = False
+    partial: bool = False
 
     def complete(self, scale: Scale, results: Results) -> bool:
         """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
@@ -104,5 +108,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(bounds, "theory", "Theory"),
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
+        *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
     )
     return {section.name: section for section in found}

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from fedfw.report.document import csv_text
 from fedfw.studies.cells import residuals_of
 from fedfw.studies.lab import Json, was_run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Claim:
 
 def panels(count: int, height: float = 3.8) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(4.6 * count + 0.4, height), layout="constrained")
     axes = list(figure.subplots(1, count, squeeze=False)[0])
     for axis in axes:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 import torch
 from tqdm import tqdm
@@ -56,8 +56,8 @@ class Site:
         return f"{os.cpu_count()} CPU cores, torch {torch.__version__}"
 
 
-class Task(Protocol):
-    """A frozen dataclass that says all about one computation: its fields are the key of the cache."""
+class Wanted(Protocol):
+    """Something that a lab is asked for: a `Task`, or a `Later`."""
 
     @property
     def title(self) -> str:
@@ -67,12 +67,30 @@ class Task(Protocol):
     def weight(self) -> float:
         """How long it takes compared with others, roughly: for the time that is left."""
 
+
+@runtime_checkable
+class Task(Wanted, Protocol):
+    """A frozen dataclass that says all about one computation: its fields are the key of the cache."""
+
     @abstractmethod
     def compute(self, site: Site) -> Json:
         """The numbers, in a form that JSON can hold."""
 
 
-Results = Mapping[Task, Json]
+@runtime_checkable
+class Later(Wanted, Protocol):
+    """What becomes a task when the results of others are known, such as the best setting of a grid."""
+
+    @property
+    def needs(self) -> tuple[Task, ...]:
+        """The others."""
+
+    @abstractmethod
+    def settled(self, results: Results) -> Task:
+        """The task that it is."""
+
+
+Results = Mapping[Wanted, Json]
 """What each task gave; ``{"not_run": why}`` where its data are missing."""
 
 
@@ -96,49 +114,69 @@ class Lab:
         Processes.
     only_kept : bool
         Compute nothing: tasks that are not in the cache are "not run: not yet".
+    seconds : float or None
+        Begin no task after so many seconds; those that are left are "not run: not yet".
     """
 
     cache: Path
     site: Site = Site()
     jobs: int = 1
     only_kept: bool = False
+    seconds: float | None = None
 
-    def run(self, tasks: Sequence[Task]) -> Results:
-        """The results of all tasks, each computed once."""
-        todo = list(dict.fromkeys(tasks))
-        found = {task: result for task in todo if (result := self._kept(task)) is not None}
-        missing = [task for task in todo if task not in found]
-        if self.only_kept:
-            return found | {task: {"not_run": NOT_YET, "why": "not in the cache"} for task in missing}
-        progress = _Progress(missing, kept=len(found))
-        for task, result in self._computed(missing, progress):
-            progress.finished(task)
-            if was_run(result):  # data that are missing today may be there tomorrow
-                result["machine"] = self.site.machine
-                write_atomically(self._path(task), json.dumps(result, indent=1).encode())
-            found[task] = result
-        progress.close()
-        return found
+    def run(self, wanted: Sequence[Wanted]) -> Results:
+        """The results of all that is wanted and of what it needs, each computed once."""
+        todo = list(dict.fromkeys(one for each in wanted for one in (*_needs(each), each)))
+        found: dict[Wanted, Json] = {}
+        for one in todo:
+            if _ready(one, found) and (result := self._kept(_settled(one, found))) is not None:
+                found[one] = result
+        missing = [one for one in todo if one not in found]
+        if not self.only_kept:
+            progress = _Progress(missing, kept=len(found))
+            for one, result in self._computed(missing, found, progress):
+                progress.finished(one)
+                found[one] = result
+            progress.close()
+        why = "not in the cache" if self.only_kept else "no time was left"
+        return {one: found.get(one, {"not_run": NOT_YET, "why": why}) for one in todo}
 
-    def _computed(self, tasks: Sequence[Task], progress: _Progress) -> Iterator[tuple[Task, Json]]:
-        if self.jobs == 1 or len(tasks) < 2:
-            for task in tasks:
-                progress.started(task)
-                yield task, _compute(task, self.site)
+    def _computed(
+        self, missing: Sequence[Wanted], found: Results, progress: _Progress
+    ) -> Iterator[tuple[Wanted, Json]]:
+        """Results in the order in which they are there; the caller adds them to ``found``, where others need them."""
+        waiting = list(missing)
+        end = time.monotonic() + (math.inf if self.seconds is None else self.seconds)
+
+        def next_one() -> Wanted | None:
+            one = next((one for one in waiting if _ready(one, found)), None) if time.monotonic() < end else None
+            if one is not None:
+                waiting.remove(one)
+                progress.started(one)
+            return one
+
+        if self.jobs == 1 or len(missing) < 2:
+            while (one := next_one()) is not None:
+                task = _settled(one, found)
+                yield one, self._kept(task) or self._keep(task, _compute(task, self.site))
             return
         threads = max(1, torch.get_num_threads() // self.jobs)
         # A fresh interpreter for each worker: a fork of one that has started CUDA or threads is broken.
         with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-            waiting = deque(tasks)
-            running: dict[Future[Json], Task] = {}
+            running: dict[Future[Json], tuple[Wanted, Task]] = {}
             try:
-                while waiting or running:
-                    while waiting and len(running) < self.jobs:
-                        task = waiting.popleft()
-                        progress.started(task)
-                        running[pool.submit(_compute, task, self.site)] = task
+                while True:
+                    while len(running) < self.jobs and (one := next_one()) is not None:
+                        task = _settled(one, found)
+                        if (result := self._kept(task)) is not None:
+                            yield one, result
+                        else:
+                            running[pool.submit(_compute, task, self.site)] = one, task
+                    if not running:
+                        return
                     for done in wait(running, return_when=FIRST_COMPLETED).done:
-                        yield running.pop(done), done.result()
+                        one, task = running.pop(done)
+                        yield one, self._keep(task, done.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -150,8 +188,30 @@ class Lab:
         result: Json = json.loads(path.read_text())
         return result
 
+    def _keep(self, task: Task, result: Json) -> Json:
+        if was_run(result):  # data that are missing today may be there tomorrow
+            result["machine"] = self.site.machine
+            write_atomically(self._path(task), json.dumps(result, indent=1).encode())
+        return result
+
     def _path(self, task: Task) -> Path:
         return self.cache / f"{hashlib.sha256(f'{__version__} {_described(task)}'.encode()).hexdigest()[:20]}.json"
+
+
+def _needs(wanted: Wanted) -> tuple[Task, ...]:
+    return wanted.needs if isinstance(wanted, Later) else ()
+
+
+def _ready(wanted: Wanted, found: Results) -> bool:
+    return all(task in found for task in _needs(wanted))
+
+
+def _settled(wanted: Wanted, found: Results) -> Task:
+    """The task that is wanted, now that what it needs is known."""
+    if isinstance(wanted, Later):
+        return wanted.settled(found)
+    assert isinstance(wanted, Task)
+    return wanted
 
 
 def _described(value: Any) -> str:
@@ -181,7 +241,7 @@ class _Progress:
 
     Parameters
     ----------
-    missing : sequence of Task
+    missing : sequence of Wanted
         What is to be computed.
     kept : int
         How many tasks are in the cache already.
@@ -189,21 +249,21 @@ class _Progress:
         Where to; by default the standard error stream.
     """
 
-    def __init__(self, missing: Sequence[Task], kept: int, stream: TextIO | None = None) -> None:
+    def __init__(self, missing: Sequence[Wanted], kept: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._count, self._done = len(missing), 0
         self._work = sum(task.weight for task in missing)
-        self._running: list[Task] = []
+        self._running: list[Wanted] = []
         self._bar: Any = None
         if kept:
             self._stream.write(f"{kept} of {kept + len(missing)} tasks are kept from before\n")
 
-    def started(self, task: Task) -> None:
+    def started(self, task: Wanted) -> None:
         self._running.append(task)
         titles = "; ".join(one.title for one in self._running)
         self._show(f"{self._done + len(self._running)}/{self._count} {titles}")
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Wanted) -> None:
         self._done += 1
         self._running.remove(task)
         self._bar.n += task.weight  # shown when the next task begins

@@ -6,5 +6,9 @@ REPRODUCTIONS = (
     *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
     *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
     *("privacy", "dp"),
+    *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
+    *("networks-oracles", "networks-payloads"),
 )
 """The names of `fedfw.studies.catalogue.sections`, in the order of the report."""
+GROUPS = ("networks",)
+"""Names that stand for all sections whose names begin with them and a hyphen."""

@@ -21,7 +21,8 @@ from fedfw.report.tables import aligned
 from fedfw.rounds.setup import usable_device
 from fedfw.studies.catalogue import Section, sections
 from fedfw.studies.figures import Claim
-from fedfw.studies.lab import Lab, Results, Site, was_run
+from fedfw.studies.lab import NOT_YET, Lab, Results, Site, was_run
+from fedfw.studies.names import GROUPS
 from fedfw.studies.protocols import FULL, QUICK, Scale
 
 _PROTOCOLS = (
@@ -46,13 +47,14 @@ def reproduce(
     baselines: bool = False,
     markdown: Path | None = None,
     only_kept: bool = False,
+    seconds: float | None = None,
 ) -> int:
     """Compute what is missing, print the first tables and write the report.
 
     Parameters
     ----------
     name : str
-        A section of the catalogue, or ``all``.
+        A section of the catalogue, a group of them, or ``all``.
     quick : bool
         Small and short, with the same code.
     out : Path
@@ -69,6 +71,8 @@ def reproduce(
         Also write the report as this Markdown file, with its plots in a folder beside it.
     only_kept : bool
         Compute nothing: a report of what is in the cache.
+    seconds : float, optional
+        Begin no task after so many seconds, and write no report: for a machine that is lent for a while.
 
     Returns
     -------
@@ -81,16 +85,22 @@ def reproduce(
         raise ValueError(f"--markdown {markdown}, expected a name that ends in .md: the plots go beside it")
     if not only_kept:
         usable_device(device)
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"--seconds {seconds:g}, expected a positive number")
     scale = QUICK if quick else FULL
-    known = sections(baselines)
-    chosen = [section for section in known.values() if not section.apart] if name == "all" else [known[name]]
-    lab = Lab(out / "cache", Site(str(data_folder(data_dir)), device), jobs=jobs, only_kept=only_kept)
+    chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
+    site = Site(str(data_folder(data_dir)), device)
+    lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds)
     begin = time.monotonic()
     try:
         results = lab.run([task for section in chosen for task in section.tasks(scale)])
     except KeyboardInterrupt:
         print(f"\ninterrupted: what is done is kept in {lab.cache}, the same command goes on; --kept shows it")
         return 130
+    if seconds is not None:
+        left = sum(result.get("not_run") == NOT_YET for result in results.values())
+        print(f"{len(results) - left} of {len(results)} tasks are done and kept in {lab.cache}; {left} are left")
+        return 0
     command = f"fedfw reproduce {name}{' --quick' if quick else ''}{' --baselines' if baselines else ''}"
     page = _report(command, chosen, scale, results, seconds=time.monotonic() - begin)
     target = out / f"{name}{'-quick' if quick else ''}.html"
@@ -106,6 +116,12 @@ def reproduce(
     for failure in failed:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _belongs(section: Section, name: str) -> bool:
+    """Whether a section is meant by a name of the command line."""
+    in_group = name in GROUPS and section.name.startswith(f"{name}-")
+    return name == section.name or in_group or (name == "all" and not section.apart)
 
 
 def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Results, seconds: float) -> Document:
@@ -127,7 +143,7 @@ def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Resu
         page.text(_PROTOCOLS)
     for section in chosen:
         page.heading(section.title)
-        if section in complete or section.summary is not None:
+        if section in complete or section.summary is not None or section.partial:
             section.show(scale, results, page)
         page.text(_computed(section, scale, results))
     page.text(f"Seeds 0 to {scale.seeds - 1}, unless a section says otherwise.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedfw.report.document import Document
+from fedfw.studies.cells import Cell
 from fedfw.studies.lab import Results, Task
 from fedfw.studies.protocols import Scale, matched, ours, stated
 from fedfw.studies.published import TABLE_2
@@ -10,6 +13,14 @@ from fedfw.studies.table1 import PAPER_ALGORITHMS, SMALL, how_published, line_of
 from fedfw.studies.tables import Line, show_table, tasks_of, verdict
 
 COLUMNS = ("stated", "ours", "matched")
+LAYERS = "layers:4"
+_STEPS = ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
+
+
+def by_layer(cell: Cell, scale: Scale) -> Cell:
+    """The cell with FedLMO on balls by layer, six settings."""
+    config = replace(cell.config, algorithm="fedlmo", constraint=LAYERS, per_parameter=False, own=())
+    return replace(cell, config=config, grid=scale.thinned((("schedule", _STEPS), ("momentum", (0.9, 0.95)))))
 
 
 def lines(scale: Scale) -> list[Line]:
@@ -36,6 +47,9 @@ def lines(scale: Scale) -> list[Line]:
                     )
                 )
             found.append(line_of_ours(data, split, name, paper, {"ours": ours(**task, scale=scale)}))
+            if name == "l2":
+                lmo = {"ours": by_layer(found[-1].cells["ours"], scale)}
+                found.append(replace(found[-1], constraint=LAYERS, algorithm="ours: FedLMO", cells=lmo))
     return found
 
 
@@ -50,7 +64,8 @@ def summary(scale: Scale, results: Results) -> str:
 def show(scale: Scale, results: Results, page: Document) -> None:
     page.text(
         "Radius 10. Ours has one set for each parameter and steps that decay to zero; the stated protocol one joint "
-        "set and the schedule of the theory. The grids are tried on a tenth of the data. The rows “3 labels” of the "
-        "synthetic data follow the paper's text, “3 classes” its numbers."
+        f"set and the schedule of the theory. FedLMO has a ball for each layer ({LAYERS}), which is not the paper's "
+        "set, and stands beside the paper's best number on the l2 ball. The grids are tried on a tenth of the data. "
+        "The rows “3 labels” of the synthetic data follow the paper's text, “3 classes” its numbers."
     )
     show_table("Table 2", lines(scale), COLUMNS, results, page, how_published)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as nnf
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 BEST_PSNR = 100.0
@@ -42,6 +41,8 @@ def matched(images: Tensor, truth: Tensor) -> Tensor:
     """The images (b, c, h, w) of a batch in the order that fits the truth best: a batch has none of its own."""
     if len(images) == 1:
         return images
+    from scipy.optimize import linear_sum_assignment
+
     cost = torch.cdist(images.flatten(1), truth.flatten(1)).square()
     rows, columns = linear_sum_assignment(cost.cpu().numpy())
     ordered = torch.empty_like(images)

@@ -6,12 +6,10 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedfw.report.document import Document, csv_text
@@ -29,6 +27,10 @@ from fedfw.studies.leakage import (
 )
 from fedfw.studies.leakage.readings import victims_of
 from fedfw.studies.protocols import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 RECOVERED = 25.0
 """PSNR in dB from which an image counts as recovered."""
