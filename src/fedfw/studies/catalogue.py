@@ -10,6 +10,7 @@ from fedfw.studies import (
     anchors,
     bounds,
     certificate,
+    convex_lmo,
     counterexample,
     local_steps,
     momentum,
@@ -102,6 +103,7 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(local_steps, "local-steps", "Local steps"),
         of(oracle_errors, "oracle-errors", "Oracle errors"),
         of(bounds, "theory", "Theory"),
+        of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True),
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
     )

@@ -5,6 +5,6 @@ from __future__ import annotations
 REPRODUCTIONS = (
     *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
     *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
-    *("privacy", "dp"),
+    *("networks-convex", "privacy", "dp"),
 )
 """The names of `fedfw.studies.catalogue.sections`, in the order of the report."""
