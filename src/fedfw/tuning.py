@@ -64,8 +64,7 @@ class Trial:
         """The smaller, the better; infinite for runs that blew up."""
         if by == "accuracy":
             return math.inf if self.held_out_accuracy is None else -self.held_out_accuracy
-        value = self.loss if by == "training" else self.held_out_loss
-        return value if math.isfinite(value) else math.inf
+        return self.held_out_loss if math.isfinite(self.held_out_loss) else math.inf
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import pytest
 
 from fedfw.cli import main
-from fedfw.config import RunConfig
 from fedfw.studies import convex_lmo, reproduce
-from fedfw.studies.cells import Cell
 from fedfw.studies.convex_lmo import ANCHORED, LAZY_NAME, LOCAL_STEPS, RENEWALS, WITH_MOMENTUM, compared
 from fedfw.studies.lab import Site
 from fedfw.studies.protocols import FULL, LMO_SIX, Scale
@@ -27,13 +24,6 @@ def test_every_row_has_the_same_six_settings_and_the_bars_that_were_asked_for() 
         (30, 9, 6000),
     }
     assert all(row.central.tol == 1e-5 and row.cell.config.rounds == 100 for row in rows)
-
-
-def test_the_training_loss_decides_where_it_is_asked_for() -> None:
-    config = RunConfig.of(dataset="digits", model="mclr", partition="labels:3", constraint="l1:10", algorithm="fedlmo")
-    cell = Cell(replace(config, rounds=5), (("schedule", ("convex", "constant:1e-6")),), seeds=1, by="training")
-    result = cell.compute(Site())
-    assert result["chosen"] == {"schedule": "convex"}
 
 
 def test_a_sum_every_m_rounds_costs_both_methods_as_much() -> None:

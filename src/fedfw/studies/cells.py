@@ -59,9 +59,6 @@ class Cell:
         Whether a round is one pass over a client's samples, in batches: sets the local steps.
     tune_share : float
         The share of the samples that the grid is tried on.
-    by : str or None
-        What decides: None for the loss on the lent samples, "training" for that on the others, where the question is
-        how well the training problem is solved.
     """
 
     config: RunConfig
@@ -71,7 +68,6 @@ class Cell:
     every: int | None = None
     epoch: bool = False
     tune_share: float = 1.0
-    by: str | None = None
 
     @property
     def title(self) -> str:
@@ -89,7 +85,7 @@ class Cell:
         trials: list[Trial] = []
         if self.grid:
             trials = self._trials(config)
-            best = min(trials, key=lambda trial: trial.rank(self.by or "loss"))
+            best = min(trials, key=lambda trial: trial.rank("loss"))
             choice = best.choice
             config = replace(merge(config, choice, "grid"), rounds=best.rounds)
         runs = [self._run(replace(config, seed=seed)) for seed in range(self.seeds)]

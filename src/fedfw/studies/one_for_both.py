@@ -11,7 +11,7 @@ duals from averages
     computed for it, but their sum is shared.
 FedLMO
     Shared momentum and control variates; every client begins each round at xbar. It sends two dense vectors beside each
-    atom. It has no penalty: schedule and momentum (0.9 or 0.97) are chosen.
+    atom. It has no penalty: schedule and momentum are chosen.
 """
 
 from __future__ import annotations
