@@ -230,7 +230,7 @@ def _moments(measured: Tensor) -> Tensor:
 
 
 def _length(effort: Effort) -> int:
-    return max(100, effort.rounds // 5)
+    return max(100, effort.rounds // 10)
 
 
 def _late_slope(t: Tensor, values: Tensor) -> float:
