@@ -77,7 +77,17 @@ def test_shrunk_data_are_some_of_the_data() -> None:
 def test_every_grid_of_a_table_has_six_points() -> None:
     for constraint in ("l1:10", "l2:10"):
         for model in ("mclr", "cnn"):
-            for algorithm in ("fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "feddr", "fedadmm", "fedavg", "fedda"):
+            for algorithm in (
+                "fedfw",
+                "fedfw+",
+                "fedfw-sto",
+                "fedfw-anchored",
+                "fedlmo",
+                "feddr",
+                "fedadmm",
+                "fedavg",
+                "fedda",
+            ):
                 grid = six(algorithm, constraint, model, "mnist")
                 points = 1
                 for _, values in grid:

@@ -13,8 +13,10 @@ from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.schedules import convex
 from fedfw.sets import ConstraintSet, L1Ball, L2Ball
 from fedfw.simulation import Options, Simulation, simulate
+from fedfw.studies import one_for_both
 from fedfw.studies.one_for_both import AveragedDuals, KeptAnchors
 from fedfw.studies.oracle_errors import KINDS, SloppyFedFW
+from fedfw.studies.protocols import QUICK
 
 
 def problem() -> Problem:
@@ -88,3 +90,11 @@ def test_averaged_duals_add_up_to_zero() -> None:
 
 def _options(rounds: int) -> Options:
     return Options(rounds=rounds)
+
+
+def test_fedlmo_is_compared_on_the_same_problems() -> None:
+    for constraint in one_for_both.PENALTIES:
+        rows = one_for_both.variants(constraint, QUICK)
+        assert list(rows)[-2:] == ["FedLMO, 1 local step", "FedLMO, 3 local steps"]
+        optima = {one_for_both._central(row) for row in rows.values()}
+        assert len(optima) == 1

@@ -9,8 +9,10 @@ from fedfw.report import document
 from fedfw.report.document import Document, csv_text
 from fedfw.studies.figures import Claim
 from fedfw.studies.lab import Json, Results, Site, Task
+from fedfw.studies.lmo_theory import STUDIED
 from fedfw.studies.protocols import Scale
-from fedfw.studies.theory import Effort, Study, studies
+from fedfw.studies.study import Effort, Study
+from fedfw.studies.theory import studies
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +24,8 @@ _TITLES = {
     "T2p": "T2p: the same with absentees",
     "T3": "T3: FedFW-sto, noisy gradients",
     "anchors": "Anchored FedFW, convex losses",
+    **{f"lmo-{name}": f"FedLMO on {name}, every round: F after it against the theorem's bound" for name in STUDIED},
+    "lmo-rate": "FedLMO, convex losses, everybody present: the rate",
     "": "No theorem: slopes as measured",
 }
 

@@ -10,6 +10,7 @@ from fedfw.studies import (
     anchors,
     bounds,
     certificate,
+    convex_lmo,
     counterexample,
     local_steps,
     momentum,
@@ -109,5 +110,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
         *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
+        of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True),
     )
     return {section.name: section for section in found}

@@ -7,7 +7,7 @@ REPRODUCTIONS = (
     *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
     *("privacy", "dp"),
     *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
-    *("networks-oracles", "networks-payloads"),
+    *("networks-oracles", "networks-payloads", "networks-convex"),
 )
 """The names of `fedfw.studies.catalogue.sections`, in the order of the report."""
 GROUPS = ("networks",)

@@ -30,9 +30,10 @@ _PROTOCOLS = (
     "full-gradient step a round, one joint set of radius 10; table 3: 100 clients, 300 rounds, 64 samples a step). "
     "Matched: one local epoch a round in batches of 600 (table 3: 64) and one set for each parameter. Ours: the "
     "stated protocol, FedFW+ with momentum on smooth sets, anchored FedFW (which shares sums of gradients) on "
-    "polytopes. Every algorithm has a grid of six points, each with the same number of gradients, chosen by the "
-    "loss on a fifth of the training data that the clients lend, with seed 0. Residual is (F - F*)/(F(x^1) - F*), "
-    "F* from `fedfw solve`."
+    "polytopes. FedLMO: the stated protocol with FedLMO, which sends its momentum and the change of its control "
+    "variate, two dense vectors, beside each atom. Every algorithm has a grid of six points, each with the same number "
+    "of gradients, chosen by the loss on a fifth of the training data that the clients lend, with seed 0. Residual is "
+    "(F - F*)/(F(x^1) - F*), F* from `fedfw solve`."
 )
 
 

@@ -13,7 +13,7 @@ from fedfw.studies.tables import Line, show_table, tasks_of, verdict
 
 PAPER_ALGORITHMS = ("feddr", "fedfw", "fedfw+")
 BASELINES = ("fedda", "fedadmm", "fedavg")
-COLUMNS = ("stated", "ours", "matched", "stated, radius 100", "matched, radius 100")
+COLUMNS = ("stated", "ours", "FedLMO", "matched", "stated, radius 100", "matched, radius 100")
 SMALL = (
     ("MNIST", "IID", "mnist", "iid"),
     ("MNIST", "3 labels", "mnist", "labels:3"),
@@ -71,14 +71,18 @@ def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines:
                         cells=cells,
                     )
                 )
-            own = {"ours": ours(dataset, partition, f"{name}:10", model="mclr", scale=scale)}
-            found.append(line_of_ours(data, split, name, paper, own))
+            task = {"dataset": dataset, "partition": partition, "constraint": f"{name}:10", "model": "mclr"}
+            found.append(line_of_ours(data, split, name, paper, {"ours": ours(**task, scale=scale)}))
+            shared = {"FedLMO": stated(**task, algorithm="fedlmo", scale=scale)}
+            found.append(line_of_ours(data, split, name, paper, shared, "fedlmo"))
     return found
 
 
-def line_of_ours(data: str, split: str, constraint: str, paper: Mapping[str, float], own: Mapping[str, Cell]) -> Line:
+def line_of_ours(
+    data: str, split: str, constraint: str, paper: Mapping[str, float], own: Mapping[str, Cell], algorithm: str = ""
+) -> Line:
     """Ours beside the best that the paper has on the task, whichever algorithm's it is."""
-    title = "ours: " + ("FedFW+ with momentum" if constraint == "l2" else "FedFW-anchored")
+    title = algorithm or "ours: " + ("FedFW+ with momentum" if constraint == "l2" else "FedFW-anchored")
     best = max(paper, key=paper.__getitem__) if paper else ""
     return Line(
         data=data,

@@ -15,7 +15,7 @@ from fedfw.studies.table1 import line_of_ours
 from fedfw.studies.tables import Line, show_table, tasks_of, verdict
 
 ALGORITHMS = ("feddr", "fedfw-sto")
-COLUMNS = ("stated", "ours", "matched")
+COLUMNS = ("stated", "ours", "FedLMO", "matched")
 ENTRIES = (
     ("Synthetic", "IID", "synthetic:published-10", "iid"),
     ("Synthetic", "3 labels", "synthetic:published-10", "labels:3"),
@@ -52,6 +52,8 @@ def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES
         own = {"ours": _stochastic(ours(**task, scale=scale), scale)}
         known = {algorithm: value for algorithm, value in paper.items() if value is not None}
         found.append(line_of_ours(data, split, "l2", known, own))
+        shared = {"FedLMO": _stochastic(stated(**task, algorithm="fedlmo", scale=scale), scale)}
+        found.append(line_of_ours(data, split, "l2", known, shared, "fedlmo"))
     return found
 
 

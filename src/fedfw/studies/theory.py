@@ -10,14 +10,15 @@ Lh = max w_i L_i, D the diameter, H how much the clients differ (see quadratics.
     T3       E F(xbar^t) - F* <= (9/8) sqrt(n Q) D (t+7)^-1/3 + (81/16) n D^2 (Lh/(t+7) + lam/sqrt(t+7))
              + H^2/(2 lam sqrt(t+7)),   Q = 16 sum w_i^2 sigma^2 + 40.5 n Lh^2 D^2
     anchors  F(xbar^t) - F* <= (2 + 24 (m-1)) n Lh D^2 / t
+
+FedLMO's are in lmo_theory.py.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -29,80 +30,9 @@ from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems import ClientLosses
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.simulation import simulate
+from fedfw.studies import lmo_theory
 from fedfw.studies.quadratics import SETS, P, Quadratics, slope
-
-
-@dataclass(frozen=True)
-class Study:
-    """Measured values against a bound, over rounds t or horizons T.
-
-    Parameters
-    ----------
-    bound : str
-        Its name in the list above; empty where there is no theorem.
-    setting : str
-        On what, in words.
-    t, measured, limit : Tensor
-        (k,) each; ``limit`` is the bound, or None.
-    slope : float
-        The least-squares slope of log measured against log t over the later part.
-    exponent, steepest : float or None
-        The bound's exponent in t, and the slope that the measured values must have at most, where one is asked for.
-    slack : Tensor
-        (k,): three standard errors of a mean over seeds; zero where nothing is random.
-    """
-
-    bound: str
-    setting: str
-    t: Tensor
-    measured: Tensor
-    limit: Tensor | None
-    slope: float
-    exponent: float | None = None
-    steepest: float | None = None
-    slack: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-
-    @property
-    def held(self) -> int:
-        """At how many of the points the bound held."""
-        return len(self.t) if self.limit is None else int((self.measured <= self.limit + self.slack).sum())
-
-    @property
-    def tightness(self) -> float | None:
-        """The largest measured share of the bound."""
-        return None if self.limit is None else float((self.measured / self.limit).max())
-
-    @property
-    def passed(self) -> bool:
-        """Whether the bound held at every point and the slope is as steep as asked for."""
-        return self.held == len(self.t) and (self.steepest is None or self.slope <= self.steepest)
-
-    def to_json(self) -> str:
-        """Everything, for the cache."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps({key: v.tolist() if isinstance(v, Tensor) else v for key, v in columns.items()})
-
-    @classmethod
-    def from_json(cls, text: str) -> Study:
-        """The inverse of `to_json`."""
-        columns = json.loads(text)
-        for key in ("t", "measured", "limit", "slack"):
-            if columns[key] is not None:
-                columns[key] = torch.tensor(columns[key], dtype=torch.float64)
-        return cls(**columns)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is run."""
-
-    rounds: int = 5000
-    seeds: int = 10
-    every: int = 10
-
-    @classmethod
-    def quick(cls) -> Effort:
-        return cls(rounds=1500, seeds=4, every=10)
+from fedfw.studies.study import Effort, Study
 
 
 def studies(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
@@ -115,6 +45,7 @@ def studies(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
     yield "T2p", partial(nonconvex_participation, effort)
     for name in ("l1", "l2", "box"):
         yield f"anchors on {name}", partial(anchored, name, effort)
+    yield from lmo_theory.studies(effort)
     for name in SETS:
         yield f"no theorem, {name}", partial(no_theorem, name, effort)
     yield "no theorem, noisy and not convex", partial(stochastic_nonconvex, effort)

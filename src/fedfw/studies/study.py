@@ -1,0 +1,82 @@
+"""What a study of a bound is: how much is run, and what was measured beside the bound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Study:
+    """Measured values against a bound, over rounds t or horizons T.
+
+    Parameters
+    ----------
+    bound : str
+        Its name in theory.py or lmo_theory.py; empty where there is no theorem.
+    setting : str
+        On what, in words.
+    t, measured, limit : Tensor
+        (k,) each; ``limit`` is the bound, or None.
+    slope : float
+        The least-squares slope of log measured against log t over the later part.
+    exponent, steepest : float or None
+        The bound's exponent in t, and the slope that the measured values must have at most, where one is asked for.
+    slack : Tensor
+        (k,): three standard errors of a mean over seeds; zero where nothing is random.
+    """
+
+    bound: str
+    setting: str
+    t: Tensor
+    measured: Tensor
+    limit: Tensor | None
+    slope: float
+    exponent: float | None = None
+    steepest: float | None = None
+    slack: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+
+    @property
+    def held(self) -> int:
+        """At how many of the points the bound held."""
+        return len(self.t) if self.limit is None else int((self.measured <= self.limit + self.slack).sum())
+
+    @property
+    def tightness(self) -> float | None:
+        """The largest measured share of the bound."""
+        return None if self.limit is None else float((self.measured / self.limit).max())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bound held at every point and the slope is as steep as asked for."""
+        return self.held == len(self.t) and (self.steepest is None or self.slope <= self.steepest)
+
+    def to_json(self) -> str:
+        """Everything, for the cache."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return json.dumps({key: v.tolist() if isinstance(v, Tensor) else v for key, v in columns.items()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Study:
+        """The inverse of `to_json`."""
+        columns = json.loads(text)
+        for key in ("t", "measured", "limit", "slack"):
+            if columns[key] is not None:
+                columns[key] = torch.tensor(columns[key], dtype=torch.float64)
+        return cls(**columns)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is run."""
+
+    rounds: int = 5000
+    seeds: int = 10
+    every: int = 10
+
+    @classmethod
+    def quick(cls) -> Effort:
+        return cls(rounds=1500, seeds=4, every=10)
