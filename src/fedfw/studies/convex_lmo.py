@@ -88,7 +88,7 @@ def _tuned(constraint: str, K: int, bar: float | None, clients: int, samples: in
         rounds=scale.rounds,
     )
     cell = Cell(config, grid=scale.thinned(LMO_SIX), seeds=scale.seeds, samples=samples)
-    return Row(f"K = {K}", constraint, cell, bar)
+    return Row(str(K), constraint, cell, bar)
 
 
 def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Row]]:
