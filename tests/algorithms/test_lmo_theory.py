@@ -11,6 +11,7 @@ import torch
 
 import fedfw
 from fedfw.problems.quadratics import quadratic_problem
+from fedfw.simulation import Options, Simulation
 from fedfw.studies import lmo_theory, theory
 from fedfw.studies.lmo_theory import PATTERNS, STUDIED, N, exchanged, follow, frank_wolfe_steps, quadratics
 from fedfw.studies.quadratics import Quadratics, slope
@@ -131,3 +132,14 @@ def test_noisy_gradients_in_the_mean_over_seeds() -> None:
     noise = sigma * (1 + (1 + float(q.w.norm())) / math.sqrt(K))
     limit = ((1 - a) * h[:, :-1]).mean(0) + R + a * q.D * noise
     assert bool((h.mean(0)[2:] <= limit[1:]).all())
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_lazy_control_variate_is_the_gradient_at_the_shared_model(every: int) -> None:
+    """With renewals in every round it is the mean over the local points, which are where the next round's will be."""
+    q = quadratics("l2", 30.0)
+    algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule="convex", renew_every=every)
+    simulation = Simulation(q.problem, algorithm, Options(rounds=1, local_steps=3))
+    simulation.run()
+    at_xbar = q.gradients(q.start) / q.w[:, None]
+    assert torch.allclose(simulation.clients["c"], at_xbar) == (every > 1)

@@ -31,7 +31,7 @@ def test_a_sum_every_m_rounds_costs_both_methods_as_much() -> None:
     scale = Scale(True, seeds=1, rounds=20)
     rows = convex_lmo.renewed("synthetic(1,1), l1:10", scale)
     assert len(rows) == len(RENEWALS) * (2 * len(LOCAL_STEPS) + 1)
-    lazy, anchored = (rows[name, 5, 1].cell.compute(Site())["runs"][0] for name in (LAZY_NAME, ANCHORED))
+    lazy, anchored = (rows[name, 5, 1][0].cell.compute(Site())["runs"][0] for name in (LAZY_NAME, ANCHORED))
     assert lazy["curve"]["bytes_up"] == pytest.approx(anchored["curve"]["bytes_up"], rel=0.01)
 
 

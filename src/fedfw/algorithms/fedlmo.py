@@ -14,7 +14,8 @@ a convex combination of points of D, whoever takes part.
 c_i and c are control variates: grad f_i(x) - c_i + c approximates the gradient of F, whoever the client is, so that
 clients with different data take the same direction. For convex losses docs/theory.md proves a rate in which neither
 their differences nor K appear. `renew_every` leaves the c_i as they are for some rounds; in between nothing but atoms
-travels. With `oracle_at="server"` clients send the mean of K gradients at xbar, and the server takes one oracle step.
+travels. A c_i renewed so seldom is the gradient at xbar alone: it has to serve for the local points of many rounds.
+With `oracle_at="server"` clients send the mean of K gradients at xbar, and the server takes one oracle step.
 
 The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXiv 2502.07529), shared as in FedCM and
 Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et al., arXiv 2509.26337; Liu et al., arXiv
@@ -171,9 +172,10 @@ class FedLMO(LocalOracleSteps):
             return self._renewed(state, sent.dense()), sent, None
         x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
         eta, atoms = plan.rates(message.t).eta, list[Atom]()
-        for _ in range(plan.local_steps):
+        counted = plan.local_steps if self.renew_every == 1 else 1  # of the gradients, in the new c_i
+        for k in range(plan.local_steps):
             _, g = gradient(x, plain=True)
-            total = total + g
+            total = total + g if k < counted else total
             g = self._corrected(g, state, message)
             m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
             atoms.append(lmo(m))
@@ -186,7 +188,7 @@ class FedLMO(LocalOracleSteps):
         if "m" in self.sends(message.t, 1):
             vectors["m"] = self._encoded(plan, m, near=_shared_momentum(message))
         if self.renews(message.t):
-            vectors["change"] = self._encoded(plan, total / plan.local_steps - state["c"])
+            vectors["change"] = self._encoded(plan, total / counted - state["c"])
             state = self._renewed(state, vectors["change"].dense())
         return state, parcel(net, vectors), None
 

@@ -1,9 +1,9 @@
 """What is run: every comparison's problem, methods and grids.
 
-All methods of a comparison see the same images, rounds, local steps, batches and participants. Each has at most six
-settings, with step sizes among them, tried with seed 0 on a fifth of the training data that the clients lend, at the
-full number of rounds (steps that decay to zero make a shorter trial another one). The best is then run with every seed
-on all training data and judged on the full test set.
+All methods of a comparison see the same images, rounds, local steps, batches and participants. Each has at most four
+settings, with step sizes and their decay among them, tried with seed 0 on a fifth of the training data that the clients
+lend, at the full number of rounds (steps that decay to zero make a shorter trial another one). The best is then run
+with every seed on all training data and judged on the full test set.
 """
 
 from __future__ import annotations
@@ -32,31 +32,36 @@ def settings(**axes: Sequence[Any]) -> list[Setting]:
 
 
 STEPS = ("linear-decay:0.1", "linear-decay:0.05", "linear-decay:0.2")
-_DECAYS = ("linear", "none")
 
 
 def _rates(*lrs: float) -> list[Setting]:
-    return settings(lr=lrs, decay=_DECAYS)
+    """Three step sizes that decay linearly, and the first one without decay."""
+    return [*settings(lr=lrs, decay=("linear",)), {"lr": lrs[0], "decay": "none"}]
 
 
-_LMO = settings(schedule=STEPS, correction=(True, False))
-_MUON = settings(schedule=STEPS, momentum=(0.9, 0.95))
+def _server_rates(lr: float) -> list[Setting]:
+    steps = settings(server_lr=(0.01, 0.003, 0.03), lr=(lr,), decay=("linear",))
+    return [*steps, {"server_lr": 0.01, "lr": lr, "decay": "none"}]
+
+
+_LMO = [*settings(schedule=STEPS, correction=(True,)), {"schedule": STEPS[0], "correction": False}]
+_MUON = [*settings(schedule=STEPS, momentum=(0.9,)), {"schedule": STEPS[0], "momentum": 0.95}]
 _IMAGES: dict[str, tuple[str, list[Setting]]] = {
     "FedAvg": ("fedavg", _rates(0.1, 0.03, 0.3)),
     "FedProx": (
         "fedavg",
-        [*settings(mu=(0.1,), lr=(0.1, 0.3), decay=_DECAYS), *settings(mu=(1.0,), lr=(0.1, 0.3), decay=("linear",))],
+        settings(mu=(0.1, 1.0), lr=(0.1, 0.3), decay=("linear",)),
     ),
     "SCAFFOLD": ("scaffold", _rates(0.1, 0.03, 0.3)),
     "FedAvgM": ("fedavgm", _rates(0.03, 0.01, 0.1)),
-    "server Adam": ("fedadam", settings(server_lr=(0.01, 0.003, 0.03), lr=(0.1,), decay=_DECAYS)),
+    "server Adam": ("fedadam", _server_rates(0.1)),
     "local AdamW, shared state": ("fedadamw", _rates(0.001, 0.0003, 0.003)),
     "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3)),
 }
 """The gradient methods on images: name in the tables, algorithm, and settings, the likeliest first."""
 _TEXT: dict[str, tuple[str, list[Setting]]] = {
     "local AdamW, shared state": ("fedadamw", _rates(0.003, 0.001, 0.01)),
-    "server Adam": ("fedadam", settings(server_lr=(0.01, 0.003, 0.03), lr=(0.3,), decay=_DECAYS)),
+    "server Adam": ("fedadam", _server_rates(0.3)),
     "SGD, shared momentum": ("fedcm", _rates(0.3, 0.1, 1.0)),
     "FedAvg": ("fedavg", _rates(0.3, 0.1, 1.0)),
 }
