@@ -77,7 +77,7 @@ def by_hand(q: Quadratic, D: fedfw.ConstraintSet, who: list[list[int]], K: int, 
                     s = D.lmo(mine.to(q.A.dtype), tol=1e-6).dense(torch.float64)
                     z = (1 - eta / K) * z + eta / K * s
             ends[i], momenta[i] = z, g if at_server else mine
-            renewed[i] = torch.stack(raw).mean(0)
+            renewed[i] = torch.stack(raw).mean(0) if every == 1 else raw[0]
         if at_server:
             g = sum(share[i] * momenta[i] for i in present)  # type: ignore[assignment, operator, misc]
             m = g if m is None else beta * m + (1 - beta) * g
