@@ -24,6 +24,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object
     return last
 
 
+def test_what_is_on_by_default_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--algorithm", "fedlmo", "--constraint", "l2:10", "--rounds", "1"]
+    assert main(["run", *flags, "--out", "with"]) == main(["run", *flags, "--no-correction", "--out", "without"]) == 0
+    told = capsys.readouterr().out
+    assert "correction on" in told
+    assert "correction off" in told
+    assert not read_config(Path("without/config.toml")).get("correction")
+
+
 def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json"]) == 0
     captured = capsys.readouterr()

@@ -140,4 +140,6 @@ def _number(value: float | None) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:g}" if isinstance(value, int | float) else str(value)

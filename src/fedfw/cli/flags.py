@@ -45,7 +45,10 @@ def add_flags(
         flag, dest = f"--{option.key}", f"{_PREFIX}{option.key}"
         default = (defaults or {}).get(name) or default_of(option)
         help_ = (f"{help_of(option)} [{default}]" if default else help_of(option)).replace("%", "%%")
-        if option.is_flag:
+        if option.is_flag and option.default is True:
+            flag, help_ = f"--no-{option.key}", f"without {help_.removesuffix(' [True]')}"
+            parser.add_argument(flag, dest=dest, action="store_const", const="false", help=help_)
+        elif option.is_flag:
             parser.add_argument(flag, dest=dest, action="store_const", const="true", help=help_)
         else:
             parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
