@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw.algorithms.base import Message, Plan, Rates
+from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, mechanism_for
 from fedfw.privacy.noise import Noise
 
@@ -204,7 +205,41 @@ def test_no_sample_changes_a_gradient_by_more_than_is_claimed(kind: str, norm: s
     assert 0.9 * clip / size < largest <= clip / size * (1 + 1e-4)  # and the claim is not idle
 
 
-@pytest.mark.parametrize("name", [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only])
+def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
+    """Its momentum is an average of one visit's gradients."""
+    plan = Plan(2, fedfw.L1Ball(1.0), local_steps=6, schedule=fedfw.schedules.constant(0.5), by_round=True)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(6, 2, 5, generator=generator)
+    change = torch.rand(6, 2, 5, generator=generator) * 2 - 1
+    change /= change.abs().amax(2, keepdim=True)
+    seen: list[list[Tensor]] = []
+    for gradients in (drawn, drawn + change):
+        rest, directions = iter(gradients), list[Tensor]()
+
+        def lmo(g: Tensor, directions: list[Tensor] = directions) -> fedfw.Atom:
+            directions.append(g)
+            return fedfw.L1Ball(1.0).lmo(g, batch=True)
+
+        def gradient(x: Tensor, rest: Any = rest, **how: bool) -> tuple[Tensor, Tensor]:
+            return x.new_zeros(2), next(rest)
+
+        algorithm = fedfw.LocalMuon(fedfw.L1Ball(1.0), momentum=0.7)
+        algorithm.client_step(plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo)
+        seen.append(directions)
+    assert max(float((one - other).abs().max()) for one, other in zip(*seen, strict=True)) <= 1 + 1e-5
+
+
+HAVE_DIRECTIONS = [
+    name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only and issubclass(cls, OracleSteps)
+]
+
+
+def test_every_algorithm_that_answers_only_is_looked_at_here() -> None:
+    others = {name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only} - set(HAVE_DIRECTIONS)
+    assert others == {"local-muon"}
+
+
+@pytest.mark.parametrize("name", HAVE_DIRECTIONS)
 def test_directions_change_by_no_more_than_gradients(name: str) -> None:
     """Private selection rests on it: past releases fixed, a direction moves with a sample by at most its gradient."""
     algorithm: Any = fedfw.ALGORITHMS[name](fedfw.L1Ball(1.0), **({} if name == "naive" else {"penalty": 0.3}))
