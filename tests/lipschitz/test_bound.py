@@ -149,3 +149,18 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
 def test_channels_that_do_not_fit_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match="7 channels, expected a multiple of"):
         layer(torch.ones(2, 7))
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (Normalise([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]), torch.ones(2, 1, 4, 4)),
+        (Normalise([0.0, 0.0], 1.0), torch.ones(2, 3)),
+        (Residual(nn.Linear(5, 1)), torch.ones(2, 5)),
+        (Residual(nn.Linear(1, 5)), torch.ones(2, 1)),
+    ],
+)
+def test_layers_refuse_inputs_that_they_would_repeat(layer: nn.Module, inputs: torch.Tensor) -> None:
+    """A number that is copied to several places makes distances longer than the layer's constant allows."""
+    with pytest.raises(ValueError, match="expected"):
+        layer(inputs)
