@@ -198,3 +198,24 @@ def test_a_gradient_that_is_not_finite_names_client_and_round(oracle_at: Any) ->
     algorithm = fedfw.FedLMO(fedfw.L2Ball(1.0), compress="bits:4", oracle_at=oracle_at)
     with pytest.raises(fedfw.NonFiniteError, match=r"round 1: NaN or infinity in .* client \[1\]"):
         fedfw.simulate(problem, algorithm, rounds=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_parameter_that_is_one_number_is_compressed_too(dtype: torch.dtype) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix, self.factor = (
+                torch.nn.Linear(4, 3, dtype=dtype),
+                torch.nn.Parameter(torch.ones((), dtype=dtype)),
+            )
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.factor * self.matrix(inputs))
+
+    torch.manual_seed(0)
+    samples = [(torch.randn(9, 4, dtype=dtype), torch.arange(9) % 3) for _ in range(3)]
+    problem = fedfw.Problem(Scaled(), torch.nn.functional.cross_entropy, samples, convex=False)
+    sets = fedfw.Product({"factor": fedfw.L2Ball(0.5), "*": fedfw.L2Ball(2.0)})
+    run = fedfw.simulate(problem, fedfw.FedLMO(sets, compress="bits:4"), rounds=5, local_steps=2)
+    assert sets.bind(problem.model).contains(run.x)

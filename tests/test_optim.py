@@ -423,3 +423,17 @@ def test_sets_that_do_not_fit_are_refused() -> None:
         LMO(params, fedfw.SpectralBall(1.0))
     with pytest.raises(ValueError, match="parameter '1': Spectrahedron needs a square matrix"):
         LMO(params, [fedfw.Spectrahedron(1.0)] * 2)
+
+
+@BOTH
+def test_a_model_whose_lipschitz_constant_is_bounded(dtype: torch.dtype) -> None:
+    """The set chooses its radii by the layers of the model, which it is therefore given."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    optimizer = LMO(model, fedfw.LipschitzNet(0.5), lr=0.2)
+    x, y = torch.randn(20, 6, dtype=dtype), torch.arange(20) % 3
+    for _ in range(10):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        assert fedfw.lipschitz_bound(model) <= 0.5

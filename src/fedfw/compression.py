@@ -99,7 +99,7 @@ class Compressor(ABC):
             return replace(net, bound=None, parts=tuple(self.encode_net(*part) for part in each))
         if not isinstance(net.inner if isinstance(net, Rearranged) else net, Dense):
             return net
-        difference = net.dense(base.dtype).flatten(1) - base
+        difference = net.dense(base.dtype).reshape(-1, len(base)) - base
         return _moved(self.encode(difference, shape, constraint.pieces(shape)), base, constraint)
 
     def net_readers(self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float]) -> Readers:
@@ -166,7 +166,7 @@ def _moved(move: Atom, base: Tensor, constraint: ConstraintSet | None = None) ->
     """The points base + move, in the set if there is one."""
     values = base + move._dense(base.dtype)
     if constraint is not None:
-        values = constraint.shrink(values.view(-1, *move.shape), batch=True).flatten(1)
+        values = constraint.shrink(values.view(-1, *move.shape), batch=True).reshape(values.shape)
     return Moved(shape=move.shape, batched=move.batched, precision=base.dtype, values=values, move=move)
 
 

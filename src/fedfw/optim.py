@@ -22,6 +22,7 @@ from fedfw.atoms.composite import split_columns
 from fedfw.errors import NonFiniteError, NoProjectionError
 from fedfw.sets import ConstraintSet, Product, SpectralBall
 from fedfw.sets.base import Shape
+from fedfw.sets.lipschitz import LipschitzNet
 from fedfw.sets.product import BoundProduct
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -144,6 +145,8 @@ class LMO(Optimizer):
         tol: float | None = None,
     ) -> None:
         if isinstance(params, nn.Module):
+            if isinstance(constraint, LipschitzNet):  # its radii depend on the layers, which parameters do not show
+                constraint = Product(constraint.balls(params))
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         defaults = {
             "constraint": constraint,

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedfw
 from fedfw.algorithms.base import Aggregate, Plan, Server, Setting
+from fedfw.algorithms.projected import dense
+from fedfw.atoms import TupleAtom
 from fedfw.problems.base import WeightedGradient
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.memory import EveryRow
@@ -471,3 +474,37 @@ def test_squares_below_zero_do_not_spoil_the_steps_of_others() -> None:
     aggregate = Aggregate(1, True, zero, beside={"m": zero, "v": -torch.ones(2)}, weight=1.0)
     after = fedfw.FedAdamW(FREE, lr=0.1).server_step(plan, server, aggregate, 1)
     assert torch.equal(after.vectors["v"], zero)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moments_that_no_gradients_have_do_not_spoil_the_steps_of_others(dtype: torch.dtype) -> None:
+    """A huge m beside a v of zero would make everybody's next steps overflow, and their answers be refused for good."""
+    algorithm, plan = fedfw.FedAdamW(FREE, lr=0.1), Plan(1, FREE, local_steps=3, lr=0.1)
+    zero = torch.zeros(2, dtype=dtype)
+    sent = {"m": torch.tensor([9e17, -9e17], dtype=dtype), "v": -torch.ones(2, dtype=dtype)}
+    aggregate = Aggregate(1, True, zero, beside=sent, weight=1.0)
+    server = algorithm.server_step(plan, Server(zero, {"m": zero, "v": zero}), aggregate, 1)
+    _, message = algorithm.broadcast(plan, server, torch.arange(1), zero[None], 2)
+
+    def gradient(x: Tensor, **_: bool) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, dtype=dtype), 1e-3 * torch.ones_like(x)
+
+    _, answer, _ = algorithm.client_step(plan, {"x": zero[None, :0]}, message, gradient, dense)
+    assert isinstance(answer, TupleAtom)
+    assert all(bool((part.dense().abs() < 10).all()) for part in answer.parts)
+
+
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.8, 0.95), (0.5, 0.3), (0.9, 0.5), (0.0, 0.0)])
+def test_moments_of_gradients_are_kept_as_they_are(beta1: float, beta2: float) -> None:
+    """Also those of the sequence of gradients for which |m| / sqrt(v) is largest: g_j = (beta1 / beta2)^j backwards."""
+    algorithm, plan = fedfw.FedAdamW(FREE, lr=0.1, beta1=beta1, beta2=beta2), Plan(1, FREE, lr=0.1)
+    zero = torch.zeros(1, dtype=torch.float64)
+    worst = [(beta1 / beta2) ** j if beta2 else 1.0 for j in reversed(range(60))]
+    for gradients in (worst, torch.randn(60, generator=torch.Generator().manual_seed(0)).tolist()):
+        m = v = zero
+        for g in gradients:
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+            aggregate = Aggregate(1, True, zero, beside={"m": m, "v": v}, weight=1.0)
+            after = algorithm.server_step(plan, Server(zero, {"m": m, "v": v}), aggregate, 1)
+            assert torch.equal(after.vectors["m"], m)
+            assert torch.equal(after.vectors["v"], v)

@@ -148,6 +148,32 @@ def test_honest_nets_of_local_steps_are_accepted(constraint: Any, dtype: torch.d
     assert feasible(loop.server)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedfw.FedLMO(fedfw.SpectralBall(2.0)),
+        fedfw.FedMuon(BALL),
+        fedfw.FedMuonCV(BALL),
+        fedfw.FedAdamW(BALL, lr=0.01),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_honest_vectors_beside_an_answer_are_not_oversized(algorithm: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A model of 2,010 parameters: with one local step the vectors are most of an answer."""
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(client)
+        return torch.randn(6, 200, generator=generator), torch.arange(6)
+
+    task = in_precision(
+        replace(small_task(algorithm, rounds=4), model=torch.nn.Linear(200, 10), data=data, test=data(3)), dtype
+    )
+    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
+    loop.run(2)
+    assert [(record.participants, record.refused) for record in loop.server.history] == [(3, {})] * 2
+
+
 def test_atoms_wider_than_the_model_are_refused(tmp_path: Path) -> None:
     loop = Loopback(DeployedServer(small_task(fedfw.FedFW(BALL, penalty=0.01), rounds=10)), tmp_path)
     size = len(loop.server.task.start)

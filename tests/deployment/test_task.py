@@ -95,3 +95,10 @@ def test_clients_that_cannot_prove_anything_say_nothing(tmp_path: Path) -> None:
     order = server.ask_for_sums({0, 1, 2})[0]
     with pytest.raises(ValueError, match="cannot be worked out in float64"):
         Client(anchored, 0, tmp_path / "anchored", consent=OPEN).handle(order)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0, 2.0], [float("nan"), 1.0], [1.0]])
+def test_weights_are_positive_numbers_one_a_client(weights: list[float]) -> None:
+    """A round in which only a client of weight 0 answers would have no mean."""
+    with pytest.raises(ValueError, match=r"weights=.*, expected 2 positive numbers"):
+        replace(task(), weights=weights)

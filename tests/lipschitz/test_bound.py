@@ -149,3 +149,50 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
 def test_channels_that_do_not_fit_are_refused(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match="7 channels, expected a multiple of"):
         layer(torch.ones(2, 7))
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (Normalise([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]), torch.ones(2, 1, 4, 4)),
+        (Normalise([0.0, 0.0], 1.0), torch.ones(2, 3)),
+        (Residual(nn.Linear(5, 1)), torch.ones(2, 5)),
+        (Residual(nn.Linear(1, 5)), torch.ones(2, 1)),
+    ],
+)
+def test_layers_refuse_inputs_that_they_would_repeat(layer: nn.Module, inputs: torch.Tensor) -> None:
+    """A number that is copied to several places makes distances longer than the layer's constant allows."""
+    with pytest.raises(ValueError, match="expected"):
+        layer(inputs)
+
+
+class _Tenfold(MaxMin):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 10 * super().forward(inputs)
+
+
+class _Declared(_Tenfold):
+    lipschitz = 10.0
+
+
+class _Calls(nn.Linear):
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 10 * torch.as_tensor(super().__call__(inputs))
+
+
+class _Convolves(nn.Conv2d):
+    def _conv_forward(self, *args: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 10 * super()._conv_forward(*args)
+
+
+@pytest.mark.parametrize("layer", [_Tenfold(), _Calls(2, 2), _Convolves(1, 1, 3)], ids=repr)
+def test_a_subclass_that_computes_something_else_has_no_inherited_bound(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match=f"layer 0 \\({type(layer).__name__}\\)"):
+        fedfw.lipschitz_bound(nn.Sequential(layer))
+
+
+def test_a_subclass_may_declare_its_own_constant() -> None:
+    assert fedfw.lipschitz_bound(_Declared()) == 10.0
+    layer = _Tenfold()
+    layer.lipschitz = 11.0
+    assert fedfw.lipschitz_bound(layer) == 11.0

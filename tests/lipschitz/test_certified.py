@@ -65,3 +65,11 @@ def test_ties_and_zero_networks_certify_nothing() -> None:
 def test_targets_that_are_no_classes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"targets are torch.float32 of shape \(4, 1\), expected class numbers"):
         fedfw.certified_accuracy(nn.Linear(2, 1), (torch.ones(4, 2), torch.ones(4, 1)), [0.1])
+
+
+@pytest.mark.parametrize("radius", [-0.1, float("nan")])
+def test_radii_are_at_least_zero(radius: float) -> None:
+    """Below 0, samples of the wrong class would count."""
+    samples = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
+    with pytest.raises(ValueError, match="expected numbers of at least 0"):
+        fedfw.certified_accuracy(torch.nn.Identity(), samples, [0.1, radius])

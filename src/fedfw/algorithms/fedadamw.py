@@ -7,8 +7,9 @@
     server:    xbar <- P(mean of the x),   m <- mean of the m_i,   v <- mean of the v_i
 
 Here k counts the local steps of all rounds so far, those of rounds that nobody joined included; m and v begin at zero.
-Means are over those present, with the weights w_i. With one client it is torch.optim.AdamW. As FedAdam it does not rest
-at minimisers on the border of sets that are no boxes.
+Means are over those present, with the weights w_i. With one client it is torch.optim.AdamW. The server cuts off what no
+gradients give, v < 0 and an |m| above a multiple of sqrt(v): nobody's moments make the others' steps overflow. As
+FedAdam it does not rest at minimisers on the border of sets that are no boxes.
 
 References: Cheng and Glasgow, "Convergence of distributed adaptive optimization with local updates" (2025), whose local
 Adam averages model and moments; Liu et al., "FedAdamW" (2025), arXiv 2510.27486, which shares block means of v, begins
@@ -17,6 +18,7 @@ m anew, and aligns steps as FedMuon does: none of the three is done here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -123,5 +125,13 @@ class FedAdamW(LocalChanges):
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         m, v = (aggregate.beside[name] / aggregate.weight for name in ("m", "v"))
-        # A client that sends squares below zero must not turn the others' steps into NaN.
-        return Server(plan.project(server.xbar + aggregate.mean), {"m": m, "v": v.clamp(min=0)})
+        # Gradients give no squares below zero, and no larger m: whoever sends them must not spoil the others' steps.
+        v = v.clamp(min=0)
+        most = _largest_ratio(self.beta1, self.beta2) * (v.sqrt() + self.tau)
+        return Server(plan.project(server.xbar + aggregate.mean), {"m": m.clamp(-most, most), "v": v})
+
+
+def _largest_ratio(beta1: float, beta2: float) -> float:
+    """The supremum of |m| / sqrt(v) over all sequences of gradients, which Cauchy and Schwarz give."""
+    room = beta2 - beta1**2
+    return (1 - beta1) * math.sqrt(beta2 / ((1 - beta2) * room)) if room > 0 else math.inf

@@ -17,6 +17,7 @@ from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.deployment.messages import TOO_LARGE
 from fedfw.errors import AtomError
+from fedfw.problems.base import normalised_weights
 from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.known_losses import LossFunction, Per
 from fedfw.problems.modules import flatten
@@ -96,8 +97,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients={self.clients}, expected at least 1")
-        if self.weights is not None and len(self.weights) != self.clients:
-            raise ValueError(f"{len(self.weights)} weights for {self.clients} clients")
+        if self.weights is not None:
+            normalised_weights(self.weights, self.clients)  # which refuses others than positive ones
         self._refuse_splitting(self.per, False)
         contract = self.algorithm.contract
         if not contract.restorable:

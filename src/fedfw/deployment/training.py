@@ -378,8 +378,10 @@ class TrainingServer:
         exchange.answers[client] = answer if asked else replace(answer, loss=None, number=None)
 
     def _most_bytes(self) -> int:
-        """More than any honest answer has."""
-        return 4096 + 8 * len(self.task.start) * self.task.options.local_steps
+        """More than any honest answer to the present round has: an atom for each local step, and vectors beside."""
+        p = len(self.task.start)
+        beside = sum(self.algorithm.sends(self.t + 1, p).values())
+        return 4096 + 8 * (p * self.task.options.local_steps + beside)
 
     def close(self, seconds: dict[str, float] | None = None) -> DeployedRecord:
         """Make the server's step from what was accepted, and write it all down."""

@@ -163,8 +163,9 @@ def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
 
 
 def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module does what this kind does: a subclass may, unless it has another forward."""
-    return isinstance(module, kind) and type(module).forward is kind.forward
+    """Whether a module does what this kind does: a subclass may, unless it computes its outputs in another way."""
+    steps = ("__call__", "forward", "_conv_forward")
+    return isinstance(module, kind) and all(getattr(type(module), s, s) is getattr(kind, s, s) for s in steps)
 
 
 def _changed(module: nn.Module) -> bool:
@@ -182,11 +183,22 @@ def _of_plain(module: nn.Module) -> float:
     for kind, rule in _PLAIN.items():
         if _is(module, kind):
             return rule(module)
-    declared = getattr(module, "lipschitz", None)
+    declared = _declared(module)
     if isinstance(declared, int | float) and math.isfinite(declared) and declared >= 0:
         return float(declared)
     known = ", ".join(kind.__name__ for kind in (nn.Sequential, nn.Linear, nn.Conv2d, *_PLAIN, Residual))
     raise ValueError(f"expected {known}, or a module with a number `lipschitz`")
+
+
+def _declared(module: nn.Module) -> Any:
+    """What a module says as its constant; None where it inherits a constant that was said of another forward."""
+    own = type(module)
+    for kind in own.__mro__ if "lipschitz" not in vars(module) else ():
+        if "lipschitz" in vars(kind) and vars(kind).get("forward", own.forward) is not own.forward:
+            return None
+        if "lipschitz" in vars(kind):
+            break
+    return getattr(module, "lipschitz", None)
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -87,7 +87,7 @@ def certified_accuracy(
     Raises
     ------
     ValueError
-        If no bound is known for a layer of the model, or targets are not class numbers.
+        If no bound is known for a layer of the model, targets are not class numbers, or a radius is below 0.
 
     Notes
     -----
@@ -101,6 +101,8 @@ def certified_accuracy(
     {0.1: 1.0, 1.0: 0.5}
     """
     inputs, targets = samples
+    if not all(radius >= 0 for radius in radii):
+        raise ValueError(f"radii={list(radii)}, expected numbers of at least 0")
     if targets.ndim != 1 or targets.is_floating_point():
         raise ValueError(f"targets are {targets.dtype} of shape {tuple(targets.shape)}, expected class numbers (m,)")
     reached = certified_radii(model, inputs, targets, lipschitz_bound(model) if constant is None else constant)

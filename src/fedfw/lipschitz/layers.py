@@ -102,6 +102,9 @@ class Normalise(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, channels, ...) -> the same shape."""
+        sizes = [len(one) for one in (self.mean, self.std) if one.ndim]
+        if any(size not in (1, inputs.shape[1]) for size in sizes):  # one channel would become several
+            raise ValueError(f"inputs have {inputs.shape[1]} channels, expected {max(sizes)}")
         mean, std = (one.reshape(-1, *[1] * (inputs.ndim - 2)) if one.ndim else one for one in (self.mean, self.std))
         return (inputs - mean) / std
 
@@ -128,8 +131,10 @@ class Residual(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, ...) -> the same shape."""
-        outputs: Tensor = inputs + self.body(inputs)
-        return outputs
+        change: Tensor = self.body(inputs)
+        if change.shape != inputs.shape:  # a sum of other shapes repeats numbers, which the bound does not count
+            raise ValueError(f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same shape")
+        return inputs + change
 
 
 class Scaled(nn.Module):
