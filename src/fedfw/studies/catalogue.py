@@ -86,9 +86,9 @@ def sections(baselines: bool = False) -> dict[str, Section]:
 
         return Section(name, title, tasks, show, summary=summary)
 
-    def of(module: object, name: str, title: str, apart: bool = False) -> Section:
+    def of(module: object, name: str, title: str, apart: bool = False, partial: bool = False) -> Section:
         extras = {key: getattr(module, key) for key in ("claims", "failures", "summary") if hasattr(module, key)}
-        return Section(name, title, module.tasks, module.show, apart=apart, **extras)  # type: ignore[attr-defined]
+        return Section(name, title, module.tasks, module.show, apart=apart, partial=partial, **extras)  # type: ignore[attr-defined]
 
     found = (
         first_table("table1", "Table 1: softmax regression", table1.SMALL),
@@ -110,6 +110,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
         *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
-        of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True),
+        of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True, partial=True),
     )
     return {section.name: section for section in found}

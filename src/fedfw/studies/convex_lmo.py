@@ -18,7 +18,7 @@ from fedfw.report.document import Document, csv_text
 from fedfw.report.tables import human_bytes
 from fedfw.studies.cells import Cell, Central, accuracies, average, finals, residuals
 from fedfw.studies.figures import all_run, panels
-from fedfw.studies.lab import Results, Task
+from fedfw.studies.lab import Results, Task, was_run
 from fedfw.studies.protocols import LMO_SIX, Scale
 
 BARS: dict[tuple[str, int], float | None] = {
@@ -135,11 +135,12 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     )
     for title, rows in parts:
         page.heading(title, 3)
-        if all_run([results[row.cell] for row in rows]):
+        run = [row for row in rows if was_run(results[row.cell]) and was_run(results[row.central])]
+        if run:
             header = ("set", "local steps", "residual", "asked for", "F* known to", "accuracy %", "up", "chosen")
-            page.table(header, [_cells(row, results) for row in rows])
-        else:
-            page.text("not run: no data")
+            page.table(header, [_cells(row, results) for row in run])
+        if left := [f"{row.constraint} with {row.label} local steps" for row in rows if row not in run]:
+            page.text(f"Not run: {', '.join(left)}.")
     _show_lazy(scale, results, page)
 
 
@@ -168,7 +169,7 @@ def _show_lazy(scale: Scale, results: Results, page: Document) -> None:
         if all_run([results[row.cell] for pair in rows.values() for row in pair])
     ]
     if not shown:
-        page.text("not run: no data")
+        page.text("Not run.")
         return
     figure, axes = panels(len(shown), 4.2)
     table, data = [], list[tuple[object, ...]]()
