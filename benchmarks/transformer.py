@@ -62,6 +62,29 @@ def milliseconds(function: Callable[[], object], device: str, times: int) -> flo
     return 1e3 * median(seconds[3:])
 
 
+def print_memory(device: str) -> None:
+    """The peak of rounds, for few and for many registered clients."""
+    for clients in (CLIENTS, 10 * CLIENTS):
+        for options in ({}, {"correction": False}):
+            larger, peaks = problem(clients), list[int]()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            algorithm = fedfw.FedLMO(fedfw.parse_set("layers:3"), **options)
+            fedfw.simulate(
+                larger,
+                algorithm,
+                rounds=5,
+                participation=PRESENT,
+                local_steps=2,
+                batch_size=BATCH,
+                eval_every=10**6,
+                device=device,
+                callbacks=lambda _, peaks=peaks: peaks.append(torch.cuda.max_memory_allocated()),
+            )
+            # The last round is evaluated, with as much memory as there is.
+            print(f"{clients} clients, {options or 'with correction'}: peak {peaks[-2] / 2**20:,.0f} MiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -120,25 +143,7 @@ def main() -> None:
         rows.append([label, f"{ms:.1f}", f"{ms / bare:.2f}", of_graph])
     print(machine(device), "", *markdown(["a round", "ms", "of bare passes", "of replayed ones"], rows), sep="\n")
     if device == "cuda":
-        for clients in (CLIENTS, 10 * CLIENTS):
-            for options in ({}, {"correction": False}):
-                larger, peaks = problem(clients), list[int]()
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-                algorithm = fedfw.FedLMO(fedfw.parse_set("layers:3"), **options)
-                fedfw.simulate(
-                    larger,
-                    algorithm,
-                    rounds=5,
-                    participation=PRESENT,
-                    local_steps=2,
-                    batch_size=BATCH,
-                    eval_every=10**6,
-                    device=device,
-                    callbacks=lambda _, peaks=peaks: peaks.append(torch.cuda.max_memory_allocated()),
-                )
-                # The last round is evaluated, with as much memory as there is.
-                print(f"{clients} clients, {options or 'with correction'}: peak {peaks[-2] / 2**20:,.0f} MiB")
+        print_memory(device)
 
 
 if __name__ == "__main__":
