@@ -22,8 +22,8 @@ from fedfw.algorithms.base import (
     State,
     Up,
     Upload,
-    parcel_readers,
 )
+from fedfw.algorithms.parcels import parcel_readers
 from fedfw.algorithms.steps import step_server, upload_of
 from fedfw.atoms.base import read_framed, stack_atoms
 from fedfw.atoms.bits import Reader

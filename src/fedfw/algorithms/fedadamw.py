@@ -39,9 +39,9 @@ from fedfw.algorithms.base import (
     Setting,
     State,
     Up,
-    parcel,
 )
 from fedfw.algorithms.fedadam import Beta1, Beta2, Tau, adam_step, moments
+from fedfw.algorithms.parcels import parcel
 from fedfw.algorithms.projected import LocalChanges, dense
 from fedfw.atoms import Atom
 from fedfw.options import option

@@ -49,11 +49,10 @@ from fedfw.algorithms.base import (
     Setting,
     State,
     Up,
-    parcel,
-    parcel_readers,
 )
 from fedfw.algorithms.local_oracle import LocalOracleSteps, to_the_mean
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
+from fedfw.algorithms.parcels import parcel, parcel_readers
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom, TupleAtom
 from fedfw.atoms.mixture import mix

@@ -36,10 +36,10 @@ from fedfw.algorithms.base import (
     Reveals,
     Server,
     State,
-    parcel,
 )
 from fedfw.algorithms.local_oracle import LocalOracleSteps
 from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.algorithms.parcels import parcel
 from fedfw.atoms import Atom
 from fedfw.options import option
 

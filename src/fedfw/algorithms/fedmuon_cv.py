@@ -35,10 +35,10 @@ from fedfw.algorithms.base import (
     Reveals,
     Server,
     State,
-    parcel,
 )
 from fedfw.algorithms.controls import REMEMBERS, KeepsControls, mean_renewed, renewed
 from fedfw.algorithms.local_oracle import LocalOracleSteps
+from fedfw.algorithms.parcels import parcel
 from fedfw.atoms import Atom, TupleAtom
 
 
