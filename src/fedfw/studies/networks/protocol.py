@@ -1,6 +1,6 @@
 """What is run: every comparison's problem, methods and grids.
 
-All methods of a comparison see the same images, rounds, local steps, batches and participants. Each has at most four
+All methods of a comparison see the same images, rounds, local steps, batches and participants. Each has at most six
 settings, with step sizes and their decay among them, tried with seed 0 on a fifth of the training data that the clients
 lend, at the full number of rounds (steps that decay to zero make a shorter trial another one). The best is then run
 with every seed on all training data and judged on the full test set.
@@ -31,11 +31,11 @@ def settings(**axes: Sequence[Any]) -> list[Setting]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-STEPS = ("linear-decay:0.1", "linear-decay:0.05", "linear-decay:0.2")
+STEPS = ("linear-decay:0.1", "linear-decay:0.05", "linear-decay:0.2", "linear-decay:0.025")
 
 
 def _rates(*lrs: float) -> list[Setting]:
-    """Three step sizes that decay linearly, and the first one without decay."""
+    """Step sizes that decay linearly, and the first one without decay."""
     return [*settings(lr=lrs, decay=("linear",)), {"lr": lrs[0], "decay": "none"}]
 
 
@@ -47,23 +47,20 @@ def _server_rates(lr: float) -> list[Setting]:
 _LMO = [*settings(schedule=STEPS, correction=(True,)), {"schedule": STEPS[0], "correction": False}]
 _MUON = [*settings(schedule=STEPS, momentum=(0.9,)), {"schedule": STEPS[0], "momentum": 0.95}]
 _IMAGES: dict[str, tuple[str, list[Setting]]] = {
-    "FedAvg": ("fedavg", _rates(0.1, 0.03, 0.3)),
-    "FedProx": (
-        "fedavg",
-        settings(mu=(0.1, 1.0), lr=(0.1, 0.3), decay=("linear",)),
-    ),
-    "SCAFFOLD": ("scaffold", _rates(0.1, 0.03, 0.3)),
+    "FedAvg": ("fedavg", _rates(0.1, 0.03, 0.3, 1.0)),
+    "FedProx": ("fedavg", settings(mu=(0.1, 1.0), lr=(0.1, 0.3, 1.0), decay=("linear",))),
+    "SCAFFOLD": ("scaffold", _rates(0.1, 0.03, 0.3, 0.01, 0.003)),
     "FedAvgM": ("fedavgm", _rates(0.03, 0.01, 0.1)),
     "server Adam": ("fedadam", _server_rates(0.1)),
-    "local AdamW, shared state": ("fedadamw", _rates(0.001, 0.0003, 0.003)),
-    "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3)),
+    "local AdamW, shared state": ("fedadamw", _rates(0.001, 0.0003, 0.003, 0.01)),
+    "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3, 1.0)),
 }
 """The gradient methods on images: name in the tables, algorithm, and settings, the likeliest first."""
 _TEXT: dict[str, tuple[str, list[Setting]]] = {
     "local AdamW, shared state": ("fedadamw", _rates(0.003, 0.001, 0.01)),
     "server Adam": ("fedadam", _server_rates(0.3)),
-    "SGD, shared momentum": ("fedcm", _rates(0.3, 0.1, 1.0)),
-    "FedAvg": ("fedavg", _rates(0.3, 0.1, 1.0)),
+    "SGD, shared momentum": ("fedcm", _rates(0.3, 0.1, 1.0, 3.0)),
+    "FedAvg": ("fedavg", [*_rates(0.3, 0.1, 1.0), {"lr": 1.0, "decay": "none"}]),
 }
 """The same on text, where gradients are smaller."""
 _MUONS = {"FedMuon (Liu et al.)": "fedmuon", "FedMuon (Takezawa et al.)": "fedmuon-cv", "LocalMuon": "local-muon"}
@@ -176,7 +173,7 @@ def certified(scale: Scale) -> Comparison:
     one = problem.having(clients=1, participation=1.0, partition="iid", batch_size=at_once, correction=False)
     methods = (
         _method("FedLMO", problem, _LMO, scale, "test_loss"),
-        _method("central", one, settings(schedule=STEPS), scale, "test_loss"),
+        _method("central", one, settings(schedule=(*STEPS, "linear-decay:0.4")), scale, "test_loss"),
     )
     note = "Central: one client with all data, as many steps, and in each the samples of all participants together."
     return Comparison(methods, "test_loss", note)
