@@ -178,3 +178,7 @@ def test_spectral_oracles_at_a_tolerance(constraint: fedfw.ConstraintSet, shape:
         assert bool((atoms.bound.cpu() >= -best * (1 + 1e-4)).all())
         assert bool((atoms.dot(G.to(dtype).cuda()).cpu() <= -best * (1 - 1.2e-4)).all())
         assert all(constraint.accepts(atom, shape) for atom in atoms)
+        spoilt = G.to(dtype).cuda()
+        spoilt[3, 2, 1] = torch.nan
+        with pytest.raises(fedfw.NonFiniteError, match="row 3 of 5"):
+            constraint.lmo(spoilt, batch=True, tol=1e-4)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedfw.errors import NonFiniteError
 from fedfw.linalg import polar
 from fedfw.linalg.polar import LEAST_TOL, STEPS, Polar, polar_factor
 from tests.linalg.test_singular import with_spectrum
@@ -44,6 +51,26 @@ MATRICES = {
 @pytest.fixture(autouse=True)
 def _iterate_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polar, "SVD_UP_TO", 0)
+
+
+class Launches(TorchDispatchMode):
+    """The names of the operations that compute or copy, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._counts = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._counts = False
+        yield
+        self._counts = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._counts and not func.is_view:
+            self.names.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -116,7 +143,7 @@ def test_only_what_misses_the_tolerance_is_decomposed(decomposed: list[int]) -> 
     assert decomposed == [1, 1]
     # The iterations of a GPU treat a stack as a whole, and its decompositions too.
     decomposed.clear()
-    check(stack, polar._by_iterations(stack, 1e-4), 1e-4)
+    check(stack, polar._by_iterations(stack, 1e-4, torch.clone), 1e-4)
     assert decomposed == [2]
 
 
@@ -127,6 +154,38 @@ def test_without_a_tolerance_the_answer_is_exact(decomposed: list[int]) -> None:
     assert decomposed == [1]
     assert np.allclose(found.s[0].numpy(), u @ vh, atol=1e-9)
     check(g, found, 1e-8)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (30, 90), (90, 30)])
+def test_next_to_nothing_is_left_outside_of_the_recording(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU replays `_candidates` as one graph; what Python launches besides, and waits for, is counted here."""
+    launched, waited = Launches(), polar._candidates
+
+    def recorded(*inputs: Any) -> Any:
+        with launched.paused():
+            return waited(*inputs)
+
+    monkeypatch.setattr(polar, "_candidates", recorded)
+    g = gaussian(*shape)[None]
+    with launched:
+        found = polar_factor(g, 1e-3, torch.neg)
+    assert launched.names == ["aten.full", "aten.all", "aten._local_scalar_dense"]
+    check(g, replace(found, s=-found.s), 1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(40, 40), (30, 90)])
+def test_no_proof_holds_for_what_is_not_finite(shape: tuple[int, int], dtype: torch.dtype, bad: float) -> None:
+    """So a GPU need not be asked about it before the iterations."""
+    g = gaussian(*shape).to(dtype).repeat(3, 1, 1)
+    g[1, 5, 7] = bad
+    _, good = polar._candidates(g, torch.tensor(1e-1, dtype=torch.float64), torch.clone)
+    assert good.tolist() == [True, False, True]
+    with pytest.raises(NonFiniteError, match="row 1 of 3"):
+        polar._by_iterations(g, 1e-3, torch.clone)
 
 
 @pytest.mark.parametrize("wrong", ["huge", "flipped", "outside", "nan", "zero"])

@@ -28,15 +28,18 @@ down makes the bound large or NaN, and not wrong.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from fedfw.graphs import Replayed
 from fedfw.linalg.singular import normalised
-from fedfw.linalg.stacks import mended, one_by_one
+from fedfw.linalg.stacks import check_finite, mended, one_by_one
+
+Finish = Callable[[Tensor], Tensor]
 
 # Iterations in float32 reach this relative error for all but nearly singular matrices. A smaller one is left to the
 # singular value decomposition, which also is the faster of the two in float64 on a CPU.
@@ -72,7 +75,7 @@ class Polar:
     Parameters
     ----------
     s : Tensor
-        Shape (n, rows, columns); its singular values are at most 1.
+        Shape (n, rows, columns); its singular values are at most 1. `polar_factor` may be told to round it.
     value : Tensor
         ``<A, s>``, of shape (n,).
     upper : Tensor
@@ -97,28 +100,42 @@ class Polar:
         return torch.where(self.upper == 0, 0.0, (self.upper - self.value) / self.upper)
 
 
-def polar_factor(g: Tensor, tol: float | None = None) -> Polar:
+def _as_it_is(s: Tensor) -> Tensor:
+    return s
+
+
+def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is) -> Polar:
     """The polar factor of each matrix of a stack, or something as good up to a relative error.
 
     Parameters
     ----------
     g : Tensor
-        Shape (n, rows, columns), float32 or float64; finite.
+        Shape (n, rows, columns), float32 or float64; finite. What is not finite is refused where `iterates` says so,
+        and has to be looked for by the caller otherwise.
     tol : float, optional
         The largest relative error of ``<g, s>`` against the nuclear norm. Without it, below ``LEAST_TOL``, and for
         small matrices on a CPU, the answer comes from a singular value decomposition.
+    finish : callable, optional
+        What is done to s (k, rows, columns), entry by entry, before it is returned, such as rounding. A GPU records it
+        with the rest and keeps a recording for each such object: give the same one in every call.
 
     Returns
     -------
     Polar
         The matrices, their values, and upper bounds on the nuclear norms.
 
+    Raises
+    ------
+    NonFiniteError
+        If g is on a GPU and has a NaN or an infinity which the iterations met; the error lists the matrices.
+
     Notes
     -----
     Matrices whose error could not be proven to be at most ``tol`` are decomposed, and only those. Finding out whether
-    there are any is the only time that the host waits for a GPU. On a CPU one matrix is treated after the other, so
-    that a matrix has the same result to the bit in every stack. A setting that lets float32 products of a GPU use TF32
-    makes more matrices miss the tolerance, and changes nothing about the proofs.
+    there are any is the only time that the host waits for a GPU: all else is copied in, replayed as one recording, and
+    copied out. On a CPU one matrix is treated after the other, so that a matrix has the same result to the bit in every
+    stack. A setting that lets float32 products of a GPU use TF32 makes more matrices miss the tolerance, and changes
+    nothing about the proofs.
 
     Examples
     --------
@@ -129,39 +146,74 @@ def polar_factor(g: Tensor, tol: float | None = None) -> Polar:
     [[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]
     """
     if g.shape[1] > g.shape[2]:
-        found = polar_factor(g.mT, tol)
+        found = polar_factor(g.mT, tol, finish)
         return replace(found, s=found.s.mT)
-    return one_by_one(lambda stack: _polar_factor(stack, tol), g)
+    if tol is None or not iterates(g, tol):
+        return one_by_one(lambda stack: _decomposed(stack, finish), g)
+    return one_by_one(lambda stack: _by_iterations(stack, tol, finish), g)
 
 
-def _polar_factor(g: Tensor, tol: float | None) -> Polar:
-    """The polar factors of matrices whose rows are the smaller side."""
-    g, size = normalised(g)
-    if tol is None or tol < LEAST_TOL or (g.device.type == "cpu" and g.shape[1] <= SVD_UP_TO):
-        found = _by_svd(g)
-    else:
-        found = _by_iterations(g, tol)
-    return replace(found, value=found.value * size, upper=found.upper * size)
+def iterates(g: Tensor, tol: float | None) -> bool:
+    """Whether `polar_factor` begins with iterations, whose proofs fail for every matrix that is not finite.
+
+    Parameters
+    ----------
+    g : Tensor
+        Shape (n, rows, columns).
+    tol : float or None
+        As for `polar_factor`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.polar import iterates
+    >>> iterates(torch.zeros(1, 100, 200), 1e-3), iterates(torch.zeros(1, 100, 200), None)
+    (True, False)
+    """
+    return tol is not None and tol >= LEAST_TOL and (g.device.type != "cpu" or min(g.shape[1:]) > SVD_UP_TO)
 
 
-def _by_iterations(g: Tensor, tol: float) -> Polar:
+def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
     """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at most ``tol``."""
+    wanted = torch.full((), tol, dtype=torch.float64, device=g.device)
     if g.is_cuda:  # a small matrix takes a GPU less time than Python takes to say what is to be done
-        recorded = _recorded(g.dtype, g.device)(g, torch.full((), tol, dtype=torch.float64, device=g.device))
-        found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
+        recorded, proven = _recorded(g.dtype, g.device, finish)(g, wanted)
+        found, good = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone()), proven.clone()
     else:
-        found = _candidates(g, torch.tensor(tol, dtype=torch.float64))
-    return mended(found, found.error <= tol, lambda bad: _by_svd(g[bad]))  # an error of NaN is not good
+        found, good = _candidates(g, wanted, finish)
+
+    def exact(bad: Tensor) -> Polar:
+        check_finite(g.flatten(1))
+        return _decomposed(g[bad], finish)
+
+    return mended(found, good, exact)
 
 
-def _candidates(g: Tensor, tol: Tensor) -> Polar:
-    """What the iterations give, with its proof; the accuracy that is hoped for, (), decides how L is made."""
-    return _proven(g.double(), _newton_schulz(g).double(), tol)
+def _candidates(g: Tensor, tol: Tensor, finish: Finish) -> tuple[Polar, Tensor]:
+    """What the iterations give, with its proof, and whether its error is at most ``tol``, (): bool, of shape (k,).
+
+    The tolerance also decides how L is made. An error of NaN is not good; that of a matrix which is not finite is one,
+    because R has such an entry then.
+    """
+    a, size = normalised(g)
+    found = _proven(a.double(), _newton_schulz(a).double(), tol)
+    return _finished(found, size, finish), found.error <= tol
 
 
 @lru_cache(maxsize=8)
-def _recorded(dtype: torch.dtype, device: torch.device) -> Replayed[Polar]:
-    return Replayed(_candidates, most=64)
+def _recorded(dtype: torch.dtype, device: torch.device, finish: Finish) -> Replayed[tuple[Polar, Tensor]]:
+    return Replayed(partial(_candidates, finish=finish), most=64)
+
+
+def _decomposed(g: Tensor, finish: Finish) -> Polar:
+    """The polar factors of matrices whose rows are the smaller side, from decompositions."""
+    a, size = normalised(g)
+    return _finished(_by_svd(a), size, finish)
+
+
+def _finished(found: Polar, size: Tensor, finish: Finish) -> Polar:
+    """What was found for normalised matrices as the answer for matrices that are larger by ``size`` (k,)."""
+    return Polar(finish(found.s), found.value * size, found.upper * size)
 
 
 def _by_svd(g: Tensor) -> Polar:

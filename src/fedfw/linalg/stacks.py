@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedfw.checks import holds
+from fedfw.errors import NonFiniteError
 
 Result = TypeVar("Result")
 
@@ -78,6 +79,39 @@ def mended(found: Result, good: Tensor, exact: Callable[[Tensor], Result]) -> Re
     bad = (~good).nonzero().flatten()
     instead = exact(bad)
     return type(found)(*(getattr(found, name).index_copy(0, bad, getattr(instead, name)) for name in _names(found)))
+
+
+def check_finite(rows: Tensor) -> None:
+    """Raise an error if a row has a NaN or an infinity.
+
+    Parameters
+    ----------
+    rows : Tensor
+        Shape (n, p).
+
+    Raises
+    ------
+    NonFiniteError
+        It lists the rows that are not finite.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.linalg.stacks import check_finite
+    >>> try:
+    ...     check_finite(torch.tensor([[1.0], [float("inf")]]))
+    ... except fedfw.NonFiniteError as error:
+    ...     print(error)
+    NaN or infinity in row 1 of 2
+    """
+    # A row's sum takes one fast pass and is finite only if all its entries are. The entries themselves are checked only
+    # where the sum is not finite, because a sum can also overflow.
+    if holds(rows.sum(1).isfinite()):
+        return
+    bad = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
+    if bad:
+        named = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
+        raise NonFiniteError(f"NaN or infinity in row {named} of {len(rows)}", bad)
 
 
 def _names(result: object) -> list[str]:

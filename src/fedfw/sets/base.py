@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, DenseAtom, Mixture, ReadAtom, SparseAtom
 from fedfw.atoms.mixture import mixture_readers
-from fedfw.checks import holds
-from fedfw.errors import NonFiniteError, NoProjectionError
+from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import row_norms
+from fedfw.linalg.stacks import check_finite
 
 Shape = tuple[int, ...]
 """The shape of one parameter."""
@@ -159,6 +159,10 @@ class ConstraintSet(ABC):
         8.0
         """
 
+    def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
+        """Whether `_lmo` itself raises the error for a NaN or an infinity, so that a GPU is not waited for twice."""
+        return False
+
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         """x (n, p) in float64 -> the nearest points of the set, (n, p)."""
         raise NoProjectionError(f"no projection for this set: {self!r} has only a linear minimization oracle")
@@ -258,8 +262,10 @@ class ConstraintSet(ABC):
         if precision not in (torch.float16, torch.float32, torch.float64):
             raise ValueError(f"precision {precision}, expected torch.float16, torch.float32 or torch.float64")
         rows, shape = self._stack(g, batch)
-        check_finite(rows)
-        atoms = self._lmo(rows, shape, Request(precision, tol, warm))
+        request = Request(precision, tol, warm)
+        if not self._refuses_nonfinite(rows, shape, request):
+            check_finite(rows)
+        atoms = self._lmo(rows, shape, request)
         return atoms if batch else atoms[0]
 
     def project(self, x: Tensor, batch: bool = False) -> Tensor:
@@ -621,39 +627,6 @@ def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
     if isinstance(parameters, nn.Module):
         return {name: tuple(p.shape) for name, p in parameters.named_parameters() if p.requires_grad}
     return {name: tuple(shape) for name, shape in parameters.items()}
-
-
-def check_finite(rows: Tensor) -> None:
-    """Raise an error if a row has a NaN or an infinity.
-
-    Parameters
-    ----------
-    rows : Tensor
-        Shape (n, p).
-
-    Raises
-    ------
-    NonFiniteError
-        It lists the rows that are not finite.
-
-    Examples
-    --------
-    >>> import torch, fedfw
-    >>> from fedfw.sets.base import check_finite
-    >>> try:
-    ...     check_finite(torch.tensor([[1.0], [float("inf")]]))
-    ... except fedfw.NonFiniteError as error:
-    ...     print(error)
-    NaN or infinity in row 1 of 2
-    """
-    # A row's sum takes one fast pass and is finite only if all its entries are. The entries themselves are checked only
-    # where the sum is not finite, because a sum can also overflow.
-    if holds(rows.sum(1).isfinite()):
-        return
-    bad = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
-    if bad:
-        named = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
-        raise NonFiniteError(f"NaN or infinity in row {named} of {len(rows)}", bad)
 
 
 def _same(one: object, other: object) -> bool:

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside, scaled_into
 from fedfw.linalg.leading import leading_pairs
 from fedfw.linalg.norms import spectral_bound
-from fedfw.linalg.polar import polar_factor
+from fedfw.linalg.polar import Finish, iterates, polar_factor
 from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
 from fedfw.linalg.water import shrink_magnitudes, water_fill
@@ -144,6 +144,12 @@ class NuclearBall(_MatrixSet):
         return {"nuclear": self.r}
 
 
+@lru_cache(maxsize=4)
+def _opposite(precision: torch.dtype) -> Finish:
+    """s -> -s, rounded inside of the spectral ball; always the same object, with which a GPU keeps its recordings."""
+    return lambda s: round_inside(-s, precision, math.sqrt(min(s.shape[1:])))
+
+
 class _Isometries(_MatrixSet):
     """Matrices with singular values of at most r whose sum is at most k r, where a subclass says what k is.
 
@@ -172,11 +178,12 @@ class _Isometries(_MatrixSet):
             pair = top_singular(matrices, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
             return _rank_one(pair, self.r, shape, request)
         if k == min(_sides(shape)):
-            found = polar_factor(matrices, request.tol)
+            found = polar_factor(matrices, request.tol, _opposite(request.precision))
             return self._as_dense(found.s, found.upper, shape, request)
         pairs = leading_pairs(matrices, k, request.tol)
         if not self._as_factors(shape):
-            return self._as_dense(pairs.u @ pairs.v.mT, pairs.upper, shape, request)
+            s = round_inside(-(pairs.u @ pairs.v.mT), request.precision, math.sqrt(k))
+            return self._as_dense(s, pairs.upper, shape, request)
         left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-pairs.u, pairs.v))
         return LowRank(
             shape=shape,
@@ -188,14 +195,18 @@ class _Isometries(_MatrixSet):
             scale=self.r,
         )
 
+    def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
+        whole = self._rank(shape) == min(_sides(shape)) > 1
+        return whole and g.is_cuda and iterates(_matrices(g, shape), request.tol)
+
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
-        """The atoms -r s for matrices s (n, rows, columns) of the unit ball, where <g, s> is at most ``upper``."""
+        """The atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1 where <g, -s> <= ``upper``."""
         return Dense(
             shape=shape,
             batched=True,
             precision=request.precision,
             bound=-self.r * upper,
-            values=round_inside(-s.flatten(1), request.precision, math.sqrt(self._rank(shape))),
+            values=s.flatten(1),
             scale=self.r,
         )
 
