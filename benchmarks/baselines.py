@@ -52,7 +52,7 @@ def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tu
     last = run.history[-1]
     assert last.loss is not None
     assert last.accuracy is not None
-    options = ("penalty", "momentum", "anchor_every", "lr", "eta", "alpha")
+    options = ("penalty", "momentum", "anchor_every", "lr", "eta", "alpha", "beta", "strong", "graph")
     chosen = (f"{name.replace('_', '-')} {getattr(run.algorithm, name, None)}" for name in options)
     total = sum(sum((r.seconds or {}).values()) for r in run.history)
     return (
