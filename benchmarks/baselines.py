@@ -19,6 +19,7 @@ import fedfw
 from benchmarks.common import machine, markdown, publish
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load
 from fedfw.data import Data
+from fedfw.options import options_of
 from fedfw.report.tables import human_bytes
 from fedfw.tuning import HELD_OUT
 
@@ -52,8 +53,9 @@ def row(config: RunConfig, problem: fedfw.Problem, optimum: fedfw.Optimum) -> tu
     last = run.history[-1]
     assert last.loss is not None
     assert last.accuracy is not None
-    options = ("penalty", "momentum", "anchor_every", "lr", "eta", "alpha")
-    chosen = (f"{name.replace('_', '-')} {getattr(run.algorithm, name, None)}" for name in options)
+    options = ("penalty", "momentum", "anchor_every", "lr", "eta", "alpha", "beta", "strong", "schedule", "graph")
+    own = options_of(type(run.algorithm))
+    chosen = (f"{name.replace('_', '-')} {getattr(run.algorithm, name)}" for name in options if name in own)
     total = sum(sum((r.seconds or {}).values()) for r in run.history)
     return (
         f"`{config.algorithm}`",

@@ -92,6 +92,10 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "beta1": ([1.0, -0.1, None], "a number of at least 0 and below 1"),
     "beta2": ([1.0, -0.1, None], "a number of at least 0 and below 1"),
     "tau": ([0.0, -1e-3, math.inf], POSITIVE),
+    "strong": ([-0.1, math.inf, "1"], SHARE),
+    "beta": ([0.0, -1.0, math.nan], POSITIVE),
+    "multiplier_every": ([0, 2.0, None], WHOLE),
+    "graph": (["star", "erdos", "erdos:0", "erdos:2", "erdos:x", "ring:3", 3, None], "one of ring, complete, grid"),
     "weight_decay": ([-0.1, math.inf, None], SHARE),
 }
 """Values that are refused, by the name of the option, and how the sentence that says what was expected begins."""
@@ -111,6 +115,8 @@ ALLOWED: dict[str, list[Any]] = {
     "compress": ["none", "bits:2", "bits:4", "bits:8"],
     "lr": [1, 0.5, "auto", "theory", "auto:2"],
     "alpha": [1e-9, 1, 1.999],
+    "strong": [0, 0.0, 0.5],
+    "graph": ["ring", "complete", "grid", "erdos:0.3", "erdos:1"],
 }
 
 

@@ -97,6 +97,7 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
         ),
         fedfw.FedADMM(q.constraint, eta=eta): ({"x": everyone, "z": -gradients}, {"xtilde": x - eta * slope}),
     }
+    rest[fedfw.Scaffold(q.constraint)] = ({"x": everyone[:, :0], "c": gradients}, {"c": slope})
     if local_steps == 1:  # with more, clients drift: these two do not rest at the minimiser then
         rest[fedfw.FedAvg(q.constraint)] = ({"x": everyone}, {})
         rest[fedfw.FedDA(q.constraint)] = (
@@ -337,7 +338,7 @@ WEIGHTS = {"equal": None, "unequal": (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)}
 def test_control_variates_take_the_drift_out(weights: str, participation: float, dtype: torch.dtype) -> None:
     """Ten local steps of clients that differ: SCAFFOLD comes to the optimum, whoever takes part, and FedAvg does not.
 
-    The optimum lies inside of the set: where it does not, the projection of a mean of local models moves it.
+    Here the optimum lies inside of the set.
     """
     plain = Quadratics.on("l2")
     q = Quadratics(fedfw.LinfBall(10.0), plain.A, plain.c, WEIGHTS[weights])
@@ -347,6 +348,54 @@ def test_control_variates_take_the_drift_out(weights: str, participation: float,
     )
     assert none < (1e-8 if dtype == torch.float64 else 1e-4)
     assert drift > 1e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("participation", [1.0, 3])
+@pytest.mark.parametrize("name", SETS)
+def test_scaffold_comes_to_optima_at_the_border_with_any_number_of_local_steps(
+    name: str, participation: float, dtype: torch.dtype
+) -> None:
+    """Because its gradients are taken in the set; where they were taken outside of it, it stayed away."""
+    plain = Quadratics.on(name)
+    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
+    options: dict[str, Any] = {"rounds": 300, "local_steps": 5, "participation": participation, "eval_every": 300}
+    x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=0.02), **options).x
+    assert residual(q, x.double()) < (1e-7 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("everyone", [True, False])
+def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
+    everyone: bool, weights: str, dtype: torch.dtype
+) -> None:
+    """The paper's two vectors: models and control variates, whose means are taken apart from each other."""
+    plain = Quadratics.on("l2")
+    q, lr, K, rounds = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS[weights]), 0.03, 4, 9
+    A, c, w = q.A.to(dtype), q.c.to(dtype), q.w.to(dtype)
+
+    def nearest(x: Tensor) -> Tensor:
+        return x / max(1.0, float(x.norm()))
+
+    def attendance(t: int) -> list[int]:
+        return list(range(q.n)) if everyone else sorted({t % q.n, (3 * t + 1) % q.n, (t + 5) % q.n})
+
+    xbar, shared, own = q.start.to(dtype), torch.zeros(P, dtype=dtype), torch.zeros(q.n, P, dtype=dtype)
+    for t in range(1, rounds + 1):
+        ends, renewed = torch.zeros(P, dtype=dtype), own.clone()
+        who = attendance(t)
+        for i in who:
+            y = xbar
+            for _ in range(K):
+                y = y - lr * (A[i] @ (nearest(y) - c[i]) - own[i] + shared)
+            renewed[i] = own[i] - shared + (xbar - y) / (K * lr)
+            ends += w[i] * y / w[who].sum()
+        own = renewed
+        xbar, shared = nearest(ends), (w[:, None] * own).sum(0)
+    options: dict[str, Any] = {"rounds": rounds, "local_steps": K, "participation": attendance}
+    x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=lr), **options).x
+    assert torch.allclose(x, xbar, atol=1e-12 if dtype == torch.float64 else 1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

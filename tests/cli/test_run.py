@@ -137,7 +137,8 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--algorithm", "feddr", "--alpha", "2"], "alpha = 2.0, expected a number above 0 and below 2"),
         (
             ["--lr", "0.1"],
-            "lr goes with fedavg, fedavgm, fedcm, scaffold, fedadam, fedadamw, feddr, fedadmm, fedda, not with fedfw+",
+            "lr goes with fedavg, fedavgm, fedcm, scaffold, fedadam, fedadamw, feddr, fedadmm, "
+            "fedpal, fedda, fast-fedda, not with fedfw+",
         ),
         (["--model", "logistic"], "logistic regression is for two classes, and digits has 10"),
         (["--model", "completion"], "matrix completion is for ratings"),
@@ -277,7 +278,7 @@ def test_a_set_for_each_parameter_of_the_usual_kind(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("task", [["--dataset", "digits"], ["--dataset", "digits", "--constraint", "l2:10"]])
-@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedadmm", "fedda"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedadmm", "fedpal", "fedda", "fast-fedda"])
 def test_default_steps_come_near_the_optimum(
     capsys: pytest.CaptureFixture[str], task: list[str], algorithm: str
 ) -> None:

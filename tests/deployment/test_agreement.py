@@ -48,6 +48,7 @@ ALGORITHMS = {
     "FedAdam": fedfw.FedAdam(L2, lr=0.5, decay="linear"),
     "FedAdamW": fedfw.FedAdamW(L1, lr=0.05),
     "FedDA": fedfw.FedDA(L1, lr=0.5),
+    "Fast-FedDA": fedfw.FastFedDA(L1, lr=0.5, strong=0.2),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
 }
 

@@ -82,7 +82,8 @@ def test_replayed_rounds_are_the_rounds(name: str, constraint: str, replaying: C
     replayed = fedfw.simulate(problem(), algorithm, rounds=12, eval_every=4, callbacks=keep)
     # An oracle that is asked for an accuracy cannot be replayed; here nothing minds that decompositions wait.
     iterates = constraint == "nuclear:3" and not isinstance(algorithm, ProjectedAlgorithm)
-    counts = name in ("fedadam", "fedadamw")  # Adam's moments are divided by what depends on the round's number
+    # These look at the round's number: for Adam's moments, for shorter steps, for the next multiplier.
+    counts = name in ("fedadam", "fedadamw", "fast-fedda", "fedpal")
     assert Overwriting.replays == (0 if iterates or counts else 12)
     assert torch.allclose(plain.x, replayed.x, rtol=1e-5, atol=1e-6)
     assert not torch.equal(models[3], models[11])  # what callbacks keep is not overwritten

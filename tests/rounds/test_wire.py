@@ -470,6 +470,7 @@ def test_evidence_is_counted_apart_from_the_payload(participation: float) -> Non
         ("fedfw+", "l1"),
         ("fedfw+", "l2"),
         ("fedda", "l1"),
+        ("fast-fedda", "l1"),
         ("fedavg", "l2"),
         ("fedavg", "l1"),
     ],

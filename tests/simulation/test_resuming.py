@@ -92,7 +92,19 @@ def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
 
 @DTYPES
 @pytest.mark.parametrize(
-    "name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored", "fedavg", "scaffold", "fedadamw", "frank-wolfe"]
+    "name",
+    [
+        "fedfw",
+        "fedfw+",
+        "fedfw-sto",
+        "fedfw-anchored",
+        "fedavg",
+        "scaffold",
+        "fedadamw",
+        "frank-wolfe",
+        "fast-fedda",
+        "fedpal",
+    ],
 )
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from fedfw.algorithms.anchored import FedFWAnchored
 from fedfw.algorithms.base import Algorithm, Evidence, Message, Plan, Rates, Server, Setting, Upload
 from fedfw.algorithms.central import FrankWolfe
+from fedfw.algorithms.defw import DeFW
+from fedfw.algorithms.fast_fedda import FastFedDA
 from fedfw.algorithms.fedadam import FedAdam
 from fedfw.algorithms.fedadamw import FedAdamW
 from fedfw.algorithms.fedadmm import FedADMM
@@ -17,6 +19,7 @@ from fedfw.algorithms.fedfw_sto import FedFWSto
 from fedfw.algorithms.fedlmo import FedLMO
 from fedfw.algorithms.fedmuon import FedMuon
 from fedfw.algorithms.fedmuon_cv import FedMuonCV
+from fedfw.algorithms.fedpal import FedPAL
 from fedfw.algorithms.local_muon import LocalMuon
 from fedfw.algorithms.naive import NaiveFW
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
@@ -36,6 +39,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedMuonCV,
         NaiveFW,
         FrankWolfe,
+        DeFW,
         FedAvg,
         FedAvgM,
         FedCM,
@@ -44,7 +48,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedAdamW,
         FedDR,
         FedADMM,
+        FedPAL,
         FedDA,
+        FastFedDA,
     )
 }
 """Every algorithm by its name on the command line."""
@@ -52,7 +58,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "DeFW",
     "Evidence",
+    "FastFedDA",
     "FedADMM",
     "FedAdam",
     "FedAdamW",
@@ -68,6 +76,7 @@ __all__ = [
     "FedLMO",
     "FedMuon",
     "FedMuonCV",
+    "FedPAL",
     "FrankWolfe",
     "LocalMuon",
     "Message",

@@ -102,6 +102,9 @@ class Contract:
         What the server learns beside atoms, in words; empty where atoms are all that is sent.
     weighted : bool
         Whether what is sent is added up with the clients' weights n w_i; else every client counts the same.
+    serverless : bool
+        Whether clients talk to their neighbours and to no server. Steps are then of all clients as one stack, so that
+        such an algorithm runs in simulations that everyone takes part in; what it sends is counted as sent up.
     """
 
     up: Up = Up.ATOM
@@ -113,6 +116,7 @@ class Contract:
     reveals: Reveals = Reveals.ATOMS
     shares: str = ""
     weighted: bool = False
+    serverless: bool = False
 
     @property
     def answers_only(self) -> bool:
@@ -121,8 +125,8 @@ class Contract:
 
     @property
     def may_relax(self) -> bool:
-        """Whether single clients may use a larger set: they need points of their own that no sum overwrites."""
-        return self.points and not self.sums
+        """Whether single clients may use a larger set: they need points of their own that nobody else overwrites."""
+        return self.points and not self.sums and not self.serverless
 
     @property
     def restorable(self) -> bool:

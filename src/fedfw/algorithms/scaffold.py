@@ -1,11 +1,16 @@
 """SCAFFOLD with a projection: gradient steps that control variates correct, so that local steps do not drift.
 
-    client i:  x <- xbar;   K times:  x <- x - lr_t (grad f_i(x) - c_i + c)
-               c_i <- c_i - c + (xbar - x) / (K lr_t), the mean of its K gradients;   it sends how c_i changes
-    server:    xbar <- P(mean of the x over those present),   c <- mean of all c_i
+    client i:  y <- xbar;   K times:  y <- y - lr_t (grad f_i(P(y)) - c_i + c)
+               c_i <- c_i - c + (xbar - y) / (K lr_t), the mean of its K gradients;   it sends how c_i changes
+    server:    xbar <- P(mean of the y over those present),   c <- mean of all c_i
 
-This is the paper's option II. Its clients also send x - xbar, which is -K lr_t (change of c_i + c) and can therefore be
+This is the paper's option II. Its clients also send y - xbar, which is -K lr_t (change of c_i + c) and can therefore be
 left out: it is one vector up instead of two. Means have the weights w_i. The step of the server is 1.
+
+The paper has no constraint. Here gradients are taken at the projected point and steps at the other one, as in dual
+averaging. A minimiser x* is then a fixed point with any number of local steps, also at the border of D: with
+c_i = grad f_i(x*) and c = grad F(x*) a client's y is x* - k lr_t c, whose projection is x*, so it sees grad f_i(x*) in
+every step. Gradients at y itself would be gradients outside of D, and their mean another one.
 
 Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled averaging for federated
 learning" (2020).
@@ -72,12 +77,12 @@ class Scaffold(KeepsControls, ProjectedAlgorithm):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        x = message.xbar.expand_as(state["c"])
-        total, correction = torch.zeros_like(x), message.vectors["c"] - state["c"]
-        for _ in range(plan.local_steps):
-            _, g = gradient(x, plain=True)
+        y = message.xbar.expand_as(state["c"])
+        total, correction = torch.zeros_like(y), message.vectors["c"] - state["c"]
+        for k in range(plan.local_steps):
+            _, g = gradient(plan.project(y) if k else y, plain=True)  # xbar lies in the set already
             total += g
-            x = x - plan.lr_at(message.t) * (g + correction)
+            y = y - plan.lr_at(message.t) * (g + correction)
         change = total / plan.local_steps - state["c"]
         return renewed(state, change), dense(change), None
 

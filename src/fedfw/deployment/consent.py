@@ -279,7 +279,7 @@ _TEXT = """\
 #   losses     the client's loss at the model, and the number of a certificate
 #   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of "auto"
 #   gradients  whole gradients, sums and averages of them: fedfw-anchored, fedlmo, fedmuon, fedmuon-cv, frank-wolfe,
-#              scaffold, fedadamw, fedda
+#              scaffold, fedadamw, fedda, fast-fedda
 #   models     local models: fedavg, fedavgm, fedcm, fedadam
 {share}
 
