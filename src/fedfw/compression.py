@@ -5,13 +5,10 @@ A `Compressor` turns vectors into atoms that decode to something near them. Thre
 - A vector as it is (`Compressor.encode`), such as the change of a memory that both sides hold. Both sides go on from
   the decoded change, so the next one includes what this one lost: nothing else has to remember the errors.
 - A vector near one that both sides hold (`Compressor.encode_near`): the difference is sent.
-- A net atom s of a set D (`Compressor.encode_net`): its difference from the model xbar. The decoded point may lie
-  outside of D, because rounding errors lengthen it. Shrinking it into D would shorten every step, so that is done to a
-  point on the way: with ``share``, at least 1/2 and at least the server's step a, the point xbar + share (s - xbar) is
-  shrunk into D (`ConstraintSet.shrink`), by whoever sends it and by whoever receives it, and s is worked out again from
-  the result. Both xbar + share (s - xbar) and xbar lie in D then, so that xbar + a (s - xbar) does, which is between
-  them, and so does the mean of such points over any clients. What a hostile client sends moves xbar at most twice as
-  far as a point of D could. Only atoms that would travel as a dense vector are compressed; others are short already.
+- A net atom of a set (`Compressor.encode_net`): its difference from the model. The decoded point may lie outside of
+  the set, so it is shrunk into it (`ConstraintSet.shrink`), by whoever sends it and by whoever receives it. What a
+  hostile client sends is therefore a point of the set, too. Only atoms that would travel as a dense vector are
+  compressed; the others are short already.
 """
 
 from __future__ import annotations
@@ -35,10 +32,6 @@ from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.sets.product import BoundProduct
 
 Readers = Mapping[type[Atom], ReadAtom]
-Share = float | Tensor
-
-_LEAST_SHARE = 0.5
-"""Decoded nets reach at most twice as far as the set, however short the server's step is."""
 
 Compress = Annotated[
     str,
@@ -81,7 +74,7 @@ class Compressor(ABC):
         """The functions that decode what `encode_near` makes."""
         return _moved_readers(self.readers(tuple(base.shape), pieces), base)
 
-    def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape, share: Share) -> Atom:
+    def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
         """A stack of net atoms of a set, of which those that are dense are sent as differences from base (p,).
 
         Parameters
@@ -94,36 +87,31 @@ class Compressor(ABC):
             The set.
         shape : tuple of int
             Shape of the parameter.
-        share : float or Tensor
-            How much of the way from base to what is decoded has to lie in the set; see `share_inside`.
 
         Returns
         -------
         Atom
-            A stack: parts of a product one by one, dense ones as `Moved`, all others unchanged.
+            A stack of points of the set: parts of a product one by one, dense ones as `Moved`, all others unchanged.
         """
         if isinstance(constraint, BoundProduct):
             assert isinstance(net, TupleAtom)
             each = zip(net.parts, _parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
-            return replace(net, bound=None, parts=tuple(self.encode_net(*part, share) for part in each))
+            return replace(net, bound=None, parts=tuple(self.encode_net(*part) for part in each))
         if not isinstance(net.inner if isinstance(net, Rearranged) else net, Dense):
             return net
         difference = net.dense(base.dtype).reshape(-1, len(base)) - base
-        return _moved(self.encode(difference, shape, constraint.pieces(shape)), base, _Within(constraint, share))
+        return _moved(self.encode(difference, shape, constraint.pieces(shape)), base, constraint)
 
-    def net_readers(
-        self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float], share: Share
-    ) -> Readers:
+    def net_readers(self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float]) -> Readers:
         """The functions that decode what `encode_net` makes of mixtures with these weights."""
         if isinstance(constraint, BoundProduct):
             each = zip(_parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
-            parts = [self.net_readers(*part, weights, share) for part in each]
+            parts = [self.net_readers(*part, weights) for part in each]
             return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
         readers = dict(constraint.net_readers(shape, weights))
         if readers.pop(Dense, None) is None:
             return readers
-        moves = self.readers(shape, constraint.pieces(shape))
-        return {**readers, **_moved_readers(moves, base, _Within(constraint, share))}
+        return {**readers, **_moved_readers(self.readers(shape, constraint.pieces(shape)), base, constraint)}
 
 
 @dataclass(frozen=True)
@@ -169,76 +157,26 @@ def make_compressor(text: str) -> Compressor | None:
     return Bits(int(number)) if name == "bits" else None
 
 
-def share_inside(amount: Share) -> Share:
-    """How much of the way to a decoded net has to lie in the set when the server goes ``amount`` of it, in (0, 1].
-
-    Examples
-    --------
-    >>> from fedfw.compression import share_inside
-    >>> share_inside(0.1), share_inside(0.8)
-    (0.5, 0.8)
-    """
-    return amount.clamp(min=_LEAST_SHARE) if isinstance(amount, Tensor) else max(_LEAST_SHARE, amount)
-
-
-def accepts_moved(atom: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape, share: Share) -> bool:
-    """Whether a single net that was received can be used: `ConstraintSet.accepts_net` where a `Moved` reaches farther.
-
-    Parameters
-    ----------
-    atom : Atom
-        What was read.
-    base, constraint, shape, share
-        As for `Compressor.encode_net`.
-    """
-    if isinstance(constraint, BoundProduct):
-        parts = _parts(base, constraint)
-        if not isinstance(atom, TupleAtom) or len(atom.parts) != len(parts):
-            return False
-        each = zip(atom.parts, parts, constraint.parts, constraint.shapes, strict=True)
-        return all(accepts_moved(*part, share) for part in each)
-    if not isinstance(atom, Moved):
-        return constraint.accepts_net(atom, shape)
-    on_the_way = base.double() + share * (atom.dense(torch.float64).flatten() - base)
-    return tuple(atom.shape) == tuple(shape) and constraint.contains(on_the_way.view(shape))
-
-
-@dataclass(frozen=True)
-class _Within:
-    """What decoded points must fulfil: ``share`` of the way from the base to them lies in the set."""
-
-    constraint: ConstraintSet
-    share: Share
-
-    def __call__(self, base: Tensor, move: Tensor, shape: Shape) -> Tensor:
-        """The points near base + move (n, p) that do, in the base's precision; in float64 until they are rounded once.
-
-        That error is smaller than what `ConstraintSet.shrink` leaves for rounding.
-        """
-        way = (base.double() + self.share * move.double()).to(base.dtype)
-        inside = self.constraint.shrink(way.view(-1, *shape), batch=True).reshape(move.shape)
-        return (base + (inside.double() - base) / self.share).to(base.dtype)
-
-
 def _parts(base: Tensor, constraint: BoundProduct) -> list[Tensor]:
     """The pieces of base (p,) that belong to each part of a product."""
     return [piece[0] for piece in split_columns(base[None], [prod(shape) for shape in constraint.shapes])]
 
 
-def _moved(move: Atom, base: Tensor, within: _Within | None = None) -> Moved:
-    """The points base + move, of which a share of the way lies in the set if there is one."""
-    difference = move._dense(base.dtype)
-    values = base + difference if within is None else within(base, difference, move.shape)
+def _moved(move: Atom, base: Tensor, constraint: ConstraintSet | None = None) -> Moved:
+    """The points base + move, in the set if there is one."""
+    values = base + move._dense(base.dtype)
+    if constraint is not None:
+        values = constraint.shrink(values.view(-1, *move.shape), batch=True).reshape(values.shape)
     return Moved(shape=move.shape, batched=move.batched, precision=base.dtype, values=values, move=move)
 
 
-def _moved_readers(readers: Readers, base: Tensor, within: _Within | None = None) -> Readers:
+def _moved_readers(readers: Readers, base: Tensor, constraint: ConstraintSet | None = None) -> Readers:
     def moved(read: ReadAtom) -> ReadAtom:
         def read_moved(reader: Reader, precision: torch.dtype) -> Moved:
             move = read(reader, precision)
             if not bool((base + move._dense(base.dtype)).isfinite().all()):
                 raise AtomError("a number is too large")
-            return _moved(move, base, within)
+            return _moved(move, base, constraint)
 
         return read_moved
 

@@ -61,7 +61,7 @@ def feasible(server: DeployedServer) -> bool:
 def test_a_compressed_payload_cannot_take_the_model_out_of_the_set(
     compress: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Random bits of levels and scales are shrunk as others are, or refused, and the others' round goes on."""
+    """Random bits of levels and scales are shrunk into the set or refused, and the others' round goes on."""
     D = fedfw.Product({"weight": fedfw.SpectralBall(0.5), "*": BALL})
     task = in_precision(small_task(fedfw.FedLMO(D, compress=compress), rounds=30), dtype)
     rng, server = np.random.default_rng(0), DeployedServer(task, Deployment(share_gradients=True))

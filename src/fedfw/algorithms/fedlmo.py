@@ -21,9 +21,8 @@ The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXi
 Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et al., arXiv 2509.26337; Liu et al., arXiv
 2510.27403). The control variates are those of SCAFFOLD (Karimireddy et al. 2020).
 
-With `compress` a client sends s_i - xbar, m_i - m and the change of c_i in few bits a number. The decoded s_i may lie
-outside of D; half of the way from xbar to it (or a_t of it, if that is more) is shrunk into D on both sides, so every
-xbar is still in D. Both sides add the decoded change to c_i, so
+With `compress` a client sends s_i - xbar, m_i - m and the change of c_i in few bits a number. The server shrinks
+xbar plus the decoded difference into D, so s_i is still a point of D. Both sides add the decoded change to c_i, so
 what it lost is part of the next change; m_i and s_i are sent anew as differences in every round, and lose nothing for
 good either.
 """
@@ -57,7 +56,7 @@ from fedfw.algorithms.parcels import parcel, parcel_readers
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom, TupleAtom
 from fedfw.atoms.mixture import mix
-from fedfw.compression import Compress, Compressor, Readers, make_compressor, share_inside
+from fedfw.compression import Compress, Compressor, Readers, make_compressor
 from fedfw.options import option
 
 
@@ -181,11 +180,10 @@ class FedLMO(LocalOracleSteps):
             atoms.append(lmo(m))
             x = atoms[-1].step(x.clone(), eta)
         assert m is not None
-        amount, shares = plan.mixing(message.t)
+        _, shares = plan.mixing(message.t)
         net, vectors = mix(atoms, shares), dict[str, Atom]()
         if self.compressor is not None:
-            shape, share = tuple(message.xbar.shape), share_inside(amount)
-            net = self.compressor.encode_net(net, message.xbar, plan.constraint, shape, share)
+            net = self.compressor.encode_net(net, message.xbar, plan.constraint, tuple(message.xbar.shape))
         if "m" in self.sends(message.t, 1):
             vectors["m"] = self._encoded(plan, m, near=_shared_momentum(message))
         if self.renews(message.t):
@@ -210,8 +208,7 @@ class FedLMO(LocalOracleSteps):
         alone, near = self.compressor.readers(shape, pieces), _shared_momentum(message)
         if self.oracle_at == "server":
             return alone
-        amount, shares = plan.mixing(message.t)
-        net = self.compressor.net_readers(message.xbar, plan.constraint, shape, shares, share_inside(amount))
+        net = self.compressor.net_readers(message.xbar, plan.constraint, shape, plan.mixing(message.t)[1])
         encoded = {"m": self.compressor.near_readers(near, pieces), "change": alone}
         return parcel_readers(net, self.sends(message.t, shape[0]), shape[0], encoded)
 

@@ -15,7 +15,6 @@ from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
-from fedfw.compression import accepts_moved, share_inside
 from fedfw.deployment.messages import TOO_LARGE
 from fedfw.errors import AtomError
 from fedfw.problems.base import normalised_weights
@@ -217,7 +216,7 @@ class Task:
         """What a client answered to a message, a single atom; raises `AtomError` for what is no encoding or lies
         outside the set.
         """
-        algorithm, reader = self._settled, Reader(data)
+        algorithm, shape, reader = self._settled, tuple(self.start.shape), Reader(data)
         readers = algorithm.readers(plan, message.to(self.start.dtype))
         if readers is None:
             return dense(self.decode_vector(data)[None])[0]
@@ -230,22 +229,13 @@ class Task:
         atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
         for vector in (atom, *rest) if vectors else rest:
             _refuse_large(vector.dense())
-        if not vectors and not self._accepts(atom, plan, message):
+        # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. Nor is
+        # what was compressed and shrunk into the set.
+        extreme = plan.local_steps == 1 and algorithm.compressor is None
+        accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
+        if not vectors and not accepts(atom, shape):
             raise AtomError("the atom is not in the set")
         return sent
-
-    def _accepts(self, atom: Atom, plan: Plan, message: Message) -> bool:
-        """Whether an atom lies in the set, or so near it that the server's step does.
-
-        The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. What was
-        compressed may reach a little out of it.
-        """
-        shape = tuple(self.start.shape)
-        if self._settled.compressor is not None:
-            share = share_inside(plan.mixing(message.t)[0])
-            return accepts_moved(atom, message.xbar.to(self.start.dtype), self.constraint, shape, share)
-        accepts = self.constraint.accepts if plan.local_steps == 1 else self.constraint.accepts_net
-        return accepts(atom, shape)
 
     def decode_vector(self, data: bytes) -> Tensor:
         """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
