@@ -20,6 +20,7 @@ from fedfw.algorithms.fedlmo import FedLMO
 from fedfw.algorithms.fedmuon import FedMuon
 from fedfw.algorithms.fedmuon_cv import FedMuonCV
 from fedfw.algorithms.fedpal import FedPAL
+from fedfw.algorithms.fedpgd import FedPGD
 from fedfw.algorithms.local_muon import LocalMuon
 from fedfw.algorithms.naive import NaiveFW
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         NaiveFW,
         FrankWolfe,
         DeFW,
+        FedPGD,
         FedAvg,
         FedAvgM,
         FedCM,
@@ -77,6 +79,7 @@ __all__ = [
     "FedMuon",
     "FedMuonCV",
     "FedPAL",
+    "FedPGD",
     "FrankWolfe",
     "LocalMuon",
     "Message",
