@@ -116,7 +116,7 @@ def test_signs_are_the_contraction_of_the_mean_magnitude(case: tuple[Tensor, tup
 def test_few_bits_are_a_contraction(case: tuple[Tensor, tuple[int, ...]], bits: int) -> None:
     x, pieces = case
     left = left_over(Bits(bits), x, pieces)
-    assert bool((left <= 1 - 1 / 256 + SLACK).all())
+    assert bool((left <= 1 - 1 / 128 + SLACK).all())
     assert bits < 8 or bool((left <= 64 / 127**2 + SLACK).all())
 
 

@@ -129,10 +129,7 @@ def test_a_vector_that_overflows_is_refused() -> None:
     far = torch.full((1, 4), 3e38)
     data = Bits(4).encode(far, (4,), (4,))[0].to_bytes()
     with pytest.raises(AtomError, match="too large"):
-        read_framed(Reader(data), Bits(4).near_readers(far[0], (4,)))
-    near = Bits(4).encode_near(far + 0, torch.zeros(4), (4,))
-    assert isinstance(near, Moved)
-    assert torch.equal(near.dense(), far)
+        read_framed(Reader(data), Bits(4).net_readers(far[0], fedfw.L2Ball(1.0), (4,), (1.0,)))
 
 
 # --- training ---

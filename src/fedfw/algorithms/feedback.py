@@ -146,14 +146,11 @@ def bound_to(plan: Plan, compressor: Compressor | None) -> Compressor | None:
     return None if compressor is None else compressor.bind(plan.constraint, plan.shapes)
 
 
-def encoded(compressor: Compressor, plan: Plan, x: Tensor, t: int, near: Tensor | None = None) -> Atom:
-    """Vectors x (m, p) as they are sent in round t; ``near`` (p,) is something near them that the server knows, too."""
+def encoded(compressor: Compressor, plan: Plan, x: Tensor, t: int) -> Atom:
+    """Vectors x (m, p) as they are sent in round t."""
     if not holds(x.sum(1).isfinite()):
         return dense(x)  # which whoever takes it in refuses, and can say whose it is
-    pieces = plan.constraint.pieces((x.shape[1],))
-    if near is None:
-        return compressor.encode(x, (x.shape[1],), pieces, draw=t)
-    return compressor.encode_near(x, near, pieces, draw=t)
+    return compressor.encode(x, (x.shape[1],), plan.constraint.pieces((x.shape[1],)), draw=t)
 
 
 def refuse_useless(compress: str, setting: Setting) -> None:

@@ -16,10 +16,10 @@ from fedfw.atoms.base import Atom
 from fedfw.atoms.bits import Reader, pack_bits, pack_numbers, packed_nbytes, read_bits, read_numbers
 from fedfw.atoms.composite import split_columns
 from fedfw.atoms.dense import DenseAtom
-from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.atoms.floats import floats_to_bytes, read_floats, to_bfloat16
 from fedfw.errors import AtomError
 
-BLOCK = 256
+BLOCK = 128
 """How many consecutive numbers share a scale."""
 
 
@@ -28,16 +28,16 @@ class Quantised(DenseAtom):
     """A vector whose numbers are multiples of a step, in blocks that have each a step of their own.
 
     With b bits a number is one of the 2L + 1 multiples -L, ..., L of its block's step, where L = 2^(b-1) - 1, and the
-    scale of a block, L times its step, is its largest magnitude. What `nearest` makes differs from the vector by at
-    most ``scale / (2 L)`` in each number. Zeros stay zeros. The scales are sent in the precision of the atom, one for
-    up to 256 numbers, and no block extends over two parameters, whose numbers may be of different sizes.
+    scale of a block, L times its step, is its largest magnitude in bfloat16. What `nearest` makes differs from
+    the vector by at most ``scale / (2 L)`` in each number. Zeros stay zeros. A block has up to 128 numbers and does not
+    extend over two parameters, whose numbers may be of different sizes.
 
     Parameters
     ----------
     levels : Tensor
         The multiples, int8, of shape (n, p).
     scales : Tensor
-        The blocks' scales, of shape (n, blocks), in the precision of the atom.
+        The blocks' scales, of shape (n, blocks), in bfloat16.
     bits : int
         b: 2, 4 or 8; it is not sent.
     sizes : tuple of int
@@ -58,7 +58,7 @@ class Quantised(DenseAtom):
     stacked: ClassVar[tuple[str, ...]] = ("levels", "scales")
 
     levels: Tensor  # (n, p) int8
-    scales: Tensor  # (n, blocks) in the atom's precision
+    scales: Tensor  # (n, blocks) in bfloat16
     bits: int
     sizes: tuple[int, ...]
 
@@ -80,9 +80,9 @@ class Quantised(DenseAtom):
         sizes = tuple(sizes)
         places = _places(sizes, x.device)
         padded = x.new_zeros(len(x), _blocks(sizes) * BLOCK).index_copy_(1, places, x.abs())
-        scales = padded.view(len(x), -1, BLOCK).amax(2)
-        each = scales[:, places // BLOCK]
-        levels = (torch.where(each > 0, x / each, 0.0) * _largest(bits)).round().to(torch.int8)
+        scales = to_bfloat16(padded.view(len(x), -1, BLOCK).amax(2))
+        each, largest = scales.to(x.dtype)[:, places // BLOCK], _largest(bits)
+        levels = (torch.where(each > 0, x / each, 0.0) * largest).round().clamp(-largest, largest).to(torch.int8)
         return cls(shape=shape, batched=True, precision=x.dtype, levels=levels, scales=scales, bits=bits, sizes=sizes)
 
     @classmethod
@@ -90,7 +90,7 @@ class Quantised(DenseAtom):
         cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], bits: int, sizes: tuple[int, ...]
     ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
-        scales, largest = read_floats(reader, (1, _blocks(sizes)), precision), _largest(bits)
+        scales, largest = read_floats(reader, (1, _blocks(sizes)), torch.bfloat16), _largest(bits)
         if bool((scales < 0).any()):
             raise AtomError(f"a scale of {float(scales.min())}, expected at least 0")
         levels = torch.from_numpy(read_numbers(reader, prod(shape), bits)).to(torch.int16) - largest
@@ -105,7 +105,7 @@ class Quantised(DenseAtom):
         return f"{self.bits} bits"
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        steps = self.scales / _largest(self.bits)
+        steps = self.scales.to(self.precision) / _largest(self.bits)
         block = _places(self.sizes, steps.device) // BLOCK
         return (steps[:, block] * self.levels.to(steps.dtype)).to(dtype)
 

@@ -7,11 +7,10 @@ says how near, as a contraction
 
 which is what error feedback needs: what a message loses is part of the next one, and the errors die out (Richtarik,
 Sokolov and Fatkhullin, "EF21: A new, simpler, theoretically better, and practically faster error feedback", 2021).
-Three things are sent in this way:
+Two things are sent in this way:
 
 - A vector as it is (`Compressor.encode`), such as the change of a memory that both sides hold. Both sides go on from
   the decoded change, so the next one includes what this one lost: nothing else has to remember the errors.
-- A vector near one that both sides hold (`Compressor.encode_near`): the difference is sent.
 - A net atom of a set (`Compressor.encode_net`): its difference from the model. The decoded point may lie outside of
   the set, so it is shrunk into it (`ConstraintSet.shrink`), by whoever sends it and by whoever receives it. What a
   hostile client sends is therefore a point of the set, too. Only atoms that would travel as a dense vector are
@@ -105,15 +104,6 @@ class Compressor(ABC):
     def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
         """The functions that decode what `encode` makes, for the same shape, pieces and draw."""
 
-    def encode_near(self, x: Tensor, base: Tensor, pieces: Sequence[int], *, draw: int = 0) -> Moved:
-        """Vectors x (n, p), sent as their differences from one that both sides hold, base (p,)."""
-        shape = (x.shape[1],)
-        return _moved(self.encode(x - base, shape, pieces, draw=draw), base)
-
-    def near_readers(self, base: Tensor, pieces: Sequence[int], *, draw: int = 0) -> Readers:
-        """The functions that decode what `encode_near` makes."""
-        return _moved_readers(self.readers(tuple(base.shape), pieces, draw=draw), base)
-
     def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
         """A stack of net atoms of a set, of which those that are dense are sent as differences from base (p,).
 
@@ -163,15 +153,14 @@ def _parts(base: Tensor, constraint: BoundProduct) -> list[Tensor]:
     return [piece[0] for piece in split_columns(base[None], [prod(shape) for shape in constraint.shapes])]
 
 
-def _moved(move: Atom, base: Tensor, constraint: ConstraintSet | None = None) -> Moved:
-    """The points base + move, in the set if there is one."""
+def _moved(move: Atom, base: Tensor, constraint: ConstraintSet) -> Moved:
+    """The points base + move, in the set."""
     values = base + move._dense(base.dtype)
-    if constraint is not None:
-        values = constraint.shrink(values.view(-1, *move.shape), batch=True).reshape(values.shape)
+    values = constraint.shrink(values.view(-1, *move.shape), batch=True).reshape(values.shape)
     return Moved(shape=move.shape, batched=move.batched, precision=base.dtype, values=values, move=move)
 
 
-def _moved_readers(readers: Readers, base: Tensor, constraint: ConstraintSet | None = None) -> Readers:
+def _moved_readers(readers: Readers, base: Tensor, constraint: ConstraintSet) -> Readers:
     def moved(read: ReadAtom) -> ReadAtom:
         def read_moved(reader: Reader, precision: torch.dtype) -> Moved:
             move = read(reader, precision)

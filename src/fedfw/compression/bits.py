@@ -16,12 +16,12 @@ from fedfw.sets.base import Shape
 
 @dataclass(frozen=True)
 class Bits(Compressor):
-    """Each number as the nearest multiple of a step, in so many bits, with a step for up to 256 numbers.
+    """Each number as the nearest multiple of a step, in so many bits, with a step for up to 128 numbers.
 
-    A number changes by at most ``scale / (2 L)``, where scale is the largest magnitude of its block and L is 127, 7 or
-    1 with 8, 4 or 2 bits. No number changes by more than itself and the largest of a block not at all, so it is a
-    contraction with alpha = 1/256, and alpha >= 1 - 64 / L^2 is better with 8 bits. Rounding to the nearest needs no
-    randomness; see `fedfw.atoms.Quantised`.
+    A number changes by at most ``scale / (2 L)``, where scale is the largest magnitude of its block in bfloat16 and L
+    is 127, 7 or 1 with 8, 4 or 2 bits. No number changes by more than itself and the largest of a block by at most
+    1/256 of itself, so it is a contraction with alpha = (1 - 2^-16)/128, and alpha >= 1 - 33 / L^2 is better with 8 bits.
+    Rounding to the nearest needs no randomness; see `fedfw.atoms.Quantised`.
 
     Parameters
     ----------
