@@ -21,10 +21,11 @@ The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXi
 Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et al., arXiv 2509.26337; Liu et al., arXiv
 2510.27403). The control variates are those of SCAFFOLD (Karimireddy et al. 2020).
 
-With `compress` a client sends s_i - xbar, m_i - m and the change of c_i in few bits a number. The server shrinks
-xbar plus the decoded difference into D, so s_i is still a point of D. Both sides add the decoded change to c_i, so
-what it lost is part of the next change; m_i and s_i are sent anew as differences in every round, and lose nothing for
-good either.
+With `compress` a client sends m_i - m and the change of c_i compressed. Both sides add the decoded change to c_i, so
+what it lost is part of the next change, which is error feedback; m_i is sent anew as a difference in every round, and
+loses nothing for good either. With few bits a number (`bits:4`) dense net atoms are sent as s_i - xbar in the same way:
+the server shrinks xbar plus the decoded difference into D, so s_i is still a point of D. Other compressors would leave
+little of a dense s_i and leave it as it is.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
+from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.local_oracle import LocalOracleSteps, to_the_mean
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
 from fedfw.algorithms.parcels import parcel, parcel_readers
@@ -79,7 +81,8 @@ class FedLMO(LocalOracleSteps):
     oracle_at : {"clients", "server"}
         Who calls the oracle.
     compress : str
-        "none", or "bits:8", "bits:4" or "bits:2": so many bits a number in all dense vectors that clients send.
+        What is done to the momentum and to changes of control variates: "topk:64", for example; see
+        `fedfw.compression`. "bits:8", "bits:4" and "bits:2" are for dense net atoms, too.
 
     Examples
     --------
@@ -121,7 +124,8 @@ class FedLMO(LocalOracleSteps):
     # --- before the first round ---
 
     def plan(self, setting: Setting) -> Plan:
-        if self.compressor is not None and not setting.constraint.has_projection:
+        refuse_useless(self.compress, setting)
+        if self.compressor is not None and self.compressor.keeps_all and not setting.constraint.has_projection:
             raise ValueError(
                 f"compress={self.compress!r}, expected none with {setting.constraint!r}: what was decoded may lie "
                 "outside of the set, and without a projection there is no way back into it"
@@ -167,7 +171,7 @@ class FedLMO(LocalOracleSteps):
         begin = message.xbar.expand(len(state["x"]), -1)
         if self.oracle_at == "server":
             gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
-            sent = self._encoded(plan, gradients.mean(0) - state.get("c", 0))
+            sent = self._encoded(plan, gradients.mean(0) - state.get("c", 0), message.t)
             return self._renewed(state, sent.dense()), sent, None
         x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
         eta, atoms = plan.rates(message.t).eta, list[Atom]()
@@ -185,32 +189,28 @@ class FedLMO(LocalOracleSteps):
         if self.compressor is not None:
             net = self.compressor.encode_net(net, message.xbar, plan.constraint, tuple(message.xbar.shape))
         if "m" in self.sends(message.t, 1):
-            vectors["m"] = self._encoded(plan, m, near=_shared_momentum(message))
+            vectors["m"] = self._encoded(plan, m, message.t, near=_shared_momentum(message))
         if self.renews(message.t):
-            vectors["change"] = self._encoded(plan, total / counted - state["c"])
+            vectors["change"] = self._encoded(plan, total / counted - state["c"], message.t)
             state = self._renewed(state, vectors["change"].dense())
         return state, parcel(net, vectors), None
 
-    def _encoded(self, plan: Plan, x: Tensor, near: Tensor | None = None) -> Atom:
-        """Vectors x (m, p) as they are sent; ``near`` (p,) is something near them that the server knows, too."""
-        if self.compressor is None:
-            return dense(x)
-        pieces = plan.constraint.pieces((x.shape[1],))
-        if near is None:
-            return self.compressor.encode(x, (x.shape[1],), pieces)
-        return self.compressor.encode_near(x, near, pieces)
+    def _encoded(self, plan: Plan, x: Tensor, t: int, near: Tensor | None = None) -> Atom:
+        """Vectors x (m, p) as they are sent in round t; ``near`` (p,) is something that the server knows, too."""
+        compressor = bound_to(plan, self.compressor)
+        return dense(x) if compressor is None else encoded(compressor, plan, x, t, near)
 
     def readers(self, plan: Plan, message: Message) -> Readers | None:
-        if self.compressor is None:
+        compressor, shape, t = bound_to(plan, self.compressor), tuple(message.xbar.shape), message.t
+        if compressor is None:
             return super().readers(plan, message)
-        shape = tuple(message.xbar.shape)
         pieces = plan.constraint.pieces(shape)
-        alone, near = self.compressor.readers(shape, pieces), _shared_momentum(message)
+        alone, near = compressor.readers(shape, pieces, draw=t), _shared_momentum(message)
         if self.oracle_at == "server":
             return alone
-        net = self.compressor.net_readers(message.xbar, plan.constraint, shape, plan.mixing(message.t)[1])
-        encoded = {"m": self.compressor.near_readers(near, pieces), "change": alone}
-        return parcel_readers(net, self.sends(message.t, shape[0]), shape[0], encoded)
+        net = compressor.net_readers(message.xbar, plan.constraint, shape, plan.mixing(t)[1])
+        beside = {"m": compressor.near_readers(near, pieces, draw=t), "change": alone}
+        return parcel_readers(net, self.sends(t, shape[0]), shape[0], beside)
 
     def _corrected(self, g: Tensor, state: State, message: Message) -> Tensor:
         """g - c_i + c, (m, p), of the clients that have a c_i; of the others g."""
