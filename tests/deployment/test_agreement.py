@@ -50,6 +50,16 @@ ALGORITHMS = {
     "FedDA": fedfw.FedDA(L1, lr=0.5),
     "Fast-FedDA": fedfw.FastFedDA(L1, lr=0.5, strong=0.2),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
+    "Frank-Wolfe, an atom": fedfw.FrankWolfe(NUCLEAR, momentum=0.5, compress="atoms:1", compress_down="topk:5"),
+    "FedAvg, top 3": fedfw.FedAvg(L1, lr=0.5, mu=0.1, compress="topk:3", compress_down="topk:4"),
+    "FedAvg, signs": fedfw.FedAvg(L1, lr=0.5, compress="sign"),
+    "FedPGD": fedfw.FedPGD(L1, lr=0.5),
+    "FedPGD, top 3": fedfw.FedPGD(L1, lr=0.5, compress="topk:3"),
+    "FedPGD, extrapolated, 4 drawn": fedfw.FedPGD(L2, lr=0.5, compress="randk:4", extrapolation="nesterov"),
+    "FedPGD, rank 1": fedfw.FedPGD(NUCLEAR, lr=0.5, compress="rank:1", compress_down="topk:4"),
+    "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
+    "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
+    "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
 }
 
 
@@ -69,8 +79,8 @@ def _one_thread() -> Iterator[None]:
 def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Bits of the model, and bytes in all four counters, counted from what really went over the wire."""
     algorithm = ALGORITHMS[name]
-    if algorithm.name == "frank-wolfe" and "local_steps" in options:
-        return  # it takes its steps at the server
+    if algorithm.name in ("frank-wolfe", "fedpgd") and "local_steps" in options:
+        return  # they take their steps at the server
     options = options | {"rounds": 8, "batch_size": 5 if name == "FedFW-sto" else None}
     task = small_task(algorithm, **options)
     loop = Loopback(DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path)

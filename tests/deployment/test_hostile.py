@@ -82,6 +82,34 @@ def test_a_compressed_payload_cannot_take_the_model_out_of_the_set(
     assert 0 < refused < 30
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("compress", ["topk:3", "randk:3", "sign", "rank:1", "atoms:1"])
+def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
+    compress: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    algorithm = fedfw.FedPGD(fedfw.L1Ball(2.0), lr=0.1, compress=compress)
+    task = in_precision(small_task(algorithm, rounds=20), dtype)
+    rng, server = np.random.default_rng(0), DeployedServer(task, Deployment(share_gradients=True))
+
+    def spoilt(answer: Answer) -> Answer:
+        data = bytearray(answer.payload)
+        for at in rng.integers(0, len(data), size=rng.integers(1, 4)):
+            data[at] = rng.integers(256)
+        return replace(answer, payload=bytes(data[: rng.integers(1, len(data) + 1)] if rng.random() < 0.3 else data))
+
+    loop = Loopback(server, tmp_path, wire=only_from(0, spoilt))
+    refused = 0
+    for _ in range(20):
+        record = loop.round()
+        refused += record.participants < 3
+        assert task.constraint.contains(server.xbar, 1e-5)
+        total = server.coordinator.memory.gather(torch.arange(3))["h"].sum(0)
+        kept = server.coordinator.server.vectors["h"]
+        assert bool(kept.isfinite().all())
+        assert torch.allclose(total, kept, rtol=1e-5, atol=1e-3 * float(total.abs().max()))
+    assert refused > 0
+
+
 # --- mixtures ---
 
 

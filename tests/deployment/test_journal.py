@@ -28,6 +28,10 @@ CASES: dict[str, tuple[fedfw.Algorithm, dict[str, Any]]] = {
     "anchored, l1, absentees": (fedfw.FedFWAnchored(L1, anchor_every=3, momentum=0.5), {"participation": 3}),
     "FedFW+, l2": (fedfw.FedFWPlus(L2, penalty=0.01), {}),
     "FedAvg": (fedfw.FedAvg(L1, lr=0.5), {"participation": 3}),
+    "FedPGD, top 3": (
+        fedfw.FedPGD(L2, lr=0.5, compress="topk:3", extrapolation="nesterov", compress_down="topk:4"),
+        {"participation": 3},
+    ),
     "FedLMO, 4 bits": (fedfw.FedLMO(L2, compress="bits:4"), {"local_steps": 2, "participation": 3}),
 }
 FEATURES, ROUNDS, CLIENTS = 150, 6, 4

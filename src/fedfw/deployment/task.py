@@ -232,7 +232,8 @@ class Task:
             _refuse_large(vector.dense())
         # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. Nor is
         # what was compressed and shrunk into the set.
-        extreme = plan.local_steps == 1 and algorithm.compressor is None
+        compressor = algorithm.compressor
+        extreme = plan.local_steps == 1 and (compressor is None or not compressor.keeps_all)
         accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
         if not vectors and not accepts(atom, shape):
             raise AtomError("the atom is not in the set")

@@ -1,0 +1,204 @@
+"""Error feedback: memories follow what is sent on both sides, absentees keep theirs, and methods reach the optimum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedfw
+from fedfw.algorithms.base import Server, Setting
+from fedfw.problems.quadratics import quadratic_problem
+from fedfw.rounds.options import Options
+from fedfw.simulation import Simulation
+from fedfw.studies.quadratics import SETS, P, Quadratics
+
+DTYPES = [torch.float32, torch.float64]
+COMPRESSORS = ["topk:1", "randk:1", "bits:2", "sign", "atoms:1"]
+
+
+def problem(q: Quadratics, dtype: torch.dtype) -> fedfw.Problem:
+    return quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
+
+
+def residual(q: Quadratics, x: torch.Tensor) -> float:
+    return (q.value(x.double()) - q.least) / (q.value(q.start) - q.least)
+
+
+def compressed(D: fedfw.ConstraintSet, how: str) -> list[fedfw.Algorithm]:
+    return [
+        fedfw.FedPGD(D, compress=how),
+        fedfw.FedPGD(D, compress=how, extrapolation="nesterov", lr="auto:0.3"),
+        fedfw.FedAvg(D, compress=how),
+        fedfw.FedAvg(D, mu=1.0, compress=how),
+        fedfw.FrankWolfe(D, momentum=0.5, compress=how),
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("how", COMPRESSORS)
+def test_both_sides_hold_the_same_memories_and_the_server_their_sum(
+    how: str, participation: float, dtype: torch.dtype
+) -> None:
+    q = Quadratics.on("l1")
+
+    def watch(simulation: Simulation) -> None:
+        now, h = simulation.now, simulation.clients["h"]
+        for upload, before, after in zip(now.uploads, now.states, now.known, strict=True):
+            assert now.message is not None
+            assert after is not None
+            followed = simulation.algorithm.follow(simulation.plan, before, now.message, upload.atoms)
+            assert torch.equal(followed["h"], after["h"])
+        total = simulation.server.vectors["h"]
+        size = float(h.abs().max())
+        assert float((h.sum(0) - total).abs().max()) <= (1e-12 if dtype is torch.float64 else 3e-6) * size
+
+    for algorithm in compressed(fedfw.L1Ball(1.0), how):
+        run = fedfw.simulate(problem(q, dtype), algorithm, rounds=30, participation=participation, callbacks=watch)
+        assert run.x.dtype == dtype
+        assert fedfw.L1Ball(1.0).contains(run.x)
+
+
+@pytest.mark.parametrize("name", ["l1", "l2"])
+@pytest.mark.parametrize("how", ["topk:2", "sign"])
+def test_compressed_gradients_reach_the_optimum(name: str, how: str) -> None:
+    """What messages lose dies out: error feedback has no error left, unlike compression alone."""
+    q = Quadratics.on(name)
+    for algorithm in compressed(q.constraint, how)[:4]:
+        slow = replace(algorithm, lr="auto:0.2")
+        run = fedfw.simulate(q.problem, slow, rounds=500, eval_every=500)
+        assert residual(q, run.x) < 1e-4, algorithm
+    oracle = fedfw.FrankWolfe(q.constraint, compress=how)
+    assert residual(q, fedfw.simulate(q.problem, oracle, rounds=500, eval_every=500).x) < 0.01
+
+
+def test_absentees_count_as_they_last_were() -> None:
+    q = Quadratics.on("l2")
+    algorithm = fedfw.FedPGD(q.constraint, compress="topk:2", lr="auto:0.1")
+    run = fedfw.simulate(q.problem, algorithm, rounds=1000, participation=0.5, eval_every=1000)
+    assert residual(q, run.x) < 1e-4
+
+
+def test_what_loses_nothing_is_gradient_descent() -> None:
+    """With all numbers sent, 16 bits of a change that shrinks are as good as all bits."""
+    q = Quadratics.on("l2")
+    plain, sent = (
+        fedfw.simulate(q.problem, fedfw.FedPGD(q.constraint, compress=how), rounds=60, eval_every=60).x
+        for how in ("none", f"topk:{10 * P}")
+    )
+    average = fedfw.simulate(q.problem, fedfw.FedAvg(q.constraint, lr="auto"), rounds=60, eval_every=60).x
+    assert torch.allclose(plain, sent, atol=1e-6)
+    assert torch.allclose(plain, average, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_extrapolation_needs_fewer_rounds(name: str) -> None:
+    q = Quadratics.on(name)
+    plain, fast = (
+        residual(q, fedfw.simulate(q.problem, algorithm, rounds=40, eval_every=40).x)
+        for algorithm in (fedfw.FedPGD(q.constraint), fedfw.FedPGD(q.constraint, extrapolation="nesterov"))
+    )
+    assert fast <= max(plain, 1e-9)
+    assert (
+        residual(
+            q,
+            fedfw.simulate(
+                q.problem, fedfw.FedPGD(q.constraint, extrapolation="nesterov"), rounds=400, eval_every=400
+            ).x,
+        )
+        < 1e-9
+    )
+
+
+@pytest.mark.parametrize("extrapolation", ["none", "nesterov"])
+def test_the_minimiser_is_a_fixed_point(extrapolation: Any) -> None:
+    q = Quadratics.on("l1")
+    algorithm = fedfw.FedPGD(q.constraint, extrapolation=extrapolation)
+    simulation = Simulation(q.problem, algorithm, Options(rounds=5))
+    x = q.optimum
+    vectors = simulation.server.vectors | ({"z": x} if extrapolation == "nesterov" else {})
+    simulation.coordinator.server = Server(x, vectors)
+    assert torch.allclose(simulation.run().x, x, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_goes_down_can_be_compressed_and_the_optimum_is_reached(dtype: torch.dtype) -> None:
+    q = Quadratics.on("l2")
+    for algorithm in (
+        fedfw.FedPGD(q.constraint, lr="auto:0.3", compress_down="topk:2"),
+        fedfw.FedPGD(q.constraint, lr="auto:0.1", compress="topk:2", compress_down="topk:2"),
+        fedfw.FedPGD(q.constraint, lr="auto:0.1", extrapolation="nesterov", compress_down="topk:4"),
+        fedfw.FedAvg(q.constraint, lr="auto:0.3", compress_down="topk:2"),
+    ):
+        run = fedfw.simulate(problem(q, dtype), algorithm, rounds=500, eval_every=500)
+        assert residual(q, run.x) < 1e-4, algorithm
+        assert q.constraint.contains(run.x)
+    dense = fedfw.simulate(problem(q, dtype), fedfw.FrankWolfe(q.constraint), rounds=300)
+    short = fedfw.simulate(problem(q, dtype), fedfw.FrankWolfe(q.constraint, compress_down="topk:2"), rounds=300)
+    assert residual(q, short.x) < 0.05
+    assert short.history.total("bytes_down") < dense.history.total("bytes_down")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compress": "topk:2"},
+        {"compress": "randk:2"},
+        {"compress": "sign", "extrapolation": "nesterov", "compress_down": "topk:2"},
+    ],
+)
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+    q = Quadratics.on("l1")
+    algorithm = fedfw.FedPGD(q.constraint, **options)
+    whole = fedfw.simulate(q.problem, algorithm, rounds=25, participation=0.6)
+    fedfw.simulate(q.problem, algorithm, rounds=13, participation=0.6, out=tmp_path / "run")
+    resumed = fedfw.simulate(q.problem, algorithm, rounds=25, participation=0.6, out=tmp_path / "run", resume=True)
+    assert torch.equal(whole.x, resumed.x)
+    assert whole.history.total("bytes_up") == resumed.history.total("bytes_up")
+    assert whole.history.total("bytes_down") == resumed.history.total("bytes_down")
+
+
+def test_the_sum_is_that_of_the_clients_that_there_are() -> None:
+    algorithm = fedfw.FedPGD(fedfw.L1Ball(1.0), compress="topk:1")
+    h = torch.arange(6, dtype=torch.float64).view(3, 2)
+    server = algorithm.regroup(algorithm.start_server(torch.zeros(2)), {"x": torch.zeros(3, 0), "h": h})
+    assert server.vectors["h"].tolist() == [6.0, 9.0]
+
+
+@pytest.mark.parametrize("algorithm", compressed(fedfw.L1Ball(1.0), "topk:2"), ids=str)
+def test_they_keep_the_contract_that_every_algorithm_keeps(algorithm: fedfw.Algorithm) -> None:
+    fedfw.testing.check_algorithm(algorithm)
+    if not isinstance(algorithm, fedfw.FedAvg) or not algorithm.mu:
+        fedfw.testing.check_algorithm(replace(algorithm, compress_down="topk:2"))
+
+
+@pytest.mark.parametrize("how", COMPRESSORS)
+def test_a_gradient_that_is_not_finite_names_client_and_round(how: str) -> None:
+    losses = [lambda x: x.square().sum(), lambda x: x.abs().sqrt().sum()]
+    trouble = fedfw.Problem.from_losses(losses, torch.zeros(3, dtype=torch.float64))
+    D = fedfw.L1Ball(1.0)
+    for algorithm in (fedfw.FedPGD(D, lr=0.1, compress=how), fedfw.FrankWolfe(D, compress=how)):
+        with pytest.raises(fedfw.NonFiniteError, match=r"round 1: NaN or infinity .* client \[1\]"):
+            fedfw.simulate(trouble, algorithm, rounds=2)
+
+
+def test_messages_longer_than_the_vector_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"compress='atoms:8', expected something shorter: .* bytes, and 12 numbers"):
+        fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedPGD(fedfw.L2Ball(1.0), compress="atoms:8"), rounds=1)
+    with pytest.raises(ValueError, match="compress='rank:1', expected another one: no parameter is a matrix"):
+        fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedPGD(fedfw.L1Ball(1.0), compress="rank:1"), rounds=1)
+
+
+def test_one_step_a_round() -> None:
+    with pytest.raises(ValueError, match="local_steps=2: fedpgd takes one step a round"):
+        fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedPGD(fedfw.L1Ball(1.0)), rounds=1, local_steps=2)
+
+
+def test_step_sizes_are_in_the_grid() -> None:
+    known = Setting(n=4, constraint=fedfw.L1Ball(1.0), shape=(P,), convex=True, smoothness=lambda: 8.0)
+    assert "lr" in fedfw.FedPGD.grid(known)
+    assert fedfw.FedPGD.grid(known)["extrapolation"] == ("none", "nesterov")
