@@ -312,7 +312,9 @@ def test_only_an_operator_gives_a_number_to_another_key(tmp_path: Path) -> None:
 # --- a server that was put back from an older copy ---
 
 
-@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=3)])
+@pytest.mark.parametrize(
+    "algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=3)]
+)
 @pytest.mark.parametrize("participation", [1.0, 2])
 def test_a_server_put_back_from_an_older_copy_goes_on(
     algorithm: fedfw.Algorithm, participation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
