@@ -17,6 +17,7 @@ from fedfw.algorithms.fedfw_sto import FedFWSto
 from fedfw.algorithms.fedlmo import FedLMO
 from fedfw.algorithms.fedmuon import FedMuon
 from fedfw.algorithms.fedmuon_cv import FedMuonCV
+from fedfw.algorithms.fedpgd import FedPGD
 from fedfw.algorithms.local_muon import LocalMuon
 from fedfw.algorithms.naive import NaiveFW
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
@@ -36,6 +37,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FedMuonCV,
         NaiveFW,
         FrankWolfe,
+        FedPGD,
         FedAvg,
         FedAvgM,
         FedCM,
@@ -68,6 +70,7 @@ __all__ = [
     "FedLMO",
     "FedMuon",
     "FedMuonCV",
+    "FedPGD",
     "FrankWolfe",
     "LocalMuon",
     "Message",

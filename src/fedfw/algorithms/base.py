@@ -31,7 +31,7 @@ from fedfw.atoms import Atom, TupleAtom, is_sparse
 from fedfw.compression import Compressor, Readers
 from fedfw.options import check_options
 from fedfw.schedules import Schedule
-from fedfw.sets.base import ConstraintSet
+from fedfw.sets.base import ConstraintSet, Shape
 
 State = dict[str, Tensor]
 """A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
@@ -177,6 +177,8 @@ class Setting:
         () -> the root mean square of ||grad h_i|| at the start: one number of each client is enough for it.
     smoothness : callable
         () -> L' = n max w_i L_i, or None where it is not known.
+    shapes : tuple of tuple of int
+        The shapes of the parameters, one after the other in that vector; empty where they are not known.
     """
 
     n: int
@@ -190,6 +192,7 @@ class Setting:
     heterogeneity: Callable[[], float | None] = _unknown
     steepness: Callable[[], float | None] = _unknown
     smoothness: Callable[[], float | None] = _unknown
+    shapes: tuple[Shape, ...] = ()
 
     @property
     def network(self) -> bool:
@@ -226,6 +229,8 @@ class Plan:
         Rounds over which that step size falls linearly to zero; 0 where it stays as it is.
     convex : bool
         Whether the losses are known to be convex, so that lower bounds on the optimum can be proven.
+    shapes : tuple of tuple of int
+        The shapes of the parameters, one after the other in a vector; empty where they are not known.
     watch : callable
         Lets the simulator time a part of a step: (name of the part, function) -> function.
     """
@@ -240,6 +245,7 @@ class Plan:
     lr: float = 0.0
     horizon: int = 0
     convex: bool = False
+    shapes: tuple[Shape, ...] = ()
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
     def oracle_tol(self, t: int) -> float:

@@ -2,7 +2,8 @@
 
     x <- (1 - eta_t) x + eta_t argmin over s in D of <grad F(x), s>,    grad F(x) = sum_i w_i grad f_i(x)
 
-The central reference, and what FedFW saves: dense gradients instead of atoms.
+The central reference, and what FedFW saves: dense gradients instead of atoms. With `compress` it is EF21-FW: gradients
+travel as compressed changes of what both sides remember of them (`fedfw.algorithms.feedback`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
+from fedfw.algorithms.feedback import Feedback
 from fedfw.algorithms.scheduled import Momentum
-from fedfw.atoms import Atom, Dense
+from fedfw.atoms import Atom
 
 
 @dataclass(frozen=True)
-class FrankWolfe(Momentum):
+class FrankWolfe(Feedback, Momentum):
     """Frank-Wolfe on F itself: every client sends its whole gradient each round, and the server calls the oracle.
 
     Parameters
@@ -43,6 +45,10 @@ class FrankWolfe(Momentum):
         Step sizes; see `Scheduled`.
     momentum : float or "auto"
         Averages the gradient of F; see `Momentum`.
+    compress : str
+        What is done to the gradients: "topk:64", for example; see `fedfw.compression`.
+    compress_down : str
+        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest changes.
 
     Examples
     --------
@@ -70,14 +76,15 @@ class FrankWolfe(Momentum):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        _, a = gradient(message.xbar.expand_as(state["x"]).clone())
-        return state, Dense(shape=(a.shape[1],), batched=True, precision=a.dtype, values=a), None
+        _, a = gradient(self.point(message).expand_as(state["x"]).clone())
+        state, sent = self.sent(plan, state, a, message.t)
+        return state, sent, None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        g = aggregate.total * (plan.n / aggregate.count)
+        server, g = self.received(plan, server, aggregate)
         vectors = server.vectors
         if self.beta:
             g = torch.lerp(vectors["d"], g, 1 - self.beta) if "d" in vectors else g
-            vectors = {"d": g}
+            vectors = vectors | {"d": g}
         atom = plan.lmo(g, t)
         return replace(server, xbar=atom.step(server.xbar.clone(), plan.rates(t).eta), vectors=vectors)

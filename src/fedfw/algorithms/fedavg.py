@@ -5,6 +5,10 @@
 The mean is over those present. With mu > 0 it is FedProx. With K = 1 it is projected gradient descent on F, and its
 only fixed points are the minimisers; with more local steps they are not, when clients differ.
 
+With `compress` or `compress_down` a client sends how far it came from z, the point that the server sent, and what both
+sides remember of it counts for those who are absent (`fedfw.algorithms.feedback`): xbar <- P(xbar - mean of all h_i),
+where h_i follows z - x_i.
+
 References: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data" (2017); Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous
 networks" (2020).
@@ -28,13 +32,14 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
+from fedfw.algorithms.feedback import Feedback
 from fedfw.algorithms.projected import ProjectedAlgorithm, dense, descend
 from fedfw.atoms import Atom
 from fedfw.options import option
 
 
 @dataclass(frozen=True)
-class FedAvg(ProjectedAlgorithm):
+class FedAvg(Feedback, ProjectedAlgorithm):
     """FedAvg with a projection; with a pull to the server's model it is FedProx.
 
     Parameters
@@ -47,6 +52,10 @@ class FedAvg(ProjectedAlgorithm):
         Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     mu : float
         FedProx's pull to the server's model.
+    compress : str
+        What is done to what clients send: "topk:64", for example; see `fedfw.compression`.
+    compress_down : str
+        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest changes.
 
     Examples
     --------
@@ -69,8 +78,20 @@ class FedAvg(ProjectedAlgorithm):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        x = descend(plan, message.t, gradient, message.xbar.expand_as(state["x"]), message.xbar, self.mu)
-        return state, dense(x), None
+        z = self.point(message)
+        x = descend(plan, message.t, gradient, z.expand_as(state["x"]), z, self.mu)
+        if self._sends_models:
+            return state, dense(x), None
+        state, sent = self.sent(plan, state, z - x, message.t)
+        return state, sent, None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        return replace(server, xbar=plan.project(aggregate.total / aggregate.count))
+        if self._sends_models:
+            return replace(server, xbar=plan.project(aggregate.total / aggregate.count))
+        server, way = self.received(plan, server, aggregate)
+        return replace(server, xbar=plan.project(server.xbar - way / plan.n))
+
+    @property
+    def _sends_models(self) -> bool:
+        """Whether clients send their local models as they are: the server knows from where they came."""
+        return self.compressor is None and not self.sends_another_point

@@ -99,7 +99,7 @@ class ProjectedAlgorithm(Algorithm):
         units = {"auto": lambda: self.usual_lr(setting), "theory": lambda: _theory(setting)}
         lr = scaled("lr", self.lr, units)
         horizon = setting.rounds if self.decay == "linear" else 0
-        return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr, horizon=horizon)
+        return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr, horizon=horizon, shapes=setting.shapes)
 
     def usual_lr(self, setting: Setting) -> float | None:
         """What "auto" stands for; None where nothing is known that it could be worked out from."""

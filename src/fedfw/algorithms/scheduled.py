@@ -60,7 +60,9 @@ class Scheduled(Algorithm):
     def plan(self, setting: Setting) -> Plan:
         schedule = self.make_schedule(setting)
         lam_0, convex = self.first_penalty(setting), setting.convex is True
-        return Plan(setting.n, setting.constraint, setting.local_steps, lam_0, schedule, convex=convex)
+        return Plan(
+            setting.n, setting.constraint, setting.local_steps, lam_0, schedule, convex=convex, shapes=setting.shapes
+        )
 
     def make_schedule(self, setting: Setting) -> Schedule:
         """The schedule of a run: the one asked for, else the one for the problem's kind."""

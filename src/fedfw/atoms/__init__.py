@@ -4,14 +4,16 @@ from fedfw.atoms.base import Atom, ReadAtom
 from fedfw.atoms.composite import Rearranged, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
 from fedfw.atoms.low_rank import LowRank
-from fedfw.atoms.mixture import Mixture, is_sparse, mix
-from fedfw.atoms.quantised import Moved, Quantised
-from fedfw.atoms.sparse import GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
+from fedfw.atoms.mixture import Combination, Mixture, is_sparse, mix
+from fedfw.atoms.quantised import Moved, Quantised, ScaledSigns
+from fedfw.atoms.sparse import DrawnValues, GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
 
 __all__ = [
     "Atom",
+    "Combination",
     "Dense",
     "DenseAtom",
+    "DrawnValues",
     "GroupVector",
     "LowRank",
     "Mixture",
@@ -20,6 +22,7 @@ __all__ = [
     "Quantised",
     "ReadAtom",
     "Rearranged",
+    "ScaledSigns",
     "SignVector",
     "SparseAtom",
     "SparseSigns",

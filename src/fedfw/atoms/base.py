@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The frame is one byte: format version (2 bits), precision (2 bits) and kind of atom (4 bits).
 _VERSION = 1
-_PRECISIONS = (torch.float32, torch.float16, torch.float64)
+_PRECISIONS = (torch.float32, torch.float16, torch.float64, torch.bfloat16)
 
 ReadAtom = Callable[[Reader, torch.dtype], "Atom"]
 """A function that decodes the payload of one known kind of atom and adds what is not sent: shape, radius and so on."""
@@ -45,7 +45,8 @@ class Atom(ABC):
         Whether this is a stack. The tensors inside an atom always have a client axis, which has length one for a single
         atom.
     precision : torch.dtype, default torch.float32
-        The precision in which the floating-point numbers of the atom are sent: float16, float32 or float64.
+        The precision in which the floating-point numbers of the atom are sent: float16, float32 or float64, and
+        bfloat16 for vectors that were compressed.
     bound : Tensor or None, default None
         A true lower bound on the minimum of ``<g, u>`` over the set, for the g that the oracle was given, of shape
         (n,). It is None if ``<g, s>`` itself is that minimum, and for atoms that were decoded from bytes.
@@ -461,7 +462,7 @@ def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:
     Raises
     ------
     AtomError
-        If the version, the precision or the kind is not a known or allowed one, or the payload is invalid.
+        If the version or the kind is not a known or allowed one, or the payload is invalid.
 
     Examples
     --------
@@ -477,8 +478,6 @@ def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:
     version, precision, tag = frame >> 6, frame >> 4 & 3, frame & 15
     if version != _VERSION:
         raise AtomError(f"atom format version {version}, expected {_VERSION}")
-    if precision >= len(_PRECISIONS):
-        raise AtomError(f"unknown precision {precision}")
     for kind, read in readers.items():
         if kind.tag == tag:
             return read(reader, _PRECISIONS[precision])

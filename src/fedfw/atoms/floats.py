@@ -1,4 +1,4 @@
-"""Floating-point numbers as bytes, and rounding that stays inside the set."""
+"""Floating-point numbers as bytes, rounding to 16 bits, and rounding that stays inside the set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def floats_to_bytes(values: Tensor) -> bytes:
     Parameters
     ----------
     values : Tensor
-        Float16, float32 or float64, of any shape.
+        Float16, bfloat16, float32 or float64, of any shape.
 
     Returns
     -------
@@ -40,7 +40,10 @@ def floats_to_bytes(values: Tensor) -> bytes:
     >>> floats_to_bytes(torch.tensor([1.0])).hex()
     '0000803f'
     """
-    array: npt.NDArray[Any] = values.detach().cpu().contiguous().numpy()
+    values = values.detach().cpu().contiguous()
+    if values.dtype is torch.bfloat16:  # which numpy does not have; its bits are those of a whole number
+        return values.view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
+    array: npt.NDArray[Any] = values.numpy()
     return array.astype(_NUMPY[values.dtype], copy=False).tobytes()
 
 
@@ -54,7 +57,7 @@ def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) 
     shape : tuple of int
         The shape of the result.
     precision : torch.dtype
-        float16, float32 or float64.
+        float16, bfloat16, float32 or float64.
 
     Returns
     -------
@@ -74,11 +77,42 @@ def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) 
     >>> read_floats(Reader(bytes.fromhex("0000803f")), (1,), torch.float32).tolist()
     [1.0]
     """
+    if precision is torch.bfloat16:
+        bits = np.frombuffer(reader.take(2 * prod(shape)), "<i2").astype(np.int16).reshape(shape)
+        numbers = torch.from_numpy(bits).view(torch.bfloat16)
+        if not bool(numbers.isfinite().all()):
+            raise AtomError("a value is not finite")
+        return numbers
     dtype = _NUMPY[precision]
     values = np.frombuffer(reader.take(prod(shape) * dtype.itemsize), dtype).reshape(shape)
     if not np.isfinite(values).all():
         raise AtomError("a value is not finite")
     return torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True))
+
+
+def to_bfloat16(x: Tensor) -> Tensor:
+    """The nearest numbers of bfloat16, which has the range of float32 and 8 binary digits.
+
+    Parameters
+    ----------
+    x : Tensor
+        Float32 or float64, of any shape.
+
+    Returns
+    -------
+    Tensor
+        bfloat16, of the same shape. A number changes by at most 1/256 of itself, and if it is below 1e-38 by less than
+        itself; what is beyond the range becomes the largest number there is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.atoms.floats import to_bfloat16
+    >>> to_bfloat16(torch.tensor([1.0, 1.001, -3.4e38])).tolist()
+    [1.0, 1.0, -3.3895313892515355e+38]
+    """
+    largest = torch.finfo(torch.bfloat16).max
+    return x.clamp(-largest, largest).to(torch.bfloat16)
 
 
 def round_inside(unit: Tensor, precision: torch.dtype, spread: float = 1.0) -> Tensor:

@@ -1,4 +1,8 @@
-"""The net atom of several local steps: a convex combination whose weights follow from the schedule and are not sent."""
+"""Combinations of atoms.
+
+The net atom of several local steps is convex, and its weights follow from the schedule and are not sent (`Mixture`).
+Any other combination is sent with its coefficients (`Combination`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from fedfw.atoms.base import Atom, ReadAtom, read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.atoms.composite import TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom
+from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.atoms.sparse import SparseAtom
 
 
@@ -96,6 +101,71 @@ def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     for value, weight in zip(values[1:], weights[1:], strict=True):
         total = total.add_(value, alpha=weight)
     return total
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Combination(DenseAtom):
+    """A vector ``sum_k coefficients[k] * parts[k]``; the coefficients are sent, and then the parts, in order.
+
+    Parameters
+    ----------
+    coefficients : Tensor
+        Of shape (n, k), in the precision of the atom.
+    parts : tuple of Atom
+        k atoms, all single ones or all stacks of n.
+    shape, batched, precision, bound
+        As for `Atom`.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.atoms import Combination
+    >>> ball = fedfw.L1Ball(1.0)
+    >>> parts = (ball.lmo(torch.tensor([-1.0, 0.0])), ball.lmo(torch.tensor([0.0, 1.0])))
+    >>> Combination(shape=(2,), coefficients=torch.tensor([[2.0, 5.0]]), parts=parts).dense().tolist()
+    [2.0, -5.0]
+    """
+
+    tag: ClassVar[int] = 14
+    stacked: ClassVar[tuple[str, ...]] = ("coefficients",)
+
+    coefficients: Tensor  # (n, k) in the atom's precision
+    parts: tuple[Atom, ...]
+
+    @classmethod
+    def read(
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        readers: Mapping[type[Atom], ReadAtom],
+        k: int,
+    ) -> Self:
+        """Decode the payload of one atom; the keyword arguments are what is not sent."""
+        coefficients = read_floats(reader, (1, k), precision)
+        parts = tuple(read_framed(reader, readers) for _ in range(k))
+        return cls(shape=shape, precision=precision, coefficients=coefficients, parts=parts)
+
+    @property
+    def kind(self) -> str:
+        return f"{len(self.parts)} x {self.parts[0].kind}"
+
+    def _row(self, i: int) -> dict[str, Any]:
+        return super()._row(i) | {"parts": tuple(part[i] for part in self.parts)}
+
+    def _dense(self, dtype: torch.dtype) -> Tensor:
+        total = self.coefficients[:, :1].to(dtype) * self.parts[0]._dense(dtype)
+        for k, part in enumerate(self.parts[1:], 1):
+            total = total + self.coefficients[:, k : k + 1].to(dtype) * part._dense(dtype)
+        return total
+
+    def _payload(self) -> bytes:
+        return floats_to_bytes(self.coefficients) + b"".join(part.to_bytes() for part in self.parts)
+
+    def _payload_nbytes(self) -> int:
+        numbers = self.coefficients.numel() * self.coefficients.element_size()
+        return numbers + sum(part.nbytes for part in self.parts)
 
 
 def is_sparse(atom: Atom) -> bool:

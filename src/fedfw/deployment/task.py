@@ -26,7 +26,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.setup import feasible_start
 from fedfw.rounds.wire import decoded_alone, whole
-from fedfw.sets.base import ConstraintSet
+from fedfw.sets.base import ConstraintSet, shapes_of
 
 _OPEN = ("penalty", "lr")
 """Options of algorithms that may be left to be worked out from the clients' data."""
@@ -177,6 +177,7 @@ class Task:
             local_steps=options.local_steps,
             steepness=steepness,
             smoothness=smoothness,
+            shapes=tuple(shapes_of(self.model).values()),
         )
 
     def plan(self, algorithm: Algorithm, n: int, setting: Setting | None = None) -> Plan:

@@ -113,6 +113,7 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
         heterogeneity=heterogeneity,
         steepness=steepness,
         smoothness=smoothness,
+        shapes=tuple(problem.shapes.values()),
     )
 
 

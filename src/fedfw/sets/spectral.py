@@ -417,6 +417,8 @@ class Spectrahedron(_MatrixSet):
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         if not isinstance(atom, LowRank) or not atom.symmetric or atom.u.shape[2] != 1:
             return False
+        if atom.precision is torch.bfloat16:  # no oracle rounds so coarsely
+            return False
         if atom.u.shape != (1, shape[0], 1) or (atom.v is not atom.u and not torch.equal(atom.v, atom.u)):
             return False
         rounding = 4 * torch.finfo(atom.precision).eps

@@ -1,6 +1,13 @@
-"""Compressed uploads: what a client sends in fewer bytes, with the same bits on both sides.
+"""What every compressor is made of, and how compressed vectors are sent.
 
-A `Compressor` turns vectors into atoms that decode to something near them. Three things are sent in this way:
+A `Compressor` turns vectors into atoms that decode to something near them, with the same bits on both sides. Each class
+says how near, as a contraction
+
+    ||C(v) - v||^2 <= (1 - alpha) ||v||^2    with some alpha in (0, 1],
+
+which is what error feedback needs: what a message loses is part of the next one, and the errors die out (Richtarik,
+Sokolov and Fatkhullin, "EF21: A new, simpler, theoretically better, and practically faster error feedback", 2021).
+Three things are sent in this way:
 
 - A vector as it is (`Compressor.encode`), such as the change of a memory that both sides hold. Both sides go on from
   the decoded change, so the next one includes what this one lost: nothing else has to remember the errors.
@@ -8,22 +15,23 @@ A `Compressor` turns vectors into atoms that decode to something near them. Thre
 - A net atom of a set (`Compressor.encode_net`): its difference from the model. The decoded point may lie outside of
   the set, so it is shrunk into it (`ConstraintSet.shrink`), by whoever sends it and by whoever receives it. What a
   hostile client sends is therefore a point of the set, too. Only atoms that would travel as a dense vector are
-  compressed; the others are short already.
+  compressed, and only by compressors that keep something of every number (`Compressor.keeps_all`): a point from which
+  most of its move is missing is no use, and nothing remembers what it lost. The others travel as they are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.atoms import Atom, Dense, Moved, Quantised, ReadAtom, Rearranged, TupleAtom
+from fedfw.atoms import Atom, Dense, Moved, ReadAtom, Rearranged, TupleAtom
 from fedfw.atoms.bits import Reader
 from fedfw.atoms.composite import split_columns
 from fedfw.errors import AtomError
@@ -33,22 +41,52 @@ from fedfw.sets.product import BoundProduct
 
 Readers = Mapping[type[Atom], ReadAtom]
 
+_NUMBER = "[1-9][0-9]{0,8}"
+_EXPECTED = (
+    "none, topk:K (the K largest numbers), randk:K (K drawn ones), bits:8, bits:4, bits:2 (so many bits a number), "
+    "sign (one bit), rank:R (matrices of rank R) or atoms:R (R atoms of the set)"
+)
 Compress = Annotated[
     str,
     option(
-        "what is done to dense vectors that clients send: none, or bits:8, bits:4, bits:2 for so many bits a number",
-        expected="none, bits:8, bits:4 or bits:2",
-        pattern=r"^(none|bits:[248])$",
+        f"what is done to dense vectors that clients send: {_EXPECTED}",
+        expected=_EXPECTED,
+        pattern=f"^(none|sign|bits:[248]|(topk|randk|rank|atoms):{_NUMBER})$",
     ),
 ]
 """The option ``compress`` of every algorithm that has one."""
+
+CompressDown = Annotated[
+    str,
+    option(
+        "what is done to the vector that the server sends: none, or topk:K (its K largest changes)",
+        expected="none, or topk:K (the K largest changes)",
+        pattern=f"^(none|topk:{_NUMBER})$",
+    ),
+]
+"""The option ``compress_down`` of every algorithm that has one."""
 
 
 class Compressor(ABC):
     """Turns vectors into shorter atoms; a new one defines `encode` and `readers`."""
 
+    keeps_all: ClassVar[bool] = False
+    """Whether it keeps something of every number, so that net atoms may be sent with it."""
+
+    def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Compressor:
+        """The compressor for vectors of a run, whose set and whose parameters' shapes some compressors go by.
+
+        Parameters
+        ----------
+        constraint : ConstraintSet
+            The set on the flat vector of parameters.
+        shapes : sequence of tuple of int
+            The shapes of the parameters, one after the other in that vector; empty where they are not known.
+        """
+        return self
+
     @abstractmethod
-    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int]) -> Atom:
+    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
         """A stack of n atoms whose values are near the rows of x.
 
         Parameters
@@ -59,20 +97,22 @@ class Compressor(ABC):
             Shape of one value, with p entries.
         pieces : sequence of int
             The lengths of the parameters that lie one after the other in a row (`ConstraintSet.pieces`).
+        draw : int, default 0
+            A number that both sides know, such as the round: random choices follow from it.
         """
 
     @abstractmethod
-    def readers(self, shape: Shape, pieces: Sequence[int]) -> Readers:
-        """The functions that decode what `encode` makes, for the same shape and pieces."""
+    def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
+        """The functions that decode what `encode` makes, for the same shape, pieces and draw."""
 
-    def encode_near(self, x: Tensor, base: Tensor, pieces: Sequence[int]) -> Moved:
+    def encode_near(self, x: Tensor, base: Tensor, pieces: Sequence[int], *, draw: int = 0) -> Moved:
         """Vectors x (n, p), sent as their differences from one that both sides hold, base (p,)."""
         shape = (x.shape[1],)
-        return _moved(self.encode(x - base, shape, pieces), base)
+        return _moved(self.encode(x - base, shape, pieces, draw=draw), base)
 
-    def near_readers(self, base: Tensor, pieces: Sequence[int]) -> Readers:
+    def near_readers(self, base: Tensor, pieces: Sequence[int], *, draw: int = 0) -> Readers:
         """The functions that decode what `encode_near` makes."""
-        return _moved_readers(self.readers(tuple(base.shape), pieces), base)
+        return _moved_readers(self.readers(tuple(base.shape), pieces, draw=draw), base)
 
     def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
         """A stack of net atoms of a set, of which those that are dense are sent as differences from base (p,).
@@ -93,6 +133,8 @@ class Compressor(ABC):
         Atom
             A stack of points of the set: parts of a product one by one, dense ones as `Moved`, all others unchanged.
         """
+        if not self.keeps_all:
+            return net
         if isinstance(constraint, BoundProduct):
             assert isinstance(net, TupleAtom)
             each = zip(net.parts, _parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
@@ -104,6 +146,8 @@ class Compressor(ABC):
 
     def net_readers(self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float]) -> Readers:
         """The functions that decode what `encode_net` makes of mixtures with these weights."""
+        if not self.keeps_all:
+            return constraint.net_readers(shape, weights)
         if isinstance(constraint, BoundProduct):
             each = zip(_parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
             parts = [self.net_readers(*part, weights) for part in each]
@@ -112,49 +156,6 @@ class Compressor(ABC):
         if readers.pop(Dense, None) is None:
             return readers
         return {**readers, **_moved_readers(self.readers(shape, constraint.pieces(shape)), base, constraint)}
-
-
-@dataclass(frozen=True)
-class Bits(Compressor):
-    """Each number as the nearest multiple of a step, in so many bits, with a step for up to 256 numbers.
-
-    A number changes by at most ``scale / (2 L)``, where scale is the largest magnitude of its block and L is 127, 7 or
-    1 with 8, 4 or 2 bits. Rounding to the nearest needs no randomness; see `fedfw.atoms.Quantised`.
-
-    Parameters
-    ----------
-    bits : int
-        8, 4 or 2.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fedfw.compression import Bits
-    >>> sent = Bits(4).encode(torch.tensor([[0.5, -3.5, 0.0]]), (3,), (3,))
-    >>> sent.dense().tolist(), sent.nbytes
-    ([[0.5, -3.5, 0.0]], 7)
-    """
-
-    bits: int
-
-    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int]) -> Atom:
-        return Quantised.nearest(x, shape=shape, bits=self.bits, sizes=pieces)
-
-    def readers(self, shape: Shape, pieces: Sequence[int]) -> Readers:
-        return {Quantised: partial(Quantised.read, shape=shape, bits=self.bits, sizes=tuple(pieces))}
-
-
-def make_compressor(text: str) -> Compressor | None:
-    """The compressor that the option ``compress`` names; None for "none".
-
-    Examples
-    --------
-    >>> from fedfw.compression import make_compressor
-    >>> make_compressor("bits:4"), make_compressor("none")
-    (Bits(bits=4), None)
-    """
-    name, _, number = text.partition(":")
-    return Bits(int(number)) if name == "bits" else None
 
 
 def _parts(base: Tensor, constraint: BoundProduct) -> list[Tensor]:

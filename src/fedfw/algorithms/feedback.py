@@ -1,0 +1,171 @@
+"""Error feedback: clients send compressed changes of a vector that both sides remember (EF21).
+
+    client i:  sends C(v_i - h_i);   h_i <- h_i + C(v_i - h_i)
+    server:    h <- h + sum over those present of C(v_i - h_i), which is the sum of all h_i, present or not
+
+v_i is what the client would send whole: a gradient, or how far it came. h_i begins at zero and follows v_i: what one
+message loses is part of the next. The h_i are kept in float64, so that their sum at the server does not drift from
+theirs. A client that lost its h_i is handed the server's.
+
+Down. With `compress_down` clients work at a point w that both sides hold, which follows the server's point z:
+
+    server:    w <- w + C(z - w), and w goes down
+
+The wire sends a vector by the coordinates that differ from what a client holds, so with the K largest changes about K
+numbers travel; a client that was away is sent all coordinates that changed meanwhile, or w whole, whichever is shorter.
+
+References: Richtarik, Sokolov and Fatkhullin, "EF21: A new, simpler, theoretically better, and practically faster error
+feedback" (2021); Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improved theoretical communication complexity
+for distributed optimization with bidirectional compression" (2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.base import Aggregate, Algorithm, Kept, Message, Plan, Server, Setting, State
+from fedfw.algorithms.projected import dense
+from fedfw.atoms import Atom
+from fedfw.checks import holds
+from fedfw.compression import Compress, CompressDown, Compressor, Readers, make_compressor
+
+
+@dataclass(frozen=True)
+class Feedback(Algorithm):
+    """An algorithm whose clients send one vector, which can be compressed, and whose server sends one point.
+
+    Parameters
+    ----------
+    compress : str
+        What is done to the vectors that clients send; see `fedfw.compression`.
+    compress_down : str
+        What is done to the point that the server sends.
+    """
+
+    _: KW_ONLY
+    compress: Compress = "none"
+    compress_down: CompressDown = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        contract = self.contract
+        if self.compressor is not None:
+            contract = replace(contract, remembers={**contract.remembers, "h": Kept.REBUILT})
+        if self.sends_another_point:
+            contract = replace(contract, down=("z",))
+        object.__setattr__(self, "contract", contract)
+
+    @property
+    def compressor(self) -> Compressor | None:
+        return make_compressor(self.compress)
+
+    @property
+    def sends_another_point(self) -> bool:
+        """Whether what goes down is not the model but a point near it, z."""
+        return self.compress_down != "none"
+
+    def resolved(self, setting: Setting) -> Self:
+        refuse_useless(self.compress, setting)
+        return super().resolved(setting)
+
+    # --- memories ---
+
+    def start_clients(self, x: Tensor) -> State:
+        h = {} if self.compressor is None else {"h": torch.zeros_like(x, dtype=torch.float64)}
+        return super().start_clients(x) | h
+
+    def start_server(self, x: Tensor) -> Server:
+        server = super().start_server(x)
+        h = {} if self.compressor is None else {"h": torch.zeros_like(x, dtype=torch.float64)}
+        w = {} if self.compress_down == "none" else {"w": x.clone()}
+        return replace(server, vectors=server.vectors | h | w)
+
+    # --- down ---
+
+    def next_point(self, server: Server) -> Tensor:
+        """The point (p,) at which clients should work."""
+        return server.xbar
+
+    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+        z, down = self.next_point(server), make_compressor(self.compress_down)
+        if down is not None:
+            w = server.vectors["w"]
+            z = w + down.encode((z - w)[None], tuple(w.shape), (len(w),)).dense(w.dtype)[0]
+            server = replace(server, vectors=server.vectors | {"w": z})
+        return server, Message(t, server.xbar, {"z": z} if self.sends_another_point else {})
+
+    @staticmethod
+    def point(message: Message) -> Tensor:
+        """The point (p,) that a message brings."""
+        return message.vectors.get("z", message.xbar)
+
+    # --- up ---
+
+    def sent(self, plan: Plan, state: State, v: Tensor, t: int) -> tuple[State, Atom]:
+        """The new memory of clients that send v (m, p) in round t, and what travels."""
+        compressor = bound_to(plan, self.compressor)
+        if compressor is None:
+            return state, dense(v)
+        change = encoded(compressor, plan, (v - state["h"]).to(v.dtype), t)
+        return self._followed(state, change), change
+
+    def received(self, plan: Plan, server: Server, aggregate: Aggregate) -> tuple[Server, Tensor]:
+        """The server's new memory, and the sum (p,) over all clients of what they would send.
+
+        Without error feedback those that are absent count as the mean of the others.
+        """
+        if self.compressor is None:
+            return server, aggregate.total * (plan.n / aggregate.count)
+        h = server.vectors["h"] + aggregate.total
+        return replace(server, vectors=server.vectors | {"h": h}), h.to(server.xbar.dtype)
+
+    def readers(self, plan: Plan, message: Message) -> Readers | None:
+        compressor, shape = bound_to(plan, self.compressor), tuple(message.xbar.shape)
+        if compressor is None:
+            return super().readers(plan, message)
+        return compressor.readers(shape, plan.constraint.pieces(shape), draw=message.t)
+
+    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
+        return state if self.compressor is None else self._followed(state, atoms)
+
+    def _followed(self, state: State, change: Atom) -> State:
+        return state | {"h": state["h"] + change.dense(torch.float64)}
+
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
+        if self.compressor is None:
+            return super().regroup(server, clients, weights)
+        return replace(server, vectors=server.vectors | {"h": clients["h"].sum(0)})
+
+
+def bound_to(plan: Plan, compressor: Compressor | None) -> Compressor | None:
+    """The compressor for the vectors of a run."""
+    return None if compressor is None else compressor.bind(plan.constraint, plan.shapes)
+
+
+def encoded(compressor: Compressor, plan: Plan, x: Tensor, t: int, near: Tensor | None = None) -> Atom:
+    """Vectors x (m, p) as they are sent in round t; ``near`` (p,) is something near them that the server knows, too."""
+    if not holds(x.sum(1).isfinite()):
+        return dense(x)  # which whoever takes it in refuses, and can say whose it is
+    pieces = plan.constraint.pieces((x.shape[1],))
+    if near is None:
+        return compressor.encode(x, (x.shape[1],), pieces, draw=t)
+    return compressor.encode_near(x, near, pieces, draw=t)
+
+
+def refuse_useless(compress: str, setting: Setting) -> None:
+    """Refuse a compressor whose messages would be longer than the vector itself, or that fits no parameter."""
+    compressor, (p,) = make_compressor(compress), setting.shape
+    if compressor is None:
+        return
+    pieces = setting.constraint.pieces(setting.shape)
+    bound = compressor.bind(setting.constraint, setting.shapes)
+    nbytes = bound.encode(torch.ones(1, p), setting.shape, pieces).nbytes
+    if nbytes > 1 + 4 * p:
+        raise ValueError(
+            f"compress={compress!r}, expected something shorter: with {setting.constraint!r} a message has {nbytes} "
+            f"bytes, and {p} numbers as they are have {1 + 4 * p}"
+        )
