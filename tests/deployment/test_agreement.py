@@ -26,6 +26,8 @@ ALGORITHMS = {
     "FedFW-sto": fedfw.FedFWSto(L2, penalty=0.01),
     "anchored": fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=3, momentum=0.5),
     "anchored, own points": fedfw.FedFWAnchored(L1, penalty=0.0, anchor_every=3, gradient_at="own"),
+    "anchored, 3 numbers drawn": fedfw.FedFWAnchored(L1, penalty=0.01, compress="randk:3"),
+    "anchored, the 3 largest": fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=2, compress="topk:3"),
     "anchored, 4 bits": fedfw.FedFWAnchored(NUCLEAR, penalty=0.01, momentum=0.5, compress="bits:4"),
     "product": fedfw.FedFW(fedfw.Product({"weight": L1, "*": L2}), penalty=0.01),
     "naive": fedfw.NaiveFW(L1),

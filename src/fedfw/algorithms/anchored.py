@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -57,6 +57,7 @@ from fedfw.algorithms.base import (
     Setting,
     State,
 )
+from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, mean_of, sent_down, with_mean
 from fedfw.algorithms.scheduled import Momentum, running_average
 from fedfw.atoms import Atom
@@ -136,6 +137,10 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
             "penalty": ("auto:0.3", "auto", "auto:3"),
         }
 
+    def resolved(self, setting: Setting) -> Self:
+        refuse_useless(self.compress, setting)
+        return super().resolved(setting)
+
     def passes(self, local_steps: int, share: float) -> float:
         every = FIRST_WAIT if self.anchor_every == "auto" else self.anchor_every
         return super().passes(local_steps, share) + 1 / every
@@ -163,7 +168,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         following, wait, _ = server.vectors["pace"].tolist()
         return bool(t >= following or t == following - wait)  # the latter is the anchor that was gathered just now
 
-    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient) -> Contributed:
+    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient, t: int) -> Contributed:
         """The loss and the gradient at xbar.
 
         F(u) >= F(xbar) + <grad F(xbar), u - xbar> proves a bound on the optimum, but the server is given gradients that
@@ -171,17 +176,18 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         """
         points = xbar.expand_as(state["x"])
         loss, a = gradient(points, full=True)
-        if self._compressor is not None:
-            shape = tuple(xbar.shape)
-            sent = self._compressor.encode(a - state["h"], shape, plan.constraint.pieces(shape))
+        compressor = bound_to(plan, self._compressor)
+        if compressor is not None:
+            sent = encoded(compressor, plan, a - state["h"], t)
             return Contributed(loss, self.received(plan, state, sent), sent)
         if plan.convex and a.dtype is not torch.float64:
             loss, exact = gradient(points, exact=True)
             loss -= (exact - a).norm(dim=1) * plan.constraint.diameter(tuple(xbar.shape))
         return Contributed(loss, a)
 
-    def sum_readers(self, plan: Plan, p: int) -> Readers | None:
-        return None if self._compressor is None else self._compressor.readers((p,), plan.constraint.pieces((p,)))
+    def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:
+        compressor = bound_to(plan, self._compressor)
+        return None if compressor is None else compressor.readers((p,), plan.constraint.pieces((p,)), draw=t)
 
     def received(self, plan: Plan, state: State, sent: Atom) -> Tensor:
         return state["h"] + sent.dense(state["h"].dtype)

@@ -671,8 +671,8 @@ class GathersSums(ABC):
         """Whether round t begins with a sum. The server decides it, also once more behind the sum of that round."""
 
     @abstractmethod
-    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient) -> Contributed:
-        """What a stack of clients adds to the sum, when the server's model is xbar (p,)."""
+    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient, t: int) -> Contributed:
+        """What a stack of clients adds to the sum of round t, when the server's model is xbar (p,)."""
 
     @abstractmethod
     def gather(
@@ -683,8 +683,8 @@ class GathersSums(ABC):
         ``states`` is what the server knows of these clients: their sums are used and nothing else.
         """
 
-    def sum_readers(self, plan: Plan, p: int) -> Readers | None:
-        """The functions that decode what a client contributes; None for a vector (p,), which the wire reads."""
+    def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:
+        """The functions that decode a contribution to the sum of round t; None for a vector, which the wire reads."""
         return None
 
     def received(self, plan: Plan, state: State, sent: Atom) -> Tensor:

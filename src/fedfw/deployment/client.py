@@ -229,7 +229,7 @@ class Client:
             )
         counted = self._counted(order, stored)
         assert counted is not None
-        sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient)
+        sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient, order.t)
         # What travels is rounded to the model's type; both ends go on from the same bits.
         sent = replace(sent, loss=sent.loss.double())
         # A pending step is kept: this order may be a late copy of one that was answered long ago.

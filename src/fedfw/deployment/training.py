@@ -257,7 +257,7 @@ class TrainingServer:
         """What one client contributed, from what it sent and from what the server knows of it."""
         algorithm = self.algorithm
         assert isinstance(algorithm, GathersSums)
-        readers = algorithm.sum_readers(self.plan, len(self.task.start))
+        readers = algorithm.sum_readers(self.plan, len(self.task.start), self.t + 1)
         if readers is None:
             return Contributed(loss, self.task.decode_vector(payload)[None])
         reader = Reader(payload)

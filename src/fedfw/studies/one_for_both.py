@@ -106,7 +106,7 @@ class AveragedDuals(FedFWPlus, GathersSums):
     def gathers(self, server: Server, t: int) -> bool:
         return t > 1 and (t - 1) % self.every == 0
 
-    def contribute(self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient) -> Contributed:
+    def contribute(self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient, t: int) -> Contributed:
         d = state["d"]
         return Contributed(torch.full_like(d[:, 0], math.nan), d)  # no gradient is computed, so no loss is known
 
