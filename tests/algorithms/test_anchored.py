@@ -48,7 +48,7 @@ def test_clients_of_different_curvature_do_not_run_away() -> None:
     own = loss(fedfw.FedFWAnchored(ball, momentum=0.9, penalty=0.0, anchor_every=20, gradient_at="own"))
     assert own > plus
     assert loss(fedfw.FedFWAnchored(ball, momentum=0.9, anchor_every=20)) < 0.8 * plus
-    assert loss(fedfw.FedFWAnchored(ball, momentum=0.9)) < 0.2 * plus
+    assert loss(fedfw.FedFWAnchored(ball, momentum=0.9)) < 0.5 * plus
 
 
 @DTYPES
@@ -76,12 +76,13 @@ def test_directions_add_up_to_the_gradient_at_the_model(dtype: torch.dtype) -> N
 def test_anchors_come_as_their_gaps_say(dtype: torch.dtype) -> None:
     run = fedfw.simulate(quadratics(dtype), fedfw.FedFWAnchored(D, penalty=0.0), rounds=150, eval_every=150)
     told = [(r.round, r.anchor_gap) for r in run.history if r.anchor_gap is not None]
-    t, wait, before = 1, FIRST_WAIT / 2, float("inf")
+    t, wait, before, last = 1, FIRST_WAIT / 2, float("inf"), 1
     for number, gap in told:
         assert number == t
         assert gap is not None
-        wait = min(2 * wait, LONGEST_WAIT) if gap < PROGRESS * before else max(wait // 2, SHORTEST_WAIT)
-        t, before = t + int(wait), gap
+        fell = gap < before * (last / t) ** PROGRESS
+        wait = min(2 * wait, LONGEST_WAIT) if fell else max(wait // 2, SHORTEST_WAIT)
+        last, t, before = t, t + int(wait), gap
     assert t > 150
     waits = {after - number for (number, _), (after, _) in pairwise(told)}
     assert len(waits) > 2

@@ -20,8 +20,9 @@ F(xbar^t) - F* <= (2 + 24 (m-1)) L' D^2 / t for convex losses without penalty, w
 m rounds, L' = n max w_i L_i.
 
 When there is an anchor (``anchor_every="auto"``): the gap at an anchor says whether the rounds since the last one made
-progress. If it fell below 0.7 of the last one, duals are good for longer, and twice as many rounds pass until the next
-anchor; else half as many, at least 2 and at most 40. The first ones are 5 rounds apart.
+progress. If from round s to round t it fell by more than sqrt(s / t), halfway between nothing and the proven s / t,
+duals are good for longer, and twice as many rounds pass until the next anchor; else half as many, at least 2 and at
+most 40. The first two are 5 rounds apart.
 
 It shares sums of gradients with the server, which plain FedFW never does. At an anchor the server therefore knows the
 exact Frank-Wolfe gap. With absentees the mean is over those present, and y_i - ybar is used as in FedFW+.
@@ -66,8 +67,8 @@ from fedfw.options import option
 
 FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 5, 2, 40
 """Rounds between anchors with anchor_every="auto"."""
-PROGRESS = 0.7
-"""Of the last gap: duals that made no such progress are renewed sooner."""
+PROGRESS = 0.5
+"""Gaps are to fall like t ** -PROGRESS, halfway between not at all and the proven t ** -1; else duals are renewed."""
 
 AnchorEvery = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"],
@@ -132,8 +133,9 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
         return {
+            "anchor_every": ("auto", 5),
             "schedule": ("convex", "linear-decay:0.2"),
-            "momentum": (0.0, 0.9),
+            "momentum": (0.9,),
             "penalty": ("auto:0.3", "auto", "auto:3"),
         }
 
@@ -218,9 +220,10 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
 
     def _next_pace(self, plan: Plan, server: Server, mean: Tensor, t: int) -> Tensor:
         """The round of the next anchor, the rounds until then, and the gap of now, by the mean of what was sent."""
-        _, wait, before = server.vectors["pace"].tolist()
+        following, wait, before = server.vectors["pace"].tolist()
+        expected = before * (max(following - wait, 1) / t) ** PROGRESS
         gap = plan.n * float(mean.double() @ server.xbar.double() - plan.lmo(mean, t).dot(mean))
-        wait = min(2 * wait, LONGEST_WAIT) if gap < PROGRESS * before else max(wait // 2, SHORTEST_WAIT)
+        wait = min(2 * wait, LONGEST_WAIT) if gap < expected else max(wait // 2, SHORTEST_WAIT)
         return server.vectors["pace"].new_tensor([t + wait, wait, gap])
 
     def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:
