@@ -12,10 +12,10 @@ and in every round, with atoms only,
 With momentum the corrected direction is averaged, d_i <- beta d_i + (1-beta) (w_i grad f_i(xbar) + y_i), and not reset
 at anchors; ybar and the penalty, which change with every round, are added to the average and not averaged.
 
-Why gradients are taken at xbar and not at x_i (``gradient_at="own"``, where anchors also set x_i <- xbar): between
-anchors a client with gradients at its own point minimises w_i f_i + <y_i, .> alone. One with less curvature than the
-others runs to a far vertex, and nothing that it sees tells it to stop: with clients of different curvature the method
-then ends above its start. At xbar all directions add up to grad F(xbar) in every round. In both cases
+Why gradients are taken at xbar and not at x_i (``gradient_at="own"``, where anchors also set x_i <- xbar): all directions
+then add up to grad F(xbar) in every round, but for the penalty, which adds up to zero. At own points each client follows
+w_i f_i + <y_i, .> alone between anchors. On synthetic(1,1) and on smooth sets xbar was much better at equal sums; that
+different curvature is the reason is a guess: quadratics that differ in nothing else did not show it. In both cases
 F(xbar^t) - F* <= (2 + 24 (m-1)) L' D^2 / t for convex losses without penalty, with everyone present and an anchor every
 m rounds, L' = n max w_i L_i.
 
@@ -99,7 +99,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         Rounds from one anchor to the next; "auto" goes by the gap at anchors.
     gradient_at : {"xbar", "own"}
         Where clients take their gradients: at the model, or at points of their own, to which anchors hand the model.
-        The latter is only for clients whose losses have about the same curvature.
+        Which is better depends on the problem; docs/algorithms.md has both.
     compress : str
         What is done to the gradients that clients send at anchors, such as "bits:8"; see `fedfw.compression`.
 
