@@ -333,14 +333,20 @@ def test_a_set_is_wanted() -> None:
 
 @pytest.mark.parametrize("attendance", [lambda t: range(5), lambda t: [t % 5, (3 * t + 1) % 5] if t % 4 else []])
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
-def test_anchored_with_momentum_is_its_transcription(penalty: float, attendance: Any) -> None:
+@pytest.mark.parametrize("gradient_at", ["xbar", "own"])
+def test_anchored_with_momentum_is_its_transcription(gradient_at: str, penalty: float, attendance: Any) -> None:
     """w_i grad f_i + y_i alone is averaged; ybar and the penalty are added to the average."""
     n, p, every, beta, rounds, D = 5, 6, 4, 0.9, 30, fedfw.Box(-1.0, 0.5)
     A, c = random_quadratics(n, p, 10.0, 1.0, 0)
     problem = quadratic_problem(A, c, torch.zeros(p, dtype=torch.float64))
     seen: list[Tensor] = []
     algorithm = fedfw.FedFWAnchored(
-        D, penalty=penalty, momentum=beta, anchor_every=every, schedule=fedfw.schedules.convex()
+        D,
+        penalty=penalty,
+        momentum=beta,
+        anchor_every=every,
+        gradient_at=gradient_at,
+        schedule=fedfw.schedules.convex(),
     )
     options = {"rounds": rounds, "participation": attendance, "eval_every": rounds}
     fedfw.simulate(problem, algorithm, callbacks=lambda s: seen.append(s.xbar.clone()), **options)
@@ -352,11 +358,11 @@ def test_anchored_with_momentum_is_its_transcription(penalty: float, attendance:
             a = {i: A[i] @ (xbar - c[i]) / n for i in present}
             mean = torch.stack([*a.values()]).mean(0)
             for i in present:
-                Y[i], X[i] = mean - a[i], xbar
+                Y[i], X[i] = mean - a[i], xbar if gradient_at == "own" else X[i]
             xbar = X.mean(0)
         ybar, after = Y.mean(0), X.clone()
         for i in present:
-            corrected = A[i] @ (X[i] - c[i]) / n + Y[i]
+            corrected = A[i] @ ((X[i] if gradient_at == "own" else xbar) - c[i]) / n + Y[i]
             d[i] = beta * d[i] + (1 - beta) * corrected if met[i] else corrected
             met[i] = True
             g = d[i] - ybar + lam * (X[i] - xbar)

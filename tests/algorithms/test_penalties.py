@@ -73,7 +73,7 @@ def test_what_is_not_known_is_asked_for() -> None:
         with pytest.raises(ValueError, match=rf"penalty='{word}': nothing is known here .* give a number"):
             fedfw.FedFW(D, penalty=word, momentum=0.0).plan(setting(D))
     assert fedfw.FedFW(D, penalty=0.25).plan(setting(D)).lam_0 == 0.25
-    assert fedfw.FedFWAnchored(D).plan(setting(D)).lam_0 == 0.0
+    assert fedfw.FedFWAnchored(D, penalty=0.0).plan(setting(D)).lam_0 == 0.0
     assert fedfw.FrankWolfe(D).plan(setting(D)).lam_0 == 0.0
 
 

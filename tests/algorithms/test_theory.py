@@ -152,9 +152,11 @@ def test_dual_variables_with_absentees_go_on_improving(name: str) -> None:
 
 @pytest.mark.parametrize("name", MINUTES_OF_THEM[:3])
 @pytest.mark.parametrize("every", [1, 5, 20])
-def test_anchored_bound_and_slope(name: str, every: int) -> None:
+@pytest.mark.parametrize("gradient_at", ["xbar", "own"])
+def test_anchored_bound_and_slope(name: str, every: int, gradient_at: str) -> None:
     q = Quadratics.on(name)
-    run = fedfw.simulate(q.problem, fedfw.FedFWAnchored(q.constraint, anchor_every=every), rounds=1500)
+    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=every, gradient_at=gradient_at)
+    run = fedfw.simulate(q.problem, algorithm, rounds=1500)
     t = torch.arange(2, 1502, dtype=torch.float64)
     residuals = q.residuals(run)
     assert bool((residuals <= theory.anchored_bound(q, every, t)).all())
@@ -164,7 +166,7 @@ def test_anchored_bound_and_slope(name: str, every: int) -> None:
 
 def test_an_anchor_ends_the_run_when_it_proves_the_tolerance() -> None:
     q = Quadratics.on("simplex")
-    algorithm = fedfw.FedFWAnchored(q.constraint, anchor_every=5)
+    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=5)
     run = fedfw.simulate(q.problem, algorithm, rounds=5000, eval_every=5000, tol=0.01)
     assert len(run.history) % 5 == 1  # it stopped at an anchor, between evaluations
     assert len(run.history) < 5000
@@ -174,7 +176,7 @@ def test_an_anchor_ends_the_run_when_it_proves_the_tolerance() -> None:
 
 def test_anchors_prove_the_exact_gap() -> None:
     q = Quadratics.on("l1")
-    algorithm = fedfw.FedFWAnchored(q.constraint, anchor_every=5)
+    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=5)
     run = fedfw.simulate(q.problem, algorithm, rounds=23, eval_every=1000)
     told = {r.round: r.anchor_gap for r in run.history if r.anchor_gap is not None}
     assert list(told) == [1, 6, 11, 16, 21]
@@ -194,6 +196,8 @@ def test_lower_bound_never_exceeds_the_optimum(name: str, participation: float, 
         fedfw.FedFW(q.constraint, penalty=q.best_penalty),
         fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty),
         fedfw.FedFWAnchored(q.constraint, anchor_every=7),
+        fedfw.FedFWAnchored(q.constraint, gradient_at="own"),
+        fedfw.FedFWAnchored(q.constraint, compress="bits:2"),
         fedfw.FedFW(q.constraint, penalty=q.best_penalty, momentum=0.9),
     ):
         run = fedfw.simulate(problem, algorithm, rounds=150, participation=participation, eval_every=5, local_steps=2)

@@ -319,7 +319,7 @@ def test_a_newcomer_does_not_choose_the_penalty(tmp_path: Path) -> None:
 
 
 def test_a_late_copy_of_a_request_for_a_sum_loses_no_step(tmp_path: Path) -> None:
-    anchored = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=3)
+    anchored = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=3)
     loop = start(tmp_path, anchored, share_gradients=True)
     loop.round()
     late = next(order for order in loop.sent[0] if order.ask == "sum")
@@ -365,7 +365,9 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int,
 # --- the server ---
 
 
-@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=3)])
+@pytest.mark.parametrize(
+    "algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=3)]
+)
 @pytest.mark.parametrize("moment", ["between rounds", "orders out", "answers in"])
 def test_a_server_that_is_killed_goes_on_to_the_same_bits(
     algorithm: fedfw.Algorithm, moment: str, tmp_path: Path

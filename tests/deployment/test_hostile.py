@@ -177,6 +177,34 @@ def test_honest_nets_of_local_steps_are_accepted(constraint: Any, dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_compressed_contribution_is_read_or_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Random bits, too few and too many bytes and huge scales: the others' round goes on, and memories agree after."""
+    algorithm = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=2, compress="bits:8")
+    task = in_precision(small_task(algorithm, rounds=40), dtype)
+    rng = np.random.default_rng(0)
+    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
+    refused = 0
+    for t in range(30):
+        for client, order in loop.server.ask_for_sums({0, 1, 2}).items():
+            answer = loop.ask(order)
+            if client == 2:
+                data = bytearray(answer.payload)
+                for at in rng.integers(0, len(data), 3):
+                    data[at] = rng.integers(0, 256)
+                spoilt = [bytes(data), answer.payload[:-1], answer.payload + b"?", b"", b"\xff" * len(data)][t // 2 % 5]
+                refused += loop.server.take(client, replace(answer, payload=spoilt).fields()) is not None
+            else:
+                assert loop.server.take(client, answer.fields()) is None
+        for client, order in loop.server.open({0, 1, 2}).items():
+            loop.server.take(client, loop.ask(order).fields())
+        assert loop.server.close().participants >= 2
+        assert feasible(loop.server)
+    assert refused >= 9
+    known = loop.server.coordinator.memory.gather(torch.arange(3))
+    assert all(bool(values.isfinite().all()) for values in known.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -340,7 +368,9 @@ def test_only_an_operator_gives_a_number_to_another_key(tmp_path: Path) -> None:
 # --- a server that was put back from an older copy ---
 
 
-@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=3)])
+@pytest.mark.parametrize(
+    "algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=3)]
+)
 @pytest.mark.parametrize("participation", [1.0, 2])
 def test_a_server_put_back_from_an_older_copy_goes_on(
     algorithm: fedfw.Algorithm, participation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -298,7 +298,9 @@ def test_a_sum_of_single_contributions_is_that_of_a_stack(who: list[int], dtype:
         assert coordinator.gathers(now)
         coordinator.ask_for_sums(now)
         sent = [
-            algorithm.contribute(there.plan, coordinator.memory.gather(group), there.xbar, there.oracles(group, 1)[0])
+            algorithm.contribute(
+                there.plan, coordinator.memory.gather(group), there.xbar, there.oracles(group, 1)[0], 1
+            )
             for group in groups
         ]
         learnt.append(coordinator.gather(now, groups, sent))

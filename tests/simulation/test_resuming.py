@@ -166,12 +166,22 @@ def memories(folder: Path) -> dict[str, Tensor]:
 
 
 @DTYPES
-@pytest.mark.parametrize("at", [1, 5, 9])
+@pytest.mark.parametrize(
+    ("at", "how"),
+    [
+        *((at, {"anchor_every": 4, "gradient_at": where}) for at in (1, 5, 9) for where in ("xbar", "own")),
+        *((at, {"compress": "bits:4"}) for at in (1, 6)),
+    ],
+)
 @pytest.mark.parametrize("participation", [1.0, 0.6, lambda t: range(8) if t % 4 == 1 else [t % 8, (t + 2) % 8]])
 def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
-    at: int, participation: float | Callable[[int], list[int]], dtype: torch.dtype, tmp_path: Path
+    at: int,
+    how: dict[str, Any],
+    participation: float | Callable[[int], list[int]],
+    dtype: torch.dtype,
+    tmp_path: Path,
 ) -> None:
-    algorithm = fedfw.FedFWAnchored(Q.constraint, anchor_every=4, momentum=0.5)
+    algorithm = fedfw.FedFWAnchored(Q.constraint, momentum=0.5, **how)
     options: dict[str, Any] = {"rounds": 9, "participation": participation, "seed": 5}
     problem = quadratics(dtype, weights=[0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1])
     straight = fedfw.simulate(problem, algorithm, out=tmp_path / "straight", **options)

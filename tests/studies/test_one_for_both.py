@@ -64,7 +64,9 @@ def test_without_an_error_it_is_fedfw() -> None:
 
 def test_kept_anchors_move_nobody_and_have_the_same_duals() -> None:
     plain, kept = (
-        Simulation(problem(), kind(L2Ball(2.0), momentum=0.9, anchor_every=5), _options(5))
+        Simulation(
+            problem(), kind(L2Ball(2.0), momentum=0.9, anchor_every=5, penalty=0.0, gradient_at="own"), _options(5)
+        )
         for kind in (FedFWAnchored, KeptAnchors)
     )
     for simulation in (plain, kept):

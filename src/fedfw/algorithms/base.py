@@ -639,10 +639,13 @@ class Contributed:
         (m,): w_i f_i at xbar, less what the rounding of the vector can hide (see `FedFWAnchored.contribute`).
     vector : Tensor
         (m, p): w_i grad f_i at xbar, or what an algorithm gathers in its place.
+    sent : Atom or None
+        What travels, where it is not the vector itself: the vector is what both sides make of it.
     """
 
     loss: Tensor
     vector: Tensor
+    sent: Atom | None = None
 
 
 @dataclass(frozen=True)
@@ -668,21 +671,29 @@ class GathersSums(ABC):
     """An algorithm that exchanges one dense sum before some rounds, beside what every algorithm does."""
 
     @abstractmethod
-    def gathers(self, t: int) -> bool:
-        """Whether round t begins with a sum."""
+    def gathers(self, server: Server, t: int) -> bool:
+        """Whether round t begins with a sum. The server decides it, also once more behind the sum of that round."""
 
     @abstractmethod
-    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient) -> Contributed:
-        """What a stack of clients adds to the sum, when the server's model is xbar (p,)."""
+    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient, t: int) -> Contributed:
+        """What a stack of clients adds to the sum of round t, when the server's model is xbar (p,)."""
 
     @abstractmethod
     def gather(
-        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed]
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
     ) -> tuple[Server, Gathered]:
-        """The server's new memory and what it learns, from the contributions of stacks of clients.
+        """The server's new memory and what it learns in round t, from the contributions of stacks of clients.
 
         ``states`` is what the server knows of these clients: their sums are used and nothing else.
         """
+
+    def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:
+        """The functions that decode a contribution to the sum of round t; None for a vector, which the wire reads."""
+        return None
+
+    def received(self, plan: Plan, state: State, sent: Atom) -> Tensor:
+        """The vectors (m, p) of contributions that travelled as atoms, from what the server knows of the clients."""
+        return sent.dense()
 
     @abstractmethod
     def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:

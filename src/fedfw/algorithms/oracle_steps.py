@@ -58,9 +58,13 @@ class OracleSteps(Scheduled):
         """What a client does once a round, before its first local step."""
         return state
 
+    def looks_at(self, state: State, message: Message) -> Tensor:
+        """The points (m, p) of a round's first gradients; those of later local steps have moved with the clients."""
+        return state["x"]
+
     @abstractmethod
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        """The direction g (m, p) for the oracle, from a = w_i grad f_i(x_i) (m, p)."""
+        """The direction g (m, p) for the oracle, from the gradients a (m, p), times w_i, where the client looks."""
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
@@ -68,11 +72,12 @@ class OracleSteps(Scheduled):
         """One round of a stack of clients: K local Frank-Wolfe steps, xbar held fixed, one (net) atom up."""
         state = self.begin_round(plan, state, message)
         begin, evidence = state["x"], None
+        at = self.looks_at(state, message)
+        elsewhere = at is not begin
         atoms: list[Atom] = []
         for k in range(plan.local_steps):
             rates = plan.rates(message.t, k)
-            x = state["x"]
-            loss, a = gradient(x)
+            loss, a = gradient(at)
             state, g = self.direction(plan, state, message, a, rates)
             g = g.to(a.dtype)
             proves = k == 0 and message.wants_evidence and self.exact and self.contract.proves
@@ -80,27 +85,28 @@ class OracleSteps(Scheduled):
             del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
             atoms.append(lmo(g))
             if given is not None and g.dtype is torch.float64:
-                evidence = _evidence(x, *given, g, atoms[-1])
+                evidence = _evidence(at, *given, g, atoms[-1])
             elif given is not None:
-                evidence = self._evidence_in_float64(plan, state, message, gradient, lmo)
+                evidence = self._evidence_in_float64(plan, state, message, at, gradient, lmo)
             del g
             if plan.local_steps > 1:
-                state = state | {"x": atoms[-1].step(x.clone(), rates.eta)}
+                state = state | {"x": atoms[-1].step(state["x"].clone(), rates.eta)}
+                at = atoms[-1].step(at.clone(), rates.eta) if elsewhere else state["x"]
         eta, shares = plan.mixing(message.t)
         net = mix(atoms, shares)
         # The step is taken from the net atom, as the server takes it: both ends then hold the same bits.
         return state | {"x": net.step(begin.clone(), eta)}, net, evidence
 
     def _evidence_in_float64(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, plan: Plan, state: State, message: Message, at: Tensor, gradient: Gradient, lmo: Lmo
     ) -> Evidence:
-        """What clients at these points prove; rounding errors of the step itself have no part in it.
+        """What clients prove that look at these points (m, p); rounding errors of the step itself have no part in it.
 
         The bound holds for any q_i, so the one is used that the server can work out as well.
         """
-        loss, a = gradient(state["x"], exact=True)
+        loss, a = gradient(at, exact=True)
         g = a + self.offset(plan, state, message)
-        return _evidence(state["x"], loss, a, g, lmo(g))
+        return _evidence(at, loss, a, g, lmo(g))
 
     def offset(self, plan: Plan, state: State, message: Message) -> Tensor:
         """What the first direction adds to the gradients, (m, p) in float64: known to all who know the points."""

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 GRID = tuple(f"auto:{multiple}" for multiple in (0.03, 0.1, 0.3, 1, 3, 10))
 """Multiples of the default that `fedfw.tune` tries."""
-LITTLE_COVERAGE = 0.5
+LITTLE_COVERAGE, LITTLE_BESIDE_ANCHORS = 0.5, 5.0
+"""Below which a weak pull is better; beside anchors, which give each client its dual at once, that is so for longer."""
 WEAK, AVERAGED, PLAIN, NETWORK = 0.001, 0.2, 1.0, 3.0
-"""The multiples: for little coverage; else for averaged gradients, for plain ones, and for networks."""
+"""The multiples: for little coverage; else for averaged gradients or beside anchors, for plain ones, for networks."""
 
 
 def usual_multiple(algorithm: OracleAlgorithm, setting: Setting) -> float:
@@ -38,11 +39,13 @@ def usual_multiple(algorithm: OracleAlgorithm, setting: Setting) -> float:
         Of the run.
     """
     steps = setting.rounds * setting.local_steps * setting.p
-    if steps * atom_density(setting.constraint, setting.shape) < LITTLE_COVERAGE:
+    anchored = algorithm.contract.sums
+    little = LITTLE_BESIDE_ANCHORS if anchored else LITTLE_COVERAGE
+    if steps * atom_density(setting.constraint, setting.shape) < little:
         return WEAK
     if setting.network:
         return NETWORK
-    return PLAIN if algorithm.exact else AVERAGED
+    return PLAIN if algorithm.exact and not anchored else AVERAGED
 
 
 def atom_density(constraint: ConstraintSet, shape: tuple[int, ...]) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.base import Algorithm, GathersSums, Gradient, Kept, Lmo, Message, State
 from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.ledger import LedgerError, Release, first_name
@@ -229,9 +229,9 @@ class Client:
             )
         counted = self._counted(order, stored)
         assert counted is not None
-        sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient)
+        sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient, order.t)
         # What travels is rounded to the model's type; both ends go on from the same bits.
-        sent = Contributed(sent.loss.double(), sent.vector)
+        sent = replace(sent, loss=sent.loss.double())
         # A pending step is kept: this order may be a late copy of one that was answered long ago.
         kept = stored if not order.memory else Stored(counted)
         store.save(replace(kept, contribution=Contribution(order.t, sent, received)))
@@ -240,7 +240,7 @@ class Client:
             t=order.t,
             client=self.number,
             kind=Kind.SUM,
-            payload=whole(sent.vector[0]).write(),
+            payload=whole(sent.vector[0]).write() if sent.sent is None else sent.sent[0].to_bytes(),
             digest=point_digest(counted.state["x"][0]),
             loss=float(sent.loss[0]),
         )

@@ -229,7 +229,7 @@ class Task:
         vectors, beside = algorithm.contract.up is Up.VECTOR, algorithm.sends(message.t, len(self.start))
         atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
         for vector in (atom, *rest) if vectors else rest:
-            _refuse_large(vector.dense())
+            refuse_large(vector.dense())
         # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. Nor is
         # what was compressed and shrunk into the set.
         compressor = algorithm.compressor
@@ -242,10 +242,11 @@ class Task:
     def decode_vector(self, data: bytes) -> Tensor:
         """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
         vector = decoded_alone(data, self.start)
-        _refuse_large(vector)
+        refuse_large(vector)
         return vector
 
 
-def _refuse_large(vector: Tensor) -> None:
+def refuse_large(vector: Tensor) -> None:
+    """Raise `AtomError` for numbers that would overflow a sum."""
     if not bool((vector.abs() < TOO_LARGE).all()):
         raise AtomError("a number is too large")

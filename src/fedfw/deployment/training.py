@@ -19,17 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.base import Algorithm, Contributed, Evidence, Kept, Plan, Reveals, Upload
+from fedfw.algorithms.base import Algorithm, Contributed, Evidence, GathersSums, Kept, Plan, Reveals, Upload
 from fedfw.algorithms.steps import ServerStep, upload_of
 from fedfw.atoms import Atom
-from fedfw.atoms.base import stack_atoms, structure
+from fedfw.atoms.base import read_framed, stack_atoms, structure
+from fedfw.atoms.bits import Reader
 from fedfw.deployment.consent import Refusal
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order, refuse_oversized
 from fedfw.deployment.numbers import Reported
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
-from fedfw.deployment.task import Task
+from fedfw.deployment.task import Task, refuse_large
 from fedfw.errors import AtomError, MessageError
 from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
@@ -248,7 +249,23 @@ class TrainingServer:
     def _contributed(self, clients: Collection[int]) -> Contributed:
         """What clients contributed to the sum, as one stack."""
         sent = [self._exchange.contributions[client] for client in clients]
-        return Contributed(torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent]))
+        short = [one.sent for one in sent if one.sent is not None]
+        loss, vectors = torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent])
+        return Contributed(loss, vectors, stack_atoms([atom[0] for atom in short]) if short else None)
+
+    def _contribution(self, loss: Tensor, payload: bytes, row: Tensor) -> Contributed:
+        """What one client contributed, from what it sent and from what the server knows of it."""
+        algorithm = self.algorithm
+        assert isinstance(algorithm, GathersSums)
+        readers = algorithm.sum_readers(self.plan, len(self.task.start), self.t + 1)
+        if readers is None:
+            return Contributed(loss, self.task.decode_vector(payload)[None])
+        reader = Reader(payload)
+        sent = stack_atoms([read_framed(reader, readers)])
+        reader.finish()
+        vector = algorithm.received(self.plan, self.coordinator.known(row), sent)
+        refuse_large(vector)
+        return Contributed(loss, vector, sent)
 
     def _open_round(self, online: Collection[int]) -> None:
         exchange = self._exchange
@@ -370,7 +387,7 @@ class TrainingServer:
             if answer.loss is None:
                 raise MessageError("undecodable: no loss")
             loss = torch.tensor([answer.loss], dtype=torch.float64)
-            exchange.contributions[client] = Contributed(loss, self.task.decode_vector(answer.payload)[None])
+            exchange.contributions[client] = self._contribution(loss, answer.payload, row)
             return
         assert now.message is not None
         exchange.atoms[client] = self.task.decode(answer.payload, self.plan, now.message)

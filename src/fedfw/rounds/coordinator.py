@@ -202,7 +202,7 @@ class Coordinator:
 
     def gathers(self, now: Round) -> bool:
         """Whether the round begins with a dense sum."""
-        return isinstance(self.algorithm, GathersSums) and self.algorithm.gathers(now.t)
+        return isinstance(self.algorithm, GathersSums) and self.algorithm.gathers(self.server, now.t)
 
     def ask_for_sums(self, now: Round, *, count: bool = True) -> None:
         """Step 2a: the message that asks for contributions to the sum; it carries the model.
@@ -218,7 +218,7 @@ class Coordinator:
         assert isinstance(self.algorithm, GathersSums)
         now.groups, now.states = list(groups), [self.memory.gather(rows) for rows in groups]
         xbar = self.server.xbar
-        self.server, learnt = self.algorithm.gather(self.plan, self.server, now.states, sent)
+        self.server, learnt = self.algorithm.gather(self.plan, self.server, now.states, sent, now.t)
         contributions = zip(now.states, sent, strict=True)
         now.states = [self.algorithm.take_up(state, xbar, one, learnt.mean) for state, one in contributions]
         for rows, state in zip(groups, now.states, strict=True):
@@ -229,7 +229,8 @@ class Coordinator:
         self.holds[now.at] = now.version
         now.bases = self.holds[now.at].copy()
         count = len(now.bases)
-        now.traffic.bytes_up += count * self.wire.dense_nbytes
+        whole = self.wire.dense_nbytes
+        now.traffic.bytes_up += sum(len(one.loss) * whole if one.sent is None else one.sent.nbytes for one in sent)
         now.traffic.evidence_up += count * (DIGEST_NBYTES + NUMBER_NBYTES)
         now.gathered, now.before, now.after = learnt, self.server, self.server
         self.dense_sums += 1

@@ -324,7 +324,7 @@ class Simulation:
         assert isinstance(algorithm, GathersSums)
         coordinator.ask_for_sums(now)
         sent = [
-            algorithm.contribute(self.plan, party.state, coordinator.server.xbar, party.gradient)
+            algorithm.contribute(self.plan, party.state, coordinator.server.xbar, party.gradient, self.t)
             for party in self._parties(cohorts, tol)
         ]
         coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)

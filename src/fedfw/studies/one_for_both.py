@@ -75,9 +75,9 @@ class KeptAnchors(FedFWAnchored):
     """Anchored FedFW that leaves x_i and xbar where they are."""
 
     def gather(
-        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed]
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
     ) -> tuple[Server, Gathered]:
-        after, learnt = super().gather(plan, server, states, sent)
+        after, learnt = super().gather(plan, server, states, sent, t)
         return replace(after, xbar=server.xbar), learnt
 
     def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed, mean: torch.Tensor) -> State:
@@ -103,15 +103,15 @@ class AveragedDuals(FedFWPlus, GathersSums):
         shares="now and then the sum of the averaged gradients of those present",
     )
 
-    def gathers(self, t: int) -> bool:
+    def gathers(self, server: Server, t: int) -> bool:
         return t > 1 and (t - 1) % self.every == 0
 
-    def contribute(self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient) -> Contributed:
+    def contribute(self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient, t: int) -> Contributed:
         d = state["d"]
         return Contributed(torch.full_like(d[:, 0], math.nan), d)  # no gradient is computed, so no loss is known
 
     def gather(
-        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed]
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
     ) -> tuple[Server, Gathered]:
         total = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0)
         return server, Gathered(total / plan.n, math.nan, gradient=None)  # an average of gradients proves nothing
@@ -179,7 +179,7 @@ class Variant:
         if self.name == "duals from averages":
             return AveragedDuals(D, penalty=penalty, momentum=self.momentum, every=m)
         kind = FedFWAnchored if self.name == "anchors" else KeptAnchors
-        return kind(D, penalty=penalty, momentum=self.momentum, anchor_every=m)
+        return kind(D, penalty=penalty, momentum=self.momentum, anchor_every=m, gradient_at="own")
 
 
 def variants(constraint: str, scale: Scale) -> dict[str, Variant | Cell]:

@@ -230,7 +230,7 @@ def anchored(name: str, effort: Effort) -> list[Study]:
     q = Quadratics.on(name)
     found = []
     for every in (1, 5, 20):
-        t, residuals = _residuals(q, FedFWAnchored(q.constraint, anchor_every=every), effort)
+        t, residuals = _residuals(q, FedFWAnchored(q.constraint, penalty=0.0, anchor_every=every), effort)
         found.append(
             Study(
                 bound="anchors",
