@@ -11,7 +11,8 @@ import pytest
 from fedfw.advice import Measured, advise
 from fedfw.cli import main
 from fedfw.config import RunConfig
-from fedfw.studies.frontier import problems
+from fedfw.report.document import Document, Plot, Table, Text
+from fedfw.studies.frontier import problems, study
 from fedfw.studies.frontier.courses import Task, looks
 from fedfw.studies.frontier.fronts import Point, front, holders, reached, steps, told
 from fedfw.studies.frontier.methods import LISTED, depends_on_horizon, grid, methods
@@ -90,6 +91,19 @@ def test_nobody_beats_the_front(seed: int, kind: str) -> None:
         got = reached(everybody, target, kind)
         costs = [point.cost(kind) for point in everybody if point.residual <= target]
         assert (None if got is None else got.cost(kind)) == min(costs, default=None)
+
+
+def test_errors_of_completion_have_a_table_and_a_picture_of_their_own() -> None:
+    movies = next(problem for problem in FULL if problem.is_completion)
+    looked = [Point("FedFW+", 0, t, 100 * t, 50, 1 / t, 0.95 - 0.01 * t) for t in (1, 2, 3, 4)]
+    page = Document("a page")
+    study._show_errors(movies, {"FedFW+": looked, "FedAvg": looked[:1]}, page)
+    table, never, plot = page.blocks
+    assert isinstance(table, Table)
+    assert table.rows == (("FedFW+", "300 B", "50 B", "3"),)
+    assert never == Text("Never there: FedAvg.")
+    assert isinstance(plot, Plot)
+    assert "test RMSE" in plot.caption
 
 
 def test_who_wins_where() -> None:

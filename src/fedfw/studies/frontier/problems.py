@@ -62,7 +62,12 @@ class Studied:
     @property
     def scored_by(self) -> str:
         """What the column ``test`` of a curve is."""
-        return "test RMSE" if self.config.model == "completion" else "test accuracy"
+        return "test RMSE" if self.is_completion else "test accuracy"
+
+    @property
+    def is_completion(self) -> bool:
+        """Whether a matrix is completed; then errors count beside residuals."""
+        return self.config.model == "completion"
 
 
 def _mnist(constraint: str, partition: str = "labels:3", clients: int = 10, participation: float = 1.0) -> RunConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedfw.report.document import Document, csv_text
@@ -22,6 +23,8 @@ GROUPS: dict[str, Callable[[Method], bool]] = {
     "among those that need no projection": lambda method: not method.projects,
 }
 _AXES = {"up": "bytes up", "down": "bytes down", "both": "bytes up and down", "round": "rounds"}
+RMSE = 0.925
+"""The test error that is asked for in matrix completion."""
 _EF21 = ("frank-wolfe", "fedavg", "fedpgd")
 
 
@@ -105,9 +108,26 @@ def _show(problem: Studied, points: Mapping[str, list[Point]], results: Results,
     header = ("method", "shows", "projects", *asked, "down", "rounds", "least residual", problem.scored_by, "setting")
     rows = [_row(method, points[title]) for title, method in methods.items()]
     page.table(header, [row for _, row in sorted(rows, key=lambda row: row[0])])
+    if problem.is_completion:
+        _show_errors(problem, points, page)
     if failed := _failures(problem, results):
         page.text(f"Left out: {'; '.join(failed)}.")
-    _draw(problem, points, page)
+    _draw(problem, points, page, "residual")
+
+
+def _show_errors(problem: Studied, points: Mapping[str, list[Point]], page: Document) -> None:
+    """The same with the test error in place of the residual."""
+    judged = {title: [replace(p, residual=p.test) for p in own if p.test is not None] for title, own in points.items()}
+    found = {title: reached(own, RMSE, "up") for title, own in judged.items()}
+    rows = [
+        (title, human_bytes(point.up), human_bytes(point.down), str(point.round))
+        for title, point in sorted(found.items(), key=lambda pair: pair[1].up if pair[1] else 0)
+        if point is not None
+    ]
+    page.table((f"to test RMSE {RMSE:g}", "up", "down", "rounds"), rows)
+    if never := [title for title, point in found.items() if point is None]:
+        page.text(f"Never there: {', '.join(never)}.")
+    _draw(problem, judged, page, "test RMSE")
 
 
 def _winners(problem: Studied, points: Mapping[str, list[Point]]) -> list[str]:
@@ -155,28 +175,29 @@ def _failures(problem: Studied, results: Results) -> list[str]:
     return [f"{why}: {', '.join(dict.fromkeys(what))}" for why, what in found.items()]
 
 
-def _draw(problem: Studied, points: Mapping[str, list[Point]], page: Document) -> None:
+def _draw(problem: Studied, points: Mapping[str, list[Point]], page: Document, what: str) -> None:
     figure, axes = panels(len(_AXES), 4.2)
     everybody = [point for own in points.values() for point in own]
+    fronts = {kind: front(everybody, kind) for kind in _AXES}
+    holders = dict.fromkeys(point.method for holding in fronts.values() for point in holding)
     for axis, (kind, label) in zip(axes, _AXES.items(), strict=True):
-        holding = front(everybody, kind)
-        named = list(dict.fromkeys(point.method for point in holding))
+        holding = fronts[kind]
         for own in points.values():
             axis.loglog(*_xy(front(own, kind), kind), color="grey", alpha=0.4, lw=0.7)
-        axis.loglog(*_xy(holding, kind), color="black", lw=1.5)
-        for i, title in enumerate(named):
-            mine = [point for point in holding if point.method == title]
-            axis.loglog(*_xy(mine, kind), "o", color=f"C{i % 10}", ms=4, label=title)
-        axis.set(xlabel=label, ylabel="residual" if kind == "up" else "")
+        axis.loglog(*_xy(holding, kind), color="black", lw=1.5, drawstyle="steps-post")
+        for i, title in enumerate(holders):
+            if mine := [point for point in holding if point.method == title]:
+                axis.loglog(*_xy(mine, kind), "os^Dv"[i // 10 % 5], color=f"C{i % 10}", ms=4, label=title)
+        axis.set(xlabel=label, ylabel=what if kind == "up" else "")
         axis.legend(fontsize="xx-small")
         axis.minorticks_off()  # their grid is most of the picture's bytes
     rows = [
         (point.method, point.setting, point.round, point.up, point.down, point.residual, point.test)
         for point in everybody
     ]
-    name = "".join(c if c.isalnum() else "-" for c in problem.title.lower())
-    caption = f"{problem.title}: the best of every method's settings (grey), the Pareto front (black) and who holds it"
-    data = csv_text(("method", "setting", "round", "up", "down", "residual", "test"), rows)
+    name = "".join(c if c.isalnum() else "-" for c in f"{problem.title} {what}".lower())
+    caption = f"{problem.title}, {what}: every method at its best (grey), the Pareto front (black) and who holds it"
+    data = csv_text(("method", "setting", "round", "up", "down", what, "test"), rows)
     page.plot(figure, caption, data, "-".join(part for part in name.split("-") if part))
 
 
