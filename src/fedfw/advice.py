@@ -19,7 +19,7 @@ from typing import Any
 from fedfw.report.tables import human_bytes
 from fedfw.sets import ConstraintSet, parse_set
 
-SEES = ("atoms", "sums", "gradients")
+SEES = ("atoms", "numbers", "sums", "gradients")
 """What the server may see of a client, from little to much."""
 DIFFER = ("little", "much")
 """How different the clients' data are."""
@@ -30,6 +30,7 @@ GOAL = 0.01
 _CHEAP_PROJECTIONS = ("p", "p log p")
 _SHOWS = {
     "atoms": "atoms alone",
+    "numbers": "two numbers of each client beside atoms",
     "sums": "sums of gradients beside atoms",
     "gradients": "gradients or models",
 }
@@ -232,9 +233,9 @@ def advise(
     differ : {"little", "much"}
         How different the clients' data are: ``little`` for random parts of one data set or for writers of the same
         digits, ``much`` where clients have labels of their own.
-    sees : {"atoms", "sums", "gradients"}
-        What the server may see of a client: atoms alone, now and then the sum of all gradients too, or each client's
-        gradients and models.
+    sees : {"atoms", "numbers", "sums", "gradients"}
+        What the server may see of a client: atoms alone; two numbers a round too, from which step sizes are made; now
+        and then the sum of all gradients too; or each client's gradients and models.
     bytes_up : float, optional
         What a client may send in the whole run. With it the least residual within the budget wins, without it the
         fewest bytes to ``residual``.

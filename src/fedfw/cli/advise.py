@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sees",
         choices=SEES,
         default="atoms",
-        help="what the server may see: atoms alone, sums of gradients too, or every client's gradients [%(default)s]",
+        help="what the server may see: atoms alone, two numbers of each client too, sums of gradients too, or every "
+        "client's gradients [%(default)s]",
     )
     parser.add_argument(
         "--bytes-up",

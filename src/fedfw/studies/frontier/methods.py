@@ -45,16 +45,30 @@ class Method:
 
     @property
     def sees(self) -> str:
-        """What the server sees of a client: atoms, at most sums of gradients, or gradients (models and their like)."""
-        contract = _made(self.algorithm, self.settings[0]).contract
-        if contract.reveals is Reveals.ATOMS:
-            return "atoms"
-        return "sums" if contract.sums else "gradients"
+        """What the server sees of a client, one of `fedfw.advice.SEES`; all settings of a method are alike in it."""
+        return seen(self.algorithm, self.settings[0])
 
     @property
     def projects(self) -> bool:
         """Whether the set needs a projection."""
         return issubclass(algorithm_class(self.algorithm), ProjectedAlgorithm)
+
+
+def seen(algorithm: str, setting: Setting) -> str:
+    """What the server sees of a client, from little to much.
+
+    Steps from curvature take two numbers of each client in every round. Error feedback gives both sides the same
+    estimate of each client's gradient, so no sum hides it.
+
+    Examples
+    --------
+    >>> seen("fedfw", ()), seen("fedfw-anchored", ()), seen("fedavg", ())
+    ('atoms', 'sums', 'gradients')
+    """
+    contract, options = _made(algorithm, setting).contract, dict(setting)
+    if contract.reveals is Reveals.ATOMS:
+        return "numbers" if options.get("schedule") == "auto" else "atoms"
+    return "sums" if contract.sums and options.get("compress", "none") == "none" else "gradients"
 
 
 def grid(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:
@@ -68,6 +82,7 @@ def depends_on_horizon(setting: Setting) -> bool:
 
 
 _STEPS = ("convex", "linear-decay:0.2", "auto")
+_KNOWN_STEPS = ("convex", "linear-decay:0.2", "linear-decay:0.05")
 _TWO_STEPS = ("convex", "linear-decay:0.2")
 _WEIGHTS = (0.0, 0.9)  # of past gradients: the momentum
 _LRS = tuple(f"auto:{multiple:g}" for multiple in (0.25, 0.5, 1, 2, 4, 8))
@@ -85,8 +100,10 @@ def _ef21_fw(name: str, compress: str) -> Method:
 
 
 LISTED = (
-    Method("FedFW", "fedfw", grid(momentum=_WEIGHTS, schedule=_STEPS)),
-    Method("FedFW+", "fedfw+", grid(momentum=_WEIGHTS, schedule=_STEPS)),
+    Method("FedFW", "fedfw", grid(momentum=_WEIGHTS, schedule=_KNOWN_STEPS)),
+    Method("FedFW auto", "fedfw", grid(momentum=_WEIGHTS, schedule=("auto",))),
+    Method("FedFW+", "fedfw+", grid(momentum=_WEIGHTS, schedule=_KNOWN_STEPS)),
+    Method("FedFW+ auto", "fedfw+", grid(momentum=_WEIGHTS, schedule=("auto",))),
     Method("anchored FedFW", "fedfw-anchored", grid(momentum=_WEIGHTS, anchor_every=(5, 20, "auto"))),
     _anchored(64, (2, 5, "auto")),
     _anchored(1024, (5, 10, "auto")),
