@@ -114,6 +114,7 @@ def test_who_wins_where() -> None:
     assert told([*b, *a], "up") == "a to 0.3 (9 B), b to 0.05 (2.0 kB)"
     assert told([*b, *a], "round") == "b to 0.05 (2 rounds)"
     assert told([], "up") == "nobody"
+    assert told([*a, Point("c", 0, 1, 1, 0, 0.95)], "up") == "a to 0.3 (9 B)"  # c has hardly begun
 
 
 @pytest.fixture

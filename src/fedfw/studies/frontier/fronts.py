@@ -12,6 +12,8 @@ TARGETS = (0.1, 0.03, 0.01)
 LEAST = 1e-6
 """Residuals below this are not told apart: the optimum itself is known to about 1e-5."""
 _BETTER = 0.8  # a step of the front that is told of is at least this much lower than the one before
+BEGUN = 0.9
+"""Who holds the front is told from here on: above it hardly anything has been learnt."""
 COSTS = ("up", "down", "both", "round")
 """What a point has cost: bytes up, bytes down, their sum, and rounds."""
 
@@ -91,9 +93,9 @@ def reached(points: Iterable[Point], target: float, kind: str) -> Point | None:
 
 
 def holders(points: Sequence[Point], kind: str) -> list[tuple[str, Point]]:
-    """Who holds the front, in order, each with the last point of its part."""
+    """Who holds the front from `BEGUN` on, in order, each with the last point of its part."""
     found: list[tuple[str, Point]] = []
-    for point in steps(points, kind):
+    for point in steps([one for one in points if one.residual <= BEGUN], kind):
         if found and found[-1][0] == point.method:
             found.pop()
         found.append((point.method, point))
