@@ -136,7 +136,7 @@ def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:
 
     Distances say little: on a polytope points of clients with the same data lie far apart, too, and their mean is none
     the worse for it. What disagreement costs is F(xbar) - sum w_i f_i(x_i), which is about zero where the data are
-    alike. It is told where it is more than training has gained, and a measured row says that sums lower the loss.
+    alike and many. It is told where it is more than training has gained, and a measured row says that sums lower the loss.
     """
     cost = cost_of_disagreement(run)
     if cost is None or config.constraint is None:
@@ -168,7 +168,8 @@ def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:
 def cost_of_disagreement(run: Run) -> float | None:
     """F(xbar) - sum w_i f_i(x_i) at the last evaluation; None where it is not known.
 
-    Near zero or below it where the clients' data are alike, however far apart their points are.
+    Near zero or below it where the clients' data are alike and many, however far apart their points are. Clients with
+    few samples learn them by heart, and then disagree although the samples are drawn alike.
     """
     last = next((r for r in reversed(run.history) if r.surrogate is not None), None)
     if last is None or last.loss is None or last.consensus is None or last.lam is None:
