@@ -136,7 +136,8 @@ def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:
 
     Distances say little: on a polytope points of clients with the same data lie far apart, too, and their mean is none
     the worse for it. What disagreement costs is F(xbar) - sum w_i f_i(x_i), which is about zero where the data are
-    alike and many. It is told where it is more than training has gained, and a measured row says that sums lower the loss.
+    alike and many. It is told where it is more than training has gained, and a measured row says that sums lower the
+    loss.
     """
     cost = cost_of_disagreement(run)
     if cost is None or config.constraint is None:
