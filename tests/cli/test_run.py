@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedfw.advice import measured
 from fedfw.cli.main import main
 from fedfw.config import RunConfig, read_config
 
@@ -42,7 +43,8 @@ def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["total_bytes_up"] < 0.001 * told["total_bytes_dense"]
     assert "round 100/100" in captured.err
     assert "loss" in captured.err
-    assert "--algorithm fedfw-anchored" in captured.out  # clients ended far apart on a polytope
+    assert "--algorithm fedfw-anchored" in captured.out  # three labels a client: their disagreement costs
+    assert any(f"Measured on {problem.title}" in captured.out for problem in measured().problems)
     folder = Path(told["run_folder"])
     assert {path.name for path in folder.iterdir()} >= {"config.toml", "history.jsonl", "model.pt", "plots.png"}
     assert (folder / "plots.png").read_bytes().startswith(b"\x89PNG")

@@ -12,13 +12,15 @@ from typing import Any
 
 import torch.nn.functional as nnf
 
+from fedfw.advice import advise, compared
 from fedfw.config import RunConfig
 from fedfw.report.tables import aligned, human_bytes
+from fedfw.rounds.setup import feasible_start
 from fedfw.simulation import Run, Simulation
 
 CONFIG = "config.toml"
 """The configuration in a run folder."""
-_FAR_APART = 0.1  # distance of the clients' points from their mean, relative to its norm
+_HELD_UP = 0.25  # share of the start's loss from which on the set itself keeps the loss up
 _TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down", "bytes_dense")
 
 
@@ -122,17 +124,59 @@ def _relative_consensus(run: Run) -> float | None:
 
 
 def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
-    apart, shares = _relative_consensus(run), run.algorithm.contract.shares
     lines = []
-    unproven = run.problem.convex and config.tol is None and run.privacy is None
-    if unproven and run.plan.constraint.is_polytope and not shares and apart is not None and apart > _FAR_APART:
-        lines.append(
-            "The clients ended far apart, as they do on polytopes when their data differ. If the server may see\n"
-            "sums of gradients now and then:\n"
-            f"  fedfw run {folder / CONFIG} --algorithm fedfw-anchored --momentum 0.9"
-        )
+    if run.problem.convex and config.tol is None and not run.algorithm.contract.shares:
+        lines += _where_drift_costs(run, config, folder)
     lines.append(f"Look at {folder / 'plots.png'}; compare runs with:  fedfw compare {folder} OTHER_RUN")
     return "\n".join(lines)
+
+
+def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:
+    """What to try where the clients' own points are good for them alone: sums of gradients, if they help.
+
+    Distances say little: on a polytope points of clients with the same data lie far apart, too, and their mean is none
+    the worse for it. What disagreement costs is F(xbar) - sum w_i f_i(x_i), which is about zero where the data are
+    alike and many. It is told where it is more than training has gained, and a measured row says that sums lower the
+    loss.
+    """
+    cost = cost_of_disagreement(run)
+    if cost is None or config.constraint is None:
+        return []
+    loss = run.history.last("loss")
+    start = run.problem.value(feasible_start(run.plan.constraint, run.problem.start))
+    if cost <= max(start - loss, 0.0):
+        return []
+    partial = run.history.total("participants") < run.plan.n * len(run.history)
+    advice = advise(config.constraint, differ="much", sees="sums", partial=partial)
+    atoms = advise(config.constraint, differ="much", sees="atoms", partial=partial)
+    if advice.method.sees != "sums" or advice.point.residual >= atoms.point.residual:
+        return []
+    lines = [
+        f"The clients disagree: at their own points their losses are {cost:.3g} lower than at the model, and training",
+        f"gained {start - loss:.3g}. If the server may see sums of gradients now and then, the loss can fall further:",
+        f"  fedfw run {folder / CONFIG} {advice.flags}",
+        compared(advice, atoms),
+    ]
+    bound = run.lower_bound
+    if run.history.last("accuracy") is not None and bound is not None and bound > _HELD_UP * start:
+        lines.append(
+            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has a loss below "
+            f"{bound:.3g},\nand in so small a set the least loss is seldom the best accuracy."
+        )
+    return lines
+
+
+def cost_of_disagreement(run: Run) -> float | None:
+    """F(xbar) - sum w_i f_i(x_i) at the last evaluation; None where it is not known.
+
+    Near zero or below it where the clients' data are alike and many, however far apart their points are. Clients with
+    few samples learn them by heart, and then disagree although the samples are drawn alike.
+    """
+    last = next((r for r in reversed(run.history) if r.surrogate is not None), None)
+    if last is None or last.loss is None or last.consensus is None or last.lam is None:
+        return None
+    assert last.surrogate is not None
+    return float(last.loss - (last.surrogate - last.lam / 2 * last.consensus**2))
 
 
 def _number(value: float | None) -> str:

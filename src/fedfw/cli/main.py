@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": ("fedfw.cli.compare", "show several runs in one table and one picture"),
     "tune": ("fedfw.cli.tune", "search a small grid of choices on held-out training data; writes a file for run"),
     "solve": ("fedfw.cli.solve", "find the central optimum F* that residuals are measured against, with proof"),
+    "advise": ("fedfw.cli.advise", "say which method to use, why, and what was measured"),
     "reproduce": ("fedfw.cli.reproduce", "compute the paper's tables and figures, and more, in one report"),
     "deploy": ("fedfw.cli.deploy", "run on Flower: real processes and encrypted connections"),
     "attack": ("fedfw.cli.attack", "search for the clients' images in what they send, as a curious server could"),

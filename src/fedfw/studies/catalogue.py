@@ -26,6 +26,7 @@ from fedfw.studies import (
     traffic,
 )
 from fedfw.studies.figures import Claim
+from fedfw.studies.frontier import study as frontier
 from fedfw.studies.lab import NOT_YET, Results, Task, Wanted
 from fedfw.studies.leakage import study as leakage
 from fedfw.studies.networks import study as networks
@@ -50,6 +51,8 @@ class Section:
         The names of proven bounds that did not hold, which is an error.
     summary : callable or None
         A table in a sentence or two, for the top of the report.
+    files : callable
+        Texts by name that are written beside the report, for other programs.
     apart : bool
         Whether it is a study of its own, which ``all`` leaves out.
     partial : bool
@@ -63,6 +66,7 @@ class Section:
     claims: Callable[[Scale, Results], list[Claim]] = lambda scale, results: []
     failures: Callable[[Scale, Results], list[str]] = lambda scale, results: []
     summary: Callable[[Scale, Results], str] | None = None
+    files: Callable[[Scale, Results], dict[str, str]] = lambda scale, results: {}
     apart: bool = False
     partial: bool = False
 
@@ -87,7 +91,9 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         return Section(name, title, tasks, show, summary=summary)
 
     def of(module: object, name: str, title: str, apart: bool = False, partial: bool = False) -> Section:
-        extras = {key: getattr(module, key) for key in ("claims", "failures", "summary") if hasattr(module, key)}
+        extras = {
+            key: getattr(module, key) for key in ("claims", "failures", "summary", "files") if hasattr(module, key)
+        }
         return Section(name, title, module.tasks, module.show, apart=apart, partial=partial, **extras)  # type: ignore[attr-defined]
 
     found = (
@@ -111,5 +117,6 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(private_training, "dp", "What privacy costs", apart=True),
         *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
         of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True, partial=True),
+        of(frontier, "frontier", "The frontier: residual against bytes and rounds", apart=True, partial=True),
     )
     return {section.name: section for section in found}

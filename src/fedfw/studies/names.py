@@ -8,6 +8,7 @@ REPRODUCTIONS = (
     *("privacy", "dp"),
     *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
     *("networks-oracles", "networks-payloads", "networks-convex"),
+    "frontier",
 )
 """The names of `fedfw.studies.catalogue.sections`, in the order of the report."""
 GROUPS = ("networks",)

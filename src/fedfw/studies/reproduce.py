@@ -18,6 +18,7 @@ from fedfw.report.document import Cell, Document, Table, text_of
 from fedfw.report.html import save_html
 from fedfw.report.markdown import save_markdown
 from fedfw.report.tables import aligned
+from fedfw.rounds.files import write_atomically
 from fedfw.rounds.setup import usable_device
 from fedfw.studies.catalogue import Section, sections
 from fedfw.studies.figures import Claim
@@ -108,6 +109,9 @@ def reproduce(
     save_html(page, target)
     if markdown is not None:
         save_markdown(page, markdown)
+    for section in chosen:
+        for file, text in section.files(scale, results).items():
+            write_atomically(out / file, text.encode())
     for table in _first_tables(page):
         rows = (tuple(shorten(text_of(cell), 150) for cell in row) for row in table.rows)
         print(aligned([table.header, *rows]) + "\n")

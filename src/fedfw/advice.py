@@ -1,0 +1,343 @@
+"""Which method to use: the best measured one among those that may be used, with the measurement behind it.
+
+The measurements are those of ``fedfw reproduce frontier``, which writes them as ``measured.json``; the package has a
+copy. Nothing is advised that was not measured, and what differs between the measured problem and the one that is asked
+about is said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedfw.report.tables import human_bytes
+from fedfw.sets import ConstraintSet, parse_set
+
+SEES = ("atoms", "numbers", "sums", "gradients")
+"""What the server may see of a client, from little to much."""
+DIFFER = ("little", "much")
+"""How different the clients' data are."""
+PROJECTION = ("auto", "cheap", "costly")
+"""Whether the server can project on the set; "auto" goes by what the set's projection costs."""
+GOAL = 0.01
+"""The residual that is asked for where no budget of bytes is given."""
+_CHEAP_PROJECTIONS = ("p", "p log p")
+_SHOWS = {
+    "atoms": "atoms alone",
+    "numbers": "two numbers of each client beside atoms",
+    "sums": "sums of gradients beside atoms",
+    "gradients": "gradients or models",
+}
+
+
+# --- the table ---
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """What a method had cost and reached.
+
+    Bytes of all clients together, rounds, residual, test score, the number of its setting, and for how many rounds to
+    ask: more than ``rounds`` where the steps depend on them and the point lies before the end.
+    """
+
+    up: int
+    down: int
+    rounds: int
+    residual: float
+    test: float | None
+    setting: int
+    of: int
+
+
+@dataclass(frozen=True)
+class MeasuredMethod:
+    """One method on one problem; its points have falling residuals at rising bytes up."""
+
+    title: str
+    algorithm: str
+    sees: str
+    projects: bool
+    settings: tuple[Mapping[str, Any], ...]
+    points: tuple[MeasuredPoint, ...]
+
+    def within(self, bytes_up: float) -> MeasuredPoint | None:
+        """The best point that costs no more."""
+        return next((point for point in reversed(self.points) if point.up <= bytes_up), None)
+
+    def reaching(self, residual: float) -> MeasuredPoint | None:
+        """The cheapest point that is as good."""
+        return next((point for point in self.points if point.residual <= residual), None)
+
+
+@dataclass(frozen=True)
+class MeasuredProblem:
+    """One problem: its set, how much its clients differ, how many they are, whether all take part, what is tested."""
+
+    title: str
+    constraint: str
+    differ: str
+    clients: int
+    partial: bool
+    scored_by: str
+    methods: tuple[MeasuredMethod, ...]
+
+    def method(self, algorithm: str) -> MeasuredMethod | None:
+        """The plainest measured method with this algorithm."""
+        return next((one for one in self.methods if one.algorithm == algorithm), None)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All problems; ``quick`` for small ones on the digits, which stand in until the study was run in full."""
+
+    problems: tuple[MeasuredProblem, ...]
+    quick: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """A form that JSON can hold, with points as short lists."""
+        table = asdict(self)
+        for problem in table["problems"]:
+            for method in problem["methods"]:
+                method["points"] = [list(point.values()) for point in method["points"]]
+        return table
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Measured:
+        """The inverse of `to_json`."""
+        problems = []
+        for problem in table["problems"]:
+            methods = (
+                MeasuredMethod(**one | {"settings": tuple(one["settings"]), "points": _points(one["points"])})
+                for one in problem["methods"]
+            )
+            problems.append(MeasuredProblem(**problem | {"methods": tuple(methods)}))
+        return cls(tuple(problems), table["quick"])
+
+    @classmethod
+    def read(cls, path: Path) -> Measured:
+        """A table that ``fedfw reproduce frontier`` wrote."""
+        return _read(path.read_text(encoding="utf-8"), str(path))
+
+
+def _points(rows: list[list[Any]]) -> tuple[MeasuredPoint, ...]:
+    return tuple(MeasuredPoint(*row) for row in rows)
+
+
+def _read(text: str, name: str) -> Measured:
+    try:
+        found = Measured.from_json(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{name} is damaged, expected what fedfw reproduce frontier writes: {error!r}") from None
+    if not found.problems:
+        raise ValueError(f"{name} has no problems, expected at least one that was measured")
+    return found
+
+
+@cache
+def measured() -> Measured:
+    """The table that comes with fedfw.
+
+    Examples
+    --------
+    >>> len(measured().problems) > 0
+    True
+    """
+    return _read((files("fedfw") / "measured.json").read_text(encoding="utf-8"), "measured.json")
+
+
+# --- advice ---
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A method, why, and what was measured.
+
+    Parameters
+    ----------
+    problem : MeasuredProblem
+        The measured problem that is nearest to what was asked.
+    method : MeasuredMethod
+        What is advised.
+    point : MeasuredPoint
+        The measurement behind it.
+    reasons : tuple of str
+        Why, in sentences, and what differs between what was asked and what was measured.
+    """
+
+    problem: MeasuredProblem
+    method: MeasuredMethod
+    point: MeasuredPoint
+    reasons: tuple[str, ...]
+
+    @property
+    def flags(self) -> str:
+        """The method as flags of ``fedfw run``."""
+        chosen = self.method.settings[self.point.setting]
+        own = (f" --{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        return f"--algorithm {self.method.algorithm}{''.join(own)}"
+
+    @property
+    def row(self) -> str:
+        """The measurement in words."""
+        point, problem = self.point, self.problem
+        score = "" if point.test is None else f", {problem.scored_by} {point.test:.3f}"
+        return (
+            f"{problem.title}: residual {point.residual:.2g}{score} after {point.rounds} rounds, "
+            f"{human_bytes(point.up)} up and {human_bytes(point.down)} down, all {problem.clients} clients together"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``fedfw advise --json`` prints."""
+        return {
+            "method": self.method.title,
+            "algorithm": self.method.algorithm,
+            "options": dict(self.method.settings[self.point.setting]),
+            "flags": self.flags,
+            "rounds": self.point.of,
+            "why": list(self.reasons),
+            "measured": {
+                "problem": self.problem.title,
+                "bytes_up": self.point.up,
+                "bytes_down": self.point.down,
+                "rounds": self.point.rounds,
+                "residual": self.point.residual,
+                self.problem.scored_by.replace(" ", "_").lower(): self.point.test,
+            },
+        }
+
+
+def advise(
+    constraint: str,
+    *,
+    differ: str = "much",
+    sees: str = "atoms",
+    bytes_up: float | None = None,
+    projection: str = "auto",
+    partial: bool = False,
+    residual: float = GOAL,
+    table: Measured | None = None,
+) -> Advice:
+    """The method that did best on the nearest measured problem, among those that may be used.
+
+    Parameters
+    ----------
+    constraint : str
+        The set, such as ``l1:10``.
+    differ : {"little", "much"}
+        How different the clients' data are: ``little`` for random parts of one data set or for writers of the same
+        digits, ``much`` where clients have labels of their own.
+    sees : {"atoms", "numbers", "sums", "gradients"}
+        What the server may see of a client: atoms alone; two numbers a round too, from which step sizes are made; now
+        and then the sum of all gradients too; or each client's gradients and models.
+    bytes_up : float, optional
+        What a client may send in the whole run. With it the least residual within the budget wins, without it the
+        fewest bytes to ``residual``.
+    projection : {"auto", "cheap", "costly"}
+        Whether the server can project on the set; "auto" goes by what the set's projection costs.
+    partial : bool
+        Whether only some clients take part in a round.
+    residual : float
+        How much of the way to the optimum may be left.
+    table : Measured, optional
+        What was measured; by default the table that comes with fedfw.
+
+    Returns
+    -------
+    Advice
+
+    Examples
+    --------
+    >>> advice = advise("l1:10", sees="atoms")
+    >>> advice.method.sees, advice.method.projects
+    ('atoms', False)
+    """
+    for name, word, words in (("differ", differ, DIFFER), ("sees", sees, SEES), ("projection", projection, PROJECTION)):
+        if word not in words:
+            raise ValueError(f"{name}={word!r}, expected one of {', '.join(words)}")
+    for name, value in (("bytes_up", bytes_up), ("residual", residual)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}, expected a positive number")
+    asked = parse_set(constraint)
+    if projection == "auto":
+        projection = "cheap" if asked.projection_cost in _CHEAP_PROJECTIONS else "costly"
+    found = measured() if table is None else table
+    problem = min(found.problems, key=lambda one: _distance(one, asked, differ, partial))
+    may = [
+        one
+        for one in problem.methods
+        if SEES.index(one.sees) <= SEES.index(sees) and (projection == "cheap" or not one.projects)
+    ]
+    if not may:
+        raise ValueError(f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}")
+    without = "" if projection == "cheap" else " and need no projection"
+    among = f"Of the {len(may)} measured methods that show no more than {_SHOWS[sees]}{without}"
+    method, point, why = _best(may, None if bytes_up is None else bytes_up * problem.clients, residual)
+    reasons = (f"{among}, {why}.", *_caveats(problem, asked, constraint, differ, partial, quick=found.quick))
+    return Advice(problem, method, point, reasons)
+
+
+def compared(one: Advice, other: Advice) -> str:
+    """Two measurements on one problem beside each other, in a sentence."""
+    a, b = one.point, other.point
+    score = (
+        "" if a.test is None or b.test is None else f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
+    )
+    return (
+        f"Measured on {one.problem.title}: residual {a.residual:.2g} instead of {b.residual:.2g}{score}, "
+        f"{human_bytes(a.up)} up instead of {human_bytes(b.up)}."
+    )
+
+
+def _best(
+    methods: list[MeasuredMethod], budget: float | None, residual: float
+) -> tuple[MeasuredMethod, MeasuredPoint, str]:
+    """The best of some methods, its point, and why."""
+    if budget is not None:
+        within = [(one, point) for one in methods if (point := one.within(budget)) is not None]
+        if within:
+            method, point = min(within, key=lambda pair: (pair[1].residual, pair[1].up))
+            return method, point, f"{method.title} has the least residual within {human_bytes(budget)} up"
+        method = min(methods, key=lambda one: one.points[0].up)
+        return method, method.points[0], f"none is within {human_bytes(budget)} up; {method.title} sends least"
+    there = [(one, point) for one in methods if (point := one.reaching(residual)) is not None]
+    if there:
+        method, point = min(there, key=lambda pair: (pair[1].up, pair[1].residual))
+        return method, point, f"{method.title} reaches residual {residual:g} with the fewest bytes up"
+    method = min(methods, key=lambda one: one.points[-1].residual)
+    return method, method.points[-1], f"none reaches residual {residual:g}; {method.title} comes nearest"
+
+
+def _distance(problem: MeasuredProblem, asked: ConstraintSet, differ: str, partial: bool) -> tuple[float, ...]:
+    """How far a measured problem is from what is asked, the most important difference first."""
+    own = parse_set(problem.constraint)
+    kind = 0 if type(own) is type(asked) else 1 if own.is_polytope is asked.is_polytope else 2
+    sizes = getattr(own, "r", None), getattr(asked, "r", None)
+    known = all(isinstance(size, int | float) and size > 0 for size in sizes)
+    ratio = abs(math.log(sizes[0] / sizes[1])) if known else 0.0  # type: ignore[operator]
+    return kind, problem.partial is not partial, problem.differ != differ, ratio
+
+
+def _caveats(
+    problem: MeasuredProblem, asked: ConstraintSet, constraint: str, differ: str, partial: bool, *, quick: bool
+) -> list[str]:
+    """What differs between the measured problem and what was asked."""
+    found = []
+    own = parse_set(problem.constraint)
+    if type(own) is not type(asked):
+        found.append(f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it.")
+    elif problem.constraint != constraint:
+        found.append(f"The measured set is {problem.constraint}, not {constraint}.")
+    if problem.differ != differ:
+        found.append(f"The clients of the measured problem differ {problem.differ}, not {differ}.")
+    if problem.partial is not partial:
+        found.append(f"In the measured problem {'some clients take' if problem.partial else 'everybody takes'} part.")
+    if quick:
+        found.append("The table is of small, short runs on the digits: fedfw reproduce frontier makes a real one.")
+    return found
