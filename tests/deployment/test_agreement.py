@@ -49,6 +49,10 @@ ALGORITHMS = {
     "FedAdamW": fedfw.FedAdamW(L1, lr=0.05),
     "FedDA": fedfw.FedDA(L1, lr=0.5),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
+    "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
+    "FedFW+, steps from curvature": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9, schedule="curvature"),
+    "anchored, steps from curvature": fedfw.FedFWAnchored(L1, anchor_every=3, schedule="curvature"),
+    "Frank-Wolfe, steps from curvature": fedfw.FrankWolfe(L2, momentum=0.5, schedule="curvature"),
 }
 
 

@@ -81,6 +81,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
 
     name: ClassVar[str] = "fedfw-anchored"
     title: ClassVar[str] = "FedFW-anchored"
+    paces: ClassVar[bool] = True
     contract: ClassVar[Contract] = replace(
         OracleAlgorithm.contract,
         down=("xbar", "ybar"),
@@ -93,6 +94,9 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
         return {"anchor_every": (5, 10, 20), "momentum": (0.0, 0.9), "penalty": (0.0, "auto:0.1")}
+
+    def may_pace(self, setting: Setting) -> bool:
+        return super().may_pace(setting) and self.anchor_every > 1  # else points jump in every round
 
     def passes(self, local_steps: int, share: float) -> float:
         return super().passes(local_steps, share) + 1 / self.anchor_every
@@ -140,7 +144,9 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return with_mean(server, mean_of(server) - moved / plan.n), Gathered(mean, loss, None)
 
     def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:
-        return state | {"y": mean.double() - sent.vector.double(), "x": xbar.expand_as(state["x"]).clone()}
+        # Points jump to xbar: what was remembered of the last step says nothing of the curvature on the way there.
+        jumped = {"past": torch.zeros_like(state["past"])} if "past" in state else {}
+        return state | {"y": mean.double() - sent.vector.double(), "x": xbar.expand_as(state["x"]).clone()} | jumped
 
     # --- every round ---
 
