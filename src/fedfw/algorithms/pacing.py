@@ -37,7 +37,7 @@ LARGEST = 1e15
 """Numbers that clients tell are cut off here."""
 SPARSE = 0.5
 """The share of an atom's entries that are not zero, below which atoms count as sparse."""
-_FACTORS = {(True, False): (1.0, 0.9), (True, True): (2.0, 0.6), (False, False): (1.0, 0.65), (False, True): (1.8, 0.4)}
+_FACTORS = {(True, False): (1.0, 0.9), (True, True): (1.5, 0.7), (False, False): (1.0, 0.65), (False, True): (1.8, 0.4)}
 """(scale, power) of c = scale / (1 - beta)^power, by whether clients have points and whether atoms are sparse."""
 TOLD = 2
 """How many numbers a client tells in a round: its gap and its curvature."""
