@@ -64,6 +64,10 @@ ALGORITHMS = {
     "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
     "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
     "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
+    "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
+    "FedFW+, steps from curvature": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9, schedule="curvature"),
+    "anchored, steps from curvature": fedfw.FedFWAnchored(L1, anchor_every=3, gradient_at="own", schedule="curvature"),
+    "Frank-Wolfe, steps from curvature": fedfw.FrankWolfe(L2, momentum=0.5, schedule="curvature"),
 }
 
 

@@ -121,6 +121,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
 
     name: ClassVar[str] = "fedfw-anchored"
     title: ClassVar[str] = "FedFW-anchored"
+    paces: ClassVar[bool] = True
     contract: ClassVar[Contract] = replace(
         OracleAlgorithm.contract,
         down=("xbar", "ybar"),
@@ -142,6 +143,10 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     def resolved(self, setting: Setting) -> Self:
         refuse_useless(self.compress, setting)
         return super().resolved(setting)
+
+    def may_pace(self, setting: Setting) -> bool:
+        # Curvature is seen along a client's own way, and not where its points jump in every round.
+        return super().may_pace(setting) and self.gradient_at == "own" and self.anchor_every != 1
 
     def passes(self, local_steps: int, share: float) -> float:
         every = FIRST_WAIT if self.anchor_every == "auto" else self.anchor_every
@@ -232,6 +237,8 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
             state["h"] = sent.vector
         if self.gradient_at == "own":
             state["x"] = xbar.expand_as(state["x"]).clone()
+            if "past" in state:  # what was remembered of the last step says nothing of the curvature on the way to xbar
+                state["past"] = torch.zeros_like(state["past"])
         return state
 
     # --- every round ---

@@ -174,6 +174,11 @@ class Setting:
         The least probability that a client takes part.
     rounds, local_steps : int
         How many there will be.
+    tells : bool
+        Whether clients may tell the server numbers of their data in every round: not in private runs, nor in a
+        deployment, unless its task asks for it by name.
+    whole : bool
+        Whether gradients are of all samples; else they are of minibatches.
     heterogeneity : callable
         () -> zeta, the root mean square of ||grad h_i - mean|| over the clients at the start, where h_i = n w_i f_i;
         None where it is not known. Theory's penalty is made from it.
@@ -193,6 +198,8 @@ class Setting:
     p: float = 1.0
     rounds: int = 100
     local_steps: int = 1
+    tells: bool = True
+    whole: bool = True
     heterogeneity: Callable[[], float | None] = _unknown
     steepness: Callable[[], float | None] = _unknown
     smoothness: Callable[[], float | None] = _unknown
@@ -225,6 +232,11 @@ class Plan:
         ``local_steps`` times a round.
     by_round : bool
         Whether that clock counts rounds instead, and a local step is the round's step divided by ``local_steps``.
+    eta : float or None
+        The most that a step of the present round may be, where the server works it out (`fedfw.algorithms.pacing`);
+        None where the schedule alone says it.
+    pace : float
+        c, the factor of step sizes from curvature.
     least_tol : float
         The best accuracy that is asked of oracles that iterate.
     lr : float
@@ -245,6 +257,8 @@ class Plan:
     lam_0: float = 0.0
     schedule: Schedule | None = None
     by_round: bool = False
+    eta: float | None = None
+    pace: float = 0.0
     least_tol: float = 1e-6
     lr: float = 0.0
     horizon: int = 0
@@ -284,6 +298,7 @@ class Plan:
         eta = self.schedule.eta(tick)
         if not 0 < eta <= 1:
             raise ValueError(f"the schedule gives eta={eta} at t={tick}, expected a number above 0 and at most 1")
+        eta = eta if self.eta is None else min(eta, self.eta)
         eta = eta / self.local_steps if self.by_round else eta
         return Rates(eta, self.lam_0 * self.schedule.growth(tick), min(1.0, self.schedule.rho(tick)))
 
@@ -569,6 +584,19 @@ class Algorithm(ABC):
     def sends(self, t: int, p: int) -> dict[str, int]:
         """The dense vectors that clients send in round t beside what the contract says, by name, and their lengths."""
         return {}
+
+    @property
+    def tells(self) -> bool:
+        """Whether clients tell numbers of their data beside atoms, and are sent the step size in return."""
+        return False
+
+    def next_eta(self, plan: Plan, curvature: float, aggregate: Aggregate, t: int) -> tuple[float, float]:
+        """The step size of the round after t and the average curvature, where `tells`."""
+        raise NotImplementedError
+
+    def eta_taken(self, server: Server) -> float | None:
+        """The step size of the last round, where the server chose it in its step; else None."""
+        return None
 
     @property
     def compressor(self) -> Compressor | None:

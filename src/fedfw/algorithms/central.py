@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from fedfw.algorithms import pacing
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
@@ -60,6 +62,7 @@ class FrankWolfe(Feedback, Momentum):
 
     name: ClassVar[str] = "frank-wolfe"
     title: ClassVar[str] = "Frank-Wolfe"
+    paces: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's whole gradient in each round"
     )
@@ -73,6 +76,10 @@ class FrankWolfe(Feedback, Momentum):
             raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
         return super().plan(setting)
 
+    def may_pace(self, setting: Setting) -> bool:
+        """Clients tell nothing beside their gradients; but gradients of others would look like curvature."""
+        return super().may_pace(replace(setting, tells=True)) and setting.p == 1
+
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
@@ -82,9 +89,32 @@ class FrankWolfe(Feedback, Momentum):
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         server, g = self.received(plan, server, aggregate)
-        vectors = server.vectors
+        vectors, a = server.vectors, g
         if self.beta:
             g = torch.lerp(vectors["d"], g, 1 - self.beta) if "d" in vectors else g
             vectors = vectors | {"d": g}
-        atom = plan.lmo(g, t)
-        return replace(server, xbar=atom.step(server.xbar.clone(), plan.rates(t).eta), vectors=vectors)
+        atom, eta = plan.lmo(g, t), plan.rates(t).eta
+        if self.paced:
+            return self._paced_step(plan, replace(server, vectors=vectors), a, g, atom, eta)
+        return replace(server, xbar=atom.step(server.xbar.clone(), eta), vectors=vectors)
+
+    def _paced_step(self, plan: Plan, server: Server, a: Tensor, g: Tensor, atom: Atom, cap: float) -> Server:
+        """The step whose size comes from curvature: a (p,) is the gradient, g (p,) its average, ``cap`` the longest."""
+        vectors, x = server.vectors, server.xbar
+        known = vectors if "pace" in vectors else _no_pace(x)
+        state = {"x": x[None], "move": known["move"][None], "past": known["past"][None]}
+        told = pacing.tell(state, a[None], g[None], replace(atom, batched=True), 0.0)[0].double()
+        q = pacing.averaged(known["pace"][0], told, self.beta)
+        eta = pacing.step_size(q, told, cap, plan.pace, pacing.FIRST_STEP)
+        after = atom.step(x.clone(), eta)
+        made = {name: values[0] for name, values in pacing.remember(x[None], after[None], a[None], eta).items()}
+        return replace(server, xbar=after, vectors=vectors | made | {"pace": torch.stack([q, eta])})
+
+    def eta_taken(self, server: Server) -> float | None:
+        return float(server.vectors["pace"][1]) if "pace" in server.vectors else None
+
+
+def _no_pace(x: Tensor) -> dict[str, Tensor]:
+    """What a server at x (p,) that took no step knows: `pacing.begin`, and no curvature and step size in ``pace``."""
+    begun = {name: values[0] for name, values in pacing.begin(x[None]).items()}
+    return begun | {"pace": x.new_zeros(2, dtype=torch.float64)}

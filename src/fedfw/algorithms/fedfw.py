@@ -55,6 +55,7 @@ class FedFW(Momentum, OracleAlgorithm):
 
     name: ClassVar[str] = "fedfw"
     title: ClassVar[str] = "FedFW"
+    paces: ClassVar[bool] = True
     coordinatewise: ClassVar[bool] = True
 
     @classmethod

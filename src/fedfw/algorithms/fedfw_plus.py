@@ -55,6 +55,7 @@ class FedFWPlus(Momentum, OracleAlgorithm):
 
     name: ClassVar[str] = "fedfw+"
     title: ClassVar[str] = "FedFW+"
+    paces: ClassVar[bool] = True
     coordinatewise: ClassVar[bool] = True
     contract: ClassVar[Contract] = replace(
         OracleAlgorithm.contract,

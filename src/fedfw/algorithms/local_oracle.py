@@ -21,7 +21,7 @@ from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
-from fedfw.schedules import Schedule, make_schedule
+from fedfw.schedules import AUTO, Schedule, make_schedule
 
 SCHEDULE = "linear-decay:0.1"
 NETWORK_TOL = 1e-3
@@ -54,7 +54,7 @@ class LocalOracleSteps(Momentum):
         return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
 
     def resolved(self, setting: Setting) -> Self:
-        schedule = SCHEDULE if self.schedule is None else self.schedule
+        schedule = SCHEDULE if self.schedule is None or self.schedule == AUTO else self.schedule
         return replace(self, momentum=NETWORK_MOMENTUM if self.momentum == "auto" else self.momentum, schedule=schedule)
 
     def plan(self, setting: Setting) -> Plan:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedfw.algorithms import pacing
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
@@ -31,6 +32,7 @@ from fedfw.algorithms.base import (
     State,
     scaled,
 )
+from fedfw.algorithms.parcels import first_part, parcel
 from fedfw.algorithms.penalties import GRID, usual_multiple
 from fedfw.algorithms.scheduled import Scheduled
 from fedfw.atoms import Atom
@@ -52,7 +54,21 @@ class OracleSteps(Scheduled):
     """Clients take Frank-Wolfe steps and send atoms."""
 
     def start_clients(self, x: Tensor) -> State:
-        return {"x": x} if self.exact else {"x": x} | _no_past(x)
+        return {"x": x} | ({} if self.exact else _no_past(x)) | (pacing.begin(x) if self.paced else {})
+
+    @property
+    def tells(self) -> bool:
+        return self.paced
+
+    def sends(self, t: int, p: int) -> dict[str, int]:
+        return {"told": pacing.TOLD} if self.tells else {}
+
+    def next_eta(self, plan: Plan, curvature: float, aggregate: Aggregate, t: int) -> tuple[float, float]:
+        told, beta = aggregate.beside["told"].double().cpu(), getattr(self, "beta", 0.0)
+        q = pacing.averaged(torch.tensor(curvature, dtype=torch.float64), told, beta)
+        cap, before = replace(plan, eta=None).rates(t + 1).eta, plan.rates(t).eta
+        eta = pacing.step_size(q, told, cap, plan.pace, before)
+        return float(eta), float(q)
 
     def begin_round(self, plan: Plan, state: State, message: Message) -> State:
         """What a client does once a round, before its first local step."""
@@ -71,7 +87,7 @@ class OracleSteps(Scheduled):
     ) -> tuple[State, Atom, Evidence | None]:
         """One round of a stack of clients: K local Frank-Wolfe steps, xbar held fixed, one (net) atom up."""
         state = self.begin_round(plan, state, message)
-        begin, evidence = state["x"], None
+        begin, evidence, told = state["x"], None, {}
         at = self.looks_at(state, message)
         elsewhere = at is not begin
         atoms: list[Atom] = []
@@ -81,9 +97,11 @@ class OracleSteps(Scheduled):
             state, g = self.direction(plan, state, message, a, rates)
             g = g.to(a.dtype)
             proves = k == 0 and message.wants_evidence and self.exact and self.contract.proves
-            given = (loss, a) if proves else None
+            given, first = (loss, a) if proves else None, a if k == 0 and self.tells else None
             del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
             atoms.append(lmo(g))
+            if first is not None:
+                told, began = {"told": pacing.tell(state, first, g, atoms[-1], rates.lam)}, first
             if given is not None and g.dtype is torch.float64:
                 evidence = _evidence(at, *given, g, atoms[-1])
             elif given is not None:
@@ -95,7 +113,10 @@ class OracleSteps(Scheduled):
         eta, shares = plan.mixing(message.t)
         net = mix(atoms, shares)
         # The step is taken from the net atom, as the server takes it: both ends then hold the same bits.
-        return state | {"x": net.step(begin.clone(), eta)}, net, evidence
+        after = net.step(begin.clone(), eta)
+        if told:
+            state = state | pacing.remember(begin, after, began, eta)
+        return state | {"x": after}, parcel(net, told), evidence
 
     def _evidence_in_float64(
         self, plan: Plan, state: State, message: Message, at: Tensor, gradient: Gradient, lmo: Lmo
@@ -117,7 +138,7 @@ class OracleSteps(Scheduled):
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
         state = self.begin_round(plan, state, message)
         eta, _ = plan.mixing(message.t)
-        return state | {"x": atoms.step(state["x"].clone(), eta)}
+        return state | {"x": first_part(atoms, self.sends(message.t, 0)).step(state["x"].clone(), eta)}
 
     def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
         if not (self.exact and self.contract.proves):
@@ -175,7 +196,9 @@ class OracleAlgorithm(OracleSteps):
     penalty: Penalty = "auto"
 
     contract: ClassVar[Contract] = Contract(
-        remembers={"x": Kept.REBUILT, "d": Kept.OWN, "seen": Kept.OWN}, points=True, proves=True
+        remembers={"x": Kept.REBUILT, **dict.fromkeys(("d", "seen", "move", "past"), Kept.OWN)},
+        points=True,
+        proves=True,
     )
 
     def start_clients(self, x: Tensor) -> State:

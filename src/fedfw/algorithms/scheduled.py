@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Plan, Setting, State
+from fedfw.algorithms.pacing import FIRST_STEP, SPARSE, factor
+from fedfw.algorithms.penalties import atom_density
 from fedfw.options import option
-from fedfw.schedules import NAMES, Schedule, make_schedule
+from fedfw.schedules import AUTO, CURVATURE, NAMES, Schedule, make_schedule
 
 NETWORK_MOMENTUM = 0.9
 NETWORK_SCHEDULE = "linear-decay:0.05"
@@ -47,22 +49,67 @@ class Scheduled(Algorithm):
     ----------
     schedule : str, Schedule, callable or None
         A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default of the problem's kind.
+        "auto" is "curvature" where that can be used (`Scheduled.may_pace`), else the default without it.
+
+    Attributes
+    ----------
+    paces : bool
+        Whether its steps can come from curvature (`fedfw.algorithms.pacing`).
     """
 
     _: KW_ONLY
     schedule: StepSizes = None
 
+    paces: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.schedule, str):
             make_schedule(self.schedule, 1.0, 1)  # an unknown name is refused here, not when a run begins
+        if self.paced and not self.paces:
+            raise ValueError(f"schedule={CURVATURE!r}, expected another one: {self.name} takes no steps from curvature")
+
+    @property
+    def paced(self) -> bool:
+        """Whether steps come from curvature."""
+        return self.schedule == CURVATURE
+
+    def may_pace(self, setting: Setting) -> bool:
+        """Whether steps may and can come from curvature in a run: "auto" then is that, else the default."""
+        return self.paces and setting.convex is True and setting.tells and setting.whole
+
+    def resolved(self, setting: Setting) -> Self:
+        """The algorithm with a schedule of "auto" filled in."""
+        chosen = super().resolved(setting)
+        if chosen.paced and not setting.whole:
+            raise ValueError(
+                f"schedule={CURVATURE!r} compares two gradients of the same samples, expected no minibatches and no "
+                'noise; "auto" uses it where it can be used'
+            )
+        if chosen.schedule != AUTO:
+            return chosen
+        return replace(chosen, schedule=CURVATURE if chosen.may_pace(setting) else None)
 
     def plan(self, setting: Setting) -> Plan:
         schedule = self.make_schedule(setting)
         lam_0, convex = self.first_penalty(setting), setting.convex is True
+        eta = FIRST_STEP if self.tells else None
+        pace = self.pace(setting) if self.paced else 0.0
         return Plan(
-            setting.n, setting.constraint, setting.local_steps, lam_0, schedule, convex=convex, shapes=setting.shapes
+            setting.n,
+            setting.constraint,
+            setting.local_steps,
+            lam_0,
+            schedule,
+            eta=eta,
+            pace=pace,
+            convex=convex,
+            shapes=setting.shapes,
         )
+
+    def pace(self, setting: Setting) -> float:
+        """c, the factor of steps from curvature."""
+        return 1.0
 
     def make_schedule(self, setting: Setting) -> Schedule:
         """The schedule of a run: the one asked for, else the one for the problem's kind."""
@@ -100,6 +147,10 @@ class Momentum(Scheduled):
     @property
     def exact(self) -> bool:
         return self.beta == 0
+
+    def pace(self, setting: Setting) -> float:
+        sparse = atom_density(setting.constraint, setting.shape) < SPARSE
+        return factor(self.beta, points=self.contract.points, sparse=sparse)
 
     def resolved(self, setting: Setting) -> Self:
         """The algorithm with momentum and schedule filled in: networks get both, unless they were given."""

@@ -20,8 +20,8 @@ class Bits(Compressor):
 
     A number changes by at most ``scale / (2 L)``, where scale is the largest magnitude of its block in bfloat16 and L
     is 127, 7 or 1 with 8, 4 or 2 bits. No number changes by more than itself and the largest of a block by at most
-    1/256 of itself, so it is a contraction with alpha = (1 - 2^-16)/128, and alpha >= 1 - 33 / L^2 is better with 8 bits.
-    Rounding to the nearest needs no randomness; see `fedfw.atoms.Quantised`.
+    1/256 of itself, so it is a contraction with alpha = (1 - 2^-16)/128, and alpha >= 1 - 33 / L^2 is better with
+    8 bits. Rounding to the nearest needs no randomness; see `fedfw.atoms.Quantised`.
 
     Parameters
     ----------

@@ -38,6 +38,7 @@ _LEAST_WEIGHT = 2.0**-30
 def _handed(order: Order) -> str:
     """Stands for what an order's step begins from, memory and message: a step from something else is another step."""
     parts = [part for name in sorted(order.memory) for part in (name.encode(), order.memory[name])]
+    parts += [] if order.eta is None else [repr(order.eta).encode()]
     return hashlib.sha256(b"|".join([*parts, order.digest, order.mean])).hexdigest()[:16]
 
 
@@ -146,6 +147,8 @@ class Client:
             raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
         if not 0 < order.weight <= 1:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
+        if (order.eta is not None) != (order.ask == Ask.STEP and self._algorithm(order).tells):
+            raise MessageError(f"a step size of {order.eta}, expected one where and only where the server works it out")
         down = self.task.algorithm.contract.down
         if "xbar" in down and "xbar" not in order.vectors:
             raise MessageError("an order without the model")
@@ -304,7 +307,7 @@ class Client:
         self, order: Order, state: State, received: Received, given: Contribution | None, release: Release | None
     ) -> tuple[State, Answer]:
         task, algorithm = self.task, self._algorithm(order)
-        plan = task.plan(algorithm, order.n)
+        plan = replace(task.plan(algorithm, order.n), eta=order.eta)
         if given is not None:
             assert isinstance(algorithm, GathersSums)
             mean = decoded_alone(order.mean, task.start)

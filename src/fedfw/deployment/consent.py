@@ -29,6 +29,7 @@ Share = Literal["atoms", "losses", "numbers", "gradients", "models"]
 SHARES: tuple[Share, ...] = get_args(Share)
 """All that a client can share."""
 _NEEDED = {Reveals.ATOMS: "atoms", Reveals.MODELS: "models", Reveals.GRADIENTS: "gradients"}
+TOLD = "steps from curvature, whose clients tell the server two numbers of their data in every round"
 _ROUNDING = 1 + 1e-9
 
 
@@ -150,6 +151,8 @@ class Consent:
             raise RefusedError(
                 Refusal.SHARED, f"{algorithm.name} shares {algorithm.contract.shares}: {needed!r} is not in share"
             )
+        if algorithm.tells and needed == "atoms" and "numbers" not in self.share:
+            raise RefusedError(Refusal.SHARED, f"{algorithm.name} with {TOLD}: 'numbers' is not in share")
         if self.sets is not None and (strange := _sets_of(algorithm) - set(self.sets)):
             raise RefusedError(Refusal.SET, f"constraint={_listed(sorted(strange))}, expected {_listed(self.sets)}")
         if self.most_parameters is not None and size > self.most_parameters:
@@ -277,7 +280,8 @@ _TEXT = """\
 # What may be sent to the server:
 #   atoms      extreme points of the constraint set; they are always allowed
 #   losses     the client's loss at the model, and the number of a certificate
-#   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of "auto"
+#   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of "auto"; its gap and
+#              its curvature in every round, for a schedule of "curvature"
 #   gradients  whole gradients, sums and averages of them: fedfw-anchored, fedlmo, fedmuon, fedmuon-cv, frank-wolfe,
 #              scaffold, fedadamw, fedda, fast-fedda
 #   models     local models: fedavg, fedavgm, fedcm, fedadam

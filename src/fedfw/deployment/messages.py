@@ -178,6 +178,8 @@ class Order(_Checked):
         What the client is to hold before the step, where the server knows better: after a loss and for a newcomer.
     penalty, lr : float
         For clients whose own task leaves these numbers open.
+    eta : float
+        The step size of the round, where the server works it out from what clients tell.
     ask : str
         An `Ask`.
     tell : bool
@@ -198,13 +200,15 @@ class Order(_Checked):
     memory: dict[str, bytes] = field(default_factory=dict)
     penalty: Magnitude | None = None
     lr: Magnitude | None = None
+    eta: Annotated[float, Field(gt=0, le=1)] | None = None
     ask: Text = Ask.STEP.value
     tell: bool = False
 
     @property
     def payload_nbytes(self) -> int:
-        """What tables quote: vectors and memory."""
-        return len(self.mean) + sum(map(len, (*self.vectors.values(), *self.memory.values())))
+        """What tables quote: vectors, memory and the step size."""
+        number = 0 if self.eta is None else NUMBER_NBYTES
+        return number + len(self.mean) + sum(map(len, (*self.vectors.values(), *self.memory.values())))
 
     @property
     def evidence_nbytes(self) -> int:

@@ -24,7 +24,7 @@ from fedfw.problems.modules import flatten
 from fedfw.problems.problem import Problem, declared_convex, softmax_classes
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
-from fedfw.rounds.setup import feasible_start
+from fedfw.rounds.setup import feasible_start, refuse_telling
 from fedfw.rounds.wire import decoded_alone, whole
 from fedfw.sets.base import ConstraintSet, shapes_of
 
@@ -113,6 +113,7 @@ class Task:
             )
         if not isinstance(self.options.participation, int | float):
             raise ValueError("participation: a deployment takes a probability or a number of clients")
+        refuse_telling(self.algorithm, self.options)
         if self.options.promise is not None and contract.sums:
             raise ValueError(f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy")
         for name in ("relax", "tol"):
@@ -180,6 +181,8 @@ class Task:
             p=Participation(options.participation, self.clients, options.seed).p,
             rounds=options.rounds,
             local_steps=options.local_steps,
+            tells=False,
+            whole=promise is None and options.batch_size is None,
             steepness=steepness,
             smoothness=smoothness,
             shapes=tuple(shapes_of(self.model).values()),

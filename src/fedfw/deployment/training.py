@@ -24,7 +24,7 @@ from fedfw.algorithms.steps import ServerStep, upload_of
 from fedfw.atoms import Atom
 from fedfw.atoms.base import read_framed, stack_atoms, structure
 from fedfw.atoms.bits import Reader
-from fedfw.deployment.consent import Refusal
+from fedfw.deployment.consent import TOLD, Refusal
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order, refuse_oversized
 from fedfw.deployment.numbers import Reported
 from fedfw.deployment.records import DeployedRecord
@@ -112,6 +112,11 @@ class TrainingServer:
             raise ValueError(
                 f"{algorithm.name} shares {contract.shares}: deployed, gradients go to the server in the clear. "
                 "share-gradients says that this is wanted"
+            )
+        if algorithm.tells and not (self.settings.tell_loss or contract.reveals is Reveals.GRADIENTS):
+            raise ValueError(
+                f"{algorithm.name} with {TOLD}: tell-loss says that clients may send such numbers; or give another "
+                "schedule"
             )
 
     # --- what is trained ---
@@ -303,6 +308,7 @@ class TrainingServer:
                 memory=memory,
                 penalty=self.plan.lam_0 if self.task.is_open else None,
                 lr=self.plan.lr if self.task.is_open else None,
+                eta=now.eta if ask is Ask.STEP and self.algorithm.tells else None,
                 ask=ask.value,
                 tell=self.settings.tell_loss and ask is Ask.STEP and evaluated,
             )
@@ -402,7 +408,8 @@ class TrainingServer:
 
     def close(self, seconds: dict[str, float] | None = None) -> DeployedRecord:
         """Make the server's step from what was accepted, and write it all down."""
-        exchange, now, plan = self._exchange, self._now, self.plan
+        exchange, now = self._exchange, self._now
+        plan = self.plan  # the next round may have another step size
         answered, guilty = sorted(exchange.atoms), set[int]()
         if now is not None:
             for upload in self._uploads(answered):

@@ -95,8 +95,8 @@ class ReplayedRounds:
         self._ways: dict[_Names, Any] = {}
         self._cannot = False
 
-    def begin(self, server: Server, state: State, message: Message) -> Callable[[], RoundSteps] | None:
-        """Sets a round going; the function waits for it. None where it cannot be replayed.
+    def begin(self, plan: Plan, server: Server, state: State, message: Message) -> Callable[[], RoundSteps] | None:
+        """Sets a round of a plan going; the function waits for it. None where it cannot be replayed.
 
         What the round gave is overwritten by the next one, but for the server's memory, which is for all to keep.
         """
@@ -105,8 +105,8 @@ class ReplayedRounds:
         begun = time.perf_counter()
         if self._stream is None and self._rates.is_cuda:
             self._stream = torch.cuda.current_stream(self._rates.device)
-        if self._plan.schedule is not None:
-            rates = self._plan.rates(message.t)
+        if plan.schedule is not None:
+            rates = plan.rates(message.t)
             self._on_host.numpy()[:] = rates.eta, rates.lam, rates.rho
         names = _Names(tuple(state), tuple(server.vectors), tuple(message.vectors), message.wants_evidence)
         if names not in self._ways:
@@ -125,7 +125,7 @@ class ReplayedRounds:
             self._note("steps", begun)
             well, *marks = seen.split([1] + [len(mark) for mark in _marks(taken)])
             if not well:
-                return self._steps(self._plan, *_sorted_out(names, way.given, message.t))
+                return self._steps(plan, *_sorted_out(names, way.given, message.t))
             server = taken.step.server
             after = Server(server.xbar.clone(), {name: vector.clone() for name, vector in server.vectors.items()})
             changed, support, wide = (*marks, None, None)[:3]

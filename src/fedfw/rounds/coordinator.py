@@ -32,6 +32,7 @@ from fedfw.algorithms.base import (
     State,
     Upload,
 )
+from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.checks import bits_of
@@ -81,6 +82,8 @@ class Round:
     """The version of the message that each client holds, in that order."""
     version: int = 0
     """The version of the last message of this round."""
+    eta: float | None = None
+    """The step size, where the server worked it out."""
     message: Message | None = None
     gathered: Gathered | None = None
     anchor_gap: float | None = None
@@ -187,6 +190,8 @@ class Coordinator:
         """The largest proven lower bound on the optimum."""
         self.dense_sums = 0
         """How many dense sums the server was given."""
+        self.curvature = 0.0
+        """The average of what clients told, where step sizes come from it (`fedfw.algorithms.pacing`)."""
 
     # --- a round, step by step ---
 
@@ -198,7 +203,12 @@ class Coordinator:
         few = self.memory.columns is not None
         states = [] if few else [self.memory.gather(rows) for rows in groups]
         at = _on_host(groups) if at is None else at
-        return Round(t, list(groups), states, self.server, self.server, at, self.holds[at].copy())
+        bases = self.holds[at].copy()
+        return Round(t, list(groups), states, self.server, self.server, at, bases, eta=self.plan.eta)
+
+    def plan_of(self, now: Round) -> Plan:
+        """The plan with the step size of a round, which another round that was closed meanwhile does not change."""
+        return self.plan if self.plan.eta == now.eta else replace(self.plan, eta=now.eta)
 
     def gathers(self, now: Round) -> bool:
         """Whether the round begins with a dense sum."""
@@ -287,6 +297,8 @@ class Coordinator:
         count = len(now.bases)
         now.traffic.bytes_down += self.wire.nbytes(now.bases.tolist())
         now.traffic.evidence_down += count * DIGEST_NBYTES
+        if now.message is not None and self.algorithm.tells:
+            now.traffic.bytes_down += count * NUMBER_NBYTES  # the step size
         if now.gathered is not None:
             now.traffic.bytes_down += count * encoded(now.gathered.mean).nbytes
 
@@ -298,7 +310,7 @@ class Coordinator:
             x = torch.cat([upload.x for upload in uploads])
             after, _ = self._broadcast(now.before, present, x, uploads[0].columns, now.t)
         server = after if self.server is now.before else _rebased(self.server, now.before, after)
-        return step_server(self.algorithm, self.plan, server, uploads, now.t)
+        return step_server(self.algorithm, self.plan_of(now), server, uploads, now.t)
 
     def close(self, now: Round, step: ServerStep | None = None, *, replayed: bool = False) -> None:
         """Step 5: the server's step from what arrived.
@@ -318,29 +330,35 @@ class Coordinator:
         arrived = sum(len(upload.who) for upload in now.uploads)
         step = self.step(now, now.uploads) if step is None else step
         self._learn(now)
+        plan = self.plan_of(now)
         for upload, state in zip(now.uploads, now.known, strict=True):
             if state is None:
-                self._follow(upload, now.message)
+                self._follow(plan, upload, now.message)
             else:
                 self.memory.scatter(upload.who, state)
         self.holds[now.at if arrived == len(now.bases) else _on_host([u.who for u in now.uploads])] = now.version
-        rates = self.algorithm.repeatable(self.plan, step.aggregate, now.t) if step.support is not None else None
+        rates = self.algorithm.repeatable(plan, step.aggregate, now.t) if step.support is not None else None
         repeat = None if rates is None or replayed else Repeat(*rates, step.aggregate.total)
         self.wire.stepped(step.changed, None if rates is None else step.support, repeat, wide=step.wide)
         self.server = step.server
+        now.eta = now.eta if (taken := self.algorithm.eta_taken(step.server)) is None else taken
+        if self.algorithm.tells:
+            eta, self.curvature = self.algorithm.next_eta(plan, self.curvature, step.aggregate, now.t)
+            self.plan = replace(self.plan, eta=eta)
 
-    def _follow(self, upload: Upload, message: Message) -> None:
+    def _follow(self, plan: Plan, upload: Upload, message: Message) -> None:
         """Work out what clients hold that sent this."""
-        memory, atoms = self.memory, upload.atoms
+        memory = self.memory
+        atoms = first_part(upload.atoms, self.algorithm.sends(message.t, 0)) if self.algorithm.tells else upload.atoms
         if not isinstance(memory, TouchedColumns):
             before = memory.gather(upload.who)
-            memory.scatter(upload.who, self._rebuilt(self.algorithm.follow(self.plan, before, message, atoms)))
+            memory.scatter(upload.who, self._rebuilt(self.algorithm.follow(plan, before, message, atoms)))
             return
         memory.touch(touched_by(atoms))
         if memory.columns is not None:
             atoms = narrow_atoms(atoms, memory.place, len(memory.columns), memory.rows["x"].dtype)
             message = narrow_message(message, memory.columns)
-        after = self.algorithm.follow(self.plan, memory.view(upload.who), message, atoms)
+        after = self.algorithm.follow(plan, memory.view(upload.who), message, atoms)
         memory.put(upload.who, self._rebuilt(after))
 
     def _rebuilt(self, state: State) -> State:
@@ -408,7 +426,8 @@ class Coordinator:
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
         bound = float("nan") if self.best_bound is None else self.best_bound
-        numbers = torch.tensor([bound, self.dense_sums], dtype=torch.float64)
+        eta = float("nan") if self.plan.eta is None else self.plan.eta
+        numbers = torch.tensor([bound, self.dense_sums, eta, self.curvature], dtype=torch.float64)
         return joined(
             {
                 "memory": self.memory.state(),
@@ -431,6 +450,6 @@ class Coordinator:
         self.bound = LowerBound(self.plan.constraint, self.memory.n, len(self._start))
         self.bound.load({name: value.to(device) for name, value in part(held, "bound").items()})
         self.holds = held["holds"].numpy().copy()
-        bound, sums = held["numbers"].tolist()
+        bound, sums, eta, self.curvature = held["numbers"].tolist()
         self.best_bound, self.dense_sums = None if bound != bound else bound, int(sums)
-        self.plan = replace(self.plan, n=self.memory.n)
+        self.plan = replace(self.plan, n=self.memory.n, eta=None if eta != eta else eta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -79,7 +79,7 @@ def after_rounds(made: Fingerprint, plan: Plan, t: int) -> Fingerprint:
     some = [done for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
     if plan.schedule is None:
         return made | {_SCHEDULE: repr([plan.lr_at(done) for done in some] if plan.horizon else [])}
-    rates = [plan.rates(done) for done in some]
+    rates = [replace(plan, eta=None).rates(done) for done in some]  # steps from curvature follow from all the rest
     return made | {_SCHEDULE: repr([(r.eta, r.lam, r.rho) for r in rates])}
 
 

@@ -110,6 +110,8 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
         p=p,
         rounds=options.rounds,
         local_steps=options.local_steps,
+        tells=promise is None,
+        whole=promise is None and options.batch_size is None,
         heterogeneity=heterogeneity,
         steepness=steepness,
         smoothness=smoothness,
@@ -119,6 +121,15 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
 
 def _refused() -> float | None:
     raise ValueError('lr="auto" is worked out from the data, which a private run must not reveal: give a number')
+
+
+def refuse_telling(algorithm: Algorithm, options: Options) -> None:
+    """Refuse a private run whose clients would tell numbers of their data beside what is made private."""
+    if algorithm.tells and options.promise is not None:
+        raise ValueError(
+            'schedule="curvature" tells the server two numbers of each client\'s data in every round, which a private '
+            'run must not reveal: "auto" is a schedule that needs none there'
+        )
 
 
 class Certificate(StrEnum):

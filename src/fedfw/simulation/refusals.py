@@ -13,6 +13,7 @@ from fedfw.problems.problem import Problem
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.robustness import refuse_uncertifiable
+from fedfw.rounds.setup import refuse_telling
 from fedfw.sets.base import ConstraintSet
 
 _MANY_BYTES = 2**30
@@ -41,6 +42,7 @@ def refuse_contradictions(
         raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
     if options.relax and not algorithm.contract.may_relax:
         raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
+    refuse_telling(algorithm, options)
     if options.promise is not None:
         if options.tol is not None:
             raise ValueError("tol needs a certificate, which reveals the data: it does not go with privacy")

@@ -210,7 +210,9 @@ class Simulation:
     @property
     def rates(self) -> Rates | None:
         """Step size, penalty and averaging weight of the present round, for algorithms with a schedule."""
-        return None if self.plan.schedule is None or not self.t else self.plan.rates(self.t)
+        if self.plan.schedule is None or not self.t:
+            return None
+        return self.coordinator.plan_of(self.now).rates(self.t)
 
     @property
     def reports_loss(self) -> bool:
@@ -288,7 +290,7 @@ class Simulation:
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
         if self._replay is not None:
-            replayed = self._replay.begin(now.after, now.states[0], message)
+            replayed = self._replay.begin(self.plan, now.after, now.states[0], message)
         coordinator.number(now)
         coordinator.count_down(now)
         # Steps 4 and 5: the clients' steps and the server's.
