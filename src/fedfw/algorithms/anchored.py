@@ -12,10 +12,11 @@ and in every round, with atoms only,
 With momentum the corrected direction is averaged, d_i <- beta d_i + (1-beta) (w_i grad f_i(xbar) + y_i), and not reset
 at anchors; ybar and the penalty, which change with every round, are added to the average and not averaged.
 
-Why gradients are taken at xbar and not at x_i (``gradient_at="own"``, where anchors also set x_i <- xbar): all directions
-then add up to grad F(xbar) in every round, but for the penalty, which adds up to zero. At own points each client follows
-w_i f_i + <y_i, .> alone between anchors. On synthetic(1,1) and on smooth sets xbar was much better at equal sums; that
-different curvature is the reason is a guess: quadratics that differ in nothing else did not show it. In both cases
+Why gradients are taken at xbar and not at x_i (``gradient_at="own"``, where anchors also set x_i <- xbar): then all
+directions add up to grad F(xbar) in every round, because the penalty's parts add up to zero. At own points each client
+follows w_i f_i + <y_i, .> alone between anchors. With an anchor every 20 rounds xbar was better on synthetic(1,1), l2,
+nuclear and k-sparse sets, own points on l1:10, l1:100 and a9a. That clients of different curvature are the reason is a
+guess: quadratics with curvatures from 0.01 to 10 did not show it. In both cases
 F(xbar^t) - F* <= (2 + 24 (m-1)) L' D^2 / t for convex losses without penalty, with everyone present and an anchor every
 m rounds, L' = n max w_i L_i.
 
