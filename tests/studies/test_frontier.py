@@ -15,7 +15,7 @@ from fedfw.report.document import Document, Plot, Table, Text
 from fedfw.studies.frontier import problems, study
 from fedfw.studies.frontier.courses import Task, looks
 from fedfw.studies.frontier.fronts import Point, front, holders, reached, steps, told
-from fedfw.studies.frontier.methods import LISTED, depends_on_horizon, grid, methods, seen
+from fedfw.studies.frontier.methods import METHODS, depends_on_horizon, grid, seen
 from fedfw.studies.frontier.problems import FULL, QUICK, Studied
 from fedfw.studies.lab import Site
 
@@ -23,11 +23,11 @@ DIGITS = RunConfig.of(dataset="digits", model="mclr", partition="labels:3", cons
 
 
 def test_every_method_has_a_name_of_its_own_and_at_most_six_settings() -> None:
-    assert len({method.title for method in LISTED}) == len(LISTED)
-    assert all(1 <= len(set(method.settings)) == len(method.settings) <= 6 for method in LISTED)
-    assert {method.sees for method in methods()} >= {"atoms", "sums", "gradients"}
-    assert all({seen(method.algorithm, s) for s in method.settings} == {method.sees} for method in methods())
-    by_title = {method.title: method for method in methods()}
+    assert len({method.title for method in METHODS}) == len(METHODS)
+    assert all(1 <= len(set(method.settings)) == len(method.settings) <= 6 for method in METHODS)
+    assert {method.sees for method in METHODS} >= {"atoms", "sums", "gradients"}
+    assert all({seen(method.algorithm, s) for s in method.settings} == {method.sees} for method in METHODS)
+    by_title = {method.title: method for method in METHODS}
     assert [by_title[title].projects for title in ("FedFW+", "Frank-Wolfe", "FedAvg")] == [False, False, True]
     assert all(len(problem.budgets) >= 3 for problem in FULL if problem.config.model != "completion")
 

@@ -102,11 +102,12 @@ def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Row]]
         momentum=0.0,
         rounds=scale.rounds,
     )
+    anchored = base.having(algorithm="fedfw-anchored", gradient_at="own", penalty=0.0)  # its first form
     found = {}
     for m in RENEWALS:
         for K in LOCAL_STEPS:
             found[LAZY_NAME, m, K] = base.having(algorithm="fedlmo", renew_every=m, local_steps=K)
-            found[ANCHORED, m, K] = base.having(algorithm="fedfw-anchored", anchor_every=m, local_steps=K)
+            found[ANCHORED, m, K] = anchored.having(anchor_every=m, local_steps=K)
         found[WITH_MOMENTUM, m, 1] = found[ANCHORED, m, 1].having(momentum=0.9)
 
     def row(config: RunConfig, schedule: str) -> Row:

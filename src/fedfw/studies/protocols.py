@@ -26,8 +26,8 @@ _ON_SMOOTH_WITH_MOMENTUM = tuple(f"theory:{multiple}" for multiple in (0.01, 0.0
 _ON_POLYTOPES = tuple(f"theory:{multiple}" for multiple in (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1))
 _FOR_NETWORKS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """Initial penalties; "theory" is the unit zeta / (2 n diameter), and 1 / L' for step sizes."""
-LMO_SIX: Grid = (("schedule", ("convex", "linear-decay:0.2")), ("momentum", (0.0, 0.9, 0.97)))
-"""FedLMO's six settings on convex problems, whatever the set. (A decay from 0.1 leaves e^-5 of the start after 100.)"""
+LMO_SIX: Grid = (("schedule", ("convex", "linear-decay:0.2", "linear-decay:0.1")), ("momentum", (0.9, 0.97)))
+"""FedLMO's six settings on convex problems, whatever the set."""
 
 
 @dataclass(frozen=True)

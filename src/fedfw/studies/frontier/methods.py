@@ -99,7 +99,7 @@ def _ef21_fw(name: str, compress: str) -> Method:
     return Method(f"EF21-FW {name}", "frank-wolfe", grid(compress=(compress,), momentum=_WEIGHTS, schedule=_STEPS))
 
 
-LISTED = (
+METHODS = (
     Method("FedFW", "fedfw", grid(momentum=_WEIGHTS, schedule=_KNOWN_STEPS)),
     Method("FedFW auto", "fedfw", grid(momentum=_WEIGHTS, schedule=("auto",))),
     Method("FedFW+", "fedfw+", grid(momentum=_WEIGHTS, schedule=_KNOWN_STEPS)),
@@ -132,24 +132,8 @@ LISTED = (
     Method("FedDA", "fedda", grid(lr=_LRS)),
     Method("Fast-FedDA", "fast-fedda", grid(lr=_LRS)),
 )
-"""Every method, also those whose algorithm or option this version does not have."""
+"""Every method."""
 
 
 def _made(algorithm: str, setting: Setting) -> Algorithm:
     return algorithm_class(algorithm)(L2Ball(1.0), **dict(setting))
-
-
-def _exists(algorithm: str, setting: Setting) -> bool:
-    try:
-        _made(algorithm, setting)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
-def methods() -> tuple[Method, ...]:
-    """The methods that this version has, each with the settings that it knows."""
-    known = (
-        Method(one.title, one.algorithm, tuple(s for s in one.settings if _exists(one.algorithm, s))) for one in LISTED
-    )
-    return tuple(one for one in known if one.settings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedfw.config import RunConfig
 from fedfw.studies.cells import Central
 from fedfw.studies.frontier.courses import Task, central_of, task_of
-from fedfw.studies.frontier.methods import Method, methods
+from fedfw.studies.frontier.methods import METHODS, Method
 from fedfw.studies.protocols import Scale
 
 BUDGETS = (25, 100, 400)
@@ -48,7 +48,7 @@ class Studied:
     def methods(self) -> tuple[Method, ...]:
         """What is compared, with settings from all over their list where not all are tried."""
         every = math.ceil(6 / self.settings)
-        return tuple(Method(one.title, one.algorithm, one.settings[::every]) for one in methods())
+        return tuple(Method(one.title, one.algorithm, one.settings[::every]) for one in METHODS)
 
     def task(self, method: Method) -> Task:
         """All settings of a method."""

@@ -53,13 +53,13 @@ _IMAGES: dict[str, tuple[str, list[Setting]]] = {
     "FedAvgM": ("fedavgm", _rates(0.03, 0.01, 0.1)),
     "server Adam": ("fedadam", _server_rates(0.1)),
     "local AdamW, shared state": ("fedadamw", _rates(0.001, 0.0003, 0.003, 0.01)),
-    "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3, 1.0)),
+    "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3, 1.0, 3.0)),
 }
 """The gradient methods on images: name in the tables, algorithm, and settings, the likeliest first."""
 _TEXT: dict[str, tuple[str, list[Setting]]] = {
     "local AdamW, shared state": ("fedadamw", _rates(0.003, 0.001, 0.01)),
     "server Adam": ("fedadam", _server_rates(0.3)),
-    "SGD, shared momentum": ("fedcm", _rates(0.3, 0.1, 1.0, 3.0)),
+    "SGD, shared momentum": ("fedcm", _rates(0.3, 0.1, 1.0, 3.0, 10.0)),
     "FedAvg": ("fedavg", [*_rates(0.3, 0.1, 1.0), {"lr": 1.0, "decay": "none"}]),
 }
 """The same on text, where gradients are smaller."""
