@@ -139,8 +139,8 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--algorithm", "feddr", "--alpha", "2"], "alpha = 2.0, expected a number above 0 and below 2"),
         (
             ["--lr", "0.1"],
-            "lr goes with fedavg, fedavgm, fedcm, scaffold, fedadam, fedadamw, feddr, fedadmm, "
-            "fedpal, fedda, fast-fedda, not with fedfw+",
+            "lr goes with fedpgd, fedavg, fedavgm, fedcm, scaffold, fedadam, fedadamw, feddr, "
+            "fedadmm, fedpal, fedda, fast-fedda, not with fedfw+",
         ),
         (["--model", "logistic"], "logistic regression is for two classes, and digits has 10"),
         (["--model", "completion"], "matrix completion is for ratings"),

@@ -69,7 +69,7 @@ class FrankWolfe(Feedback, Momentum):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"momentum": (0.0, 0.5, 0.8, 0.9)}
+        return {"schedule": ("convex", "linear-decay:0.1", "linear-decay:0.02"), "momentum": (0.0, 0.8, 0.9, 0.95)}
 
     def plan(self, setting: Setting) -> Plan:
         if setting.local_steps > 1:

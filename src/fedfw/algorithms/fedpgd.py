@@ -85,7 +85,7 @@ class FedPGD(Feedback, ProjectedAlgorithm):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"lr": cls.steps(setting, (0.1, 0.2, 0.5, 1, 2, 4)), "extrapolation": ("none", "nesterov")}
+        return {"lr": cls.steps(setting, (0.25, 0.5, 1, 2, 4, 8)), "extrapolation": ("none", "nesterov")}
 
     @property
     def sends_another_point(self) -> bool:
