@@ -27,6 +27,7 @@ CASES: dict[str, tuple[fedfw.Algorithm, dict[str, Any]]] = {
     "FedFW+, l1, local steps": (fedfw.FedFWPlus(L1, penalty=0.01), {"local_steps": 2, "participation": 3}),
     "anchored, l1, absentees": (fedfw.FedFWAnchored(L1, anchor_every=3, momentum=0.5), {"participation": 3}),
     "FedFW+, l2": (fedfw.FedFWPlus(L2, penalty=0.01), {}),
+    "FedFW+, l1, curvature": (fedfw.FedFWPlus(L1, penalty=0.01, schedule="curvature"), {"participation": 3}),
     "FedAvg": (fedfw.FedAvg(L1, lr=0.5), {"participation": 3}),
     "FedLMO, 4 bits": (fedfw.FedLMO(L2, compress="bits:4"), {"local_steps": 2, "participation": 3}),
 }

@@ -93,7 +93,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"anchor_every": (5, 10, 20), "momentum": (0.0, 0.9), "penalty": (0.0, "auto:0.1")}
+        return {"anchor_every": (5, 20), "momentum": (0.0, 0.9), "schedule": cls.step_grid(setting)}
 
     def may_pace(self, setting: Setting) -> bool:
         return super().may_pace(setting) and self.anchor_every > 1  # else points jump in every round
