@@ -127,7 +127,9 @@ SETTING = Setting(n=5, constraint=BALL, shape=(4,), convex=True)
     [
         ({}, "curvature"),
         ({"p": 0.5}, "curvature"),
-        ({"tells": False}, None),
+        ({"tells": False}, "linear-decay:0.02"),
+        ({"tells": False, "p": 0.5, "rounds": 50, "local_steps": 2}, "linear-decay:0.04"),
+        ({"tells": False, "constraint": fedfw.L1Ball(1.0)}, None),  # sparse atoms: 2/(t+1) is as good
         ({"whole": False}, None),
         ({"convex": None}, None),
     ],
@@ -144,14 +146,18 @@ def test_what_auto_is_elsewhere() -> None:
     # Gradients go to the server in any case, but those of other clients would look like curvature.
     assert fedfw.FrankWolfe(BALL, schedule="auto").resolved(replace(SETTING, tells=False)).schedule == "curvature"
     assert fedfw.FrankWolfe(BALL, schedule="auto").resolved(replace(SETTING, p=0.5)).schedule is None
-    assert fedfw.FedFWAnchored(BALL, schedule="auto", anchor_every=1).resolved(SETTING).schedule is None
+    assert fedfw.FedFWAnchored(BALL, schedule="auto", anchor_every=1).resolved(SETTING).schedule == "linear-decay:0.02"
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="naive takes no steps from curvature"):
         fedfw.NaiveFW(BALL, schedule="curvature")
-    with pytest.raises(ValueError, match="expected no minibatches"):
+    with pytest.raises(ValueError, match="expected no minibatches, anchors"):
         fedfw.simulate(digits(), PACED["FedFW"], rounds=2, batch_size=8)
+    with pytest.raises(ValueError, match="everybody present where the server takes the step"):
+        fedfw.simulate(digits(), PACED["Frank-Wolfe"], rounds=2, participation=0.5)
+    with pytest.raises(ValueError, match="anchors more than a round apart"):
+        fedfw.simulate(digits(), replace(PACED["anchored"], anchor_every=1), rounds=2)
     with pytest.raises(ValueError, match="which a private run must not reveal"):
         fedfw.simulate(digits(), PACED["FedFW"], rounds=2, privacy="eps=8,delta=1e-3,clip=1")
 
@@ -162,3 +168,11 @@ def test_a_private_run_of_auto_tells_nothing() -> None:
     )
     assert not run.algorithm.tells
     assert [record.eta for record in run.history] == pytest.approx([1.0, 2 / 3, 0.5])
+
+
+@pytest.mark.parametrize("algorithm", [type(one) for one in PACED.values()])
+def test_schedules_are_in_the_grids(algorithm: type[fedfw.FedFW]) -> None:
+    for changed in ({}, {"convex": False}, {"tells": False}):
+        grid = algorithm.grid(replace(SETTING, **changed))
+        assert ("auto" in grid["schedule"]) == (not changed)
+        assert math.prod(map(len, grid.values())) <= 12

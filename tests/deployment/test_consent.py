@@ -56,6 +56,7 @@ def _unread(client: int) -> Any:
         (Consent(), fedfw.FedAvg(L1, lr=0.5), {}, Refusal.SHARED),
         (Consent(), fedfw.FedFWAnchored(L1), {}, Refusal.SHARED),
         (Consent(share=("atoms", "models")), fedfw.FrankWolfe(L1), {}, Refusal.SHARED),
+        (Consent(), fedfw.FedFW(L1, penalty=0.01, schedule="curvature"), {}, Refusal.SHARED),
         (Consent(algorithms=("fedfw+",)), FEDFW, {}, Refusal.ALGORITHM),
         (Consent(algorithms=("fedavg",)), fedfw.FedAvg(L1, lr=0.5), {}, Refusal.SHARED),
         (Consent(sets=("ksparse",)), FEDFW, {}, Refusal.SET),
@@ -73,7 +74,8 @@ def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
 ) -> None:
     task = replace(small_task(algorithm, rounds=3, **options), data=_unread)
     for ask in Ask:
-        order = Order("run", 1, 0, 3, 1 / 3, 0, 1, 0, b"", {"xbar": b"?"}, ask=ask.value, tell=True)
+        eta = 0.5 if algorithm.tells and ask is Ask.STEP else None
+        order = Order("run", 1, 0, 3, 1 / 3, 0, 1, 0, b"", {"xbar": b"?"}, eta=eta, ask=ask.value, tell=True)
         answer = Client(task, 0, tmp_path, consent=consent).handle(order)
         assert answer == Answer("run", 1, 0, Kind.REFUSED, payload=reason.encode())
         assert Refusal.told(answer.payload) == reason
@@ -88,6 +90,7 @@ def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
         (Consent(algorithms=("fedfw",), sets=("l1",), most_parameters=15), small_task(FEDFW)),
         (Consent(share=("models",)), small_task(fedfw.FedAvg(L1, lr=0.5))),
         (Consent(share=("gradients",)), small_task(fedfw.FedFWAnchored(L1))),
+        (Consent(share=("numbers",)), small_task(fedfw.FedFW(L1, penalty=0.01, schedule="curvature"))),
         (Consent(sets=("l1", "l2")), small_task(fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})))),
         (Consent(privacy=DataBudget(1.0, 1e-3, required=False)), small_task(FEDFW)),
         (Consent(privacy=BUDGET), small_task(FEDFW, privacy=PROMISE)),

@@ -110,6 +110,45 @@ def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
     assert refused > 0
 
 
+# --- steps from curvature ---
+
+
+@pytest.mark.parametrize(
+    "told", [(math.nan, 1.0), (1.0, math.inf), (1e30, 1.0), (-1.0, -1e9), (0.0, 1e15), (1e15, 0.0)]
+)
+def test_what_a_client_tells_cannot_make_a_step_too_long(told: tuple[float, float], tmp_path: Path) -> None:
+    """Numbers that nobody's data have are refused, all others leave the step within its range."""
+    task = small_task(replace(FEDFW, schedule="curvature"), rounds=12)
+    server = DeployedServer(task, Deployment(tell_loss=True))
+
+    def lying(answer: Answer) -> Answer:
+        return replace(answer, payload=answer.payload[:-8] + np.array(told, "<f4").tobytes())
+
+    loop = Loopback(server, tmp_path, wire=only_from(0, lying))
+    refused = not all(abs(number) < 1e18 for number in told)
+    for t in range(1, 13):
+        record = loop.round()
+        assert record.participants == (2 if refused else 3)
+        assert record.eta is not None
+        assert 0 < record.eta <= 2 / (t + 1)
+        assert feasible(server)
+
+
+def test_a_client_refuses_a_step_size_that_its_task_does_not_have(tmp_path: Path) -> None:
+    paced = replace(FEDFW, schedule="curvature")
+    for algorithm, settings, eta in ((FEDFW, Deployment(), 0.5), (paced, Deployment(tell_loss=True), None)):
+        loop = Loopback(DeployedServer(small_task(algorithm), settings), tmp_path / algorithm.name)
+        order = loop.server.open({0})[0]
+        with pytest.raises(MessageError, match="expected one where and only where the server works it out"):
+            loop.client(0).handle(replace(order, eta=eta))
+
+
+def test_a_server_that_may_not_be_told_numbers_does_not_ask_for_them() -> None:
+    with pytest.raises(ValueError, match="tell-loss says that clients may send such numbers"):
+        DeployedServer(small_task(replace(FEDFW, schedule="curvature")))
+    assert not small_task(replace(FEDFW, schedule="auto")).resolved().tells
+
+
 # --- mixtures ---
 
 

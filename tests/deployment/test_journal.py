@@ -31,6 +31,7 @@ CASES: dict[str, tuple[fedfw.Algorithm, dict[str, Any]]] = {
     ),
     "anchored, 4 bits": (fedfw.FedFWAnchored(L1, penalty=0.01, compress="bits:4"), {"participation": 3}),
     "FedFW+, l2": (fedfw.FedFWPlus(L2, penalty=0.01), {}),
+    "FedFW+, l1, curvature": (fedfw.FedFWPlus(L1, penalty=0.01, schedule="curvature"), {"participation": 3}),
     "FedAvg": (fedfw.FedAvg(L1, lr=0.5), {"participation": 3}),
     "FedPGD, top 3": (
         fedfw.FedPGD(L2, lr=0.5, compress="topk:3", extrapolation="nesterov", compress_down="topk:4"),

@@ -69,7 +69,7 @@ class FrankWolfe(Feedback, Momentum):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"schedule": ("convex", "linear-decay:0.1", "linear-decay:0.02"), "momentum": (0.0, 0.8, 0.9, 0.95)}
+        return {"momentum": (0.0, 0.8, 0.9, 0.95), "schedule": cls.step_grid(setting)}
 
     def plan(self, setting: Setting) -> Plan:
         if setting.local_steps > 1:
@@ -79,6 +79,9 @@ class FrankWolfe(Feedback, Momentum):
     def may_pace(self, setting: Setting) -> bool:
         """Clients tell nothing beside their gradients; but gradients of others would look like curvature."""
         return super().may_pace(replace(setting, tells=True)) and setting.p == 1
+
+    def without_numbers(self, setting: Setting) -> str | None:
+        return None  # who is absent changes the gradient, as noise does
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo

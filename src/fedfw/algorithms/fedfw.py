@@ -60,7 +60,8 @@ class FedFW(Momentum, OracleAlgorithm):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return super().grid(setting) | {"momentum": (0.0, 0.9)}
+        penalties = ("auto:0.1", "auto:1", "auto:10") if setting.network else ("auto:0.1", "auto:1")
+        return {"penalty": penalties, "momentum": (0.0, 0.9), "schedule": cls.step_grid(setting)}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         if self.beta:

@@ -65,7 +65,8 @@ class FedFWPlus(Momentum, OracleAlgorithm):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return super().grid(setting) | {"momentum": (0.0, 0.9)}
+        penalties = ("auto:0.1", "auto:1", "auto:10") if setting.network else ("auto:0.1", "auto:1")
+        return {"penalty": penalties, "momentum": (0.0, 0.9), "schedule": cls.step_grid(setting)}
 
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"y": torch.zeros_like(x, dtype=torch.float64)}

@@ -49,7 +49,7 @@ class Scheduled(Algorithm):
     ----------
     schedule : str, Schedule, callable or None
         A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default of the problem's kind.
-        "auto" is "curvature" where that can be used (`Scheduled.may_pace`), else the default without it.
+        "auto" is "curvature" where that can be used (`Scheduled.may_pace`), else `Scheduled.without_numbers`.
 
     Attributes
     ----------
@@ -69,6 +69,14 @@ class Scheduled(Algorithm):
         if self.paced and not self.paces:
             raise ValueError(f"schedule={CURVATURE!r}, expected another one: {self.name} takes no steps from curvature")
 
+    @classmethod
+    def step_grid(cls, setting: Setting) -> tuple[str, ...]:
+        """The schedules that `fedfw.tune` tries: long and short steps, and steps from curvature where there are any."""
+        if setting.network:
+            return ("linear-decay:0.02", "linear-decay:0.1")
+        automatic = cls.paces and setting.tells and setting.whole
+        return ("convex", "linear-decay:0.02", AUTO if automatic else "linear-decay:0.1")
+
     @property
     def paced(self) -> bool:
         """Whether steps come from curvature."""
@@ -81,14 +89,19 @@ class Scheduled(Algorithm):
     def resolved(self, setting: Setting) -> Self:
         """The algorithm with a schedule of "auto" filled in."""
         chosen = super().resolved(setting)
-        if chosen.paced and not setting.whole:
+        if chosen.paced and not chosen.may_pace(replace(setting, convex=True, tells=True)):
             raise ValueError(
-                f"schedule={CURVATURE!r} compares two gradients of the same samples, expected no minibatches and no "
-                'noise; "auto" uses it where it can be used'
+                f"schedule={CURVATURE!r} compares two gradients of the same samples, one step apart: expected no "
+                "minibatches, anchors more than a round apart, and everybody present where the server takes the step; "
+                f"{AUTO!r} is what can be used"
             )
         if chosen.schedule != AUTO:
             return chosen
-        return replace(chosen, schedule=CURVATURE if chosen.may_pace(setting) else None)
+        return replace(chosen, schedule=CURVATURE if chosen.may_pace(setting) else chosen.without_numbers(setting))
+
+    def without_numbers(self, setting: Setting) -> str | None:
+        """What "auto" is where steps cannot come from curvature; None for the default of the problem's kind."""
+        return None
 
     def plan(self, setting: Setting) -> Plan:
         schedule = self.make_schedule(setting)
@@ -149,8 +162,17 @@ class Momentum(Scheduled):
         return self.beta == 0
 
     def pace(self, setting: Setting) -> float:
-        sparse = atom_density(setting.constraint, setting.shape) < SPARSE
-        return factor(self.beta, points=self.contract.points, sparse=sparse)
+        return factor(self.beta, points=self.contract.points, sparse=_is_sparse(setting))
+
+    def without_numbers(self, setting: Setting) -> str | None:
+        """Steps that fall linearly from 2/(p T), where gradients are exact, without momentum, and atoms are dense.
+
+        There 2/(t+1) is too long. With minibatches or noise, more of which it averages out, it is the better one.
+        """
+        exact = setting.convex is True and setting.whole and not self.beta
+        if not (self.paces and exact) or _is_sparse(setting):
+            return None
+        return f"linear-decay:{min(1.0, 2 / (setting.p * setting.rounds * setting.local_steps)):.3g}"
 
     def resolved(self, setting: Setting) -> Self:
         """The algorithm with momentum and schedule filled in: networks get both, unless they were given."""
@@ -161,6 +183,11 @@ class Momentum(Scheduled):
             return replace(chosen, momentum=0.0)
         schedule = NETWORK_SCHEDULE if chosen.schedule is None else chosen.schedule
         return replace(chosen, momentum=NETWORK_MOMENTUM, schedule=schedule)
+
+
+def _is_sparse(setting: Setting) -> bool:
+    """Whether atoms name few coordinates."""
+    return atom_density(setting.constraint, setting.shape) < SPARSE
 
 
 def running_average(state: State, a: Tensor, rho: float) -> tuple[State, Tensor]:

@@ -426,15 +426,16 @@ class Coordinator:
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
         bound = float("nan") if self.best_bound is None else self.best_bound
-        eta = float("nan") if self.plan.eta is None else self.plan.eta
-        numbers = torch.tensor([bound, self.dense_sums, eta, self.curvature], dtype=torch.float64)
+        numbers = torch.tensor([bound, self.dense_sums], dtype=torch.float64)
+        eta = self.plan.eta
+        pace = {} if eta is None else {"pace": torch.tensor([eta, self.curvature], dtype=torch.float64)}
         return joined(
             {
                 "memory": self.memory.state(),
                 "server": {"xbar": self.server.xbar, **self.server.vectors},
                 "wire": self.wire.state(),
                 "bound": self.bound.state(),
-                "": {"holds": torch.from_numpy(self.holds), "numbers": numbers},
+                "": {"holds": torch.from_numpy(self.holds), "numbers": numbers, **pace},
             }
         )
 
@@ -450,6 +451,9 @@ class Coordinator:
         self.bound = LowerBound(self.plan.constraint, self.memory.n, len(self._start))
         self.bound.load({name: value.to(device) for name, value in part(held, "bound").items()})
         self.holds = held["holds"].numpy().copy()
-        bound, sums, eta, self.curvature = held["numbers"].tolist()
+        bound, sums = held["numbers"].tolist()
         self.best_bound, self.dense_sums = None if bound != bound else bound, int(sums)
-        self.plan = replace(self.plan, n=self.memory.n, eta=None if eta != eta else eta)
+        self.plan = replace(self.plan, n=self.memory.n)
+        if "pace" in held:
+            eta, self.curvature = held["pace"].tolist()
+            self.plan = replace(self.plan, eta=eta)
