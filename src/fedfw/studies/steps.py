@@ -35,7 +35,7 @@ PROBLEMS = (
 QUICK_PROBLEMS = tuple(("digits", "labels:3", constraint) for constraint in ("l1:10", "l2:10"))
 MODELS = {"a9a": "logistic", "mushrooms": "logistic"}
 NEAR, NEAR_BY, WORSE = 1.15, 0.002, 1.1
-"""Auto is near the best tuned one within 15 % or 0.002, and worse than the theory's beyond 10 %, however little is left."""
+"""Auto is near the best tuned one within 15 % or 0.002, and worse than 2/(t+1) beyond 10 %, however little is left."""
 
 
 class Row(NamedTuple):
