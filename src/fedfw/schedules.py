@@ -187,7 +187,7 @@ def linear_decay(eta: float, p: float = 1.0, horizon: int = 1) -> Schedule:
 
 AUTO, CURVATURE = "auto", "curvature"
 """What works, by the problem; and steps that the server works out from curvature (`fedfw.algorithms.pacing`)."""
-NAMES = (AUTO, CURVATURE, "convex", "nonconvex", "stochastic", "constant:ETA", "linear-decay:ETA")
+NAMES = ("convex", "nonconvex", "stochastic", "constant:ETA", "linear-decay:ETA", AUTO, CURVATURE)
 """The names that `make_schedule` knows, where ETA stands for a step size."""
 
 
@@ -198,7 +198,7 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
     ----------
     wanted : str, Schedule or callable
         One of `NAMES`, such as ``convex`` or ``linear-decay:0.05``; a schedule, which is returned unchanged; or a
-        function from t to the step size, which is combined with the penalty of `convex`. The first two names stand for
+        function from t to the step size, which is combined with the penalty of `convex`. The last two names stand for
         `convex` here: an algorithm works out what ``auto`` is, and steps from curvature are at most as long.
     p : float
         The probability that a client takes part in a round.

@@ -176,3 +176,8 @@ def test_schedules_are_in_the_grids(algorithm: type[fedfw.FedFW]) -> None:
         grid = algorithm.grid(replace(SETTING, **changed))
         assert ("auto" in grid["schedule"]) == (not changed)
         assert math.prod(map(len, grid.values())) <= 12
+
+
+@pytest.mark.parametrize("name", ["FedFW", "FedFW+", "anchored"])
+def test_algorithms_pass_the_check_for_algorithms(name: str) -> None:
+    fedfw.testing.check_algorithm(PACED[name])

@@ -99,7 +99,8 @@ class _AlgorithmChecker:
         self.before, self.server = {name: value.clone() for name, value in after.items()}, simulation.server
 
     def messages(self, simulation: Simulation) -> None:
-        now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
+        now, algorithm = simulation.now, simulation.algorithm
+        plan = simulation.coordinator.plan_of(now)
         contract, message, shape = algorithm.contract, now.message, tuple(self.problem.start.shape)
         assert message is not None
         strange = [name for name in message.vectors if name not in contract.down]
@@ -131,7 +132,8 @@ class _AlgorithmChecker:
 
     def alone(self, simulation: Simulation, upload: Upload, state: State) -> None:
         """Each client by itself sends what it sends in the stack."""
-        now, plan, constraint = simulation.now, simulation.plan, simulation.constraint
+        now, constraint = simulation.now, simulation.constraint
+        plan = simulation.coordinator.plan_of(now)
         assert now.message is not None
         tol = None if plan.schedule is None else plan.oracle_tol(now.t)
         weights = self.problem.weights.to(self.problem.start.dtype)
