@@ -300,7 +300,7 @@ def test_without_momentum_or_differences_they_are_fedavg(dtype: torch.dtype) -> 
         assert torch.allclose(fedfw.simulate(typed(q, dtype), same, **options).x, fedavg, atol=rough), same
     one = Quadratics.on("l2", n=1)
     x, y = (
-        fedfw.simulate(typed(one, dtype), cls(one.constraint, lr=0.03), rounds=12, local_steps=3).x
+        fedfw.simulate(typed(one, dtype), cls(FREE, lr=0.03), rounds=12, local_steps=3).x
         for cls in (fedfw.FedAvg, fedfw.Scaffold)
     )
     assert torch.allclose(x, y, atol=rough)

@@ -21,7 +21,9 @@ BAD = [math.nan, math.inf, -math.inf, -1.0, -1e30, 0.0, 1e-30, 1e30]
 PACED = {
     "FedFW": fedfw.FedFW(fedfw.L1Ball(5.0), schedule="curvature"),
     "FedFW+": fedfw.FedFWPlus(BALL, momentum=0.9, schedule="curvature"),
-    "anchored": fedfw.FedFWAnchored(fedfw.L1Ball(5.0), anchor_every=4, schedule="curvature"),
+    "anchored": fedfw.FedFWAnchored(
+        fedfw.L1Ball(5.0), anchor_every=4, gradient_at="own", penalty=0.0, schedule="curvature"
+    ),
     "Frank-Wolfe": fedfw.FrankWolfe(BALL, momentum=0.9, schedule="curvature"),
 }
 
@@ -170,7 +172,7 @@ def test_a_private_run_of_auto_tells_nothing() -> None:
     assert [record.eta for record in run.history] == pytest.approx([1.0, 2 / 3, 0.5])
 
 
-@pytest.mark.parametrize("algorithm", [type(one) for one in PACED.values()])
+@pytest.mark.parametrize("algorithm", [fedfw.FedFW, fedfw.FedFWPlus, fedfw.FrankWolfe])
 def test_schedules_are_in_the_grids(algorithm: type[fedfw.FedFW]) -> None:
     for changed in ({}, {"convex": False}, {"tells": False}):
         grid = algorithm.grid(replace(SETTING, **changed))

@@ -66,7 +66,9 @@ ALGORITHMS = {
     "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
     "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
     "FedFW+, steps from curvature": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9, schedule="curvature"),
-    "anchored, steps from curvature": fedfw.FedFWAnchored(L1, anchor_every=3, gradient_at="own", schedule="curvature"),
+    "anchored, steps from curvature": fedfw.FedFWAnchored(
+        L1, anchor_every=3, gradient_at="own", penalty=0.0, schedule="curvature"
+    ),
     "Frank-Wolfe, steps from curvature": fedfw.FrankWolfe(L2, momentum=0.5, schedule="curvature"),
 }
 

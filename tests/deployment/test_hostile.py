@@ -103,7 +103,7 @@ def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
         record = loop.round()
         refused += record.participants < 3
         assert task.constraint.contains(server.xbar, 1e-5)
-        total = server.coordinator.memory.gather(torch.arange(3))["h"].sum(0)
+        total = server.coordinator.memory.rows["h"].sum(0)  # of all that have taken part
         kept = server.coordinator.server.vectors["h"]
         assert bool(kept.isfinite().all())
         assert torch.allclose(total, kept, rtol=1e-5, atol=1e-3 * float(total.abs().max()))

@@ -90,7 +90,7 @@ def test_clients_that_cannot_prove_anything_say_nothing(tmp_path: Path) -> None:
     loop.run(2)
     assert [record.participants for record in loop.server.history] == [3, 3]
     assert loop.server.coordinator.best_bound == 0.0  # what the loss itself allows
-    anchored = replace(task, algorithm=fedfw.FedFWAnchored(ball))
+    anchored = replace(task, algorithm=fedfw.FedFWAnchored(ball, penalty=0.0))
     server = DeployedServer(anchored, Deployment(share_gradients=True))
     order = server.ask_for_sums({0, 1, 2})[0]
     with pytest.raises(ValueError, match="cannot be worked out in float64"):

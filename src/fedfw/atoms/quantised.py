@@ -51,7 +51,7 @@ class Quantised(DenseAtom):
     >>> from fedfw.atoms import Quantised
     >>> atoms = Quantised.nearest(torch.tensor([[0.9, -0.2, 0.0, 7.0]]), shape=(4,), bits=4, sizes=(4,))
     >>> atoms.dense().tolist(), atoms[0].nbytes
-    ([[1.0, 0.0, 0.0, 7.0]], 7)
+    ([[1.0, 0.0, 0.0, 7.0]], 5)
     """
 
     tag: ClassVar[int] = 11

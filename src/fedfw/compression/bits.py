@@ -34,7 +34,7 @@ class Bits(Compressor):
     >>> from fedfw.compression import Bits
     >>> sent = Bits(4).encode(torch.tensor([[0.5, -3.5, 0.0]]), (3,), (3,))
     >>> sent.dense().tolist(), sent.nbytes
-    ([[0.5, -3.5, 0.0]], 7)
+    ([[0.5, -3.5, 0.0]], 5)
     """
 
     keeps_all: ClassVar[bool] = True
