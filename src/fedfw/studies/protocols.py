@@ -129,13 +129,13 @@ def matched(dataset: str, partition: str, constraint: str, algorithm: str, model
 
 
 def ours(dataset: str, partition: str, constraint: str, model: str, scale: Scale) -> Cell:
-    """The stated protocol with what we would use."""
+    """The stated protocol with what we would use: steps from curvature with FedFW+, small steps with networks."""
     network = not MODELS[model].convex
     algorithm = "fedfw-anchored" if parse_set(constraint).is_polytope else "fedfw+"
     cell = stated(dataset, partition, constraint, algorithm, model, scale)
     config = cell.config.having(
         momentum=None if algorithm == "fedfw-anchored" else 0.9,
         per_parameter=network,
-        schedule="linear-decay:0.05" if network else None,
+        schedule="linear-decay:0.05" if network else "auto" if algorithm == "fedfw+" else None,
     )
     return replace(cell, config=config, grid=scale.thinned(six(algorithm, constraint, model, dataset, momentum=True)))

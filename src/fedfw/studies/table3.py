@@ -59,6 +59,7 @@ def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES
 
 def _stochastic(cell: Cell, scale: Scale) -> Cell:
     config = replace(cell.config, clients=100, batch_size=64, rounds=scale.long_rounds)
+    config = config.having(schedule=None)  # steps from curvature need full gradients
     return replace(cell, config=config, samples=None if cell.samples is None else 2 * cell.samples)
 
 
