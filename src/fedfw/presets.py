@@ -47,7 +47,7 @@ class ProblemOptions:
     partition: Annotated[
         str | None,
         option(
-            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client, speaker",
+            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client, speaker, region",
             otherwise="by the data",
             expected="the name of a partition",
         ),
@@ -128,6 +128,7 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
     if held_out:
         parts, lent = _lend(parts, held_out, seed, data.train)
     test = data.train.take(lent) if held_out else data.test.take()
+    owners = (data.train if held_out else data.test).owners.get(rule)
     return Problem(
         module,
         kind.loss,
@@ -136,6 +137,8 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         weights=[len(part) for part in parts] if options.weights == "samples" else None,
         convex=kind.convex,
         l2=options.l2,
+        per=kind.per,
+        test_owners=None if owners is None else owners[lent] if held_out else owners,
     )
 
 
@@ -148,14 +151,16 @@ def usual_model(data: Data) -> str:
     """The name of the simplest model that fits the data."""
     if data.sides is not None:
         return "completion"
+    if data.survival:
+        return "cox"
     if data.sequences:
         return "transformer"
     return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
 def usual_partition(data: Data) -> str:
-    """Whole users or speakers, clients as they were drawn; else three labels a client where there are more, or iid."""
-    natural = [kind for kind in ("user", "client", "speaker") if kind in data.train.owners]
+    """Whole natural owners, clients as they were drawn; else three labels a client where there are more, or iid."""
+    natural = [kind for kind in ("user", "client", "speaker", "region") if kind in data.train.owners]
     return natural[0] if natural else "labels:3" if data.classes is not None and data.classes > 3 else "iid"
 
 

@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     for verb in (get, show):
         verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument("--partition", help="who holds what (labels:3, iid, user, client or speaker, by the data)")
+    show.add_argument(
+        "--partition", help="who holds what (labels:3, iid, user, client, speaker or region, by the data)"
+    )
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
     show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")

@@ -16,9 +16,10 @@ from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
 from fedfw.data.mnist import load_idx_images, load_mnist
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
 from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
-from fedfw.data.sources import CIFAR10_FILES, IDX_FILES
+from fedfw.data.sources import CIFAR10_FILES, IDX_FILES, TCGA_BRCA_FILES
 from fedfw.data.sparse import SAMPLES, load_sparse
 from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
+from fedfw.data.tcga_brca import PATIENTS, VARIABLES, load_tcga_brca
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,17 @@ _ENTRIES = (
         "shakespeare",
         (("input.txt",), ("input.txt.gz",)),
         argument="CONTEXT",
+    ),
+    Dataset(
+        "tcga-brca",
+        "breast cancer in six regions: time until death",
+        load_tcga_brca,
+        (VARIABLES,),
+        None,
+        (sum(PATIENTS["train"]), sum(PATIENTS["test"])),
+        ("region",),
+        "tcga-brca",
+        (TCGA_BRCA_FILES,),
     ),
     Dataset("libsvm", "your own LIBSVM file of classes", load_own, argument="PATH", reads_path=True),
     Dataset(

@@ -15,6 +15,7 @@ from fedfw.data import Data
 from fedfw.models import images, linear, lipschitz
 from fedfw.models.kinds import ModelKind
 from fedfw.models.transformer import transformer
+from fedfw.problems import cox_loss
 from fedfw.problems.known_losses import ScaledCrossEntropy
 
 MODELS: dict[str, ModelKind] = {
@@ -28,6 +29,7 @@ MODELS: dict[str, ModelKind] = {
     ),
     "linear": ModelKind("least squares, from zero", linear.linear, nnf.mse_loss, True, column=True),
     "completion": ModelKind("matrix completion, from zero", linear.completion, nnf.mse_loss, True, flat=False),
+    "cox": ModelKind("Cox's model of the time until an event, from zero", linear.cox, cox_loss, True, per="client"),
     "mlp": ModelKind("two hidden layers of 100", images.mlp, nnf.cross_entropy, False),
     "cnn": ModelKind(
         "images in [-1, 1], conv 32x5, conv 64x5, fc 128", images.cnn, nnf.cross_entropy, False, flat=False
