@@ -314,7 +314,7 @@ class Problem:
         assert self.test_data is not None
         if self.test_owners is None:
             return None
-        own = {owner: self.test_owners == owner for owner in self.test_owners.unique().tolist()}
+        own = {owner: self.test_owners == owner for owner in sorted(set(self.test_owners.tolist()))}
         each = {str(owner): concordance(outputs[rows], self.test_data[1][rows]) for owner, rows in own.items()}
         return {owner: value for owner, value in each.items() if value is not None}
 

@@ -12,6 +12,7 @@ from fedfw.studies import (
     certificate,
     convex_lmo,
     counterexample,
+    hospitals,
     local_steps,
     momentum,
     one_for_both,
@@ -109,6 +110,7 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         of(bounds, "theory", "Theory"),
         of(leakage, "privacy", "What an atom reveals", apart=True),
         of(private_training, "dp", "What privacy costs", apart=True),
+        of(hospitals, "hospitals", "Real hospitals", apart=True),
         *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
         of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True, partial=True),
     )
