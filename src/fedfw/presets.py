@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedfw.data import Data, Part, load_data, partition
+from fedfw.data.base import Columns
 from fedfw.models import MODELS, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
@@ -35,6 +36,16 @@ class ProblemOptions:
             expected="a path",
         ),
     ] = None
+    target: Annotated[
+        str | None, option("column of your own table that is predicted", expected="the name of a column")
+    ] = None
+    time: Annotated[
+        str | None,
+        option("column with the time until the target, an event of 0 or 1", expected="the name of a column"),
+    ] = None
+    client_column: Annotated[
+        str | None, option("column of your own table that says whose a row is", expected="the name of a column")
+    ] = None
     model: Annotated[
         str | None,
         option(f"model: {', '.join(MODELS)}; see 'fedfw models'", otherwise="by the data", expected="a model's name"),
@@ -56,6 +67,11 @@ class ProblemOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def columns(self) -> Columns:
+        """What the columns of a user's own table are; least squares take whole numbers as numbers."""
+        return Columns(self.target, self.time, self.client_column, numbers=self.model == "linear")
 
     @property
     def model_size(self) -> dict[str, int]:
@@ -104,7 +120,8 @@ def load_problem(
         warnings.warn("load_problem(rule=...) is now called partition=...", FutureWarning, stacklevel=2)
         options["partition"] = rule
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
-    data = load_data(wanted.dataset, None if wanted.data_dir is None else Path(wanted.data_dir), wanted.clients, seed)
+    folder = None if wanted.data_dir is None else Path(wanted.data_dir)
+    data = load_data(wanted.dataset, folder, wanted.clients, seed, wanted.columns)
     return make_problem(data, wanted, seed=seed, held_out=held_out)
 
 

@@ -52,6 +52,9 @@ def add_flags(
             parser.add_argument(flag, dest=dest, action="store_const", const="true", help=help_)
         else:
             parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
+        if name == "dataset":
+            own = "your own .csv or .npz file: short for --dataset table:PATH"
+            parser.add_argument("--data", dest=dest, metavar="PATH", type="table:{}".format, help=own)
 
 
 def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from fedfw.rounds.setup import usable_device
 from fedfw.solving import solve
 
 _MATTERS = (
-    *("dataset", "data_dir", "model", "l2", "clients", "partition", "weights"),
+    *("dataset", "data_dir", "target", "time", "client_column", "model", "l2", "clients", "partition", "weights"),
     *("constraint", "per_parameter", "seed", "device"),
 )
 """The options that the optimum depends on."""

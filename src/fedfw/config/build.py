@@ -25,7 +25,7 @@ FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
 def load(config: RunConfig) -> Data:
     """The data set of a configuration."""
     data_dir = None if config.data_dir is None else Path(config.data_dir)
-    return load_data(config.dataset, data_dir, config.clients, config.seed)
+    return load_data(config.dataset, data_dir, config.clients, config.seed, config.columns)
 
 
 def rooted(config: RunConfig) -> RunConfig:

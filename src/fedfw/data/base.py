@@ -84,6 +84,27 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What the columns of a user's own table are: what is predicted, the time until it, and whose sample it is.
+
+    With ``numbers`` whole numbers are no classes.
+    """
+
+    target: str | None = None
+    time: str | None = None
+    client: str | None = None
+    numbers: bool = False
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that are no inputs; a name twice is refused."""
+        found = [name for name in (self.target, self.time, self.client) if name is not None]
+        if len(set(found)) < len(found):
+            raise ValueError(f"target, time and client-column are {', '.join(found)}, expected different columns")
+        return found
+
+
+@dataclass(frozen=True)
 class Request:
     """What a loader is given: ``name`` and ``argument`` are the two sides of the colon, ``files`` those it needs."""
 
@@ -93,6 +114,7 @@ class Request:
     data_dir: Path | None
     clients: int
     seed: int
+    columns: Columns = Columns()
 
 
 def every_fifth(samples: int) -> Tensor:
