@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfw.data import Data, Part, load_data, partition
 from fedfw.data.base import Columns
-from fedfw.models import MODELS, make_model
+from fedfw.models import MODELS, is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
 
@@ -48,7 +48,11 @@ class ProblemOptions:
     ] = None
     model: Annotated[
         str | None,
-        option(f"model: {', '.join(MODELS)}; see 'fedfw models'", otherwise="by the data", expected="a model's name"),
+        option(
+            f"model: {', '.join(MODELS)}; see 'fedfw models'; or your own as in my_module:make",
+            otherwise="by the data",
+            expected="a model's name",
+        ),
     ] = None
     width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1)] = None
     depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1)] = None
@@ -140,7 +144,7 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
     """
     model, rule = options.model or usual_model(data), options.partition or usual_partition(data)
-    module, kind = make_model(model, data, seed, options.model_size), MODELS[model]
+    module, kind = make_model(model, data, seed, options.model_size), kind_of(model, data)
     parts = partition(rule, data.train, options.clients, data.classes, seed)
     if held_out:
         parts, lent = _lend(parts, held_out, seed, data.train)
@@ -152,7 +156,7 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         [kind.samples(data.train.take(part)) for part in parts],
         kind.samples(test),
         weights=[len(part) for part in parts] if options.weights == "samples" else None,
-        convex=kind.convex,
+        convex=None if is_own(model) else kind.convex,  # a module may say it itself
         l2=options.l2,
         per=kind.per,
         test_owners=None if owners is None else owners[lent] if held_out else owners,
