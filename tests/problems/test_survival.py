@@ -108,6 +108,18 @@ def test_the_closed_form_is_torchs_gradient(ties: bool) -> None:
             assert torch.allclose(one, two, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("samples", [1, 7, 129])
+def test_a_client_alone_has_the_bits_that_it_has_among_others(samples: int, dtype: torch.dtype) -> None:
+    clients = [patients(samples, seed, dtype=dtype) for seed in range(5)]
+    x, everyone = torch.randn(5, 4, dtype=dtype), torch.arange(5)
+    values, gradients = problem(clients, dtype).losses.value_and_gradient(x, everyone, None)
+    for i, client in enumerate(clients):
+        value, gradient = problem([client], dtype).losses.value_and_gradient(x[i : i + 1], everyone[:1], None)
+        assert torch.equal(value[0], values[i])
+        assert torch.equal(gradient[0], gradients[i])
+
+
 def test_float32_runs_are_proven_in_float64() -> None:
     clients = [patients(m, seed, dtype=torch.float32) for seed, m in enumerate((20, 9))]
     plain, exact = problem(clients, torch.float32), problem([(x.double(), y.double()) for x, y in clients])

@@ -69,11 +69,12 @@ class CoxLosses(ClientLosses):
             raise ValueError("Cox's loss compares all of a client's samples with each other, expected no minibatch")
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for at, (inputs, events, counts, logs) in self._select(who):
-            scores = (inputs @ x[at].unsqueeze(2)).squeeze(2)
+            # Sums of products, no matrix products: a client alone has the same bits as a stack of clients.
+            scores = (inputs * x[at].unsqueeze(1)).sum(2)
             at_risk = scores.logcumsumexp(1)
             values[at] = (counts * at_risk - events * scores).mean(1)
             shares = (scores + (logs - at_risk).flip(1).logcumsumexp(1).flip(1)).exp()
-            gradients[at] = ((shares - events).unsqueeze(1) @ inputs).squeeze(1) / inputs.shape[1]
+            gradients[at] = (inputs * (shares - events).unsqueeze(2)).mean(1)
         return values, gradients
 
     def _select(self, who: Tensor) -> list[tuple[Tensor, _Ordered]]:
