@@ -56,6 +56,13 @@ def texts(classes: int = 7, length: int = 6, samples: int = 24) -> Data:
     return Data("made up", part, part, classes)
 
 
+def survival(samples: int = 40) -> Data:
+    inputs = torch.randn(samples, 5, generator=generator())
+    events, times = torch.arange(samples) % 2, torch.rand(samples, generator=generator(1)).mul(9).ceil()
+    part = Part(inputs, torch.stack([events.float(), times], 1))
+    return Data("made up", part, part, None)
+
+
 def problem_of(data: Data, model: str, **options: Any) -> fedfw.Problem:
     return make_problem(data, ProblemOptions(model=model, **({"partition": "iid"} | options)))
 
@@ -65,6 +72,7 @@ TASKS = {
     "logistic": two_classes(),
     "linear": numbers(),
     "completion": ratings(),
+    "cox": survival(),
     "mlp": images(1, 6),
     "cnn": images(1, 16),
     "cnn-cifar": images(3, 16),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
-    from fedfw.problems import Problem
+    from fedfw.problems import Problem, concordance, cox_loss
     from fedfw.schedules import Schedule
     from fedfw.sets import (
         SETS,
@@ -143,6 +143,8 @@ __all__ = [
     "Tuning",
     "__version__",
     "certified_accuracy",
+    "concordance",
+    "cox_loss",
     "enclosing",
     "layer_balls",
     "lipschitz_bound",

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedfw.data import Data, Part, load_data, partition
-from fedfw.models import MODELS, make_model
+from fedfw.data.base import Columns
+from fedfw.models import MODELS, is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
 
@@ -35,9 +36,23 @@ class ProblemOptions:
             expected="a path",
         ),
     ] = None
+    target: Annotated[
+        str | None, option("column of your own table that is predicted", expected="the name of a column")
+    ] = None
+    time: Annotated[
+        str | None,
+        option("column with the time until the target, an event of 0 or 1", expected="the name of a column"),
+    ] = None
+    client_column: Annotated[
+        str | None, option("column of your own table that says whose a row is", expected="the name of a column")
+    ] = None
     model: Annotated[
         str | None,
-        option(f"model: {', '.join(MODELS)}; see 'fedfw models'", otherwise="by the data", expected="a model's name"),
+        option(
+            f"model: {', '.join(MODELS)}; see 'fedfw models'; or your own as in my_module:make",
+            otherwise="by the data",
+            expected="a model's name",
+        ),
     ] = None
     width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1)] = None
     depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1)] = None
@@ -47,7 +62,7 @@ class ProblemOptions:
     partition: Annotated[
         str | None,
         option(
-            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client, speaker",
+            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client, speaker, region",
             otherwise="by the data",
             expected="the name of a partition",
         ),
@@ -56,6 +71,11 @@ class ProblemOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def columns(self) -> Columns:
+        """What the columns of a user's own table are; least squares take whole numbers as numbers."""
+        return Columns(self.target, self.time, self.client_column, numbers=self.model == "linear")
 
     @property
     def model_size(self) -> dict[str, int]:
@@ -104,7 +124,8 @@ def load_problem(
         warnings.warn("load_problem(rule=...) is now called partition=...", FutureWarning, stacklevel=2)
         options["partition"] = rule
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
-    data = load_data(wanted.dataset, None if wanted.data_dir is None else Path(wanted.data_dir), wanted.clients, seed)
+    folder = None if wanted.data_dir is None else Path(wanted.data_dir)
+    data = load_data(wanted.dataset, folder, wanted.clients, seed, wanted.columns)
     return make_problem(data, wanted, seed=seed, held_out=held_out)
 
 
@@ -123,19 +144,22 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
     """
     model, rule = options.model or usual_model(data), options.partition or usual_partition(data)
-    module, kind = make_model(model, data, seed, options.model_size), MODELS[model]
+    module, kind = make_model(model, data, seed, options.model_size), kind_of(model, data)
     parts = partition(rule, data.train, options.clients, data.classes, seed)
     if held_out:
         parts, lent = _lend(parts, held_out, seed, data.train)
     test = data.train.take(lent) if held_out else data.test.take()
+    owners = (data.train if held_out else data.test).owners.get(rule)
     return Problem(
         module,
         kind.loss,
         [kind.samples(data.train.take(part)) for part in parts],
         kind.samples(test),
         weights=[len(part) for part in parts] if options.weights == "samples" else None,
-        convex=kind.convex,
+        convex=None if is_own(model) else kind.convex,  # a module may say it itself
         l2=options.l2,
+        per=kind.per,
+        test_owners=None if owners is None else owners[lent] if held_out else owners,
     )
 
 
@@ -148,14 +172,16 @@ def usual_model(data: Data) -> str:
     """The name of the simplest model that fits the data."""
     if data.sides is not None:
         return "completion"
+    if data.survival:
+        return "cox"
     if data.sequences:
         return "transformer"
     return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
 def usual_partition(data: Data) -> str:
-    """Whole users or speakers, clients as they were drawn; else three labels a client where there are more, or iid."""
-    natural = [kind for kind in ("user", "client", "speaker") if kind in data.train.owners]
+    """Whole natural owners, clients as they were drawn; else three labels a client where there are more, or iid."""
+    natural = [kind for kind in ("user", "client", "speaker", "region") if kind in data.train.owners]
     return natural[0] if natural else "labels:3" if data.classes is not None and data.classes > 3 else "iid"
 
 

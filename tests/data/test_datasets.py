@@ -115,7 +115,7 @@ def test_parts_must_fit_together() -> None:
     with pytest.raises(ValueError, match=r"targets of shape \(2,\), expected one for 3 inputs"):
         Part(torch.zeros(3, 4), torch.zeros(2))
     assert len(Part(torch.zeros(3, 4), torch.zeros(3, 4))) == 3  # a target for each character of a sequence
-    with pytest.raises(ValueError, match=r"targets of shape \(3, 2\)"):
-        Part(torch.zeros(3, 4), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"targets of shape \(3, 3\)"):
+        Part(torch.zeros(3, 4), torch.zeros(3, 3))
     with pytest.raises(ValueError, match="writer of shape"):
         Part(torch.zeros(3, 4), torch.zeros(3), {"writer": torch.zeros(4)})

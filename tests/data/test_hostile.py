@@ -24,9 +24,9 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedfw.data import Part
+from fedfw.data import Part, load_data
 from fedfw.data.archives import LARGEST, UNREADABLE, members, reason
-from fedfw.data.base import Request
+from fedfw.data.base import Columns, Request
 from fedfw.data.cifar import load_cifar100_images, read_batches
 from fedfw.data.download import _SafeRedirects
 from fedfw.data.emnist import read_parts
@@ -36,11 +36,14 @@ from fedfw.data.mat import read_mat
 from fedfw.data.movielens import read_ratings
 from fedfw.data.shakespeare import read_speakers
 from fedfw.data.sources import Source
+from fedfw.data.tcga_brca import read_patients
 from tests.data.files import idx_bytes, images, labels
 from tests.data.test_emnist import mat_part
+from tests.data.test_tcga_brca import PEOPLE, PLACES
 
 TEXT = b"".join(b"%d 1:0.5 %d:1 9:-2e3 # sample %d\n" % (i % 2, i + 2, i) for i in range(6))
 RATINGS = b"1\t1\t5\t881250949\n1\t2\t3\t881250949\n2\t1\t4\t881250949\n3\t3\t1\t881250949\n"
+TABLE = b"a,y,c\n" + b"".join(b"%d.5,%d,%d\n" % (i, i % 2, i % 2) for i in range(12))
 SPEECHES = b"First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
 
 
@@ -53,6 +56,12 @@ def mat(compressed: bool) -> bytes:
 def npz() -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, x=images(2).repeat(4, 1).reshape(-1)[: 2 * 3072].reshape(2, 3, 32, 32), y=np.arange(2))
+    return file.getvalue()
+
+
+def own_npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 2, c=np.zeros(10, np.int64))
     return file.getvalue()
 
 
@@ -100,6 +109,19 @@ def read_text(path: Path) -> bool:
     return all(text.dtype == torch.int8 and int(text.min()) >= 0 and int(text.max()) < 65 for text in said if len(text))
 
 
+def read_table(path: Path) -> bool:
+    data = load_data(f"table:{path}", columns=Columns(target="y", client="c"))
+    return well_formed(data.train) and bool(data.train.inputs.isfinite().all() and data.train.targets.isfinite().all())
+
+
+def read_people(path: Path) -> bool:
+    places = path.with_name("train_test_split.csv")
+    places.write_text(PLACES)
+    return all(
+        well_formed(part) and bool(part.inputs.isfinite().all()) for part in read_patients(path, places, 2).values()
+    )
+
+
 def read_members(path: Path) -> bool:
     with open(path, "rb") as file:
         try:
@@ -121,6 +143,9 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], bool]]] = {
     "ratings": ("u.data", RATINGS, lambda path: read_ratings(path, 3, 3, 4).shape == (4, 3)),
     "cifar": ("one.bin", bytes(2 * 3073), lambda path: well_formed(read_batches([path], 2))),
     "cifar npz": ("cifar100-small/cifar100_5_per_class.npz", npz(), read_small),
+    "own csv": ("my.csv", TABLE, read_table),
+    "own npz": ("my.npz", own_npz(), read_table),
+    "patients": ("brca.csv", PEOPLE.encode(), read_people),
     "speeches": ("input.txt", SPEECHES, read_text),
     "speeches.gz": ("input.txt.gz", gzip.compress(SPEECHES, mtime=0), read_text),
     "zip": ("a.zip", zipped(), read_members),

@@ -21,6 +21,7 @@ from fedfw.simulation import Run, Simulation
 CONFIG = "config.toml"
 """The configuration in a run folder."""
 _HELD_UP = 0.25  # share of the start's loss from which on the set itself keeps the loss up
+_FEW = 10  # owners of test data that are listed one by one
 _TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down", "bytes_dense")
 
 
@@ -42,7 +43,9 @@ def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, a
 
 def summary(run: Run, folder: Path) -> dict[str, Any]:
     """What ``--json`` prints: the last record's keys, the totals and the folder."""
-    last = asdict(run.history[-1]) | {name: run.history.last(name) for name in ("loss", "accuracy", "gap")}
+    last = asdict(run.history[-1]) | {
+        name: run.history.last(name) for name in ("loss", "accuracy", "concordance", "gap")
+    }
     totals = {f"total_{name}": int(run.history.total(name)) for name in _TOTALS}
     return last | totals | {"rounds": len(run.history), "stopped": run.stopped, "run_folder": str(folder)}
 
@@ -73,6 +76,10 @@ def _closing_rows(run: Run, config: RunConfig, seconds: float) -> list[tuple[str
 
 def _on_test_data(run: Run) -> list[tuple[str, str]]:
     accuracy, loss = run.history.last("accuracy"), run.history.last("test_loss")
+    if (concordance := run.history.last("concordance")) is not None:
+        each = run.history.last("concordances") or {}
+        shown = ", ".join(f"{owner}: {value:.3f}" for owner, value in each.items())
+        return [("test concordance", _number(concordance) + (f" ({shown})" if 1 < len(each) <= _FEW else ""))]
     if accuracy is not None or loss is None:
         return [("test accuracy", _number(accuracy))]
     squared = run.problem.loss is nnf.mse_loss

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfw.data import DATASETS, MissingDataError, Part, data_folder, load_data, partition
+from fedfw.data.base import Columns
 from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
@@ -31,7 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     for verb in (get, show):
         verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument("--partition", help="who holds what (labels:3, iid, user, client or speaker, by the data)")
+    show.add_argument(
+        "--partition", help="who holds what (labels:3, iid, user, client, speaker or region, by the data)"
+    )
+    for flag, what in (
+        ("target", "is predicted"),
+        ("time", "has the time until it"),
+        ("client-column", "says whose it is"),
+    ):
+        show.add_argument(f"--{flag}", metavar="NAME", help=f"of your own table (table:PATH): the column that {what}")
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
     show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
@@ -55,6 +64,7 @@ def execute(options: argparse.Namespace) -> int:
         clients=options.clients,
         seed=options.seed,
         out=options.out,
+        table=Columns(options.target, options.time, options.client_column),
     )
 
 
@@ -105,12 +115,21 @@ def get_data(name: str, data_dir: Path | None) -> int:
     return 0
 
 
-def show_data(name: str, data_dir: Path | None, *, rule: str | None, clients: int, seed: int, out: Path) -> int:
+def show_data(
+    name: str,
+    data_dir: Path | None,
+    *,
+    rule: str | None,
+    clients: int,
+    seed: int,
+    out: Path,
+    table: Columns | None = None,
+) -> int:
     """Print who holds which training samples, and save a picture of it."""
     from fedfw.report.holdings import plot_holdings
     from fedfw.report.plots import save_figure
 
-    data = load_data(name, data_dir, clients, seed)
+    data = load_data(name, data_dir, clients, seed, table)
     rule = rule or usual_partition(data)
     parts = partition(rule, data.train, clients, data.classes, seed)
     title = f"{data.name}, {rule}, {clients} clients"

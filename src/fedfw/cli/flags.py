@@ -12,6 +12,7 @@ from fedfw.algorithms import ALGORITHMS
 from fedfw.config import RunConfig, all_options, merge
 from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, read_table
+from fedfw.models import is_own
 from fedfw.options import Option
 
 _PREFIX = "option "
@@ -52,6 +53,9 @@ def add_flags(
             parser.add_argument(flag, dest=dest, action="store_const", const="true", help=help_)
         else:
             parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
+        if name == "dataset":
+            own = "your own .csv or .npz file: short for --dataset table:PATH"
+            parser.add_argument("--data", dest=dest, metavar="PATH", type="table:{}".format, help=own)
 
 
 def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, str]:
@@ -66,6 +70,15 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
 
 
+def refuse_code(source: str, stored: object, typed: str | None) -> None:
+    """Refuse a user's own model that a file names, unless the user typed a model, too: a file must not run code."""
+    if typed is None and is_own(str(stored or "")):
+        raise ValueError(
+            f"{source}: model = {stored!r} is code, which does not run because a file says so, expected it to be typed "
+            f"as well: --model {stored}"
+        )
+
+
 def configured(options: argparse.Namespace) -> RunConfig:
     """The configuration from the file and the flags; flags win.
 
@@ -76,6 +89,7 @@ def configured(options: argparse.Namespace) -> RunConfig:
     out = table.pop("out", None)
     if out is not None and getattr(options, "out", None) is None:
         options.out = Path(out)
+    refuse_code(str(file), table.get("model"), flags.get("model"))
     wanted = flags.get("algorithm")
     if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
         own = {option.key for option in algorithm_options().values()} | {"batch-size"}

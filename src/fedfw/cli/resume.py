@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedfw.cli.closing import CONFIG, run_to_the_end
+from fedfw.cli.flags import refuse_code
 from fedfw.config import build_algorithm, build_problem, completed, load, merge, read_config, run_options
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run's folder, how many rounds it is to have, and the form of the output."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument("--rounds", metavar="VALUE", help="go on to so many rounds in all [as many as the run has]")
+    parser.add_argument("--model", metavar="VALUE", help="the run's model, where it is your own as in my_module:make")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
@@ -33,6 +35,9 @@ def execute(options: argparse.Namespace) -> int:
     if not (folder / CONFIG).read_bytes().strip():
         raise ValueError(f"{folder / CONFIG} is empty, expected the options of the run")
     config = stored = read_config(folder / CONFIG)
+    refuse_code(str(folder / CONFIG), stored.model, options.model)
+    if options.model is not None and options.model != stored.model:
+        raise ValueError(f"--model {options.model}, expected the run's own: {stored.model}")
     if options.rounds is not None:
         config = merge(config, {"rounds": options.rounds}, "command line")
     data = load(config)

@@ -14,7 +14,7 @@ from fedfw.rounds.setup import usable_device
 from fedfw.solving import solve
 
 _MATTERS = (
-    *("dataset", "data_dir", "model", "l2", "clients", "partition", "weights"),
+    *("dataset", "data_dir", "target", "time", "client_column", "model", "l2", "clients", "partition", "weights"),
     *("constraint", "per_parameter", "seed", "device"),
 )
 """The options that the optimum depends on."""
@@ -50,6 +50,7 @@ def execute(options: argparse.Namespace) -> int:
         "start_value": optimum.start_value,
         "uncertainty": optimum.uncertainty,
         "accuracy": test.accuracy,
+        "concordance": test.concordance,
         "test_loss": test.loss,
         "steps": optimum.steps,
         "method": optimum.method,
@@ -61,6 +62,8 @@ def execute(options: argparse.Namespace) -> int:
     print(f"so F* is known to {optimum.uncertainty:.2g} of the way from the start (asked for: {options.tol:g})")
     if test.accuracy is not None:
         print(f"test accuracy of the optimum: {test.accuracy:.4f}")
+    if test.concordance is not None:
+        print(f"test concordance of the optimum: {test.concordance:.4f}")
     print(f"{optimum.method}, {optimum.steps} steps, {found['seconds']:.1f} s")
     reached = optimum.uncertainty <= options.tol
     if not reached:

@@ -23,6 +23,7 @@ from fedfw.config.run_config import (
     owners,
 )
 from fedfw.deployment.settings import Deployment
+from fedfw.models import is_own
 from fedfw.options import Option, options_of
 
 SOURCE = "run configuration"
@@ -121,6 +122,11 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
             own = options_of(algorithm_class(str(given["algorithm"]))).get(key)
             if own is None or not isinstance(own.default, str):
                 del given[key]
+    if is_own(str(given.get("model", ""))):
+        raise ValueError(
+            f"{SOURCE}: model = {given['model']!r} is code, and settings that travel do not say which code runs, "
+            "expected a model of fedfw: an app has its own model in federation/task.py"
+        )
     foreign = [key for key in given if key in SIMULATED_ONLY]
     if foreign:
         raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")

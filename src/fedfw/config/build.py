@@ -10,8 +10,8 @@ from typing import Any
 from fedfw.algorithms.base import Algorithm
 from fedfw.config.run_config import RunConfig, algorithm_class, algorithm_options, merge, owners, run_options
 from fedfw.data import DATASETS, Data, data_folder, load_data
-from fedfw.models import MODELS
-from fedfw.options import nearest, options_of
+from fedfw.models import kind_of
+from fedfw.options import options_of
 from fedfw.presets import make_problem, usual_model, usual_partition
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet, Product, parse_set
@@ -25,7 +25,7 @@ FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
 def load(config: RunConfig) -> Data:
     """The data set of a configuration."""
     data_dir = None if config.data_dir is None else Path(config.data_dir)
-    return load_data(config.dataset, data_dir, config.clients, config.seed)
+    return load_data(config.dataset, data_dir, config.clients, config.seed, config.columns)
 
 
 def rooted(config: RunConfig) -> RunConfig:
@@ -50,11 +50,10 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     algorithm = algorithm_class(config.algorithm)
     _refuse_foreign_options(config, algorithm)
     model, partition = config.model or usual_model(data), config.partition or usual_partition(data)
-    if model not in MODELS:
-        raise ValueError(f"unknown model {model!r}{nearest(model, MODELS)}, expected one of {', '.join(MODELS)}")
+    kind = kind_of(model, data)
     config = replace(config, model=model, partition=partition)
     if config.constraint is None:
-        network = not MODELS[model].convex
+        network = not kind.convex
         usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
         config = replace(config, constraint=usual, per_parameter=config.per_parameter or network)
     if config.batch_size is None:

@@ -20,7 +20,8 @@ class Part:
         (samples, ...): uint8 images (channels, height, width), kept as bytes until they are used; float32 images or
         features; int64 (row, column) pairs for ratings; or int8 characters (length,) of a text.
     targets
-        (samples,): int64 classes from 0, or float32 numbers; (samples, length) int8 for sequences: the next characters.
+        (samples,): int64 classes from 0, or float32 numbers; (samples, length) int8 for sequences: the next characters;
+        (samples, 2) float32 for times until an event: whether it was seen, and the time.
     owners
         Natural owners by kind, such as ``{"writer": ids}`` with ids (samples,) int64.
     owners_hint
@@ -37,8 +38,9 @@ class Part:
 
     def __post_init__(self) -> None:
         for name, values in {"targets": self.targets, **self.owners}.items():
-            sequences = name == "targets" and values.shape == self.inputs.shape[:2]
-            if values.shape != (len(self.inputs),) and not sequences:
+            pairs = values.is_floating_point() and values.shape == (len(self.inputs), 2)
+            several = name == "targets" and (pairs or values.shape == self.inputs.shape[:2])
+            if values.shape != (len(self.inputs),) and not several:
                 raise ValueError(f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} inputs")
 
     def __len__(self) -> int:
@@ -73,7 +75,33 @@ class Data:
     @property
     def sequences(self) -> bool:
         """Whether a sample's target is a sequence of classes instead of one."""
-        return self.train.targets.ndim > 1
+        return self.train.targets.ndim > 1 and not self.survival
+
+    @property
+    def survival(self) -> bool:
+        """Whether a sample's target is a pair (event, time)."""
+        return self.train.targets.shape[1:] == (2,) and self.train.targets.is_floating_point()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a user's own table are: what is predicted, the time until it, and whose sample it is.
+
+    With ``numbers`` whole numbers are no classes.
+    """
+
+    target: str | None = None
+    time: str | None = None
+    client: str | None = None
+    numbers: bool = False
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that are no inputs; a name twice is refused."""
+        found = [name for name in (self.target, self.time, self.client) if name is not None]
+        if len(set(found)) < len(found):
+            raise ValueError(f"target, time and client-column are {', '.join(found)}, expected different columns")
+        return found
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ class Request:
     data_dir: Path | None
     clients: int
     seed: int
+    columns: Columns = Columns()
 
 
 def every_fifth(samples: int) -> Tensor:

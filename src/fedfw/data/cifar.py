@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fedfw.data.archives import UNREADABLE, reason
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import MissingDataError
+from fedfw.data.npz import read_npz
 
 _RECORD, _RECORD_100 = 1 + 3 * 32 * 32, 2 + 3 * 32 * 32
 _LARGEST = 1 << 28  # bytes; CIFAR-100's training images have 0.15 GB
@@ -40,35 +35,12 @@ def load_cifar100_images(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1]
         return torch.from_numpy(images), class_numbers(torch.from_numpy(labels), 100, whole)
     if piece.is_file():
-        images, labels = _read_npz(piece, "x", "y")
+        images, labels = read_npz(piece, "x", "y", kinds="ui", largest=_LARGEST)
         if images.dtype != np.uint8 or images.shape != (len(images), 3, 32, 32) or labels.shape != (len(images),):
             found = f"{images.dtype} images of {images.shape}, labels of {labels.shape}"
             raise ValueError(f"{piece} is damaged: {found}, expected bytes (samples, 3, 32, 32) and (samples,)")
         return torch.from_numpy(images), class_numbers(torch.from_numpy(labels.astype(np.int64)), 100, piece)
     raise MissingDataError(f"neither {whole} nor {piece} is there: CIFAR-100's binary version is at its publisher's")
-
-
-def _read_npz(path: Path, *names: str) -> list[npt.NDArray[Any]]:
-    """Arrays of whole numbers; the file's own words on their sizes are checked before anything is made from them."""
-    arrays = []
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in names:
-                with archive.open(f"{name}.npy") as file:
-                    data = file.read(_LARGEST + 1)
-                stream = io.BytesIO(data)
-                if np.lib.format.read_magic(stream) != (1, 0):
-                    raise ValueError(f"{name} is no array of version 1.0")
-                shape, by_columns, kind = np.lib.format.read_array_header_1_0(stream)
-                rest = data[stream.tell() :]
-                if kind.kind not in "ui" or by_columns or min(shape, default=1) < 0 or len(data) > _LARGEST:
-                    raise ValueError(f"{name} is {kind} of {shape}, expected whole numbers by rows")
-                if len(rest) != prod(shape) * kind.itemsize:
-                    raise ValueError(f"{name} has {len(rest)} bytes, which are not those of {shape}")
-                arrays.append(np.frombuffer(bytearray(rest), kind).reshape(shape))
-    except (OSError, *UNREADABLE) as error:
-        raise ValueError(f"{path} is damaged: {reason(error)}") from None
-    return arrays
 
 
 def read_batches(paths: Sequence[Path], records: int) -> Part:

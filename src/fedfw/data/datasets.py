@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedfw.data.base import Data, Request
+from fedfw.data.base import Columns, Data, Request
 from fedfw.data.builtin import load_diabetes, load_digits
 from fedfw.data.cifar import load_cifar10
 from fedfw.data.emnist import emnist_layouts, load_emnist
@@ -16,9 +16,11 @@ from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
 from fedfw.data.mnist import load_idx_images, load_mnist
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
 from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
-from fedfw.data.sources import CIFAR10_FILES, IDX_FILES
+from fedfw.data.sources import CIFAR10_FILES, IDX_FILES, TCGA_BRCA_FILES
 from fedfw.data.sparse import SAMPLES, load_sparse
 from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
+from fedfw.data.tables import load_table
+from fedfw.data.tcga_brca import PATIENTS, VARIABLES, load_tcga_brca
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,18 @@ _ENTRIES = (
         (("input.txt",), ("input.txt.gz",)),
         argument="CONTEXT",
     ),
+    Dataset(
+        "tcga-brca",
+        "breast cancer in six regions: time until death",
+        load_tcga_brca,
+        (VARIABLES,),
+        None,
+        (sum(PATIENTS["train"]), sum(PATIENTS["test"])),
+        ("region",),
+        "tcga-brca",
+        (TCGA_BRCA_FILES,),
+    ),
+    Dataset("table", "your own .csv or .npz file", load_table, argument="PATH", reads_path=True),
     Dataset("libsvm", "your own LIBSVM file of classes", load_own, argument="PATH", reads_path=True),
     Dataset(
         "libsvm-numbers",
@@ -200,7 +214,9 @@ DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 """Every data set by its name (the part before the colon)."""
 
 
-def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: int = 0) -> Data:
+def load_data(
+    name: str, data_dir: Path | None = None, clients: int = 10, seed: int = 0, columns: Columns | None = None
+) -> Data:
     """A data set by its name.
 
     Parameters
@@ -213,6 +229,8 @@ def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: 
         How many clients the synthetic data are drawn for; others do not look at it.
     seed
         Fixes the synthetic data and which ratings are for testing; others do not look at it.
+    columns
+        What the columns of a user's own table (``table:PATH``) are.
     """
     base, _, argument = name.partition(":")
     if base not in DATASETS:
@@ -224,4 +242,7 @@ def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: 
         raise ValueError(f"clients={clients}, expected at least 1")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed={seed}, expected a whole number of at least 0 (and below 2^63)")
-    return entry.load(Request(base, argument, entry.find(data_dir), data_dir, clients, seed))
+    columns = columns or Columns()
+    if columns.named and base != "table":
+        raise ValueError(f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with {base}")
+    return entry.load(Request(base, argument, entry.find(data_dir), data_dir, clients, seed, columns))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfw.data.base import Part
 from fedfw.data.folder import MissingDataError
 
-OWNERS = ("writer", "user", "client", "speaker")
+OWNERS = ("writer", "user", "client", "speaker", "region")
 RULES = ("iid", "labels:K", "labels:K,unequal", "dirichlet:ALPHA", *OWNERS)
 
 
@@ -36,9 +36,9 @@ def partition(rule: str, data: Part, clients: int, classes: int | None, seed: in
         ``dirichlet:alpha``: each label's samples are divided among all clients by a Dirichlet(alpha) draw; a client
         left with nothing is given one sample of the largest client.
 
-        ``writer``, ``user``, ``client``, ``speaker``: whole natural owners. As many clients as owners: client i is the
-        owner with the i-th smallest id. Fewer: owners go, largest first (equal ones in random order), to the client
-        that has the fewest samples.
+        ``writer``, ``user``, ``client``, ``speaker``, ``region``: whole natural owners. As many clients as owners:
+        client i is the owner with the i-th smallest id. Fewer: owners go, largest first (equal ones in random order),
+        to the client that has the fewest samples.
     classes
         Targets are in 0 .. classes - 1, or None where they are numbers.
     """
@@ -154,7 +154,10 @@ def _owners(kind: str, data: Part) -> Tensor:
 def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tensor]:
     ids, sizes = np.unique(owners.numpy(), return_counts=True)
     if clients > len(ids):
-        raise ValueError(f"partition {kind!r}: {clients} clients, but there are {len(ids)} owners to be dealt out")
+        raise ValueError(
+            f"partition {kind!r}: {clients} clients, but there are {len(ids)} owners to be dealt out, expected at "
+            "most so many"
+        )
     holdings = owners.argsort(stable=True).tensor_split(
         sizes.cumsum()[:-1].tolist()
     )  # one piece an owner, ids ascending

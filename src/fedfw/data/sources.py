@@ -56,11 +56,13 @@ IDX_FILES = (
 )
 QMNIST_FILES = ("qmnist-train-labels-idx2-int.gz", "qmnist-test-labels-idx2-int.gz")
 EMNIST_FILES = ("emnist-digits.mat", "emnist-balanced.mat", "emnist-byclass.mat")
+TCGA_BRCA_FILES = ("brca.csv", "train_test_split.csv")
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
 # Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed from copies with the
-# known MD5, that of Shakespeare's text from a copy of the known length. Those of Fashion-MNIST, CIFAR-10 and MovieLens
+# known MD5, that of Shakespeare's text from a copy of the known length, those of TCGA-BRCA from copies with the known
+# numbers of patients. Those of Fashion-MNIST, CIFAR-10 and MovieLens
 # are what several public records give beside the published MD5, and that of EMNIST's archive is what MLDatasets.jl
 # checks: these four were not at hand to be computed anew.
 def _files(base: str, sha256: dict[str, str]) -> tuple[Source, ...]:
@@ -186,6 +188,21 @@ _SHAKESPEARE = Collection(
     ),
 )
 
+_FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
+_TCGA_BRCA = Collection(
+    "tcga-brca",
+    (
+        Source(f"{_FLAMBY}brca.csv", "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020"),
+        Source(
+            f"{_FLAMBY}dataset_creation_scripts/train_test_split.csv",
+            "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
+        ),
+    ),
+    note="These are clinical data of patients (TCGA, open access), as FLamby prepared them. Who uses them agrees to "
+    "the GDC's data access terms, https://gdc.cancer.gov/access-data/data-access-policies: do not try to identify "
+    "anybody.",
+)
+
 SOURCES: dict[str, Collection] = {
     "mnist": _MNIST,
     "qmnist-labels": _QMNIST_LABELS,
@@ -198,5 +215,6 @@ SOURCES: dict[str, Collection] = {
     "a9a": _A9A,
     "mushrooms": _MUSHROOMS,
     "shakespeare": _SHAKESPEARE,
+    "tcga-brca": _TCGA_BRCA,
 }
 """What ``fedfw data get NAME`` downloads."""

@@ -517,6 +517,7 @@ class TrainingServer:
             round=t,
             test_loss=None if test is None else test.loss,
             accuracy=None if test is None else test.accuracy,
+            concordance=None if test is None else test.concordance,
             **({} if judge is None else certified(judge, xbar, self.task.options)),
             anchor_gap=None if now is None else now.anchor_gap,
             lower_bound=self.coordinator.best_bound,

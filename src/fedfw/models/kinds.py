@@ -10,7 +10,7 @@ from math import prod
 from torch import nn
 
 from fedfw.data import Data
-from fedfw.problems.known_losses import LossFunction
+from fedfw.problems.known_losses import LossFunction, Per
 from fedfw.problems.stacks import Samples
 
 
@@ -26,13 +26,15 @@ class ModelKind:
         From the data it is for; random starts come from torch's generator. Its keywords are sizes that a user may
         choose, with their defaults: see `sizes`.
     loss
-        Of outputs and targets, a mean over samples.
+        Of outputs and targets, a mean over samples but for ``per``.
     convex
         Whether the loss is convex in the parameters.
     flat
         Whether inputs are flattened to vectors.
     column
         Whether targets become a column of numbers (samples, 1).
+    per
+        "client" where the loss is of all of a client's samples together.
     """
 
     summary: str
@@ -41,6 +43,7 @@ class ModelKind:
     convex: bool
     flat: bool = True
     column: bool = False
+    per: Per = "sample"
 
     @property
     def sizes(self) -> list[str]:
@@ -61,7 +64,7 @@ def features(data: Data) -> int:
 def classes(data: Data) -> int:
     """How many classes there are, for models that need some."""
     if data.classes is None:
-        better = "linear" if data.sides is None else "completion"
+        better = "cox" if data.survival else "linear" if data.sides is None else "completion"
         raise ValueError(f"{data.name} has numbers for targets, expected classes: use the model {better}")
     if data.sequences:
         raise ValueError(f"{data.name} has sequences for targets, expected one class: use the model transformer")

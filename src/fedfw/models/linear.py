@@ -32,7 +32,15 @@ def linear(data: Data) -> nn.Module:
         )
     if data.sides is not None:
         raise ValueError(f"{data.name} has ratings, expected rows of features: use the model completion")
+    if data.survival:
+        raise ValueError(f"{data.name} has times until an event, expected numbers: use the model cox")
     return _from_zero(nn.Linear(features(data), 1))
+
+
+def cox(data: Data) -> nn.Module:
+    if not data.survival:
+        raise ValueError(f"Cox's model is for times until an event such as tcga-brca, and {data.name} has none")
+    return _from_zero(nn.Linear(features(data), 1, bias=False))  # what is added to all scores changes nothing
 
 
 def completion(data: Data) -> nn.Module:

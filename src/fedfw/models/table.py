@@ -14,7 +14,10 @@ from torch import nn
 from fedfw.data import Data
 from fedfw.models import images, linear, lipschitz
 from fedfw.models.kinds import ModelKind
+from fedfw.models.own import is_own, own_kind
 from fedfw.models.transformer import transformer
+from fedfw.options import nearest
+from fedfw.problems import cox_loss
 from fedfw.problems.known_losses import ScaledCrossEntropy
 
 MODELS: dict[str, ModelKind] = {
@@ -28,6 +31,7 @@ MODELS: dict[str, ModelKind] = {
     ),
     "linear": ModelKind("least squares, from zero", linear.linear, nnf.mse_loss, True, column=True),
     "completion": ModelKind("matrix completion, from zero", linear.completion, nnf.mse_loss, True, flat=False),
+    "cox": ModelKind("Cox's model of the time until an event, from zero", linear.cox, cox_loss, True, per="client"),
     "mlp": ModelKind("two hidden layers of 100", images.mlp, nnf.cross_entropy, False),
     "cnn": ModelKind(
         "images in [-1, 1], conv 32x5, conv 64x5, fc 128", images.cnn, nnf.cross_entropy, False, flat=False
@@ -56,13 +60,25 @@ MODELS: dict[str, ModelKind] = {
 """Every model by its name."""
 
 
+def kind_of(name: str, data: Data) -> ModelKind:
+    """A model of the table, or a user's own as in ``my_module:make``; a name that is neither is refused."""
+    if is_own(name):
+        return own_kind(name, data)
+    if name not in MODELS:
+        raise ValueError(
+            f"unknown model {name!r}{nearest(name, MODELS)}, expected one of {', '.join(MODELS)}, or your own as in "
+            "my_module:make"
+        )
+    return MODELS[name]
+
+
 def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None = None) -> nn.Module:
     """A model by its name; its start is drawn from the seed.
 
     Parameters
     ----------
     name : str
-        A key of `MODELS`.
+        A key of `MODELS`, or a user's own as in ``my_module:make``.
     data : Data
         What it is for.
     seed : int
@@ -70,12 +86,11 @@ def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None 
     size : mapping of str to int, optional
         Sizes such as ``{"width": 64}`` in the place of the model's own; those that it does not have are refused.
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}, expected one of {', '.join(MODELS)}")
+    kind = kind_of(name, data)
     for key, value in (size or {}).items():
-        if key not in MODELS[name].sizes:
+        if key not in kind.sizes:
             owners = ", ".join(owner for owner, kind in MODELS.items() if key in kind.sizes)
             raise ValueError(f"{key}={value} goes with {owners or 'no model'}, not with {name}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name].build(data, **(size or {}))
+        return kind.build(data, **(size or {}))

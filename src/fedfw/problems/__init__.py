@@ -3,5 +3,6 @@
 from fedfw.problems.base import ClientLosses, WeightedGradient
 from fedfw.problems.completion import MatrixCompletion
 from fedfw.problems.problem import Problem
+from fedfw.problems.survival import concordance, cox_loss
 
-__all__ = ["ClientLosses", "MatrixCompletion", "Problem", "WeightedGradient"]
+__all__ = ["ClientLosses", "MatrixCompletion", "Problem", "WeightedGradient", "concordance", "cox_loss"]

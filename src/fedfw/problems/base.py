@@ -30,6 +30,9 @@ class Test(NamedTuple):
 
     loss: float | None
     accuracy: float | None
+    concordance: float | None = None
+    concordances: dict[str, float] | None = None
+    """By the owners of the test data, without those who have nothing to be compared."""
 
 
 class ClientLosses(ABC):

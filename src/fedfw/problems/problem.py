@@ -26,6 +26,7 @@ from fedfw.problems.checks import (
     tried_clients,
 )
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
+from fedfw.problems.cox import CoxLosses
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
 from fedfw.problems.known_losses import LossFunction, Per, floor_of, known_loss
@@ -33,6 +34,7 @@ from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
 from fedfw.problems.stacks import Stack
+from fedfw.problems.survival import concordance, cox_loss
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _EVALUATION_CHUNK = 8192
@@ -65,7 +67,9 @@ class Problem:
     per
         ``"client"`` for a loss of all of a client's samples together that is no mean over them, such as a Cox
         likelihood: clients are then never split or padded, and minibatches and privacy are refused. Models that mix
-        samples, such as BatchNorm without running statistics, are treated in the same way.
+        samples, such as BatchNorm without running statistics, are treated in the same way, and so is `cox_loss`.
+    test_owners
+        (m,) whose each of the m test samples is: concordance is then given for each of them, too.
 
     Examples
     --------
@@ -94,6 +98,7 @@ class Problem:
         convex: bool | None = None,
         l2: float = 0.0,
         per: Per = "sample",
+        test_owners: Tensor | None = None,
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -116,6 +121,13 @@ class Problem:
         self.start = flatten(parameters)
         self.weights = normalised_weights(weights, len(samples))
         self.test_data = None if test is None else samples_of(test, "the test data", dtype)
+        tested = 0 if self.test_data is None else len(self.test_data[0])
+        if test_owners is not None and test_owners.shape != (tested,):
+            raise ValueError(f"test_owners of shape {tuple(test_owners.shape)}, expected one for {tested} test samples")
+        self.test_owners = test_owners
+        survival = loss is cox_loss
+        if survival:
+            per = "client"
         known = known_loss(loss, per)
         linear = is_linear(self.model)
         if known is not None:
@@ -129,7 +141,7 @@ class Problem:
         if known is None and per == "sample":
             refuse_no_mean(self.model, loss, samples)
         self._known = known
-        self.floor = floor_of(loss)  # what F is never below, where that is known
+        self.floor = 0.0 if survival else floor_of(loss)  # what F is never below, where that is known
         derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
         squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
         self.losses: ClientLosses
@@ -137,6 +149,8 @@ class Problem:
             self.losses = LinearLosses.of(self.model, derivative, samples)
         elif isinstance(self.model, MatrixCompletion) and linear and squared and per == "sample":
             self.losses = CompletionLosses.of(self.model, samples)
+        elif survival and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
+            self.losses = CoxLosses.of(samples)
         else:
             self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per)
         if l2:
@@ -164,7 +178,7 @@ class Problem:
         problem.shapes = {"x": tuple(start.shape)}
         problem.start = start.detach().clone().flatten()
         problem.weights = normalised_weights(weights, len(losses))
-        problem.test_data = None
+        problem.test_data = problem.test_owners = None
         problem.losses = FunctionLosses(losses, tuple(start.shape))
         problem.convex = convex
         problem.classes = problem._known = problem.floor = None
@@ -263,7 +277,11 @@ class Problem:
         return self._smoothness[0]
 
     def test(self, x: Tensor) -> Test:
-        """Loss and accuracy on the test data at x (p,); accuracy where targets are classes or answers yes or no."""
+        """What there is to say of x (p,) on the test data: the loss, and how good its answers are.
+
+        Accuracy where targets are classes or answers yes or no; concordance for `cox_loss`, of all test samples
+        together and of each owner's.
+        """
         if self.test_data is None:
             return Test(None, None)
         inputs, targets = self.test_data
@@ -287,7 +305,18 @@ class Problem:
                     judged_here = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
                     right += int((guess == wanted)[judged_here].sum())
                     judged += int(judged_here.sum())
+        if self.loss is cox_loss:
+            return Test(total / mass, None, concordance(outputs, targets), self._concordances(outputs))
         return Test(total / mass, right / judged if judged else None)
+
+    def _concordances(self, outputs: Tensor) -> dict[str, float] | None:
+        """By owner, from the outputs (m, 1) of all test samples."""
+        assert self.test_data is not None
+        if self.test_owners is None:
+            return None
+        own = {owner: self.test_owners == owner for owner in sorted(set(self.test_owners.tolist()))}
+        each = {str(owner): concordance(outputs[rows], self.test_data[1][rows]) for owner, rows in own.items()}
+        return {owner: value for owner, value in each.items() if value is not None}
 
     def trained(self, x: Tensor) -> nn.Module:
         """A copy of the model with parameters x (p,)."""
@@ -331,6 +360,7 @@ def declared_convex(model: nn.Module, loss: LossFunction) -> bool | None:
     if isinstance(declared, bool):
         return declared
     if is_linear(model):
-        return None if known_loss(loss, "client") is None else True  # all known losses are convex in the outputs
+        convex = loss is cox_loss or known_loss(loss, "client") is not None  # they all are, in the outputs
+        return True if convex else None
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     return False if len(matrices) > 1 else None

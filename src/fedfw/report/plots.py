@@ -15,10 +15,12 @@ from fedfw.rounds.records import History
 
 
 def plot_runs(runs: Mapping[str, History]) -> Figure:
-    """Loss with the proven band, accuracy, gap and bytes, one line a run."""
+    """Loss with the proven band, accuracy or concordance, gap and bytes, one line a run."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)
     (loss, accuracy), (gap, sent) = axes
+    ordered = any(history.last("concordance") is not None for history in runs.values())
+    measure = "concordance" if ordered else "accuracy"
     for i, (name, history) in enumerate(runs.items()):
         color = f"C{i % 10}"
         rounds, values = _evaluated(history, "loss")
@@ -30,14 +32,14 @@ def plot_runs(runs: Mapping[str, History]) -> Figure:
             at, top, bottom = zip(*bounded, strict=True)
             visible = min(values) - 2 * (max(values) - min(values))  # the first bounds may be far below
             loss.fill_between(at, [max(b, visible) for b in bottom], top, color=color, alpha=0.12, lw=0)
-        accuracy.plot(*_evaluated(history, "accuracy"), color=color, label=name)
+        accuracy.plot(*_evaluated(history, measure), color=color, label=name)
         gap.plot(*_evaluated(history, "gap"), color=color, label=name)
         for column, style in (("bytes_up", "-"), ("bytes_down", "--"), ("bytes_dense", ":")):
             totals = list(accumulate(getattr(r, column) for r in history))
             label = f"{name}: " + {"bytes_up": "up", "bytes_down": "down", "bytes_dense": "dense exchange"}[column]
             sent.plot([r.round for r in history], totals, style, color=color, label=label)
     loss.set(title="loss (band: proven range of the optimum)", xlabel="round")
-    accuracy.set(title="test accuracy", xlabel="round")
+    accuracy.set(title=f"test {measure}", xlabel="round")
     gap.set(title="Frank-Wolfe gap", xlabel="round", yscale="log")
     sent.set(title="bytes, in total", xlabel="round", yscale="log")
     for axis in axes.flat:

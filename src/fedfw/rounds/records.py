@@ -22,6 +22,10 @@ class Record:
         Its number, from 1.
     loss, test_loss, accuracy : float
         F at xbar after the round; the loss and the accuracy on the test data.
+    concordance : float
+        For times until an event: the concordance index on all test data.
+    concordances : dict of str to float
+        The same among the test data of each natural owner, such as a region.
     surrogate : float
         sum w_i f_i(x_i) + lam/2 ||X - Xbar||^2, which the algorithm decreases.
     gap, anchor_gap : float
@@ -59,6 +63,8 @@ class Record:
     loss: float | None = None
     test_loss: float | None = None
     accuracy: float | None = None
+    concordance: float | None = None
+    concordances: dict[str, float] | None = None
     surrogate: float | None = None
     gap: float | None = None
     anchor_gap: float | None = None
@@ -136,7 +142,7 @@ class History(Sequence[Record]):
         return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
 
     def to_csv(self, path: str | Path) -> None:
-        """One row a round; the parts of ``seconds`` and ``certified`` get columns of their own."""
+        """One row a round; the parts of ``seconds``, ``certified`` and ``concordances`` get columns of their own."""
         rows = [_flat(asdict(record)) for record in self._records]
         names = list(dict.fromkeys(name for row in rows for name in row))
         from io import StringIO
@@ -173,5 +179,5 @@ def read_history(path: Path, kind: type[Record] = Record) -> History:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    parts = {name: row.pop(name) or {} for name in ("seconds", "certified")}
+    parts = {name: row.pop(name) or {} for name in ("seconds", "certified", "concordances")}
     return row | {f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()}

@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedfw.certificates import frank_wolfe_gap
+from fedfw.problems.base import Test
 from fedfw.rounds.robustness import certified
 from fedfw.simulation.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from fedfw.simulation.simulator import Simulation
+
+
+def _tested(test: Test) -> dict[str, Any]:
+    """What a record has of a test."""
+    found = test._asdict()
+    return {"test_loss": found.pop("loss"), **found}
 
 
 class Evaluation(Callback):
@@ -32,7 +39,7 @@ class Evaluation(Callback):
         test = simulation.problem.test(simulation.feasible())
         inside = constraint.contains(xbar)
         far = constraint.distance(xbar) if not inside and constraint.has_projection else None
-        found = {"test_loss": test.loss, "accuracy": test.accuracy, "distance": 0.0 if inside else far}
+        found = {**_tested(test), "distance": 0.0 if inside else far}
         found |= certified(simulation.problem, simulation.feasible(), simulation.options)
         apart = None
         if simulation.algorithm.contract.points:
@@ -78,8 +85,7 @@ class Evaluation(Callback):
         return {
             "loss": None if now.gathered.gradient is None else now.gathered.loss,  # a sum over some clients is not F
             "gap": now.anchor_gap,
-            "test_loss": test.loss,
-            "accuracy": test.accuracy,
+            **_tested(test),
             "distance": 0.0,
             **certified(simulation.problem, simulation.xbar, simulation.options),
         }

@@ -64,6 +64,7 @@ def progress_line(simulation: Simulation) -> str:
     shown = (
         ("loss", latest("loss"), ".4f"),
         ("accuracy", latest("accuracy"), ".3f"),
+        ("concordance", latest("concordance"), ".3f"),
         ("gap", latest("gap"), ".2e"),
         ("optimum >=", simulation.best_bound, ".4f"),
         ("epsilon", latest("epsilon"), ".3f"),

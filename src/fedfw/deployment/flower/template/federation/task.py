@@ -40,4 +40,5 @@ def make_task(config: Mapping[str, Any]) -> Task:
         test=kind.samples(data.test.take()),
         convex=kind.convex,
         l2=settings.l2,
+        per=kind.per,
     )

@@ -1,0 +1,65 @@
+"""Tables as text: a line of names, then a line a row, with commas between the cells and quotes around some."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+_LONGEST = 1 << 24  # bytes of a line
+_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+def read_csv(path: Path, largest: int) -> Iterator[list[str]]:
+    """The names of the columns, which all differ, and then one row after the other, each with as many cells.
+
+    A row is read when it is asked for. What is damaged, or a file of more than ``largest`` bytes, is a ValueError that
+    names the file and the row.
+    """
+    if (size := path.stat().st_size) > largest:
+        raise ValueError(f"{path} has {size} bytes, expected at most {largest}")
+    number = 1
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as text:
+            rows = csv.reader(_lines(text), strict=True)
+            names = next(rows, [])
+            twice = sorted({name for name in names if names.count(name) > 1}) if len(names) < 10_000 else ["too many"]
+            if not names or not all(names) or twice:
+                raise ValueError(f"names of columns {_shown(names[:3])} ..., expected a name for each, all different")
+            yield names
+            for row in rows:
+                number += 1
+                if row and len(row) != len(names):
+                    raise ValueError(f"{len(row)} cells, expected {len(names)} as in the first row")
+                if row:
+                    yield row
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged or no table: row {number}: {error}") from None
+
+
+def number_in(cell: str, column: str) -> float:
+    """The number in a cell; a ValueError where there is none, or none that float32 can hold."""
+    try:
+        number = float(cell)
+    except ValueError:
+        number = math.nan
+    if not -_FLOAT32 <= number <= _FLOAT32 or "_" in cell:  # Python takes 1_000 for a number
+        raise ValueError(
+            f"{_shown(column)} is {_shown(cell)}, expected a number from {-_FLOAT32:.3g} to {_FLOAT32:.3g}"
+        )
+    return number
+
+
+def _lines(text: TextIO) -> Iterator[str]:
+    while line := text.readline(_LONGEST + 1):
+        if len(line) > _LONGEST:
+            raise ValueError(f"a line is longer than {_LONGEST} characters, expected at most so many")
+        yield line
+
+
+def _shown(cell: str | list[str]) -> str:
+    return repr(cell[:40]) if isinstance(cell, str) else ", ".join(map(_shown, cell))

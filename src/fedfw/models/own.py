@@ -1,0 +1,95 @@
+"""A user's own model by name: ``my_module:make`` is the function ``make`` in ``my_module.py`` of the current folder.
+
+This runs the user's code, so the name has to come from the user: from Python or typed on a command line. Names in files
+and in a deployment's settings are refused where those are read.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.nn.functional as nnf
+from torch import nn
+
+from fedfw.data import Data
+from fedfw.models.kinds import ModelKind
+from fedfw.problems import cox_loss
+
+
+def is_own(name: str) -> bool:
+    """Whether a model's name stands for a user's own code.
+
+    Examples
+    --------
+    >>> is_own("my_module:make"), is_own("mclr")
+    (True, False)
+    """
+    return ":" in name
+
+
+def own_kind(name: str, data: Data) -> ModelKind:
+    """The model that a function of the current folder makes from the data.
+
+    ``make(data)`` is given the `Data` and returns an `nn.Module`; its further keywords are sizes. Inputs come as they
+    are, and the loss goes by the targets: cross-entropy for classes, squared for numbers, whose outputs are (samples,
+    1), and Cox's for times until an event.
+    """
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise ValueError(
+            f"model={name!r}, expected my_module:make, a module of the current folder and a function in it"
+        )
+    with _blamed(name):
+        make = getattr(_imported(module), function, None)
+    if not callable(make):
+        raise ValueError(f"model={name!r}, but {module} has no function {function!r}, expected one that makes a model")
+
+    @wraps(make)
+    def build(data: Data, **sizes: Any) -> nn.Module:
+        with _blamed(name):
+            model = make(data, **sizes)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model={name!r} made a {type(model).__name__}, expected a torch.nn.Module")
+        return model
+
+    if data.survival:
+        return ModelKind("your own", build, cox_loss, False, flat=False, per="client")
+    if data.classes is None:
+        return ModelKind("your own", build, nnf.mse_loss, False, flat=False, column=data.sides is None)
+    return ModelKind("your own", build, nnf.cross_entropy, False, flat=False)
+
+
+def _imported(name: str) -> ModuleType:
+    """A module of the current folder, and no other of that name."""
+    place = Path.cwd().joinpath(*name.split("."))
+    files = [place.with_suffix(".py"), place / "__init__.py"]
+    if not any(file.is_file() for file in files):
+        raise ValueError(f"no file {files[0].name} in {files[0].parent}, expected your own module")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # at the end: what lies here takes no other module's place
+    module = import_module(name)
+    if module.__spec__ is None or str(module.__spec__.origin) not in map(str, files):
+        raise ValueError(f"{name} is the name of another module, too, expected a name that nobody else has")
+    return module
+
+
+@contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the user's code it was."""
+    try:
+        yield
+    except Exception as error:
+        here = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == Path.cwd()
+        ]
+        where = f" ({Path(here[-1].filename).name}, line {here[-1].lineno})" if here else ""
+        text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"model={name!r}: {' '.join(text.split())}{where}") from None

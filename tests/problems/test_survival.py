@@ -1,0 +1,188 @@
+"""Cox's loss and the concordance index against loops over all pairs; Cox problems from gradients to certificates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedfw
+from fedfw.problems.cox import CoxLosses
+from fedfw.problems.modules import ModuleLosses
+
+DTYPES = (torch.float32, torch.float64)
+
+
+def patients(
+    samples: int, seed: int = 0, ties: bool = False, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Inputs (samples, 4), and targets with about half of the events seen."""
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 4, generator=draw, dtype=torch.float64)
+    times = torch.rand(samples, generator=draw, dtype=torch.float64) * 10
+    events = torch.randint(0, 2, (samples,), generator=draw).double()
+    return inputs.to(dtype), torch.stack([events, times.ceil() if ties else times], 1).to(dtype)
+
+
+def by_loops(scores: list[float], targets: list[list[float]]) -> float:
+    total = 0.0
+    for (event, time), score in zip(targets, scores, strict=True):
+        if event:
+            at_risk = [s for s, (_, t) in zip(scores, targets, strict=True) if t >= time]
+            total += math.log(sum(math.exp(s) for s in at_risk)) - score
+    return total / len(scores)
+
+
+def concordance_by_loops(scores: list[float], targets: list[list[float]]) -> float | None:
+    right, pairs = 0.0, 0
+    for s, (event, time) in zip(scores, targets, strict=True):
+        for other, (also, later) in zip(scores, targets, strict=True):
+            if event and (time < later or (time == later and not also)):
+                pairs += 1
+                right += 1.0 if s > other else 0.5 if s == other else 0.0
+    return right / pairs if pairs else None
+
+
+def problem(clients: list[Any], dtype: torch.dtype = torch.float64, **options: Any) -> fedfw.Problem:
+    model = nn.Linear(4, 1, bias=False, dtype=dtype)
+    nn.init.zeros_(model.weight)
+    return fedfw.Problem(model, fedfw.cox_loss, clients, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_loss_is_that_of_the_loops(ties: bool, dtype: torch.dtype) -> None:
+    inputs, targets = patients(40, ties=ties, dtype=dtype)
+    for scores in (inputs[:, 0], 5 * inputs[:, 1], torch.zeros(40, dtype=dtype)):
+        expected = by_loops(scores.tolist(), targets.tolist())
+        assert float(fedfw.cox_loss(scores[:, None], targets)) == pytest.approx(expected, rel=1e-6)
+        shuffled = torch.randperm(40)
+        assert float(fedfw.cox_loss(scores[shuffled], targets[shuffled])) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
+    targets = torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.0, 3.0]], dtype=dtype)
+    scores = torch.tensor([0.0, 1000.0, -1000.0], dtype=dtype)
+    assert float(fedfw.cox_loss(scores, targets)) == pytest.approx(1000 / 3)
+    model = problem([(torch.eye(3, 4, dtype=dtype), targets)], dtype)
+    value, gradient = model.value_and_gradient(torch.tensor([0.0, 1000.0, -1000.0, 0.0], dtype=dtype))
+    assert value == pytest.approx(1000 / 3)
+    assert gradient.tolist() == pytest.approx([-1 / 3, 1 / 3, 0.0, 0.0], abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_censored_and_a_single_patient_have_loss_zero(dtype: torch.dtype) -> None:
+    inputs, targets = patients(6, dtype=dtype)
+    censored = targets * torch.tensor([0.0, 1.0], dtype=dtype)
+    alone = torch.tensor([[1.0, 3.0]], dtype=dtype)
+    assert float(fedfw.cox_loss(inputs[:, 0], censored)) == 0
+    assert float(fedfw.cox_loss(inputs[:1, 0], alone)) == 0
+    value, gradient = problem([(inputs, censored), (inputs[:1], alone)], dtype).value_and_gradient(inputs[0])
+    assert (value, gradient.abs().max().item()) == (0, 0)
+    assert fedfw.concordance(inputs[:, 0], censored) is None
+    assert fedfw.concordance(inputs[:1, 0], alone) is None
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_closed_form_is_torchs_gradient(ties: bool) -> None:
+    clients = [patients(m, seed, ties) for seed, m in enumerate((7, 30, 30, 1, 12))]
+    closed = problem(clients, weights=[7, 30, 30, 1, 12])
+    other = fedfw.Problem(
+        nn.Sequential(nn.Linear(4, 1, bias=False, dtype=torch.float64)), fedfw.cox_loss, clients, weights=closed.weights
+    )
+    assert isinstance(closed.losses, CoxLosses)
+    assert isinstance(other.losses, ModuleLosses)
+    assert closed.losses.per == other.losses.per == "client"
+    for x in torch.randn(3, 4, dtype=torch.float64):
+        (value, gradient), (expected, slope) = closed.value_and_gradient(x), other.value_and_gradient(x)
+        assert value == pytest.approx(expected, rel=1e-12)
+        assert torch.allclose(gradient, slope, rtol=1e-10, atol=1e-13)
+        some = torch.tensor([4, 1])
+        for one, two in zip(
+            *(p.losses.value_and_gradient(x.expand(2, -1), some, None) for p in (closed, other)), strict=True
+        ):
+            assert torch.allclose(one, two, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("samples", [1, 7, 129])
+def test_a_client_alone_has_the_bits_that_it_has_among_others(samples: int, dtype: torch.dtype) -> None:
+    clients = [patients(samples, seed, dtype=dtype) for seed in range(5)]
+    x, everyone = torch.randn(5, 4, dtype=dtype), torch.arange(5)
+    values, gradients = problem(clients, dtype).losses.value_and_gradient(x, everyone, None)
+    for i, client in enumerate(clients):
+        value, gradient = problem([client], dtype).losses.value_and_gradient(x[i : i + 1], everyone[:1], None)
+        assert torch.equal(value[0], values[i])
+        assert torch.equal(gradient[0], gradients[i])
+
+
+def test_float32_runs_are_proven_in_float64() -> None:
+    clients = [patients(m, seed, dtype=torch.float32) for seed, m in enumerate((20, 9))]
+    plain, exact = problem(clients, torch.float32), problem([(x.double(), y.double()) for x, y in clients])
+    x = torch.randn(4)
+    value, gradient = plain.value_and_gradient(x, exact=True)
+    assert (value, gradient.dtype) == (exact.value(x.double()), torch.float64)
+    assert plain.to(torch.device("cpu")).value(x) == plain.value(x)
+
+
+def test_smoothness_is_an_upper_bound_of_the_curvature() -> None:
+    clients = [patients(m, seed, ties=True) for seed, m in enumerate((25, 8, 3))]
+    bounds = problem(clients).losses.smoothness()
+    assert bounds is not None
+    for (inputs, targets), bound in zip(clients, bounds.tolist(), strict=True):
+        for x in torch.randn(5, 4, dtype=torch.float64) * torch.tensor([0.1, 1, 3, 10, 30])[:, None]:
+            hessian = torch.func.hessian(lambda x, a=inputs, b=targets: fedfw.cox_loss(a @ x, b))(x)
+            eigenvalues = torch.linalg.eigvalsh(hessian)
+            assert float(eigenvalues[0]) > -1e-6  # convex
+            assert float(eigenvalues[-1]) <= bound + 1e-6
+
+
+@pytest.mark.parametrize("algorithm", [fedfw.FedFWPlus(fedfw.L1Ball(1.0)), fedfw.FedAvg(fedfw.L1Ball(1.0))])
+def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm) -> None:
+    clients = [patients(m, seed) for seed, m in enumerate((40, 30))]
+    one = problem(clients, test=patients(30, 7), test_owners=torch.arange(30) % 2)
+    assert one.convex
+    optimum = fedfw.solve(one, fedfw.L1Ball(1.0))
+    run = fedfw.simulate(one, algorithm, rounds=200, eval_every=200)
+    last = run.history[-1]
+    assert last.loss is not None
+    assert run.lower_bound is not None
+    assert run.lower_bound <= optimum.value
+    assert -1e-9 <= optimum.residual(last.loss) < 0.1
+    scores = (one.test_data[0] @ run.x).tolist()  # type: ignore[index]
+    targets = one.test_data[1].tolist()  # type: ignore[index]
+    assert last.concordance == concordance_by_loops(scores, targets)
+    assert last.concordances == {str(i): concordance_by_loops(scores[i::2], targets[i::2]) for i in (0, 1)}
+    assert last.accuracy is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_concordance_is_that_of_the_loops(ties: bool, dtype: torch.dtype) -> None:
+    inputs, targets = patients(50, 3, ties, dtype)
+    for scores in (inputs[:, 0], inputs[:, 1].round()):
+        assert fedfw.concordance(scores[:, None], targets) == concordance_by_loops(scores.tolist(), targets.tolist())
+    seen = targets.clone()
+    seen[:, 0] = 1
+    assert fedfw.concordance(-seen[:, 1], seen) == 1
+    assert fedfw.concordance(seen[:, 1], seen) == 0
+    assert fedfw.concordance(torch.zeros(50), seen) == 0.5
+
+
+def test_minibatches_privacy_and_other_shapes_are_refused_with_the_reason() -> None:
+    clients = [patients(9, seed) for seed in (0, 1)]
+    algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
+    with pytest.raises(
+        ValueError, match="batch_size=4, expected none: the loss is a function of all of a client's samp"
+    ):
+        fedfw.simulate(problem(clients), algorithm, rounds=1, batch_size=4)
+    with pytest.raises(ValueError, match="privacy does not go with per="):
+        fedfw.simulate(problem(clients), algorithm, rounds=1, privacy="eps=1,delta=1e-5,clip=1,not-private-seed=0")
+    with pytest.raises(ValueError, match=r"targets of shape \(9,\), expected one score and a pair \(event, time\)"):
+        problem([(inputs, targets[:, 0]) for inputs, targets in clients])
+    with pytest.raises(ValueError, match=r"test_owners of shape \(3,\), expected one for 9 test samples"):
+        problem(clients, test=clients[0], test_owners=torch.arange(3))
