@@ -15,6 +15,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.errors import NonFiniteError
+from fedfw.notebook import html_card
 from fedfw.problems.base import ClientLosses, Shapes, Test, WeightedGradient, normalised_weights
 from fedfw.problems.checks import (
     fit_targets,
@@ -74,6 +75,8 @@ class Problem:
     >>> problem = fedfw.Problem(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, clients)
     >>> problem.n, len(problem.start), problem.convex
     (5, 15, True)
+    >>> problem
+    Problem(Linear model, 5 clients, 100 training samples, 15 parameters, convex losses)
 
     A loss that compares the samples of a client with each other:
 
@@ -212,6 +215,26 @@ class Problem:
     def n(self) -> int:
         """Number of clients."""
         return self.losses.n
+
+    def __repr__(self) -> str:
+        return f"Problem({', '.join(f'{value} {name}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_card("Problem", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """What is worth knowing of the problem, in words."""
+        sizes = self.losses.sizes
+        test = None if self.test_data is None else f"{len(self.test_data[0]):,}"
+        known = {
+            "model": None if isinstance(self.model, nn.ParameterDict) else type(self.model).__name__,
+            "clients": f"{self.n:,}",
+            "training samples": None if sizes is None else f"{int(sizes.sum()):,}",
+            "test samples": test,
+            "parameters": f"{self.start.numel():,}",
+            "losses": {True: "convex", False: "non-convex", None: "possibly non-convex"}[self.convex],
+        }
+        return {name: value for name, value in known.items() if value is not None}
 
     def to(self, device: torch.device) -> Problem:
         """The same problem with its data on ``device``."""

@@ -16,6 +16,7 @@ from fedfw.atoms.mixture import mixture_readers
 from fedfw.checks import holds
 from fedfw.errors import NonFiniteError, NoProjectionError
 from fedfw.linalg.selection import row_norms
+from fedfw.notebook import html_card
 
 Shape = tuple[int, ...]
 """The shape of one parameter."""
@@ -573,6 +574,12 @@ class ConstraintSet(ABC):
         return bind_to_model(self, shapes_of(parameters))
 
     # --- helpers ---
+
+    def _repr_html_(self) -> str:
+        """The set in a notebook: its definition, and what its oracle and its projection cost."""
+        facts = {"set": self.summary or None, "oracle": self.oracle_cost, "projection": self.projection_cost}
+        shape = "polytope" if self.is_polytope else "strongly convex" if self.strongly_convex else None
+        return html_card(repr(self), facts | {"geometry": shape})
 
     def __eq__(self, other: object) -> bool:
         """Whether ``other`` is a set of the same class with equal parameters."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, ReadAtom, Rearranged, TupleAtom
 from fedfw.atoms.composite import split_columns
+from fedfw.notebook import html_card
 from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, shapes_of
 
 
@@ -65,6 +66,9 @@ class Product:
 
     def __repr__(self) -> str:
         return f"Product({self.sets!r})"
+
+    def _repr_html_(self) -> str:
+        return html_card("Product", self.sets)
 
     def bind(self, parameters: nn.Module | Shapes) -> BoundProduct:
         """The product as a constraint set on the flat vector of a model's parameters.
