@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Scaffold,
     )
     from fedfw.atoms import Atom
+    from fedfw.data import load_data, partition
     from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
@@ -138,9 +139,11 @@ __all__ = [
     "enclosing",
     "layer_balls",
     "lipschitz_bound",
+    "load_data",
     "load_problem",
     "optim",
     "parse_set",
+    "partition",
     "simulate",
     "solve",
     "testing",
@@ -150,6 +153,7 @@ __all__ = [
 _HOMES = (
     "fedfw.algorithms",
     "fedfw.atoms",
+    "fedfw.data",
     "fedfw.errors",
     "fedfw.lipschitz",
     "fedfw.privacy",

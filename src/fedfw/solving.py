@@ -80,7 +80,7 @@ def solve(
     problem
         With convex losses: only then does the gap bound F*.
     constraint
-        A constraint set or a `Product`.
+        A constraint set, a `Product`, or a text such as ``"l1:10"``.
     tol
         Stop when F* is known to this fraction of F(x^1) - F*. The gap is a cautious measure: the value itself is
         usually far closer to F* than that.

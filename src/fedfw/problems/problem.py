@@ -35,6 +35,7 @@ from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unfla
 from fedfw.problems.regularised import RegularisedLosses
 from fedfw.problems.stacks import Stack
 from fedfw.sets.base import ConstraintSet, shapes_of
+from fedfw.sets.registry import as_set
 
 _EVALUATION_CHUNK = 8192
 
@@ -246,8 +247,8 @@ class Problem:
         return moved
 
     def bind(self, constraint: Any) -> ConstraintSet:
-        """The constraint on the flat vector of this problem's parameters."""
-        bound: ConstraintSet = constraint.bind(self.model)
+        """The constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat vector of the parameters."""
+        bound: ConstraintSet = as_set(constraint).bind(self.model)
         return bound
 
     def value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[float, Tensor]:
