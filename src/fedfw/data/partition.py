@@ -71,7 +71,7 @@ def partition(
     """
     rule = partition.lower()
     if isinstance(data, Data):
-        data, classes = data.train, data.classes
+        classes, data = data.classes, data.train
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
     if rule == "iid":

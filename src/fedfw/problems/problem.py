@@ -251,8 +251,17 @@ class Problem:
         bound: ConstraintSet = as_set(constraint).bind(self.model)
         return bound
 
+    def shaped(self, x: Tensor) -> Tensor:
+        """A flat point (p,) in the shape of the parameter where the model is one matrix, else as it is."""
+        (shape, *others) = self.shapes.values()
+        return x.reshape(shape) if not others and len(shape) > 1 else x
+
     def value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[float, Tensor]:
-        """F and its gradient (p,) at one point x (p,); ``exact`` asks for float64 whatever the data are in."""
+        """F and its gradient at one point x, flat (p,) or in the parameter's shape, in which the gradient then is, too.
+
+        ``exact`` asks for float64 whatever the data are in.
+        """
+        shape, x = x.shape, x.flatten()
         who = self.losses.everyone(x.device)
         weights = self.weights.to(torch.float64 if exact else x.dtype)
         oracle = WeightedGradient(self.losses, weights, who, lambda: None, round_)
@@ -261,7 +270,7 @@ class Problem:
         if not bool(gradient.isfinite().all()):
             clients = (~gradients.isfinite().all(1)).nonzero().flatten().tolist()
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
-        return float(values.double().sum()), gradient
+        return float(values.double().sum()), gradient.reshape(shape)
 
     def works_in_float64(self) -> bool:
         """Whether losses and gradients can be worked out in float64, which is found by a trial at the start."""
@@ -274,9 +283,9 @@ class Problem:
         return all(result.dtype is torch.float64 for result in tried)
 
     def value(self, x: Tensor) -> float:
-        """F at one point x (p,)."""
+        """F at one point x, flat (p,) or in the parameter's shape."""
         who = self.losses.everyone(x.device)
-        return float((self.losses.value(x.expand(self.n, -1), who).double() * self.weights).sum())
+        return float((self.losses.value(x.flatten().expand(self.n, -1), who).double() * self.weights).sum())
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
@@ -287,9 +296,13 @@ class Problem:
         return self._smoothness[0]
 
     def test(self, x: Tensor) -> Test:
-        """Loss and accuracy on the test data at x (p,); accuracy where targets are classes or answers yes or no."""
+        """Loss and accuracy on the test data at x, flat (p,) or in the parameter's shape.
+
+        There is an accuracy where targets are classes or answers yes or no.
+        """
         if self.test_data is None:
             return Test(None, None)
+        x = x.flatten()
         inputs, targets = self.test_data
         known, loss = self._known, self._known or self.loss
         ignored = None if known is None else known.ignored
@@ -319,9 +332,9 @@ class Problem:
 
 
 def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of a model with parameters x (p,)."""
+    """A copy of a model with parameters x, flat (p,) or in the shape of its only one."""
     model = copy.deepcopy(model)
-    values = unflatten(x.detach(), shapes_of(model))
+    values = unflatten(x.detach().flatten(), shapes_of(model))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in values:

@@ -26,9 +26,9 @@ class Run:
     problem, algorithm, plan : Problem, Algorithm, Plan
         What was run; the algorithm and its plan have all defaults filled in.
     x : Tensor
-        xbar, (p,), in ``named_parameters()`` order.
+        xbar, (p,), in ``named_parameters()`` order; in the parameter's shape where the model is one matrix.
     feasible : Tensor
-        (p,): what is judged and returned: xbar, or with relaxed clients a point of the set near it.
+        In the same shape: what is judged and returned: xbar, or with relaxed clients a point of the set near it.
     history : History
         A record of each round.
     lower_bound : float or None
