@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
-    from fedfw.problems import Problem
+    from fedfw.problems import Problem, batch_norm_to_group_norm
     from fedfw.schedules import Schedule
     from fedfw.sets import (
         SETS,
@@ -68,7 +68,17 @@ if TYPE_CHECKING:
         layer_balls,
         parse_set,
     )
-    from fedfw.simulation import Callback, History, Record, Run, StopRun, simulate
+    from fedfw.simulation import (
+        Callback,
+        CSVLogger,
+        History,
+        MLflowLogger,
+        Record,
+        Run,
+        StopRun,
+        TensorBoardLogger,
+        simulate,
+    )
     from fedfw.solving import Optimum, solve
     from fedfw.tuning import Trial, Tuning, tune
 
@@ -80,6 +90,7 @@ __all__ = [
     "AtomError",
     "Birkhoff",
     "Box",
+    "CSVLogger",
     "Callback",
     "CappedSimplex",
     "ConstraintSet",
@@ -111,6 +122,7 @@ __all__ = [
     "LinfBall",
     "LipschitzNet",
     "LocalMuon",
+    "MLflowLogger",
     "NaiveFW",
     "NoProjectionError",
     "NonFiniteError",
@@ -132,9 +144,11 @@ __all__ = [
     "Spectrahedron",
     "SpectralBall",
     "StopRun",
+    "TensorBoardLogger",
     "Trial",
     "Tuning",
     "__version__",
+    "batch_norm_to_group_norm",
     "certified_accuracy",
     "enclosing",
     "layer_balls",

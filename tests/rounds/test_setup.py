@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -41,10 +42,14 @@ def test_devices_that_there_are_not(wanted: str) -> None:
 def test_a_start_outside_is_projected_and_one_inside_is_kept(name: str, dtype: torch.dtype) -> None:
     D = SETS[name]
     far = 5 * torch.randn(P, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    start = feasible_start(D, far)
+    with pytest.warns(UserWarning, match="outside of the constraint set, so the run begins at the nearest point") as told:
+        start = feasible_start(D, far)
+    assert f"moved by {float((start - far).double().norm()):.3g}" in str(told[0].message)
     assert D.contains(start)
     assert torch.allclose(start, D.project(far))
-    assert feasible_start(D, start) is start
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert feasible_start(D, start) is start
 
 
 def test_a_start_that_cannot_be_projected_is_refused() -> None:

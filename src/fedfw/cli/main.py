@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 
 from fedfw._version import __version__
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else list(arguments)
     # The options before a command, --help and --version, have no values.
     command = next((word for word in typed if not word.startswith("-")), "")
+    python_way, warnings.formatwarning = warnings.formatwarning, partial(_notice, command)
     try:
         options = _parsed(typed, command)
         status: int = options.execute(options)
@@ -57,7 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nfedfw {command}: interrupted", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = python_way
     return status
+
+
+def _notice(command: str, message: Warning | str, *where: object) -> str:
+    """A warning as one line that says nothing of source files."""
+    return f"fedfw {command}: note: {message}\n"
 
 
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -32,13 +33,20 @@ def usable_device(wanted: str | torch.device) -> torch.device:
 
 
 def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
-    """The given parameters (p,) when they lie in the set, else their projection."""
+    """The given parameters (p,) when they lie in the set, else their projection, with a notice."""
     if constraint.contains(start):
         return start
     try:
-        return constraint.project(start)
+        nearest = constraint.project(start)
     except NoProjectionError as error:
         raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
+    moved, norm = float((nearest - start).double().norm()), float(start.double().norm())
+    warnings.warn(
+        f"the model's parameters lie outside of the constraint set, so the run begins at the nearest point of the set: "
+        f"they were moved by {moved:.3g} (their norm was {norm:.3g})",
+        stacklevel=3,
+    )
+    return nearest
 
 
 class StartingGradients:
