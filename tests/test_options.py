@@ -243,6 +243,7 @@ def test_what_is_declared() -> None:
     [
         ("beds", "7", 7),
         ("beds", 7, 7),
+        ("beds", "0.7e1", 7),
         ("depth", "1", 1.0),
         ("depth", 1, 1.0),
         ("depth", "1e-3", 0.001),
@@ -266,7 +267,8 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("beds", "7.0"),
+        ("beds", "7.5"),
+        ("beds", 7.0),
         ("beds", "10"),
         ("depth", "2"),
         ("depth", "nan"),
@@ -275,7 +277,7 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
         ("soil", "peat"),
     ],
 )
-def test_text_that_is_refused_names_its_source_and_key(key: str, text: str) -> None:
+def test_text_that_is_refused_names_its_source_and_key(key: str, text: Any) -> None:
     with pytest.raises(ValueError, match=rf"^garden\.toml: {key} = .*, expected {GARDEN[key].expected}$"):
         GARDEN[key].parse(text, "garden.toml")
 

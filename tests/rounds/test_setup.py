@@ -42,7 +42,7 @@ def test_devices_that_there_are_not(wanted: str) -> None:
 def test_a_start_outside_is_projected_and_one_inside_is_kept(name: str, dtype: torch.dtype) -> None:
     D = SETS[name]
     far = 5 * torch.randn(P, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    with pytest.warns(UserWarning, match="outside of the constraint set, so the run begins at the nearest point") as told:
+    with pytest.warns(UserWarning, match="so the run begins at the nearest point") as told:
         start = feasible_start(D, far)
     assert f"moved by {float((start - far).double().norm()):.3g}" in str(told[0].message)
     assert D.contains(start)

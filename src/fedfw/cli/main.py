@@ -26,6 +26,7 @@ COMMANDS = {
     "deploy": ("fedfw.cli.deploy", "run on Flower: real processes and encrypted connections"),
     "attack": ("fedfw.cli.attack", "search for the clients' images in what they send, as a curious server could"),
     "bench": ("fedfw.cli.bench", "time rounds beside a loop over clients, hand-batched PyTorch and other frameworks"),
+    "privacy": ("fedfw.cli.privacy", "say what a promise of differential privacy costs: the noise, and eps by rounds"),
     "data": ("fedfw.cli.data", "list, get and show the data sets"),
     "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
     "models": ("fedfw.cli.models", "list the models"),

@@ -151,6 +151,8 @@ def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig
         if key not in known:
             raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}")
         changes[known[key].name] = known[key].parse(value, source)
+    if changes.get("participation") == 1:
+        changes["participation"] = 1.0  # as a text, 1 is the share of clients that take part: everyone
     return config.having(**changes)
 
 

@@ -131,14 +131,14 @@ def _refused() -> float | None:
 class Certificate(StrEnum):
     """What the lower bound on the optimum rests on, or why there is none."""
 
-    EVERY_ROUND = "valid: from every round's oracle answers and from F - gap at evaluations"
-    AT_EVALUATIONS = "from F - gap at evaluations only"
-    AVERAGED = "from F - gap at evaluations only: averaged gradients prove nothing"
-    MINIBATCHES = "from F - gap at evaluations only: minibatch gradients prove nothing"
-    NOT_CONVEX = "not valid: the losses are not known to be convex"
-    ONLY_FLOAT32 = "not valid: the losses cannot be worked out in float64, and float32 rounds too much for a proof"
-    NOT_COUNTED = "none: nobody sums over all clients"
-    PRIVATE = "none: it would reveal the data"
+    EVERY_ROUND = "the bound comes from what clients sent in every round, and from loss - gap at evaluations"
+    AT_EVALUATIONS = "the bound comes from loss - gap at evaluations"
+    AVERAGED = "the bound comes from loss - gap at evaluations, because clients step along averaged gradients"
+    MINIBATCHES = "the bound comes from loss - gap at evaluations, because clients step along minibatch gradients"
+    NOT_CONVEX = "none, because the losses are not known to be convex"
+    ONLY_FLOAT32 = "none, because the losses cannot be worked out in float64, and float32 rounds too much for a proof"
+    NOT_COUNTED = "none, because nobody sums over all clients"
+    PRIVATE = "none, because it would reveal the data"
 
     @property
     def proves(self) -> bool:

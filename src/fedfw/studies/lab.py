@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import signal
 import sys
 import time
 from abc import abstractmethod
@@ -162,7 +163,7 @@ class Lab:
             return
         threads = max(1, torch.get_num_threads() // self.jobs)
         # A fresh interpreter for each worker: a fork of one that has started CUDA or threads is broken.
-        with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        with ProcessPoolExecutor(self.jobs, get_context("spawn"), _begin_worker, (threads,)) as pool:
             running: dict[Future[Json], tuple[Wanted, Task]] = {}
             try:
                 while True:
@@ -196,6 +197,12 @@ class Lab:
 
     def _path(self, task: Task) -> Path:
         return self.cache / f"{hashlib.sha256(f'{__version__} {_described(task)}'.encode()).hexdigest()[:20]}.json"
+
+
+def _begin_worker(threads: int) -> None:
+    """Set up a worker, which ends without a word when somebody interrupts the command: that has its own line."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(threads)
 
 
 def _needs(wanted: Wanted) -> tuple[Task, ...]:

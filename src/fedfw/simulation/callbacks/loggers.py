@@ -105,7 +105,7 @@ class TensorBoardLogger(Callback):
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise ImportError("TensorBoardLogger needs the package tensorboard: pip install tensorboard") from None
-            writer = SummaryWriter(str(writer))  # type: ignore[no-untyped-call]
+            writer = SummaryWriter(str(writer))
         self._writer = writer
 
     def after_round(self, simulation: Simulation) -> bool | None:
