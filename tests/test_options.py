@@ -160,7 +160,7 @@ def test_every_field_is_an_option_with_help_and_a_default_that_is_allowed(name: 
 @pytest.mark.parametrize(
     ("function", "declared", "own"),
     [
-        (simulate, Options, {"problem", "algorithm", "callbacks", "out", "resume"}),
+        (simulate, Options, {"problem", "algorithm", "callbacks", "progress", "out", "resume"}),
         (tune, Options, {"problem", "algorithm", "grid", "budget", "by", "progress"}),
         (load_problem, ProblemOptions, {"seed", "held_out", "rule"}),
     ],

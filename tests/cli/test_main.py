@@ -52,3 +52,26 @@ def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
     assert len(noted) == 1
     assert noted[0].startswith("fedfw run: note: the model's parameters lie outside of the constraint set")
     assert ".py" not in done.stderr
+
+
+def test_an_interrupt_while_torch_is_imported_ends_in_one_line() -> None:
+    script = (
+        "import os, signal\n"
+        "from fedfw.cli.main import _quick_end\n"
+        "with _quick_end('run'):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('it went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nfedfw run: interrupted\n")
+
+
+def test_any_command_that_is_interrupted_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedfw.cli.sets.execute", interrupted)
+    assert main(["sets"]) == 130
+    assert capsys.readouterr().err == "\nfedfw sets: interrupted\n"

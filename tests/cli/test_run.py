@@ -262,6 +262,16 @@ def test_compare_finds_the_residual_of_a_run_that_has_none(capsys: pytest.Captur
     assert "optimum.json is damaged" in capsys.readouterr().err
 
 
+def test_compare_without_the_data_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.txt").write_text("".join(f"{i % 2} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)))
+    run(capsys, "--dataset", "libsvm:mine.txt", "--constraint", "l1:1", "--rounds", "2", "--out", "one")
+    Path("one/optimum.json").unlink()
+    Path("mine.txt").unlink()
+    assert main(["compare", "one"]) == 0
+    header, one, *_ = capsys.readouterr().out.splitlines()
+    assert one[header.index("residual") :].split()[0] == "-"
+
+
 def test_runs_of_different_problems_are_not_compared_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "--rounds", "2", "--out", "one")
     run(capsys, "--rounds", "2", "--out", "two", "--partition", "iid")

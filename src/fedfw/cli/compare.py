@@ -8,7 +8,9 @@ from pathlib import Path
 from fedfw.cli.closing import CONFIG
 from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
 from fedfw.config import RunConfig, build_problem, constraint_of, load, read_config
+from fedfw.data import MissingDataError
 from fedfw.deployment.records import DeployedRecord
+from fedfw.models import MODELS
 from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.report.plots import plot_runs, save_figure
@@ -91,8 +93,13 @@ def _residual(folder: Path, history: History, config: RunConfig | None) -> float
     if loss is None:
         return None
     optimum = kept_optimum(folder)
-    if optimum is None and config is not None and config.privacy is None:
-        optimum = quick_optimum(build_problem(config, load(config)), constraint_of(config))
+    kind = None if config is None else MODELS.get(config.model or "")
+    if optimum is None and config is not None and kind is not None and kind.convex:
+        try:
+            problem = build_problem(config, load(config))
+        except (MissingDataError, OSError):
+            return None  # the run was on a machine that had the data
+        optimum = quick_optimum(problem, constraint_of(config))
         if optimum is not None:
             keep_optimum(optimum, folder)
     return None if optimum is None else max(0.0, optimum.residual(loss))

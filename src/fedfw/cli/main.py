@@ -7,10 +7,14 @@ functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 
@@ -66,6 +70,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+@contextmanager
+def _quick_end(command: str) -> Iterator[None]:
+    """While modules are imported, an interrupt ends the process at once: torch does not survive an exception there."""
+
+    def end(*signal_and_frame: object) -> None:
+        os.write(2, f"\nfedfw {command}: interrupted\n".encode())
+        os._exit(130)
+
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _notice(command: str, message: Warning | str, *where: object) -> str:
     """A warning as one line that says nothing of source files."""
     return f"fedfw {command}: note: {message}\n"
@@ -85,7 +108,8 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     for name, (module_name, help_) in COMMANDS.items():
         own = commands.add_parser(name, help=help_)
         if name == command:
-            module = import_module(module_name)
+            with _quick_end(command):
+                module = import_module(module_name)
             own.description = f"{help_[0].upper()}{help_[1:]}."
             own.set_defaults(execute=module.execute, parser=own)
             module.add_arguments(own)
