@@ -263,7 +263,7 @@ def test_compare_finds_the_residual_of_a_run_that_has_none(capsys: pytest.Captur
 
 
 def test_compare_without_the_data_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.txt").write_text("".join(f"{i % 2} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)))
+    Path("mine.txt").write_text("".join(f"{i // 25} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)))
     run(capsys, "--dataset", "libsvm:mine.txt", "--constraint", "l1:1", "--rounds", "2", "--out", "one")
     Path("one/optimum.json").unlink()
     Path("mine.txt").unlink()
