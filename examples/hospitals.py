@@ -24,5 +24,5 @@ for algorithm in (fedfw.FedFWPlus(ball, momentum=0.9), fedfw.FedFWAnchored(ball,
     variables = int((run.x.abs() >= 0.01 * run.x.abs().max()).sum())
     print(
         f"{algorithm.name}: {optimum.residual(last.loss):.1%} from the optimum, concordance {last.concordance:.3f}, "
-        f"{variables} of {len(run.x)} variables, {sent / 1e3:.1f} kB up"
+        f"{variables} of {run.x.numel()} variables, {sent / 1e3:.1f} kB up"
     )

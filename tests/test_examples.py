@@ -27,7 +27,7 @@ EXPECTED = {
 def test_example(name: str, expected: str) -> None:
     if not expected:
         pytest.skip("its data are not at hand")
-    script = [sys.executable, "-W", "error::FutureWarning", EXAMPLES / name]
+    script = [sys.executable, "-W", "error::DeprecationWarning:__main__", EXAMPLES / name]
     alone = os.environ | {
         "OMP_NUM_THREADS": "1",
         "FEDFW_DATA": str(DATA),

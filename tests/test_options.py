@@ -54,6 +54,9 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     # of a problem
     "dataset": ([None, 3], "text"),
     "data_dir": ([3, True], "a path"),
+    "target": ([3], "the name of a column"),
+    "time": ([3], "the name of a column"),
+    "client_column": ([3], "the name of a column"),
     "model": ([3], "a model's name"),
     "width": ([0, 2.0, "8"], WHOLE),
     "depth": ([0, True], WHOLE),
@@ -171,7 +174,7 @@ def test_every_field_is_an_option_with_help_and_a_default_that_is_allowed(name: 
 @pytest.mark.parametrize(
     ("function", "declared", "own"),
     [
-        (simulate, Options, {"problem", "algorithm", "callbacks", "out", "resume"}),
+        (simulate, Options, {"problem", "algorithm", "callbacks", "progress", "out", "resume"}),
         (tune, Options, {"problem", "algorithm", "grid", "budget", "by", "progress"}),
         (load_problem, ProblemOptions, {"seed", "held_out", "rule"}),
     ],
@@ -254,6 +257,7 @@ def test_what_is_declared() -> None:
     [
         ("beds", "7", 7),
         ("beds", 7, 7),
+        ("beds", "0.7e1", 7),
         ("depth", "1", 1.0),
         ("depth", 1, 1.0),
         ("depth", "1e-3", 0.001),
@@ -277,7 +281,8 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("beds", "7.0"),
+        ("beds", "7.5"),
+        ("beds", 7.0),
         ("beds", "10"),
         ("depth", "2"),
         ("depth", "nan"),
@@ -286,7 +291,7 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
         ("soil", "peat"),
     ],
 )
-def test_text_that_is_refused_names_its_source_and_key(key: str, text: str) -> None:
+def test_text_that_is_refused_names_its_source_and_key(key: str, text: Any) -> None:
     with pytest.raises(ValueError, match=rf"^garden\.toml: {key} = .*, expected {GARDEN[key].expected}$"):
         GARDEN[key].parse(text, "garden.toml")
 

@@ -28,6 +28,10 @@ def broken(data):
     return nn.Linear(data.no_such_thing, 1)
 
 number = 3
+
+class Net(nn.Linear):
+    def __init__(self, data):
+        super().__init__(10, 1)
 """
 RUN = ["run", "--rounds", "1", "--constraint", "l2:5", "--per-parameter"]
 
@@ -48,6 +52,16 @@ def test_a_function_of_the_current_folder_makes_the_model() -> None:
     assert problem.convex is False
     line = fedfw.load_problem("diabetes", "my_models:line", partition="iid")
     assert line.convex is True  # a linear layer with the squared loss
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_capital_letters_matter_in_own_names_alone() -> None:
+    flags = [*RUN, "--dataset", "diabetes", "--partition", "iid"]
+    assert main([*flags, "--model", "my_models:Net", "--out", "own"]) == 0
+    assert main([*flags, "--model", "Linear", "--out", "known"]) == 0
+    assert 'model = "my_models:Net"' in Path("own/config.toml").read_text()
+    assert 'model = "linear"' in Path("known/config.toml").read_text()
+    assert fedfw.load_problem("diabetes", "Linear", partition="iid").shapes.keys() == {"weight", "bias"}
 
 
 @pytest.mark.parametrize(

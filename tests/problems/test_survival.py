@@ -153,7 +153,7 @@ def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm) -> None:
     assert run.lower_bound is not None
     assert run.lower_bound <= optimum.value
     assert -1e-9 <= optimum.residual(last.loss) < 0.1
-    scores = (one.test_data[0] @ run.x).tolist()  # type: ignore[index]
+    scores = (one.test_data[0] @ run.x.flatten()).tolist()  # type: ignore[index]
     targets = one.test_data[1].tolist()  # type: ignore[index]
     assert last.concordance == concordance_by_loops(scores, targets)
     assert last.concordances == {str(i): concordance_by_loops(scores[i::2], targets[i::2]) for i in (0, 1)}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.data import DATASETS, MissingDataError, Part, data_folder, load_data, partition
-from fedfw.data.base import Columns
+from fedfw.data import DATASETS, Columns, MissingDataError, Part, data_folder, load_data
+from fedfw.data import partition as divided
 from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     for verb in (get, show):
         verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument(
-        "--partition", help="who holds what (labels:3, iid, user, client, speaker or region, by the data)"
-    )
+    show.add_argument("--partition", help="who holds what, such as labels:3, dirichlet:0.3 or iid [by the data]")
     for flag, what in (
         ("target", "is predicted"),
         ("time", "has the time until it"),
@@ -60,7 +58,7 @@ def execute(options: argparse.Namespace) -> int:
     return show_data(
         options.name,
         options.data_dir,
-        rule=options.partition,
+        partition=options.partition,
         clients=options.clients,
         seed=options.seed,
         out=options.out,
@@ -119,7 +117,7 @@ def show_data(
     name: str,
     data_dir: Path | None,
     *,
-    rule: str | None,
+    partition: str | None,
     clients: int,
     seed: int,
     out: Path,
@@ -130,9 +128,9 @@ def show_data(
     from fedfw.report.plots import save_figure
 
     data = load_data(name, data_dir, clients, seed, table)
-    rule = rule or usual_partition(data)
-    parts = partition(rule, data.train, clients, data.classes, seed)
-    title = f"{data.name}, {rule}, {clients} clients"
+    chosen = partition or usual_partition(data, clients)
+    parts = divided(chosen, data, clients, seed=seed)
+    title = f"{data.name}, {chosen}, {clients} clients"
     sizes = torch.tensor([len(part) for part in parts])
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
     if data.classes is None or data.sequences:

@@ -90,7 +90,7 @@ def configured(options: argparse.Namespace) -> RunConfig:
     if out is not None and getattr(options, "out", None) is None:
         options.out = Path(out)
     refuse_code(str(file), table.get("model"), flags.get("model"))
-    wanted = flags.get("algorithm")
+    wanted = flags.get("algorithm", "").lower()
     if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
         own = {option.key for option in algorithm_options().values()} | {"batch-size"}
         dropped = ", ".join(key for key in table if key in own)

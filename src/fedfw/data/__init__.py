@@ -1,8 +1,8 @@
 """Data sets and how they are divided among clients."""
 
-from fedfw.data.base import Data, Part
+from fedfw.data.base import Columns, Data, Part
 from fedfw.data.datasets import DATASETS, load_data
 from fedfw.data.folder import MissingDataError, data_folder
 from fedfw.data.partition import partition
 
-__all__ = ["DATASETS", "Data", "MissingDataError", "Part", "data_folder", "load_data", "partition"]
+__all__ = ["DATASETS", "Columns", "Data", "MissingDataError", "Part", "data_folder", "load_data", "partition"]

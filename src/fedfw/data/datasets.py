@@ -21,6 +21,7 @@ from fedfw.data.sparse import SAMPLES, load_sparse
 from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
 from fedfw.data.tables import load_table
 from fedfw.data.tcga_brca import PATIENTS, VARIABLES, load_tcga_brca
+from fedfw.options import nearest
 
 
 @dataclass(frozen=True)
@@ -214,35 +215,55 @@ DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 """Every data set by its name (the part before the colon)."""
 
 
+def find_dataset(name: str) -> tuple[Dataset, str]:
+    """The entry of a data set and what follows the colon; capital letters in the name do not matter."""
+    base, _, argument = name.partition(":")
+    if base.lower() not in DATASETS:
+        close = nearest(base.lower(), DATASETS)
+        raise ValueError(f"unknown dataset {base!r}{close}, expected one of {', '.join(DATASETS)}")
+    return DATASETS[base.lower()], argument
+
+
 def load_data(
-    name: str, data_dir: Path | None = None, clients: int = 10, seed: int = 0, columns: Columns | None = None
+    name: str, data_dir: str | Path | None = None, clients: int = 10, seed: int = 0, columns: Columns | None = None
 ) -> Data:
     """A data set by its name.
 
     Parameters
     ----------
-    name
-        A key of `DATASETS`; some take an argument after a colon, as in ``synthetic:1,1``.
-    data_dir
-        The folder of all data sets, see `data_folder`.
-    clients
+    name : str
+        A name of ``fedfw data list``; some take an argument after a colon, as in ``synthetic:1,1``.
+    data_dir : path, optional
+        The folder of all data sets; by default ``$FEDFW_DATA``, or a cache in your home.
+    clients : int
         How many clients the synthetic data are drawn for; others do not look at it.
-    seed
+    seed : int
         Fixes the synthetic data and which ratings are for testing; others do not look at it.
-    columns
+    columns : fedfw.data.Columns, optional
         What the columns of a user's own table (``table:PATH``) are.
+
+    Returns
+    -------
+    Data
+        ``train`` and ``test`` have ``inputs`` (samples, ...) and ``targets`` (samples,) each; ``classes`` is the number
+        of classes.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> data = fedfw.load_data("digits")
+    >>> data.train.inputs.shape, data.classes
+    (torch.Size([1437, 1, 8, 8]), 10)
     """
-    base, _, argument = name.partition(":")
-    if base not in DATASETS:
-        raise ValueError(f"unknown dataset {base!r}, expected one of {', '.join(DATASETS)}")
-    entry = DATASETS[base]
+    data_dir = None if data_dir is None else Path(data_dir)
+    entry, argument = find_dataset(name)
     if argument and not entry.argument:
-        raise ValueError(f"{name!r}: {base} takes no argument")
+        raise ValueError(f"{name!r}: {entry.name} takes no argument")
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed={seed}, expected a whole number of at least 0 (and below 2^63)")
     columns = columns or Columns()
-    if columns.named and base != "table":
-        raise ValueError(f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with {base}")
-    return entry.load(Request(base, argument, entry.find(data_dir), data_dir, clients, seed, columns))
+    if columns.named and entry.name != "table":
+        raise ValueError(f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with {entry.name}")
+    return entry.load(Request(entry.name, argument, entry.find(data_dir), data_dir, clients, seed, columns))

@@ -61,15 +61,19 @@ MODELS: dict[str, ModelKind] = {
 
 
 def kind_of(name: str, data: Data) -> ModelKind:
-    """A model of the table, or a user's own as in ``my_module:make``; a name that is neither is refused."""
+    """A model of the table, or a user's own as in ``my_module:make``; a name that is neither is refused.
+
+    Capital letters matter in a user's own names alone.
+    """
     if is_own(name):
         return own_kind(name, data)
-    if name not in MODELS:
+    known = name.lower()
+    if known not in MODELS:
         raise ValueError(
-            f"unknown model {name!r}{nearest(name, MODELS)}, expected one of {', '.join(MODELS)}, or your own as in "
+            f"unknown model {name!r}{nearest(known, MODELS)}, expected one of {', '.join(MODELS)}, or your own as in "
             "my_module:make"
         )
-    return MODELS[name]
+    return MODELS[known]
 
 
 def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None = None) -> nn.Module:

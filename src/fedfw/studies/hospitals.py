@@ -123,7 +123,7 @@ def _trained(config: RunConfig, data: Data) -> tuple[Found, Problem]:
     test = problem.test(x)
     assert test.loss is not None
     assert test.concordance is not None
-    return Found(x.tolist(), test.loss, test.concordance, test.concordances or {}, up, down), problem
+    return Found(x.flatten().tolist(), test.loss, test.concordance, test.concordances or {}, up, down), problem
 
 
 def _folds(data: Data, folds: int) -> list[Data]:
