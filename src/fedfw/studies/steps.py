@@ -116,10 +116,23 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         page.text("not run: no data")
         return
     page.table(("problem", "method", "2/(t+1)", "best tuned", "which", "auto"), table)
+    page.table(
+        ("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(rows(scale, results))
+    )
     page.text(
         f"Median residual (F - F*)/(F(x^1) - F*) of {scale.seeds} seeds after {scale.rounds} rounds of one full "
         f"gradient, 10 clients, at most {scale.some} samples. The best schedule is picked by these very residuals."
     )
+
+
+def _counted(found: list[Row]) -> list[tuple[TableCell, ...]]:
+    """For each method, on how many problems auto is near the best tuned schedule, and on how many it is worse."""
+    table: list[tuple[TableCell, ...]] = []
+    for algorithm, momentum in METHODS:
+        own = [row for row in found if row.method == (algorithm, momentum)]
+        counts = (len(own), sum(row.near for row in own), sum(row.worse for row in own))
+        table.append((f"{algorithm}, momentum {momentum:g}", *map(str, counts)))
+    return table
 
 
 def claims(scale: Scale, results: Results) -> list[Claim]:
