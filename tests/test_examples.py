@@ -22,7 +22,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
 def test_example(name: str, expected: str) -> None:
-    script = [sys.executable, "-W", "error::FutureWarning", EXAMPLES / name]
+    script = [sys.executable, "-W", "error::DeprecationWarning:__main__", EXAMPLES / name]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}  # more threads than cores would wait for each other
     done = subprocess.run(script, capture_output=True, text=True, check=True, env=alone)
     assert expected in done.stdout

@@ -171,7 +171,7 @@ def test_every_field_is_an_option_with_help_and_a_default_that_is_allowed(name: 
 @pytest.mark.parametrize(
     ("function", "declared", "own"),
     [
-        (simulate, Options, {"problem", "algorithm", "callbacks", "out", "resume"}),
+        (simulate, Options, {"problem", "algorithm", "callbacks", "progress", "out", "resume"}),
         (tune, Options, {"problem", "algorithm", "grid", "budget", "by", "progress"}),
         (load_problem, ProblemOptions, {"seed", "held_out", "rule"}),
     ],
@@ -254,6 +254,7 @@ def test_what_is_declared() -> None:
     [
         ("beds", "7", 7),
         ("beds", 7, 7),
+        ("beds", "0.7e1", 7),
         ("depth", "1", 1.0),
         ("depth", 1, 1.0),
         ("depth", "1e-3", 0.001),
@@ -277,7 +278,8 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("beds", "7.0"),
+        ("beds", "7.5"),
+        ("beds", 7.0),
         ("beds", "10"),
         ("depth", "2"),
         ("depth", "nan"),
@@ -286,7 +288,7 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
         ("soil", "peat"),
     ],
 )
-def test_text_that_is_refused_names_its_source_and_key(key: str, text: str) -> None:
+def test_text_that_is_refused_names_its_source_and_key(key: str, text: Any) -> None:
     with pytest.raises(ValueError, match=rf"^garden\.toml: {key} = .*, expected {GARDEN[key].expected}$"):
         GARDEN[key].parse(text, "garden.toml")
 

@@ -57,7 +57,7 @@ def test_a_problem_by_its_names_is_the_problem_of_its_options() -> None:
 
 
 def test_the_former_name_of_the_partition_still_works() -> None:
-    with pytest.warns(FutureWarning, match=r"load_problem\(rule=...\) is now called partition=..."):
+    with pytest.warns(DeprecationWarning, match=r"load_problem\(rule=...\) is now called partition=..."):
         old = load_problem("digits", clients=10, rule="labels:3")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -108,7 +108,7 @@ def test_bad_values_are_refused_where_they_enter(options: dict[str, Any], messag
 )
 def test_models_and_partitions_by_the_data(made: Data, model: str, rule: str) -> None:
     assert usual_model(made) == model
-    assert usual_partition(made) == rule
+    assert usual_partition(made, 3) == rule
     problem = make_problem(made, ProblemOptions(clients=3))
     assert same(problem, make_problem(made, ProblemOptions(clients=3, model=model, partition=rule)))
 
@@ -178,3 +178,11 @@ def test_the_problems_part_of_a_configuration() -> None:
     assert type(options) is ProblemOptions
     assert options == ProblemOptions(clients=3, l2=0.5, data_dir="here")
     assert ProblemOptions(data_dir=Path("here")).data_dir == Path("here")
+
+
+@pytest.mark.parametrize("clients", range(1, 12))
+def test_the_usual_split_leaves_no_label_without_a_client(clients: int) -> None:
+    made = data(9)
+    parts = fedfw.partition(usual_partition(made, clients), made, clients)
+    assert torch.cat(parts).sort().values.tolist() == list(range(len(made.train)))
+    assert (usual_partition(made, clients) == "labels:3") == (clients >= 7)

@@ -75,3 +75,52 @@ def test_tight_tolerances_in_float32(constraint: str) -> None:
     problem = fedfw.load_problem("digits", "mclr", clients=3, partition="iid")
     optimum = fedfw.solve(problem, fedfw.parse_set(constraint), tol=2e-5, max_steps=1500)
     assert 0 <= optimum.uncertainty <= 2e-5
+
+
+def test_progress_of_a_solution(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfw.report.bars._PATIENCE", 0.0)
+    q = Quadratics.on("l1")
+    quiet = fedfw.solve(q.problem, q.constraint, progress=False)
+    assert capsys.readouterr().err == ""
+    assert fedfw.solve(q.problem, q.constraint, progress=True).value == quiet.value
+    assert "F* is between" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="progress=1, expected True, False or a function"):
+        fedfw.solve(q.problem, q.constraint, progress=1)  # type: ignore[arg-type]
+
+
+def test_a_solution_that_may_not_take_long() -> None:
+    q = Quadratics.on("l1")
+    hurried = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_seconds=1e-9)
+    assert hurried.steps == 1
+    assert hurried.lower_bound <= q.least <= hurried.value
+    with pytest.raises(ValueError, match=r"max_seconds=0, expected a positive number"):
+        fedfw.solve(q.problem, q.constraint, max_seconds=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_problem_of_one_matrix_has_matrices_for_answers(dtype: torch.dtype) -> None:
+    """The nearest matrix of nuclear norm 1 to diag(3, 1): diag(1, 0); the set itself can be asked about it."""
+    target = torch.diag(torch.tensor([3.0, 1.0], dtype=dtype))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x - target.to(x.dtype)).square().sum()
+
+    problem = fedfw.Problem.from_losses([f, f], torch.zeros(2, 2, dtype=dtype), convex=True)
+    ball = fedfw.NuclearBall(1.0)
+    optimum = fedfw.solve(problem, ball, tol=1e-6)
+    assert torch.allclose(optimum.x, torch.diag(torch.tensor([1.0, 0.0], dtype=dtype)), atol=1e-3)
+    assert ball.contains(optimum.x, 1e-5)
+    run = fedfw.simulate(problem, fedfw.FedFWPlus(ball, penalty=0.1), rounds=20)
+    assert run.x.shape == run.feasible.shape == (2, 2)
+    assert ball.contains(run.x, 1e-5)
+    assert problem.value(run.x) == problem.value(run.x.flatten()) == pytest.approx(run.history[-1].loss, rel=1e-5)
+    _, gradient = problem.value_and_gradient(run.x)
+    assert gradient.shape == (2, 2)
+    assert torch.allclose(gradient, 2 * (run.x - target), atol=1e-5)
+    assert torch.equal(problem.trained(run.x)["x"], run.x)  # type: ignore[index]
+
+
+def test_a_problem_of_several_parameters_has_flat_answers() -> None:
+    problem = fedfw.load_problem("digits", clients=3, partition="iid")
+    assert fedfw.solve(problem, "l1:5", max_steps=3).x.shape == (650,)
+    assert fedfw.simulate(problem, fedfw.FedFW("nuclear:5"), rounds=1).x.shape == (650,)

@@ -190,3 +190,14 @@ def test_private_runs_can_be_tuned() -> None:
     found = tune(problem(), fedfw.FedFW(D, penalty=0.01), grid={"momentum": (0.0, 0.9)}, rounds=3, privacy=promise)
     assert all(math.isnan(trial.loss) for trial in found.trials)  # it is kept secret
     assert all(math.isfinite(trial.held_out_loss) for trial in found.trials)
+
+
+def test_progress_may_be_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfw.report.bars._PATIENCE", 0.0)
+    found = tune(problem(), fedfw.FedAvg(D), grid={"lr": [0.1, 0.2]}, rounds=2, progress=True)
+    assert len(found.trials) == 2
+    told = capsys.readouterr().err
+    assert "2/2" in told
+    assert "lr=0.2: held-out loss" in told
+    tune(problem(), fedfw.FedAvg(D), grid={"lr": [0.1]}, rounds=2)
+    assert capsys.readouterr().err == ""

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
         Scaffold,
     )
     from fedfw.atoms import Atom
+    from fedfw.data import load_data, partition
     from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
-    from fedfw.problems import Problem
+    from fedfw.problems import Problem, batch_norm_to_group_norm
     from fedfw.schedules import Schedule
     from fedfw.sets import (
         SETS,
@@ -71,7 +72,17 @@ if TYPE_CHECKING:
         layer_balls,
         parse_set,
     )
-    from fedfw.simulation import Callback, History, Record, Run, StopRun, simulate
+    from fedfw.simulation import (
+        Callback,
+        CSVLogger,
+        History,
+        MLflowLogger,
+        Record,
+        Run,
+        StopRun,
+        TensorBoardLogger,
+        simulate,
+    )
     from fedfw.solving import Optimum, solve
     from fedfw.tuning import Trial, Tuning, tune
 
@@ -83,6 +94,7 @@ __all__ = [
     "AtomError",
     "Birkhoff",
     "Box",
+    "CSVLogger",
     "Callback",
     "CappedSimplex",
     "ConstraintSet",
@@ -118,6 +130,7 @@ __all__ = [
     "LinfBall",
     "LipschitzNet",
     "LocalMuon",
+    "MLflowLogger",
     "NaiveFW",
     "NoProjectionError",
     "NonFiniteError",
@@ -139,16 +152,20 @@ __all__ = [
     "Spectrahedron",
     "SpectralBall",
     "StopRun",
+    "TensorBoardLogger",
     "Trial",
     "Tuning",
     "__version__",
+    "batch_norm_to_group_norm",
     "certified_accuracy",
     "enclosing",
     "layer_balls",
     "lipschitz_bound",
+    "load_data",
     "load_problem",
     "optim",
     "parse_set",
+    "partition",
     "simulate",
     "solve",
     "testing",
@@ -158,6 +175,7 @@ __all__ = [
 _HOMES = (
     "fedfw.algorithms",
     "fedfw.atoms",
+    "fedfw.data",
     "fedfw.errors",
     "fedfw.lipschitz",
     "fedfw.privacy",

@@ -91,3 +91,27 @@ class NobodyTrainedError(RuntimeError):
     >>> issubclass(NobodyTrainedError, RuntimeError)
     True
     """
+
+
+def missing_extra(what: str, package: str, extra: str) -> ImportError:
+    """The error for something whose package is not installed: it says how to get it from fedfw's own repository.
+
+    fedfw is installed from its repository and not from a package index, where anybody could have taken its name.
+
+    Parameters
+    ----------
+    what : str
+        What was asked for.
+    package : str
+        What is not installed.
+    extra : str
+        The extra of fedfw that has it.
+
+    Examples
+    --------
+    >>> print(missing_extra("privacy", "dp-accounting", "privacy"))
+    privacy needs dp-accounting, which is not installed: run  pip install -e ".[privacy]"  in fedfw's repository
+    """
+    return ImportError(
+        f'{what} needs {package}, which is not installed: run  pip install -e ".[{extra}]"  in fedfw\'s repository'
+    )

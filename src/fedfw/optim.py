@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from fedfw.atoms.composite import split_columns
 from fedfw.errors import NonFiniteError, NoProjectionError
-from fedfw.sets import ConstraintSet, Product, SpectralBall
+from fedfw.sets import ConstraintSet, Product, SpectralBall, parse_set
 from fedfw.sets.base import Shape
 from fedfw.sets.lipschitz import LipschitzNet
 from fedfw.sets.product import BoundProduct
@@ -46,10 +46,11 @@ class LMO(Optimizer):
         A model, of which all trainable parameters are taken, or parameters, named parameters or parameter groups, as
         torch's optimizers take them. A group may have any of the options below, ``"constraint"`` too. Parameters
         without names are called ``"0"``, ``"1"`` and so on, within their group.
-    constraint : ConstraintSet, Product, or sequence of ConstraintSet
+    constraint : ConstraintSet, Product, sequence of ConstraintSet, or str
         The set of the parameters of a group. A `Product` has a set for each parameter by its name, and a sequence one
         for each in order. A single set is bound to all parameters of the group together, as `ConstraintSet.bind` does:
-        a vector set to their flat vector, a matrix set to the matrix ``[W | b]`` of a linear layer.
+        a vector set to their flat vector, a matrix set to the matrix ``[W | b]`` of a linear layer. A text such as
+        ``"l1:10"`` is read by `fedfw.parse_set`.
     lr : float, default 0.05
         The step size; at most 1 where steps are constrained.
     momentum : float, default 0.9
@@ -133,7 +134,7 @@ class LMO(Optimizer):
     def __init__(
         self,
         params: nn.Module | ParamsT,
-        constraint: ConstraintSet | Product | Sequence[ConstraintSet],
+        constraint: ConstraintSet | Product | Sequence[ConstraintSet] | str,
         *,
         lr: float | Tensor = 0.05,
         momentum: float = 0.9,
@@ -144,6 +145,8 @@ class LMO(Optimizer):
         maximize: bool = False,
         tol: float | None = None,
     ) -> None:
+        if isinstance(constraint, str):
+            constraint = parse_set(constraint)
         if isinstance(params, nn.Module):
             if isinstance(constraint, LipschitzNet):  # its radii depend on the layers, which parameters do not show
                 constraint = Product(constraint.balls(params))
@@ -305,7 +308,7 @@ def _bound(group: dict[str, Any]) -> ConstraintSet:
         if not p.is_floating_point() or (p.element_size() < 4 and not group["unconstrained"]):
             short = "" if group["unconstrained"] else " of 32 or 64 bits, because shorter ones lose small steps"
             raise TypeError(f"parameter {name!r} has dtype {p.dtype}, expected real floating-point numbers{short}")
-    constraint = group["constraint"]
+    constraint = parse_set(group["constraint"]) if isinstance(group["constraint"], str) else group["constraint"]
     if isinstance(constraint, Product | ConstraintSet):
         return constraint.bind(dict(zip(names, shapes, strict=True)))
     if not isinstance(constraint, Sequence) or not all(isinstance(one, ConstraintSet) for one in constraint):

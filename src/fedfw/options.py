@@ -122,6 +122,8 @@ class Option:
                 text = text == "true"
             elif kinds & {int, float}:
                 text = parse_number(text)
+                if isinstance(text, float) and float not in kinds and text.is_integer():
+                    text = int(text)  # a whole number such as 1e3
         if isinstance(text, int) and not isinstance(text, bool) and float in kinds and int not in kinds:
             text = float(text)
         return self.check(text, source)

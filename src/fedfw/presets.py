@@ -15,6 +15,9 @@ from fedfw.models import MODELS, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
 
+_FEW_LABELS = 3
+"""Labels of a client in the default split."""
+
 
 @dataclass(frozen=True)
 class ProblemOptions:
@@ -84,7 +87,7 @@ def load_problem(
     held_out : float
         With this each client lends that fraction of its samples, which take the place of the test data.
     rule : str
-        The former name of ``partition``.
+        The former name of ``partition``, which is still understood.
 
     Returns
     -------
@@ -101,10 +104,10 @@ def load_problem(
     if rule is not None and options.get("partition") is not None:
         raise TypeError("load_problem was given partition and rule, its former name: give partition alone")
     if rule is not None:
-        warnings.warn("load_problem(rule=...) is now called partition=...", FutureWarning, stacklevel=2)
+        warnings.warn("load_problem(rule=...) is now called partition=...", DeprecationWarning, stacklevel=2)
         options["partition"] = rule
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
-    data = load_data(wanted.dataset, None if wanted.data_dir is None else Path(wanted.data_dir), wanted.clients, seed)
+    data = load_data(wanted.dataset, wanted.data_dir, wanted.clients, seed)
     return make_problem(data, wanted, seed=seed, held_out=held_out)
 
 
@@ -122,9 +125,9 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
     held_out : float
         With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
     """
-    model, rule = options.model or usual_model(data), options.partition or usual_partition(data)
+    model = options.model or usual_model(data)
     module, kind = make_model(model, data, seed, options.model_size), MODELS[model]
-    parts = partition(rule, data.train, options.clients, data.classes, seed)
+    parts = partition(options.partition or usual_partition(data, options.clients), data, options.clients, seed=seed)
     if held_out:
         parts, lent = _lend(parts, held_out, seed, data.train)
     test = data.train.take(lent) if held_out else data.test.take()
@@ -153,10 +156,18 @@ def usual_model(data: Data) -> str:
     return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
-def usual_partition(data: Data) -> str:
-    """Whole users or speakers, clients as they were drawn; else three labels a client where there are more, or iid."""
+def usual_partition(data: Data, clients: int) -> str:
+    """Who holds what where nobody says: a split that gives every sample to some client.
+
+    Whole users or speakers, and clients as they were drawn. Else three labels a client where there are more; with so
+    few clients that some labels would be nobody's, shares of each label that differ as much (dirichlet:0.3); else iid.
+    """
     natural = [kind for kind in ("user", "client", "speaker") if kind in data.train.owners]
-    return natural[0] if natural else "labels:3" if data.classes is not None and data.classes > 3 else "iid"
+    if natural:
+        return natural[0]
+    if data.classes is None or data.classes <= _FEW_LABELS:
+        return "iid"
+    return f"labels:{_FEW_LABELS}" if clients + _FEW_LABELS - 1 >= data.classes else "dirichlet:0.3"
 
 
 def _lend(parts: list[Tensor], fraction: float, seed: int, data: Part) -> tuple[list[Tensor], Tensor]:

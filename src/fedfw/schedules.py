@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedfw.options import nearest
+
 Rate = Callable[[int], float]
 """A quantity as a function of the clock t = 1, 2, ..."""
 
@@ -238,7 +240,8 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
             return linear_decay(float(value), p, horizon)
     except ValueError as error:
         raise ValueError(f"schedule {wanted!r}: {error}; expected one of {', '.join(NAMES)}") from None
-    raise ValueError(f"unknown schedule {wanted!r}, expected one of {', '.join(NAMES)}, or a callable t -> eta")
+    close = nearest(name, [known.partition(":")[0] for known in NAMES])
+    raise ValueError(f"unknown schedule {wanted!r}{close}, expected one of {', '.join(NAMES)}, or a callable t -> eta")
 
 
 def _fraction(name: str, value: float) -> None:

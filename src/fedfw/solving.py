@@ -8,8 +8,9 @@ can be trusted: F(x) - gap(x) <= F* <= F(x).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems.problem import Problem
+from fedfw.report.bars import shown
 from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
 
@@ -30,7 +32,7 @@ class Optimum:
     Parameters
     ----------
     x
-        The best point, (p,).
+        The best point, (p,); in the parameter's shape where the model is one matrix.
     value, lower_bound
         lower_bound <= F* <= value, up to the rounding of the problem's precision.
     start_value
@@ -71,7 +73,8 @@ def solve(
     *,
     tol: float = 1e-3,
     max_steps: int = 5000,
-    progress: Callable[[int, float, float], None] | None = None,
+    max_seconds: float = math.inf,
+    progress: bool | Callable[[int, float, float], Any] = False,
 ) -> Optimum:
     """Minimise F over the constraint with all the data in one place.
 
@@ -80,14 +83,16 @@ def solve(
     problem
         With convex losses: only then does the gap bound F*.
     constraint
-        A constraint set or a `Product`.
+        A constraint set, a `Product`, or a text such as ``"l1:10"``.
     tol
         Stop when F* is known to this fraction of F(x^1) - F*. The gap is a cautious measure: the value itself is
         usually far closer to F* than that.
     max_steps
         Give up after so many steps; `Optimum.uncertainty` says what was reached.
+    max_seconds
+        Give up after about so many seconds.
     progress
-        Called now and then with (steps, value, lower bound).
+        True for a bar; a function is called now and then with (steps, value, lower bound).
 
     Returns
     -------
@@ -104,6 +109,9 @@ def solve(
         raise ValueError("solve needs losses that are known to be convex (Problem(..., convex=True) says so)")
     if not tol > 0 or max_steps < 1:
         raise ValueError(f"tol={tol}, max_steps={max_steps}, expected positive numbers")
+    if not max_seconds > 0:
+        raise ValueError(f"max_seconds={max_seconds}, expected a positive number")
+    end = time.monotonic() + max_seconds
     D = problem.bind(constraint)
     x = feasible_start(D, problem.start)
     if D.has_projection:
@@ -121,20 +129,25 @@ def solve(
 
     start_value, bound = look(x)
     best = Optimum(x, start_value, bound, start_value, 0, method)
-    for count in range(1, max_steps + 1):
-        x = next(steps)
-        if count % _LOOK_EVERY and count < max_steps:
-            continue
-        value, bound = look(x)
-        bound = max(best.lower_bound, bound)
-        point, value = (x, value) if value <= best.value else (best.x, best.value)
-        bound = min(bound, value)  # at the optimum itself the two differ by rounding
-        best = Optimum(point, value, bound, start_value, count, method)
-        if progress is not None:
-            progress(count, value, bound)
-        if best.uncertainty <= tol:
-            break
-    return best
+    with shown(progress, max_steps, "step", _between) as show:
+        for count in range(1, max_steps + 1):
+            x = next(steps)
+            late = time.monotonic() > end
+            if count % _LOOK_EVERY and count < max_steps and not late:
+                continue
+            value, bound = look(x)
+            bound = max(best.lower_bound, bound)
+            point, value = (x, value) if value <= best.value else (best.x, best.value)
+            bound = min(bound, value)  # at the optimum itself the two differ by rounding
+            best = Optimum(point, value, bound, start_value, count, method)
+            show(count, count, value, bound)
+            if best.uncertainty <= tol or late:
+                break
+    return replace(best, x=problem.shaped(best.x))
+
+
+def _between(steps: int, value: float, bound: float) -> str:
+    return f"F* is between {bound:.6f} and {value:.6f}"
 
 
 def _accelerated(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:

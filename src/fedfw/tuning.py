@@ -16,6 +16,7 @@ from fedfw.algorithms.base import Algorithm, Setting
 from fedfw.errors import NonFiniteError
 from fedfw.options import declare_keywords, options_of, refuse_unknown
 from fedfw.problems.problem import Problem
+from fedfw.report.bars import shown
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.setup import describe_setting, feasible_start
@@ -104,7 +105,7 @@ def tune(
     grid: Mapping[str, Sequence[Any]] | None = None,
     budget: float | None = None,
     by: Literal["loss", "accuracy"] = "loss",
-    progress: Callable[[Trial], None] | None = None,
+    progress: bool | Callable[[Trial], Any] = False,
     **options: Any,
 ) -> Tuning:
     """Try every point of a grid, each with the same budget of gradients.
@@ -123,8 +124,8 @@ def tune(
         gradient a step.
     by : "loss" or "accuracy"
         What is compared.
-    progress : callable, optional
-        Called with each trial when it is done.
+    progress : bool or callable
+        True for a bar; a function is called with each trial when it is done.
     {options}
 
     Returns
@@ -152,7 +153,19 @@ def tune(
         of_algorithm = {name: value for name, value in choice.items() if name not in RUN_AXES}
         points.append(Trial(choice, replace(algorithm, **of_algorithm), replace(run, **of_run)))
     passes = float(run.rounds * run.local_steps) if budget is None else budget
-    return Tuning(search(problem, points, passes, progress), by)
+    done: list[Trial] = []
+    with shown(progress, len(points), "trial", _described) as show:
+
+        def note(trial: Trial) -> None:
+            done.append(trial)
+            show(len(done), trial)
+
+        return Tuning(search(problem, points, passes, note), by)
+
+
+def _described(trial: Trial) -> str:
+    choice = " ".join(f"{name}={value}" for name, value in trial.choice.items())
+    return f"{choice}: held-out loss {trial.held_out_loss:.4f}"
 
 
 def points_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

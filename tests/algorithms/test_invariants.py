@@ -327,8 +327,17 @@ def test_options_that_an_algorithm_does_not_have_are_refused(build: Callable[[fe
 
 
 def test_a_set_is_wanted() -> None:
-    with pytest.raises(TypeError, match="constraint='l1:10', expected a constraint set or a Product"):
-        fedfw.FedFW("l1:10")
+    with pytest.raises(TypeError, match="constraint=10, expected a constraint set or a Product, or text such as"):
+        fedfw.FedFW(10)
+    with pytest.raises(ValueError, match=r"unknown constraint set 'nuclar' \(did you mean 'nuclear'\?\)"):
+        fedfw.FedFW("nuclar:10")
+
+
+@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
+def test_a_text_stands_for_a_set(name: str) -> None:
+    algorithm = fedfw.ALGORITHMS[name]
+    assert algorithm("L2:10").constraint == fedfw.L2Ball(10)
+    assert algorithm("l2:10") == algorithm(fedfw.L2Ball(10))
 
 
 @pytest.mark.parametrize("attendance", [lambda t: range(5), lambda t: [t % 5, (3 * t + 1) % 5] if t % 4 else []])

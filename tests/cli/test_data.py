@@ -54,7 +54,7 @@ def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 def test_show_one_row_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "new" / "digits.png"
-    assert command.show_data("digits", None, rule="labels:3", clients=10, seed=0, out=picture) == 0
+    assert command.show_data("digits", None, partition="labels:3", clients=10, seed=0, out=picture) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "digits, labels:3, 10 clients: 1,437 of 1,437 training samples"
     assert lines[-1] == f"picture: {picture}"
@@ -68,13 +68,13 @@ def test_show_one_row_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_show_many_clients_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.show_data("digits", None, rule="iid", clients=100, seed=0, out=tmp_path / "a.png")
+    command.show_data("digits", None, partition="iid", clients=100, seed=0, out=tmp_path / "a.png")
     out = capsys.readouterr().out
     assert [line.split()[1:] for line in out.splitlines() if line.startswith("samples")] == [["14", "14", "15"]]
     assert "labels held" in out
-    command.show_data("diabetes", None, rule="iid", clients=4, seed=0, out=tmp_path / "b.png")
+    command.show_data("diabetes", None, partition="iid", clients=4, seed=0, out=tmp_path / "b.png")
     assert [line.split() for line in capsys.readouterr().out.splitlines()[3:5]] == [["0", "89"], ["1", "88"]]
-    command.show_data("synthetic:iid", None, rule="client", clients=3, seed=0, out=tmp_path / "c.png")
+    command.show_data("synthetic:iid", None, partition="client", clients=3, seed=0, out=tmp_path / "c.png")
     assert "clients" in capsys.readouterr().out
     assert len(list(tmp_path.glob("*.png"))) == 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,36 @@ def test_import_needs_torch_numpy_and_scipy_alone() -> None:
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
+    """In a process of its own, because pytest takes warnings to itself."""
+    flags = ["--model", "mlp", "--constraint", "l2:0.1", "--rounds", "1", "--out", tmp_path / "r"]
+    done = subprocess.run([sys.executable, "-m", "fedfw", "run", *flags], capture_output=True, text=True, check=True)
+    noted = [line for line in done.stderr.splitlines() if "begins at the nearest point of the set" in line]
+    assert len(noted) == 1
+    assert noted[0].startswith("fedfw run: note: the model's parameters lie outside of the constraint set")
+    assert ".py" not in done.stderr
+
+
+def test_an_interrupt_while_torch_is_imported_ends_in_one_line() -> None:
+    script = (
+        "import os, signal\n"
+        "from fedfw.cli.main import _quick_end\n"
+        "with _quick_end('run'):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('it went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nfedfw run: interrupted\n")
+
+
+def test_any_command_that_is_interrupted_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedfw.cli.sets.execute", interrupted)
+    assert main(["sets"]) == 130
+    assert capsys.readouterr().err == "\nfedfw sets: interrupted\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fedfw
 from fedfw.advice import measured
 from fedfw.cli.main import main
 from fedfw.config import RunConfig, read_config
@@ -16,6 +17,7 @@ from fedfw.config import RunConfig, read_config
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDFW_DATA", str(tmp_path / "no data here"))
+    monkeypatch.setattr("fedfw.cli.residual._SECONDS", 600.0)  # what is found must not depend on the machine
     monkeypatch.chdir(tmp_path)
 
 
@@ -132,7 +134,12 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--device", "mps"], "device='mps', expected cpu or cuda"),
         (["--seed", "-1"], "seed = -1, expected a whole number of at least 0"),
         (["--model", "linear"], "digits has classes, expected numbers"),
-        (["--participation", "1"], "ambiguous"),
+        (["--algorithm", "fedavgg"], "unknown algorithm 'fedavgg' (did you mean 'fedavg'?)"),
+        (["--constraint", "nuclar:5"], "unknown constraint set 'nuclar' (did you mean 'nuclear'?)"),
+        (["--dataset", "digit"], "unknown dataset 'digit' (did you mean 'digits'?)"),
+        (["--schedule", "convx"], "unknown schedule 'convx' (did you mean 'convex'?)"),
+        (["--partition", "lables:3"], "unknown partition 'lables:3' (did you mean 'labels'?)"),
+        (["--rounds", "1e-3"], "rounds = 0.001, expected a whole number of at least 1"),
         (["--model", "mlp", "--tol", "0.1"], "tol needs a certificate"),
         (["--algorithm", "frank-wolfe", "--local-steps", "2"], "takes one step a round"),
         (["--algorithm", "feddr", "--momentum", "0.9"], "momentum goes with fedfw, fedfw+"),
@@ -235,13 +242,126 @@ def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) ->
 
 def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run(capsys, "--rounds", "5", "--out", "one")
-    run(capsys, "--rounds", "5", "--out", "two", "--algorithm", "frank-wolfe")
+    told = run(capsys, "--rounds", "5", "--out", "two", "--algorithm", "frank-wolfe", "--constraint", "l2:5")
     assert main(["compare", "one", "two", "--out", "both.png"]) == 0
-    out = capsys.readouterr().out
-    assert "one" in out
-    assert "two" in out
+    header, one, two, *_ = capsys.readouterr().out.splitlines()
+    for line, algorithm, constraint in ((one, "fedfw+", "l1:30"), (two, "frank-wolfe", "l2:5")):
+        assert "digits, mclr, 10 clients, labels:3" in line
+        assert f"{constraint} " in line
+        assert algorithm in line
+    at = header.index("residual")
+    assert float(two[at:].split()[0]) == pytest.approx(float(str(told["residual"])), rel=1e-3)
     assert (tmp_path / "both.png").exists()
     assert main(["compare", "nowhere"]) == 2
+
+
+def test_compare_finds_the_residual_of_a_run_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, "--rounds", "2", "--out", "one")
+    Path("one/optimum.json").unlink()
+    assert main(["compare", "one"]) == 0
+    assert f"{float(str(told['residual'])):.4g}" in capsys.readouterr().out
+    Path("one/optimum.json").write_text("[]")
+    assert main(["compare", "one"]) == 2
+    assert "optimum.json is damaged" in capsys.readouterr().err
+
+
+def test_compare_without_the_data_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.txt").write_text("".join(f"{i // 25} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)))
+    run(capsys, "--dataset", "libsvm:mine.txt", "--constraint", "l1:1", "--rounds", "2", "--out", "one")
+    Path("one/optimum.json").unlink()
+    Path("mine.txt").unlink()
+    assert main(["compare", "one"]) == 0
+    header, one, *_ = capsys.readouterr().out.splitlines()
+    assert one[header.index("residual") :].split()[0] == "-"
+
+
+def test_runs_of_different_problems_are_not_compared_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "--rounds", "2", "--out", "one")
+    run(capsys, "--rounds", "2", "--out", "two", "--partition", "iid")
+    run(capsys, "--rounds", "2", "--out", "three", "--seed", "1")
+    assert main(["compare", "one", "two"]) == 2
+    said = "partition is labels:3 in one and iid in two"
+    assert f"different problems, so their losses cannot be compared: {said}" in capsys.readouterr().err
+    assert main(["compare", "one", "two", "--mixed"]) == 0
+    assert f"Different problems: {said}" in capsys.readouterr().out
+    assert main(["compare", "one", "three"]) == 0
+    assert "The seeds differ" in capsys.readouterr().out
+    Path("two/config.toml").unlink()
+    assert main(["compare", "one", "two"]) == 0
+    assert "two has no config.toml: it is not known whether it is of the same problem" in capsys.readouterr().out
+
+
+def test_the_residual_is_that_of_the_optimum(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, "--rounds", "5", "--constraint", "L2:5", "--out", "r")
+    problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
+    optimum = fedfw.solve(problem, "l2:5", tol=1e-5)
+    assert told["residual"] == pytest.approx(optimum.residual(float(str(told["loss"]))), abs=0.01)
+    assert json.loads(Path("r/optimum.json").read_text())["value"] == told["optimum"]
+    told = run(capsys, "--rounds", "2", "--model", "mlp", "--out", "network")
+    assert "residual" not in told
+    assert not Path("network/optimum.json").exists()
+
+
+def test_somebody_who_does_not_wait_for_the_optimum_loses_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedfw.cli.residual.solve", impatient)
+    told = run(capsys, "--rounds", "2", "--out", "r")
+    assert "residual" not in told
+    assert Path("r/model.pt").exists()
+
+
+def test_closing_lines_say_nothing_that_is_vacuous(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--rounds", "2", "--constraint", "l2:50", "--out", "r"]) == 0
+    told = capsys.readouterr()
+    assert "of the way is left: the loss began at 2.303" in told.out
+    assert "optimum at least" not in told.out
+    assert "nothing" not in told.out
+    assert "no useful" not in told.out
+    assert "optimum >=" not in told.err
+    assert main(["run", "--rounds", "30", "--algorithm", "frank-wolfe", "--constraint", "l1:5", "--out", "s"]) == 0
+    told = capsys.readouterr()
+    assert "so the loss is proven to be within" in told.out
+    assert "optimum >=" in told.err
+
+
+def test_numbers_and_names_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rounds", "1e1", "--participation", "1", "--constraint", "L1:10", "--algorithm", "FedFW+"]
+    told = run(capsys, *flags, "--dataset", "Digits", "--out", "r")
+    assert (told["rounds"], told["participants"]) == (10, 10)
+    stored = read_config(Path("r/config.toml"))
+    assert (stored.rounds, stored.participation, stored.algorithm) == (10, 1.0, "fedfw+")
+    assert main(["resume", "r"]) == 0
+
+
+def test_a_flag_that_is_nearly_right(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--participaton", "0.5"])
+    assert "did you mean '--participation'?" in capsys.readouterr().err
+
+
+def test_an_interrupt_of_a_run_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = run(capsys, "--rounds", "15", "--out", "straight")
+    take = fedfw.simulation.Simulation._round
+
+    def interrupted(self: fedfw.simulation.Simulation) -> None:
+        if self.t == 13:
+            raise KeyboardInterrupt
+        take(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fedfw.simulation.Simulation, "_round", interrupted)
+        assert main(["run", "--rounds", "15", "--out", "r"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; continue with: fedfw resume r"
+    assert main(["resume", "r", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "going on after round 10" in told.err
+    assert json.loads(told.out.splitlines()[-1])["loss"] == straight["loss"]
 
 
 @pytest.mark.parametrize("algorithm", ["frank-wolfe", "naive", "fedfw-sto", "feddr", "fedfw-anchored"])

@@ -178,3 +178,65 @@ def test_models_and_data_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "two hidden layers" in capsys.readouterr().out
     assert main(["data", "list"]) == 0
     assert "fashion-mnist" in capsys.readouterr().out
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
+    """As if somebody pressed Ctrl-C in the trial after so many."""
+    run, done = fedfw.tuning._run, []
+
+    def counted(problem: fedfw.Problem, point: fedfw.Trial) -> fedfw.Trial:
+        if len(done) == trials:
+            raise KeyboardInterrupt
+        done.append(point)
+        return run(problem, point)
+
+    monkeypatch.setattr("fedfw.tuning._run", counted)
+
+
+def test_an_interrupt_keeps_finished_trials_and_resume_runs_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["tune", "--algorithm", "fedavg", "--rounds", "3", "--grid", "lr=0.01,0.1,0.3 local-steps=1,3"]
+    assert main([*command, "--out", "straight.toml"]) == 0
+    straight = list(csv.DictReader(Path("straight.csv").read_text().splitlines()))
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 4)
+        assert main([*command, "--out", "t.toml"]) == 130
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1] == (
+        "fedfw tune: interrupted; the 4 of 6 trials that were finished are in t.csv; "
+        "the same command with --resume runs the others"
+    )
+    assert not Path("t.toml").exists()
+    kept = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
+    assert kept == straight[:4]
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)  # a third trial would be one too many
+        assert main([*command, "--out", "t.toml", "--resume"]) == 0
+    assert list(csv.DictReader(Path("t.csv").read_text().splitlines())) == straight
+    assert Path("t.toml").read_text() == Path("straight.toml").read_text()
+    assert main([*command, "--rounds", "4", "--out", "t.toml", "--resume"]) == 2
+    assert "holds trials of another grid or configuration" in capsys.readouterr().err
+    assert main([*command, "--out", "nothing.toml", "--resume"]) == 2
+    assert "there is no nothing.csv with finished trials" in capsys.readouterr().err
+
+
+def test_finished_trials_are_on_disk_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends the process then, they are kept."""
+    run, seen = fedfw.tuning._run, []
+
+    def looking(problem: fedfw.Problem, point: fedfw.Trial) -> fedfw.Trial:
+        seen.append(len(Path("t.csv").read_text().splitlines()) if Path("t.csv").exists() else 0)
+        return run(problem, point)
+
+    monkeypatch.setattr("fedfw.tuning._run", looking)
+    assert main(["tune", "--algorithm", "fedavg", "--rounds", "2", "--grid", "lr=0.1,0.2,0.3", "--out", "t.toml"]) == 0
+    assert seen == [0, 2, 3]
+
+
+def test_an_interrupt_before_the_first_trial(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, 0)
+    assert main(["tune", "--algorithm", "fedavg", "--rounds", "2", "--grid", "lr=0.1", "--out", "t.toml"]) == 130
+    assert capsys.readouterr().err.strip() == "fedfw tune: interrupted before the first trial was finished"

@@ -39,7 +39,7 @@ configs = st.fixed_dictionaries(
         "constraint": anything,
         "per_parameter": st.booleans(),
         "rounds": st.integers(1, 2**60),
-        "participation": st.integers(1, 1000) | st.floats(1e-9, 1.0),
+        "participation": st.integers(2, 1000) | st.floats(1e-9, 1.0),  # as a text, 1 is everyone
         "local_steps": st.integers(1, 100),
         "batch_size": st.none() | st.integers(1, 100),
         "tol": st.none() | st.floats(1e-300, 1e300),
@@ -301,3 +301,10 @@ def test_the_apps_table_is_read_as_it_is_written() -> None:
 
 def test_every_field_of_a_configuration_is_listed() -> None:
     assert {f.name for f in fields(RunConfig)} - {"own"} == set(options_of(RunConfig))
+
+
+@pytest.mark.parametrize("value", ["1", 1, "1.0", 1.0])
+def test_one_is_everyone_in_files_and_flags(value: Any) -> None:
+    taken = merge(RunConfig(), {"participation": value}, "here").participation
+    assert isinstance(taken, float)
+    assert taken == 1.0

@@ -58,6 +58,8 @@ def test_what_is_downloaded_is_what_the_loaders_look_for() -> None:
 
 
 def test_unknown_names() -> None:
+    with pytest.raises(ValueError, match=r"unknown dataset 'diggits' \(did you mean 'digits'\?\), expected one of"):
+        load_data("diggits")
     with pytest.raises(ValueError, match="unknown dataset 'cats', expected one of digits, diabetes"):
         load_data("cats")
     with pytest.raises(ValueError, match="digits takes no argument"):
@@ -119,3 +121,9 @@ def test_parts_must_fit_together() -> None:
         Part(torch.zeros(3, 4), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="writer of shape"):
         Part(torch.zeros(3, 4), torch.zeros(3), {"writer": torch.zeros(4)})
+
+
+def test_capital_letters_do_not_matter_and_arguments_keep_theirs(tmp_path: Path) -> None:
+    assert load_data("Digits").name == load_data("digits").name
+    (tmp_path / "Mine.txt").write_text("".join(f"{i % 2} 1:{i}\n" for i in range(10)))
+    assert len(load_data(f"LIBSVM:{tmp_path / 'Mine.txt'}").train) == 8

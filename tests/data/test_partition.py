@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedfw.data import Part, load_data, partition
+from fedfw.data import Data, Part, load_data, partition
 
 CLASSES = 6
 
@@ -163,3 +163,14 @@ def test_what_makes_no_sense_is_refused() -> None:
     for rule in ("iid", "dirichlet:1"):
         with pytest.raises(ValueError, match=r"leaves client \d of 7 without samples"):
             partition(rule, data, 7, CLASSES, seed=0)
+
+
+def test_a_data_set_is_divided_with_its_own_classes() -> None:
+    part = samples_of([0, 1, 2, 3] * 5)
+    data = Data("made", part, part, 4)
+    for one, other in zip(partition("labels:2", data, 4), partition("labels:2", part, 4, 4, seed=0), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(partition("IID", data, 3), partition("iid", part, 3), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match=r"unknown partition 'dirichlett:1' \(did you mean 'dirichlet'\?\)"):
+        partition("dirichlett:1", data)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +63,7 @@ def test_lines_follow_what_was_appended_and_amended(listed: list[Record], course
 
 def test_a_history_is_a_sequence() -> None:
     history = History([Record(round=t, loss=None if t % 2 else 1.0 / t, bytes_up=t) for t in range(1, 8)])
-    assert (len(history), repr(history)) == (7, "History(7 rounds)")
+    assert (len(history), repr(history)) == (7, "History(7 rounds, loss 0.1667)")
     assert [r.round for r in history[2:4]] == [3, 4]
     assert isinstance(history[2:4], History)
     assert history[-1].round == 7
@@ -104,3 +106,59 @@ def test_a_deployment_has_records_of_its_own() -> None:
     assert list(again) == list(history)
     with pytest.raises(TypeError):
         History.from_jsonl(history.to_jsonl())
+
+
+def test_a_column_by_its_name() -> None:
+    history = History([Record(round=1, loss=0.5, bytes_up=3), Record(round=2, bytes_up=4)])
+    assert history["loss"] == [0.5, None]
+    assert history["round"] == [1, 2]
+    with pytest.raises(KeyError, match=r"no column 'los' \(did you mean 'loss'\?\), expected one of round, loss"):
+        history["los"]
+    deployed = History([DeployedRecord(round=1, invited=7)])
+    assert deployed["invited"] == [7]
+
+
+def test_sums_of_whole_numbers_are_whole() -> None:
+    history = History([Record(round=1, loss=0.5, bytes_up=2**60), Record(round=2, bytes_up=1)])
+    assert history.total("bytes_up") == 2**60 + 1
+    assert isinstance(history.total("bytes_up"), int)
+    assert history.total("loss") == 0.5
+
+
+def test_a_history_in_a_notebook_shows_its_ends() -> None:
+    history = History([Record(round=t, loss=1 / t, bytes_up=t) for t in range(1, 31)])
+    assert repr(history) == "History(30 rounds, loss 0.03333)"
+    page = history._repr_html_()
+    assert page.count("<tr>") == 1 + 5 + 1 + 5
+    assert "<td>1</td>" in page
+    assert "<td>0.03333</td>" in page
+    assert "<td>15</td>" not in page
+    assert "accuracy" not in page  # nobody evaluated it
+    assert "History of 0 rounds" in History()._repr_html_()
+
+
+def test_a_frame_keeps_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With something that stands for pandas, which the tests do not install."""
+
+    class Frame(dict[str, Any]):
+        def set_index(self, name: str) -> Frame:
+            assert name in self
+            return self
+
+    def series(values: list[Any], dtype: str | None) -> tuple[list[Any], str | None]:
+        return values, dtype
+
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame, Series=series))
+    frame = History([Record(round=1, loss=0.5, seconds={"rest": 0.1}), Record(round=2, bytes_up=4)]).to_frame()
+    assert frame["bytes_up"] == ([0, 4], "int64")
+    assert frame["loss"] == ([0.5, None], "float64")
+    assert frame["accuracy"] == ([None, None], "float64")
+    assert frame["seconds_rest"] == ([0.1, None], "float64")
+    assert "seconds" not in frame
+    assert History().to_frame()["loss"] == ([], "float64")
+
+
+def test_a_frame_without_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pandas is not installed: pip install pandas, or take"):
+        History().to_frame()

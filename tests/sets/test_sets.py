@@ -226,6 +226,8 @@ def test_enclosing_asks_for_a_shape_where_it_matters() -> None:
         ("box:-1,2.5", fedfw.Box(-1, 2.5)),
         ("group:r=3,groups=columns", fedfw.GroupBall(3, "columns")),
         ("birkhoff", fedfw.Birkhoff()),
+        ("L1:10", fedfw.L1Ball(10)),
+        ("KSparse:k=2,r=3", fedfw.KSparse(2, 3)),
     ],
 )
 def test_sets_by_name(text: str, expected: ConstraintSet) -> None:
@@ -237,6 +239,7 @@ def test_sets_by_name(text: str, expected: ConstraintSet) -> None:
     [
         ("l3:1", "unknown constraint set 'l3', expected one of l1, l2"),
         ("l1", "also needs r"),
+        ("spectra:1", r"unknown constraint set 'spectra' \(did you mean 'spectral'\?\)"),
         ("l1:1,2", "cannot place '2'"),
         ("l1:radius=3", "expected l1:r="),
         ("hull:3", "built from arrays"),
@@ -246,6 +249,20 @@ def test_sets_by_name(text: str, expected: ConstraintSet) -> None:
 def test_bad_names_are_refused_with_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fedfw.parse_set(text)
+
+
+def test_texts_stand_for_sets_wherever_sets_are_wanted() -> None:
+    problem = fedfw.testing.two_quadratics()
+    assert fedfw.solve(problem, "box:-1,1").value == fedfw.solve(problem, fedfw.Box(-1, 1)).value
+    run = fedfw.simulate(problem, fedfw.FedFW("box:-1,1", penalty=0.3), rounds=3, relax={1: "box:-2,2"})
+    algorithm = fedfw.FedFW(fedfw.Box(-1, 1), penalty=0.3)
+    assert torch.equal(run.x, fedfw.simulate(problem, algorithm, rounds=3, relax={1: fedfw.Box(-2, 2)}).x)
+    model = torch.nn.Linear(3, 2)
+    assert fedfw.Product({"weight": "l1:2", "*": fedfw.L2Ball(1)}).sets["weight"] == fedfw.L1Ball(2)
+    fedfw.optim.LMO(model, "l1:0.5")
+    assert fedfw.L1Ball(0.5).bind(model).contains(torch.cat([p.detach().flatten() for p in model.parameters()]), 1e-5)
+    with pytest.raises(TypeError, match="expected a constraint set or a Product, or text such as 'l1:10'"):
+        fedfw.solve(problem, 3)
 
 
 class TestHardCases:

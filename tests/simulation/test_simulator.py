@@ -94,7 +94,7 @@ def test_a_simulation_is_what_simulate_runs() -> None:
     assert set(simulation.clients) == {"x", "y"}
     assert simulation.clients["x"].shape == (8, P)
     assert simulation.best_bound == run.lower_bound
-    assert "fedfw+, 7 rounds" in repr(run)
+    assert "FedFW+ on L2Ball(r=1.0), 7 rounds" in repr(run)
     assert run.plan is simulation.plan
 
 

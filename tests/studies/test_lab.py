@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,3 +130,39 @@ def test_progress_says_what_runs() -> None:
     assert "2 of 5 tasks are kept from before" in said
     assert "1/3 square of 0" in said
     assert "2/3 square of 1" in said
+
+
+@dataclass(frozen=True)
+class CtrlC:
+    """Interrupts everybody, as a terminal does when both keys are pressed, and then waits to be ended."""
+
+    number: int
+    title: str = "Ctrl-C"
+    weight: float = 1.0
+
+    def compute(self, site: Site) -> Json:
+        os.killpg(os.getpgrp(), signal.SIGINT)
+        signal.pause()
+        return {}
+
+
+def test_workers_say_nothing_when_they_are_interrupted(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path\n"
+        "from fedfw.studies.lab import Lab\n"
+        "from tests.studies.test_lab import CtrlC\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        f"        Lab(Path({str(tmp_path)!r}), jobs=2).run([CtrlC(1), CtrlC(2)])\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted')\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    root = str(Path(__file__).parents[2])
+    found = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=found, start_new_session=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n")
+    assert "Traceback" not in done.stderr

@@ -32,6 +32,7 @@ from fedfw.compression import Compressor, Readers
 from fedfw.options import check_options
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet, Shape
+from fedfw.sets.registry import as_set
 
 State = dict[str, Tensor]
 """A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
@@ -499,8 +500,8 @@ class Algorithm(ABC):
 
     Parameters
     ----------
-    constraint : ConstraintSet or Product
-        The set D.
+    constraint : ConstraintSet, Product or str
+        The set D; a text such as ``"l1:10"`` is read by `fedfw.parse_set`.
 
     Attributes
     ----------
@@ -548,8 +549,7 @@ class Algorithm(ABC):
     coordinatewise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not hasattr(self.constraint, "bind"):
-            raise TypeError(f"constraint={self.constraint!r}, expected a constraint set or a Product")
+        object.__setattr__(self, "constraint", as_set(self.constraint))
         check_options(self)
 
     # --- before the first round ---

@@ -13,10 +13,12 @@ from typing import Any
 import torch.nn.functional as nnf
 
 from fedfw.advice import advise, compared
+from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
 from fedfw.config import RunConfig
 from fedfw.report.tables import aligned, human_bytes
 from fedfw.rounds.setup import feasible_start
 from fedfw.simulation import Run, Simulation
+from fedfw.solving import Optimum
 
 CONFIG = "config.toml"
 """The configuration in a run folder."""
@@ -32,22 +34,38 @@ def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, a
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with: fedfw resume {folder}", file=sys.stderr)
         return 130
-    print("\n" + aligned(_closing_rows(run, config, time.monotonic() - begin)))
+    seconds, optimum = time.monotonic() - begin, _optimum(run, folder)
+    print("\n" + aligned(_closing_rows(run, config, seconds, optimum)))
     print(f"\nRun folder: {folder}")
     print(_next_steps(run, config, folder))
     if as_json:
-        print(json.dumps(summary(run, folder)))
+        print(json.dumps(summary(run, folder, optimum)))
     return 0
 
 
-def summary(run: Run, folder: Path) -> dict[str, Any]:
-    """What ``--json`` prints: the last record's keys, the totals and the folder."""
+def _optimum(run: Run, folder: Path) -> Optimum | None:
+    """The optimum that the run is measured against, if it is known or quickly found; it is kept in the folder."""
+    if run.privacy is not None or run.history.last("loss") is None:
+        return None
+    try:
+        optimum = kept_optimum(folder) or quick_optimum(run.problem, run.algorithm.constraint)
+    except KeyboardInterrupt:  # somebody does not want to wait for it: the run itself is done
+        return None
+    if optimum is not None:
+        keep_optimum(optimum, folder)
+    return optimum
+
+
+def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str, Any]:
+    """What ``--json`` prints: the last record's keys, the totals, the residual if it is known, and the folder."""
     last = asdict(run.history[-1]) | {name: run.history.last(name) for name in ("loss", "accuracy", "gap")}
-    totals = {f"total_{name}": int(run.history.total(name)) for name in _TOTALS}
+    totals = {f"total_{name}": run.history.total(name) for name in _TOTALS}
+    if optimum is not None:
+        totals |= {"optimum": optimum.value, "residual": optimum.residual(last["loss"])}
     return last | totals | {"rounds": len(run.history), "stopped": run.stopped, "run_folder": str(folder)}
 
 
-def _closing_rows(run: Run, config: RunConfig, seconds: float) -> list[tuple[str, str]]:
+def _closing_rows(run: Run, config: RunConfig, seconds: float, optimum: Optimum | None = None) -> list[tuple[str, str]]:
     history = run.history
     bytes_of = {name: human_bytes(history.total(name)) for name in _TOTALS}
     evidence = f"{bytes_of['evidence_up']} up, {bytes_of['evidence_down']} down"
@@ -55,6 +73,7 @@ def _closing_rows(run: Run, config: RunConfig, seconds: float) -> list[tuple[str
         ("algorithm", f"{run.algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}"),
         ("ended after", f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s"),
         *([] if run.privacy else [("loss", _number(history.last("loss")))]),
+        *([] if optimum is None else [("residual", _residual(run, optimum))]),
         *_on_test_data(run),
         *_certified(run),
         *(_proof(run) if run.privacy is None else _promise(run)),
@@ -87,19 +106,24 @@ def _certified(run: Run) -> list[tuple[str, str]]:
     return [("certified", f"at l2 radius {each} (Lipschitz constant at most {constant * 1.0005:.4g})")]  # rounded up
 
 
+def _residual(run: Run, optimum: Optimum) -> str:
+    """How far the run came, in words."""
+    left = max(0.0, optimum.residual(run.history.last("loss")))
+    began, least = f"the loss began at {optimum.start_value:.4g}", f"the least on this set is {optimum.value:.4g}"
+    return f"{left:.3g} of the way is left: {began}, and {least} (found with all data in one place)"
+
+
 def _proof(run: Run) -> list[tuple[str, str]]:
+    """The gap, and what the clients' messages prove of the optimum where that says something."""
     loss, bound, floor = run.history.last("loss"), run.lower_bound, run.problem.floor
-    if loss is None or bound is None:
-        proven = _number(bound)
-    elif bound == floor:
-        proven = f"no useful bound yet: all that is known is that this loss is never below {floor:g}"
-    else:
-        proven = f"{_number(bound)} (so the loss is within {loss - bound:.3g} of it)"
-    return [
-        ("Frank-Wolfe gap", _number(run.history.last("gap"))),
-        ("optimum at least", proven),
-        ("certificate", str(run.certificate)),
-    ]
+    gap = run.history.last("gap")
+    rows = [] if gap is None else [("Frank-Wolfe gap", _number(gap))]
+    if not run.certificate.proves:
+        return [*rows, ("certificate", str(run.certificate))]
+    if loss is None or bound is None or bound == floor:
+        return rows  # all that is known of the optimum is that such a loss is never below the floor
+    proven = f"{_number(bound)} (so the loss is proven to be within {loss - bound:.3g} of it)"
+    return [*rows, ("optimum at least", proven), ("certificate", str(run.certificate))]
 
 
 def _promise(run: Run) -> list[tuple[str, str]]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.data import DATASETS, MissingDataError, Part, data_folder, load_data, partition
+from fedfw.data import DATASETS, MissingDataError, Part, data_folder, load_data
+from fedfw.data import partition as divided
 from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     for verb in (get, show):
         verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument("--partition", help="who holds what (labels:3, iid, user, client or speaker, by the data)")
+    show.add_argument("--partition", help="who holds what, such as labels:3, dirichlet:0.3 or iid [by the data]")
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
     show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
@@ -51,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
     return show_data(
         options.name,
         options.data_dir,
-        rule=options.partition,
+        partition=options.partition,
         clients=options.clients,
         seed=options.seed,
         out=options.out,
@@ -105,15 +106,15 @@ def get_data(name: str, data_dir: Path | None) -> int:
     return 0
 
 
-def show_data(name: str, data_dir: Path | None, *, rule: str | None, clients: int, seed: int, out: Path) -> int:
+def show_data(name: str, data_dir: Path | None, *, partition: str | None, clients: int, seed: int, out: Path) -> int:
     """Print who holds which training samples, and save a picture of it."""
     from fedfw.report.holdings import plot_holdings
     from fedfw.report.plots import save_figure
 
     data = load_data(name, data_dir, clients, seed)
-    rule = rule or usual_partition(data)
-    parts = partition(rule, data.train, clients, data.classes, seed)
-    title = f"{data.name}, {rule}, {clients} clients"
+    chosen = partition or usual_partition(data, clients)
+    parts = divided(chosen, data, clients, seed=seed)
+    title = f"{data.name}, {chosen}, {clients} clients"
     sizes = torch.tensor([len(part) for part in parts])
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
     if data.classes is None or data.sequences:

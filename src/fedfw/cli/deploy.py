@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fedfw.cli import deploy_check, deploy_demo, deploy_hub, deploy_init, deploy_init_node, deploy_proxy, deploy_sign
+from fedfw.errors import missing_extra
 
 VERBS = {
     "init": (deploy_init, "write a complete Flower app, to put your model, data and set into"),
@@ -36,5 +37,5 @@ def execute(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in WITH_FLOWER:
             raise
-        raise ImportError(f"this needs Flower: pip install 'fedfw[flower]' ({error})") from None
+        raise missing_extra("this", f"Flower ({error})", "flower") from None
     return status

@@ -18,7 +18,6 @@ import torch
 
 from fedfw.algorithms import FedAvg
 from fedfw.algorithms.base import Algorithm
-from fedfw.cli.bars import progress_bar
 from fedfw.cli.deploy_init import copy_app
 from fedfw.cli.deploy_report import (
     TOTALS_HEADER,
@@ -50,6 +49,7 @@ from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
 from fedfw.problems import Problem
+from fedfw.report.bars import progress_bar
 from fedfw.report.tables import aligned
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import digest

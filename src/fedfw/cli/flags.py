@@ -76,7 +76,7 @@ def configured(options: argparse.Namespace) -> RunConfig:
     out = table.pop("out", None)
     if out is not None and getattr(options, "out", None) is None:
         options.out = Path(out)
-    wanted = flags.get("algorithm")
+    wanted = flags.get("algorithm", "").lower()
     if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
         own = {option.key for option in algorithm_options().values()} | {"batch-size"}
         dropped = ", ".join(key for key in table if key in own)

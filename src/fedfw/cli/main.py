@@ -7,9 +7,15 @@ functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 
 from fedfw._version import __version__
@@ -25,6 +31,7 @@ COMMANDS = {
     "deploy": ("fedfw.cli.deploy", "run on Flower: real processes and encrypted connections"),
     "attack": ("fedfw.cli.attack", "search for the clients' images in what they send, as a curious server could"),
     "bench": ("fedfw.cli.bench", "time rounds beside a loop over clients, hand-batched PyTorch and other frameworks"),
+    "privacy": ("fedfw.cli.privacy", "say what a promise of differential privacy costs: the noise, and eps by rounds"),
     "data": ("fedfw.cli.data", "list, get and show the data sets"),
     "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
     "models": ("fedfw.cli.models", "list the models"),
@@ -49,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else list(arguments)
     # The options before a command, --help and --version, have no values.
     command = next((word for word in typed if not word.startswith("-")), "")
+    python_way, warnings.formatwarning = warnings.formatwarning, partial(_notice, command)
     try:
         options = _parsed(typed, command)
         status: int = options.execute(options)
@@ -58,7 +66,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nfedfw {command}: interrupted", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = python_way
     return status
+
+
+@contextmanager
+def _quick_end(command: str) -> Iterator[None]:
+    """While modules are imported, an interrupt ends the process at once: torch does not survive an exception there."""
+
+    def end(*signal_and_frame: object) -> None:
+        os.write(2, f"\nfedfw {command}: interrupted\n".encode())
+        os._exit(130)
+
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _notice(command: str, message: Warning | str, *where: object) -> str:
+    """A warning as one line that says nothing of source files."""
+    return f"fedfw {command}: note: {message}\n"
 
 
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:
@@ -75,7 +109,8 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     for name, (module_name, help_) in COMMANDS.items():
         own = commands.add_parser(name, help=help_)
         if name == command:
-            module = import_module(module_name)
+            with _quick_end(command):
+                module = import_module(module_name)
             own.description = f"{help_[0].upper()}{help_[1:]}."
             own.set_defaults(execute=module.execute, parser=own)
             module.add_arguments(own)

@@ -10,7 +10,7 @@ from fedfw.report.sets_table import describe_sets, format_sets
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shape of the parameters, and the form of the output."""
-    parser.add_argument("--shape", type=_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
+    parser.add_argument("--shape", type=parse_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -22,7 +22,8 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The shape that a text such as 10x784 stands for."""
     try:
         shape = tuple(int(side) for side in text.split("x"))
     except ValueError:

@@ -7,7 +7,6 @@ import json
 import sys
 import time
 
-from fedfw.cli.bars import progress_bar
 from fedfw.cli.flags import add_file, add_flags, configured
 from fedfw.config import build_problem, completed, constraint_of, load
 from fedfw.rounds.setup import usable_device
@@ -36,13 +35,7 @@ def execute(options: argparse.Namespace) -> int:
     config = completed(config, data)
     problem = build_problem(config, data).to(usable_device(config.device or "cpu"))
     begin = time.monotonic()
-    with progress_bar(options.max_steps, "step") as bar:
-
-        def show(steps: int, value: float, bound: float) -> None:
-            bar.set_postfix_str(f"F* is between {bound:.6f} and {value:.6f}", refresh=False)
-            bar.update(steps - bar.n)
-
-        optimum = solve(problem, constraint_of(config), tol=options.tol, max_steps=options.max_steps, progress=show)
+    optimum = solve(problem, constraint_of(config), tol=options.tol, max_steps=options.max_steps, progress=True)
     test = problem.test(optimum.x)
     found = {
         "value": optimum.value,

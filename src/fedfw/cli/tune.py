@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import io
 import math
 import sys
@@ -20,11 +21,13 @@ from tqdm import tqdm
 from fedfw.cli.flags import add_file, add_flags, configured
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
+from fedfw.parsing import parse_number
 from fedfw.report.tables import aligned
 from fedfw.rounds.files import write_atomically
 from fedfw.tuning import HELD_OUT, RUN_AXES, Trial, Tuning, search, usual_grid
 
 _FOUND = ("rounds", "held_out_loss", "held_out_accuracy", "loss")
+_IDENTITY = "configuration"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by", choices=("loss", "accuracy"), default="loss", help="what is compared on the held-out data [%(default)s]"
     )
     parser.add_argument("--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv")
+    parser.add_argument("--resume", action="store_true", help="keep the finished trials of the table")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -60,25 +64,28 @@ def execute(options: argparse.Namespace) -> int:
         axes = {name.replace("_", "-"): values for name, values in own.items()}
     points = grid_points(config, data, axes)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
-    done: list[Trial] = []
-    with tqdm(total=len(points), file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
+    table = Table(target.with_suffix(".csv"), [trial for _, trial in points], f"{base.to_toml()} {passes}")
+    if options.resume:
+        table.read()
+    with tqdm(total=len(points), initial=table.count, file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
 
         def show(trial: Trial) -> None:
-            done.append(trial)
-            bar.write(f"{len(done)}/{len(points)}  {_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
+            table.add(trial)
+            bar.write(f"{table.count}/{len(points)}  {_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
             bar.update()
 
         try:
-            search(problem, [trial for _, trial in points], passes, show)
+            search(problem, table.missing, passes, show)
         except KeyboardInterrupt:
             bar.close()
-            return _interrupted(done, len(points), target, by)
+            return _interrupted(table, by)
+    done = table.finished
     best = Tuning(done, by).best
     if not math.isfinite(best.rank(by)):
         raise ValueError("no point of the grid gave a finite result: expected a grid with smaller steps")
     chosen = next(config for (config, _), trial in zip(points, done, strict=True) if trial is best)
     write_atomically(target, replace(chosen, rounds=best.rounds).to_toml().encode())
-    _show_table(done, target, by)
+    print(_sorted_table(done, by))
     print(f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by the clients)")
     for key, value in best.choice.items():
         if len(axes[key]) > 2 and value in (axes[key][0], axes[key][-1]):
@@ -108,34 +115,94 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
     return axes
 
 
-def _interrupted(done: Sequence[Trial], total: int, target: Path, by: str) -> int:
-    """Keep what is known of the trials that were finished."""
-    if not done:
+class Table:
+    """The trials of a grid, of which those that are finished stand in a file after each of them.
+
+    Parameters
+    ----------
+    path : Path
+        The file, as CSV, in the order of the grid.
+    points : sequence of Trial
+        All points of the grid.
+    identity : str
+        What the trials depend on beside their choice: only a table of the same is gone on with.
+    """
+
+    def __init__(self, path: Path, points: Sequence[Trial], identity: str) -> None:
+        self.path, self._points = path, points
+        self._identity = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        self._found: dict[str, Trial] = {}
+
+    @property
+    def count(self) -> int:
+        """How many trials are finished."""
+        return len(self._found)
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self._points)
+
+    @property
+    def missing(self) -> list[Trial]:
+        """The trials that are not finished, in the order of the grid."""
+        return [point for point in self._points if _describe(point.choice) not in self._found]
+
+    @property
+    def finished(self) -> list[Trial]:
+        """The trials that are finished, in the order of the grid."""
+        names = (_describe(point.choice) for point in self._points)
+        return [self._found[name] for name in names if name in self._found]
+
+    def add(self, trial: Trial) -> None:
+        """Keep a finished trial, and write the file."""
+        self._found[_describe(trial.choice)] = trial
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [*trial.choice, *_FOUND, _IDENTITY])
+        writer.writeheader()
+        for one in self.finished:
+            found = {name: getattr(one, name) for name in _FOUND}
+            writer.writerow(one.choice | found | {_IDENTITY: self._identity})
+        write_atomically(self.path, text.getvalue().encode())
+
+    def read(self) -> None:
+        """Take over the finished trials of the file, which must be of the same configuration and grid."""
+        if not self.path.exists():
+            raise ValueError(f"--resume: there is no {self.path} with finished trials")
+        points = {_describe(point.choice): point for point in self._points}
+        for row in csv.DictReader(self.path.read_text().splitlines()):
+            own = {name: value for name, value in row.items() if name not in (*_FOUND, _IDENTITY)}
+            point = points.get(_describe(own))
+            if point is None or row.get(_IDENTITY) != self._identity:
+                raise ValueError(
+                    f"--resume: {self.path} holds trials of another grid or configuration than this command's"
+                )
+            values: dict[str, Any] = {name: parse_number(row[name]) if row[name] else None for name in _FOUND}
+            options = replace(point.options, rounds=values.pop("rounds"))
+            self._found[_describe(own)] = replace(point, options=options, **values)
+
+
+def _interrupted(table: Table, by: str) -> int:
+    """Say what is known of the trials that were finished, and how to go on."""
+    if not table.count:
         print("\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr)
         return 130
-    table = _show_table(done, target, by)
+    print(_sorted_table(table.finished, by))
     print(
-        f"\nfedfw tune: interrupted; the {len(done)} of {total} trials that were finished are in {table}",
+        f"\nfedfw tune: interrupted; the {table.count} of {table.total} trials that were finished are in {table.path}; "
+        "the same command with --resume runs the others",
         file=sys.stderr,
     )
     return 130
 
 
-def _show_table(trials: Sequence[Trial], target: Path, by: str) -> Path:
-    """Print the trials, the best first, and write them as .csv in the order of the grid."""
+def _sorted_table(trials: Sequence[Trial], by: str) -> str:
+    """The trials, the best first."""
     rows = [
         (_describe(trial.choice), str(trial.rounds), _outcome(trial))
         for trial in sorted(trials, key=lambda trial: trial.rank(by))
     ]
-    print(aligned([("choice", "rounds", "result"), *rows]))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*trials[0].choice, *_FOUND])
-    writer.writeheader()
-    for trial in trials:
-        writer.writerow(trial.choice | {name: getattr(trial, name) for name in _FOUND})
-    table = target.with_suffix(".csv")
-    write_atomically(table, text.getvalue().encode())
-    return table
+    return aligned([("choice", "rounds", "result"), *rows])
 
 
 def _describe(choice: Mapping[str, Any]) -> str:

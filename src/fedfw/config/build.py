@@ -9,7 +9,8 @@ from typing import Any
 
 from fedfw.algorithms.base import Algorithm
 from fedfw.config.run_config import RunConfig, algorithm_class, algorithm_options, merge, owners, run_options
-from fedfw.data import DATASETS, Data, data_folder, load_data
+from fedfw.data import Data, data_folder, load_data
+from fedfw.data.datasets import find_dataset
 from fedfw.models import MODELS
 from fedfw.options import nearest, options_of
 from fedfw.presets import make_problem, usual_model, usual_partition
@@ -24,17 +25,16 @@ FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
 
 def load(config: RunConfig) -> Data:
     """The data set of a configuration."""
-    data_dir = None if config.data_dir is None else Path(config.data_dir)
-    return load_data(config.dataset, data_dir, config.clients, config.seed)
+    return load_data(config.dataset, config.data_dir, config.clients, config.seed)
 
 
 def rooted(config: RunConfig) -> RunConfig:
     """The same with absolute paths, so that a run goes on from any folder."""
-    name, _, argument = config.dataset.partition(":")
-    if DATASETS[name].reads_path:
-        return replace(config, dataset=f"{name}:{Path(argument).expanduser().absolute()}")
+    entry, argument = find_dataset(config.dataset)
+    if entry.reads_path:
+        return replace(config, dataset=f"{entry.name}:{Path(argument).expanduser().absolute()}")
     folder = data_folder(None if config.data_dir is None else Path(config.data_dir))
-    return replace(config, data_dir=str(folder.absolute())) if DATASETS[name].folder else config
+    return replace(config, data_dir=str(folder.absolute())) if entry.folder else config
 
 
 def completed(config: RunConfig, data: Data) -> RunConfig:
@@ -48,8 +48,10 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
         config = config.having(algorithm=FIRST_CHOICE, momentum=momentum)
     assert config.algorithm is not None
     algorithm = algorithm_class(config.algorithm)
+    config = replace(config, algorithm=algorithm.name)
     _refuse_foreign_options(config, algorithm)
-    model, partition = config.model or usual_model(data), config.partition or usual_partition(data)
+    model = (config.model or usual_model(data)).lower()
+    partition = config.partition or usual_partition(data, config.clients)
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}{nearest(model, MODELS)}, expected one of {', '.join(MODELS)}")
     config = replace(config, model=model, partition=partition)

@@ -133,12 +133,11 @@ def all_options() -> dict[str, Option]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """An algorithm by its name; an unknown one is refused with the nearest that there is."""
-    if name not in ALGORITHMS:
-        raise ValueError(
-            f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}, expected one of {', '.join(ALGORITHMS)}"
-        )
-    return ALGORITHMS[name]
+    """An algorithm by its name, in small or capital letters; an unknown one is refused with the nearest there is."""
+    if name.lower() not in ALGORITHMS:
+        close = nearest(name.lower(), ALGORITHMS)
+        raise ValueError(f"unknown algorithm {name!r}{close}, expected one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name.lower()]
 
 
 # --- reading ---
@@ -152,6 +151,8 @@ def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig
         if key not in known:
             raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}")
         changes[known[key].name] = known[key].parse(value, source)
+    if changes.get("participation") == 1:
+        changes["participation"] = 1.0  # as a text, 1 is the share of clients that take part: everyone
     return config.having(**changes)
 
 

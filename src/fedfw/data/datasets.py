@@ -19,6 +19,7 @@ from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
 from fedfw.data.sources import CIFAR10_FILES, IDX_FILES
 from fedfw.data.sparse import SAMPLES, load_sparse
 from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
+from fedfw.options import nearest
 
 
 @dataclass(frozen=True)
@@ -200,28 +201,48 @@ DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 """Every data set by its name (the part before the colon)."""
 
 
-def load_data(name: str, data_dir: Path | None = None, clients: int = 10, seed: int = 0) -> Data:
+def find_dataset(name: str) -> tuple[Dataset, str]:
+    """The entry of a data set and what follows the colon; capital letters in the name do not matter."""
+    base, _, argument = name.partition(":")
+    if base.lower() not in DATASETS:
+        close = nearest(base.lower(), DATASETS)
+        raise ValueError(f"unknown dataset {base!r}{close}, expected one of {', '.join(DATASETS)}")
+    return DATASETS[base.lower()], argument
+
+
+def load_data(name: str, data_dir: str | Path | None = None, clients: int = 10, seed: int = 0) -> Data:
     """A data set by its name.
 
     Parameters
     ----------
-    name
-        A key of `DATASETS`; some take an argument after a colon, as in ``synthetic:1,1``.
-    data_dir
-        The folder of all data sets, see `data_folder`.
-    clients
+    name : str
+        A name of ``fedfw data list``; some take an argument after a colon, as in ``synthetic:1,1``.
+    data_dir : path, optional
+        The folder of all data sets; by default ``$FEDFW_DATA``, or a cache in your home.
+    clients : int
         How many clients the synthetic data are drawn for; others do not look at it.
-    seed
+    seed : int
         Fixes the synthetic data and which ratings are for testing; others do not look at it.
+
+    Returns
+    -------
+    Data
+        ``train`` and ``test`` have ``inputs`` (samples, ...) and ``targets`` (samples,) each; ``classes`` is the number
+        of classes.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> data = fedfw.load_data("digits")
+    >>> data.train.inputs.shape, data.classes
+    (torch.Size([1437, 1, 8, 8]), 10)
     """
-    base, _, argument = name.partition(":")
-    if base not in DATASETS:
-        raise ValueError(f"unknown dataset {base!r}, expected one of {', '.join(DATASETS)}")
-    entry = DATASETS[base]
+    data_dir = None if data_dir is None else Path(data_dir)
+    entry, argument = find_dataset(name)
     if argument and not entry.argument:
-        raise ValueError(f"{name!r}: {base} takes no argument")
+        raise ValueError(f"{name!r}: {entry.name} takes no argument")
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed={seed}, expected a whole number of at least 0 (and below 2^63)")
-    return entry.load(Request(base, argument, entry.find(data_dir), data_dir, clients, seed))
+    return entry.load(Request(entry.name, argument, entry.find(data_dir), data_dir, clients, seed))

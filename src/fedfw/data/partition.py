@@ -12,19 +12,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.data.base import Part
+from fedfw.data.base import Data, Part
 from fedfw.data.folder import MissingDataError
+from fedfw.options import nearest
 
 OWNERS = ("writer", "user", "client", "speaker")
 RULES = ("iid", "labels:K", "labels:K,unequal", "dirichlet:ALPHA", *OWNERS)
 
 
-def partition(rule: str, data: Part, clients: int, classes: int | None, seed: int) -> list[Tensor]:
-    """Sample numbers of each client; no sample is given twice, and none is left out but those of unheld labels.
+def partition(
+    partition: str, data: Data | Part, clients: int = 10, classes: int | None = None, seed: int = 0
+) -> list[Tensor]:
+    """Divide a data set among clients.
 
     Parameters
     ----------
-    rule
+    partition : str
         ``iid``: shuffled and dealt out evenly.
 
         ``labels:k``: client i holds labels i, ..., i+k-1 modulo the classes; each label's samples are shuffled and
@@ -39,9 +42,36 @@ def partition(rule: str, data: Part, clients: int, classes: int | None, seed: in
         ``writer``, ``user``, ``client``, ``speaker``: whole natural owners. As many clients as owners: client i is the
         owner with the i-th smallest id. Fewer: owners go, largest first (equal ones in random order), to the client
         that has the fewest samples.
-    classes
-        Targets are in 0 .. classes - 1, or None where they are numbers.
+    data : Data or Part
+        What `fedfw.load_data` gave, of which the training samples are divided; or samples alone.
+    clients : int
+        How many clients there are.
+    classes : int, optional
+        Targets are in 0 .. classes - 1; None where they are numbers. A `Data` knows it.
+    seed : int
+        Fixes what is drawn.
+
+    Returns
+    -------
+    list of Tensor
+        The numbers of each client's samples, (samples,) each. No sample is given twice, and none is left out but those
+        of labels that nobody holds.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown or does not go with the data, or a client would have no samples.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> parts = fedfw.partition("labels:3", fedfw.load_data("digits"), clients=10)
+    >>> len(parts), sum(map(len, parts))
+    (10, 1437)
     """
+    rule = partition.lower()
+    if isinstance(data, Data):
+        classes, data = data.classes, data.train
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
     if rule == "iid":
@@ -81,7 +111,9 @@ def _by_class(rule: str, labels: Tensor, clients: int, classes: int | None, seed
         if name == "dirichlet" and alpha:
             return _by_dirichlet(labels, clients, classes, alpha, seed)
     limits = f"K from 1 to {classes or 'the number of classes'}, ALPHA above 0 and at most 1e6"
-    raise ValueError(f"unknown partition {rule!r}, expected one of {', '.join(RULES)} ({limits})")
+    known = ("iid", "labels", "dirichlet", *OWNERS)
+    close = "" if name in known else nearest(name, known)
+    raise ValueError(f"unknown partition {rule!r}{close}, expected one of {', '.join(RULES)} ({limits})")
 
 
 def _alpha(text: str) -> float | None:

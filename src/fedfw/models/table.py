@@ -15,6 +15,7 @@ from fedfw.data import Data
 from fedfw.models import images, linear, lipschitz
 from fedfw.models.kinds import ModelKind
 from fedfw.models.transformer import transformer
+from fedfw.options import nearest
 from fedfw.problems.known_losses import ScaledCrossEntropy
 
 MODELS: dict[str, ModelKind] = {
@@ -71,7 +72,7 @@ def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None 
         Sizes such as ``{"width": 64}`` in the place of the model's own; those that it does not have are refused.
     """
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}, expected one of {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}{nearest(name, MODELS)}, expected one of {', '.join(MODELS)}")
     for key, value in (size or {}).items():
         if key not in MODELS[name].sizes:
             owners = ", ".join(owner for owner, kind in MODELS.items() if key in kind.sizes)

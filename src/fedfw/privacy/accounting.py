@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from fedfw.errors import missing_extra
+
 _LITTLE_NOISE = 0.15
 _FINE = 1e-3
 """Grid of privacy loss distributions; they err on the safe side."""
@@ -16,7 +18,7 @@ def _library() -> Any:
     try:
         import dp_accounting  # type: ignore[import-untyped]
     except ImportError:
-        raise ImportError("privacy needs dp-accounting: pip install 'fedfw[privacy]'") from None
+        raise missing_extra("privacy", "dp-accounting", "privacy") from None
     return dp_accounting
 
 

@@ -94,11 +94,15 @@ class PrivacyPlan:
                 raise ValueError(f"noise={noise:g}: one round would spend eps {spent:.3g}, more than {privacy.eps:g}")
         return cls(privacy, mechanism, accountant, noise, local_steps, batch_size, most)
 
-    def __str__(self) -> str:
-        how = {GaussianNoise: "Gaussian noise on gradients", Corners: "noisy signs"}.get(
+    @property
+    def how(self) -> str:
+        """Where the noise goes, in words."""
+        return {GaussianNoise: "Gaussian noise on gradients", Corners: "noisy signs"}.get(
             type(self.mechanism), "private choice of vertices"
         )
-        return f"{self.privacy}; {how}, noise multiplier {self.noise:.3g}"
+
+    def __str__(self) -> str:
+        return f"{self.privacy}; {self.how}, noise multiplier {self.noise:.3g}"
 
     def epsilon(self, rounds: int) -> float:
         """What a client that took part in so many rounds has spent."""

@@ -2,6 +2,7 @@
 
 from fedfw.problems.base import ClientLosses, WeightedGradient
 from fedfw.problems.completion import MatrixCompletion
+from fedfw.problems.model_fixes import batch_norm_to_group_norm
 from fedfw.problems.problem import Problem
 
-__all__ = ["ClientLosses", "MatrixCompletion", "Problem", "WeightedGradient"]
+__all__ = ["ClientLosses", "MatrixCompletion", "Problem", "WeightedGradient", "batch_norm_to_group_norm"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.stacks import Samples
@@ -158,10 +159,12 @@ def refuse_state(model: nn.Module) -> None:
                 "call model.eval() or set its p to 0"
             )
         if getattr(module, "track_running_stats", False):
+            fix = ": fedfw.batch_norm_to_group_norm(model) does that" if isinstance(module, _BatchNorm) else ""
             raise ValueError(
-                f"module {name!r} keeps running statistics (BatchNorm): they are no parameters, so no constraint and "
-                "no atom would carry them between clients. Use GroupNorm or LayerNorm. With track_running_stats=False "
-                "it works on all of a client's samples together, and then without batch_size and privacy"
+                f"module {name!r} keeps running statistics ({type(module).__name__}): they are no parameters, so no "
+                f"constraint and no atom would carry them between clients. Use GroupNorm or LayerNorm{fix}. With "
+                "track_running_stats=False it works on all of a client's samples together, and then without batch_size "
+                "and privacy"
             )
         for tensor, value in vars(module).items():
             if isinstance(value, Tensor) and {f"{tensor}_orig", f"{tensor}_g"} & module._parameters.keys():

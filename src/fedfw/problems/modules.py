@@ -98,6 +98,11 @@ class ModuleLosses(ClientLosses):
         stacks = stack_clients(clients, may_pad=known is not None and per == "sample")
         return cls(model, loss, shapes, stacks, sizes, known, per)
 
+    def __reduce__(self) -> tuple[type[ModuleLosses], tuple[Any, ...]]:
+        # The functions that vmap made cannot be pickled: the copy makes its own.
+        made_from = (self._model, self._loss, self._shapes, self._stacks, self.sizes, self._known, self.per)
+        return ModuleLosses, made_from
+
     def data(self) -> Iterator[Tensor]:
         return samples_of(self._stacks)
 

@@ -15,6 +15,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.errors import NonFiniteError
+from fedfw.notebook import html_card
 from fedfw.problems.base import ClientLosses, Shapes, Test, WeightedGradient, normalised_weights
 from fedfw.problems.checks import (
     fit_targets,
@@ -34,6 +35,7 @@ from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unfla
 from fedfw.problems.regularised import RegularisedLosses
 from fedfw.problems.stacks import Stack
 from fedfw.sets.base import ConstraintSet, shapes_of
+from fedfw.sets.registry import as_set
 
 _EVALUATION_CHUNK = 8192
 
@@ -74,6 +76,8 @@ class Problem:
     >>> problem = fedfw.Problem(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, clients)
     >>> problem.n, len(problem.start), problem.convex
     (5, 15, True)
+    >>> problem
+    Problem(Linear model, 5 clients, 100 training samples, 15 parameters, convex losses)
 
     A loss that compares the samples of a client with each other:
 
@@ -213,6 +217,26 @@ class Problem:
         """Number of clients."""
         return self.losses.n
 
+    def __repr__(self) -> str:
+        return f"Problem({', '.join(f'{value} {name}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_card("Problem", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """What is worth knowing of the problem, in words."""
+        sizes = self.losses.sizes
+        test = None if self.test_data is None else f"{len(self.test_data[0]):,}"
+        known = {
+            "model": None if isinstance(self.model, nn.ParameterDict) else type(self.model).__name__,
+            "clients": f"{self.n:,}",
+            "training samples": None if sizes is None else f"{int(sizes.sum()):,}",
+            "test samples": test,
+            "parameters": f"{self.start.numel():,}",
+            "losses": {True: "convex", False: "non-convex", None: "possibly non-convex"}[self.convex],
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
     def to(self, device: torch.device) -> Problem:
         """The same problem with its data on ``device``."""
         moved = copy.copy(self)
@@ -223,12 +247,21 @@ class Problem:
         return moved
 
     def bind(self, constraint: Any) -> ConstraintSet:
-        """The constraint on the flat vector of this problem's parameters."""
-        bound: ConstraintSet = constraint.bind(self.model)
+        """The constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat vector of the parameters."""
+        bound: ConstraintSet = as_set(constraint).bind(self.model)
         return bound
 
+    def shaped(self, x: Tensor) -> Tensor:
+        """A flat point (p,) in the shape of the parameter where the model is one matrix, else as it is."""
+        (shape, *others) = self.shapes.values()
+        return x.reshape(shape) if not others and len(shape) > 1 else x
+
     def value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[float, Tensor]:
-        """F and its gradient (p,) at one point x (p,); ``exact`` asks for float64 whatever the data are in."""
+        """F and its gradient at one point x, flat (p,) or in the parameter's shape, in which the gradient then is, too.
+
+        ``exact`` asks for float64 whatever the data are in.
+        """
+        shape, x = x.shape, x.flatten()
         who = self.losses.everyone(x.device)
         weights = self.weights.to(torch.float64 if exact else x.dtype)
         oracle = WeightedGradient(self.losses, weights, who, lambda: None, round_)
@@ -237,7 +270,7 @@ class Problem:
         if not bool(gradient.isfinite().all()):
             clients = (~gradients.isfinite().all(1)).nonzero().flatten().tolist()
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
-        return float(values.double().sum()), gradient
+        return float(values.double().sum()), gradient.reshape(shape)
 
     def works_in_float64(self) -> bool:
         """Whether losses and gradients can be worked out in float64, which is found by a trial at the start."""
@@ -250,9 +283,9 @@ class Problem:
         return all(result.dtype is torch.float64 for result in tried)
 
     def value(self, x: Tensor) -> float:
-        """F at one point x (p,)."""
+        """F at one point x, flat (p,) or in the parameter's shape."""
         who = self.losses.everyone(x.device)
-        return float((self.losses.value(x.expand(self.n, -1), who).double() * self.weights).sum())
+        return float((self.losses.value(x.flatten().expand(self.n, -1), who).double() * self.weights).sum())
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
@@ -263,9 +296,13 @@ class Problem:
         return self._smoothness[0]
 
     def test(self, x: Tensor) -> Test:
-        """Loss and accuracy on the test data at x (p,); accuracy where targets are classes or answers yes or no."""
+        """Loss and accuracy on the test data at x, flat (p,) or in the parameter's shape.
+
+        There is an accuracy where targets are classes or answers yes or no.
+        """
         if self.test_data is None:
             return Test(None, None)
+        x = x.flatten()
         inputs, targets = self.test_data
         known, loss = self._known, self._known or self.loss
         ignored = None if known is None else known.ignored
@@ -295,9 +332,9 @@ class Problem:
 
 
 def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of a model with parameters x (p,)."""
+    """A copy of a model with parameters x, flat (p,) or in the shape of its only one."""
     model = copy.deepcopy(model)
-    values = unflatten(x.detach(), shapes_of(model))
+    values = unflatten(x.detach().flatten(), shapes_of(model))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in values:

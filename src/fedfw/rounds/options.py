@@ -33,7 +33,7 @@ class Options:
     participation: Annotated[
         int | float | Sequence[float] | torch.Tensor | np.ndarray[Any, Any] | Callable[[int], Sequence[int]],
         option(
-            "probability that a client takes part (0.5), or how many do (5)",
+            "probability that a client takes part (0.5), or how many do (5); 1 is everyone",
             expected="a probability, a number of clients, one probability a client, or a function t -> clients",
         ),
     ] = 1.0

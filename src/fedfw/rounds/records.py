@@ -9,7 +9,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
+from fedfw.notebook import html_rows
+from fedfw.options import nearest
 from fedfw.rounds.files import write_atomically
+
+_SHOWN = ("round", "loss", "accuracy", "gap", "lower_bound", "bytes_up", "bytes_down")
+_MOST_ROWS = 10
+"""Rounds of a history that a notebook shows: the first and the last ones."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,8 @@ class History(Sequence[Record]):
     Examples
     --------
     >>> history = History([Record(round=1, loss=0.5, bytes_up=3), Record(round=2, bytes_up=4)])
-    >>> history.last("loss"), history.total("bytes_up")
-    (0.5, 7.0)
+    >>> history["loss"], history.last("loss"), history.total("bytes_up")
+    ([0.5, None], 0.5, 7)
     """
 
     def __init__(self, records: Sequence[Record] = ()) -> None:
@@ -103,8 +109,23 @@ class History(Sequence[Record]):
     def __getitem__(self, index: int) -> Record: ...
     @overload
     def __getitem__(self, index: slice) -> History: ...
-    def __getitem__(self, index: int | slice) -> Record | History:
+    @overload
+    def __getitem__(self, index: str) -> list[Any]: ...
+    def __getitem__(self, index: int | slice | str) -> Record | History | list[Any]:
+        """The record of a round by its place, several of them as a history, or a column by its name."""
+        if isinstance(index, str):
+            return self._column(index)
         return History(self._records[index]) if isinstance(index, slice) else self._records[index]
+
+    def _column(self, name: str) -> list[Any]:
+        known = self._columns()
+        if name not in known:
+            raise KeyError(f"no column {name!r}{nearest(name, known)}, expected one of {', '.join(known)}")
+        return [getattr(record, name) for record in self._records]
+
+    def _columns(self) -> list[str]:
+        kind = type(self._records[0]) if self._records else Record
+        return [f.name for f in fields(kind)]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -113,7 +134,18 @@ class History(Sequence[Record]):
         return iter(self._records)
 
     def __repr__(self) -> str:
-        return f"History({len(self)} rounds)"
+        values = ((name, self.last(name)) for name in ("loss", "accuracy", "gap"))
+        shown = "".join(f", {name} {value:.4g}" for name, value in values if value is not None)
+        return f"History({len(self)} rounds{shown})"
+
+    def _repr_html_(self) -> str:
+        half = _MOST_ROWS // 2
+        chosen = self._records if len(self) <= _MOST_ROWS else [*self._records[:half], *self._records[-half:]]
+        names = [name for name in _SHOWN if any(getattr(record, name) is not None for record in chosen)]
+        rows = [[_short(getattr(record, name)) for name in names] for record in chosen]
+        if len(chosen) < len(self):
+            rows.insert(half, ["..." for _ in names])
+        return html_rows(f"History of {len(self)} rounds", names, rows)
 
     def append(self, record: Record) -> None:
         self._records.append(record)
@@ -127,13 +159,42 @@ class History(Sequence[Record]):
         """The latest value of a column that was evaluated, or None."""
         return next((value for r in reversed(self._records) if (value := getattr(r, name)) is not None), None)
 
-    def total(self, name: str) -> float:
-        """The sum of a column."""
-        return float(sum(getattr(r, name) for r in self._records))
+    def total(self, name: str) -> int | float:
+        """The sum of a column over the rounds in which it is known; whole numbers give a whole number."""
+        known: list[int | float] = [value for value in self._column(name) if value is not None]
+        return sum(known)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Columns by name."""
         return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
+
+    def to_frame(self) -> Any:
+        """The history as a `pandas.DataFrame`: a row a round, with the round as index.
+
+        What was not evaluated is missing. Whole numbers stay whole numbers, and the parts of ``seconds`` and
+        ``certified`` get columns of their own, as in `to_csv`.
+
+        Returns
+        -------
+        pandas.DataFrame
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed; nothing else here needs it.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError(
+                "History.to_frame makes a pandas.DataFrame, and pandas is not installed: pip install pandas, or take "
+                "History.to_dict, which needs nothing"
+            ) from None
+        rows = [_flat(asdict(record)) for record in self._records]
+        names = list(dict.fromkeys([*_flat(asdict(Record(round=0))), *(name for row in rows for name in row)]))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        series = {name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()}
+        return pandas.DataFrame(series).set_index("round")
 
     def to_csv(self, path: str | Path) -> None:
         """One row a round; the parts of ``seconds`` and ``certified`` get columns of their own."""
@@ -170,6 +231,19 @@ def read_history(path: Path, kind: type[Record] = Record) -> History:
         return History.from_jsonl(path.read_text(encoding="utf-8"), kind)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, expected a record of a round in each line: {error}") from None
+
+
+def _short(value: Any) -> Any:
+    """A value of a record for a table: numbers to four digits, whole numbers as they are."""
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _dtype(values: Sequence[Any]) -> str | None:
+    """The pandas type of a column, where pandas would make floats of whole numbers or objects of missing numbers."""
+    known = [value for value in values if value is not None]
+    if known and all(isinstance(value, int) for value in known):
+        return "int64" if len(known) == len(values) else "Int64"
+    return "float64" if all(isinstance(value, float) for value in known) else None
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

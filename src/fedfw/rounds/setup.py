@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -32,13 +33,20 @@ def usable_device(wanted: str | torch.device) -> torch.device:
 
 
 def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
-    """The given parameters (p,) when they lie in the set, else their projection."""
+    """The given parameters (p,) when they lie in the set, else their projection, with a notice."""
     if constraint.contains(start):
         return start
     try:
-        return constraint.project(start)
+        nearest = constraint.project(start)
     except NoProjectionError as error:
         raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
+    moved, norm = float((nearest - start).double().norm()), float(start.double().norm())
+    warnings.warn(
+        f"the model's parameters lie outside of the constraint set, so the run begins at the nearest point of the set: "
+        f"they were moved by {moved:.3g} (their norm was {norm:.3g})",
+        stacklevel=3,
+    )
+    return nearest
 
 
 class StartingGradients:
@@ -135,14 +143,14 @@ def refuse_telling(algorithm: Algorithm, options: Options) -> None:
 class Certificate(StrEnum):
     """What the lower bound on the optimum rests on, or why there is none."""
 
-    EVERY_ROUND = "valid: from every round's oracle answers and from F - gap at evaluations"
-    AT_EVALUATIONS = "from F - gap at evaluations only"
-    AVERAGED = "from F - gap at evaluations only: averaged gradients prove nothing"
-    MINIBATCHES = "from F - gap at evaluations only: minibatch gradients prove nothing"
-    NOT_CONVEX = "not valid: the losses are not known to be convex"
-    ONLY_FLOAT32 = "not valid: the losses cannot be worked out in float64, and float32 rounds too much for a proof"
-    NOT_COUNTED = "none: nobody sums over all clients"
-    PRIVATE = "none: it would reveal the data"
+    EVERY_ROUND = "the bound comes from what clients sent in every round, and from loss - gap at evaluations"
+    AT_EVALUATIONS = "the bound comes from loss - gap at evaluations"
+    AVERAGED = "the bound comes from loss - gap at evaluations, because clients step along averaged gradients"
+    MINIBATCHES = "the bound comes from loss - gap at evaluations, because clients step along minibatch gradients"
+    NOT_CONVEX = "none, because the losses are not known to be convex"
+    ONLY_FLOAT32 = "none, because the losses cannot be worked out in float64, and float32 rounds too much for a proof"
+    NOT_COUNTED = "none, because nobody sums over all clients"
+    PRIVATE = "none, because it would reveal the data"
 
     @property
     def proves(self) -> bool:

@@ -16,6 +16,7 @@ from fedfw.atoms.mixture import mixture_readers
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.stacks import check_finite
+from fedfw.notebook import html_card
 
 Shape = tuple[int, ...]
 """The shape of one parameter."""
@@ -579,6 +580,12 @@ class ConstraintSet(ABC):
         return bind_to_model(self, shapes_of(parameters))
 
     # --- helpers ---
+
+    def _repr_html_(self) -> str:
+        """The set in a notebook: its definition, and what its oracle and its projection cost."""
+        facts = {"set": self.summary or None, "oracle": self.oracle_cost, "projection": self.projection_cost}
+        shape = "polytope" if self.is_polytope else "strongly convex" if self.strongly_convex else None
+        return html_card(repr(self), facts | {"geometry": shape})
 
     def __eq__(self, other: object) -> bool:
         """Whether ``other`` is a set of the same class with equal parameters."""

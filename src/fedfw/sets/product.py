@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, ReadAtom, Rearranged, TupleAtom
 from fedfw.atoms.composite import split_columns
+from fedfw.notebook import html_card
 from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, shapes_of
 
 
@@ -27,9 +28,9 @@ class Product:
 
     Parameters
     ----------
-    sets : mapping from str to ConstraintSet
-        Sets by parameter name. A name may contain wildcards (``*``, ``?``, ``[...]``); each parameter takes the first
-        name that matches it, so a final ``"*"`` covers the parameters that are left.
+    sets : mapping from str to ConstraintSet or str
+        Sets by parameter name, or texts such as ``"l1:10"``. A name may contain wildcards (``*``, ``?``, ``[...]``);
+        each parameter takes the first name that matches it, so a final ``"*"`` covers the parameters that are left.
 
     Raises
     ------
@@ -55,16 +56,23 @@ class Product:
 
     name: ClassVar[str] = "product"
 
-    def __init__(self, sets: Mapping[str, ConstraintSet]) -> None:
+    def __init__(self, sets: Mapping[str, ConstraintSet | str]) -> None:
+        from fedfw.sets.registry import parse_set  # imported here because that module imports this one
+
         if not sets:
             raise ValueError("Product: expected at least one name with a set, got none")
-        for pattern, part in sets.items():
+        self.sets: dict[str, ConstraintSet] = {}
+        for pattern, wanted in sets.items():
+            part = parse_set(wanted) if isinstance(wanted, str) else wanted
             if not isinstance(part, ConstraintSet):
                 raise TypeError(f"Product: {pattern!r} has {part!r}, expected a constraint set")
-        self.sets = dict(sets)
+            self.sets[pattern] = part
 
     def __repr__(self) -> str:
         return f"Product({self.sets!r})"
+
+    def _repr_html_(self) -> str:
+        return html_card("Product", self.sets)
 
     def bind(self, parameters: nn.Module | Shapes) -> BoundProduct:
         """The product as a constraint set on the flat vector of a model's parameters.

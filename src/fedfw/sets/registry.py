@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
+from fedfw.options import nearest
 from fedfw.parsing import parse_number
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
 from fedfw.sets.layers import LayerBalls
@@ -94,8 +96,8 @@ def parse_set(text: str) -> ConstraintSet:
     Parameters
     ----------
     text : str
-        The name of a set, a colon, and its parameters separated by commas, in order or as ``name=value``. A set without
-        parameters, such as ``birkhoff``, has no colon.
+        The name of a set in small or capital letters, a colon, and its parameters separated by commas, in order or as
+        ``name=value``. A set without parameters, such as ``birkhoff``, has no colon.
 
     Returns
     -------
@@ -111,16 +113,17 @@ def parse_set(text: str) -> ConstraintSet:
     Examples
     --------
     >>> import torch, fedfw
-    >>> fedfw.parse_set("l1:10")
-    L1Ball(r=10)
+    >>> fedfw.parse_set("l1:10"), fedfw.parse_set("L1:10")
+    (L1Ball(r=10), L1Ball(r=10))
     >>> fedfw.parse_set("ksparse:k=79,r=1"), fedfw.parse_set("box:lo=-1,hi=1")
     (KSparse(k=79, r=1), Box(lo=-1, hi=1))
     >>> fedfw.parse_set("group:10,columns")
     GroupBall(r=10, groups='columns')
     """
-    name, _, arguments = text.partition(":")
+    given, _, arguments = text.partition(":")
+    name = given.lower()
     if name not in SETS:
-        raise ValueError(f"unknown constraint set {name!r}, expected one of {', '.join(SETS)}")
+        raise ValueError(f"unknown constraint set {given!r}{nearest(name, SETS)}, expected one of {', '.join(SETS)}")
     cls = SETS[name].cls
     known = parameters_of(cls)
     if cls in (Hull, Polytope):
@@ -140,3 +143,36 @@ def parse_set(text: str) -> ConstraintSet:
         missing = ", ".join(parameter for parameter in known if parameter not in values)
         problem = f"{name} also needs {missing}" if missing else f"expected numbers for {', '.join(known)}"
         raise ValueError(f"{text!r}: {problem}") from None
+
+
+def as_set(wanted: Any) -> Any:
+    """A set or a `Product` as it is, and the set that a text stands for; everything else is refused.
+
+    Parameters
+    ----------
+    wanted : ConstraintSet, Product or str
+        What a caller gave where a set is wanted.
+
+    Returns
+    -------
+    ConstraintSet or Product
+
+    Raises
+    ------
+    TypeError
+        If it is no set, no product and no text.
+    ValueError
+        If `parse_set` refuses the text.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> from fedfw.sets.registry import as_set
+    >>> as_set("l2:3"), as_set(fedfw.L2Ball(3))
+    (L2Ball(r=3), L2Ball(r=3))
+    """
+    if isinstance(wanted, str):
+        return parse_set(wanted)
+    if not hasattr(wanted, "bind"):
+        raise TypeError(f"constraint={wanted!r}, expected a constraint set or a Product, or text such as 'l1:10'")
+    return wanted

@@ -2,8 +2,20 @@
 
 from fedfw.rounds.options import Options
 from fedfw.rounds.records import History, Record
-from fedfw.simulation.callbacks import Callback, StopRun
+from fedfw.simulation.callbacks import Callback, CSVLogger, MLflowLogger, StopRun, TensorBoardLogger
 from fedfw.simulation.result import Run
 from fedfw.simulation.simulator import Simulation, simulate
 
-__all__ = ["Callback", "History", "Options", "Record", "Run", "Simulation", "StopRun", "simulate"]
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "History",
+    "MLflowLogger",
+    "Options",
+    "Record",
+    "Run",
+    "Simulation",
+    "StopRun",
+    "TensorBoardLogger",
+    "simulate",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedfw.options import declare_keywords, refuse_unknown
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
+from fedfw.report.bars import refuse_strange
 from fedfw.rounds.coordinator import Coordinator, Rows
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import RunFolder
@@ -40,6 +41,7 @@ from fedfw.simulation.callbacks.budget import Budget
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.early_stop import EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
+from fedfw.simulation.callbacks.progress import Progress
 from fedfw.simulation.groups import constraint_groups
 from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions
 from fedfw.simulation.result import Run
@@ -54,6 +56,7 @@ def simulate(
     algorithm: Algorithm,
     *,
     callbacks: Callbacks = (),
+    progress: bool | Callable[[Record], Any] = False,
     out: str | Path | None = None,
     resume: bool = False,
     **options: Any,
@@ -69,6 +72,8 @@ def simulate(
     callbacks : callable, Callback, or a sequence of them
         A function is called after every round with the `Simulation`; it ends the run by returning True or raising
         `StopRun`. A `fedfw.simulation.Callback` has more to say.
+    progress : bool or callable
+        True shows how the run gets on; a function is called with the `Record` of every round.
     out : path, optional
         A folder for history, model, plots and checkpoints; it must not hold a run yet, unless ``resume``.
     resume : bool
@@ -92,11 +97,13 @@ def simulate(
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))")
-    refuse_unknown("simulate", options, Options, own=("callbacks", "out", "resume"))
+    refuse_unknown("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
+    refuse_strange(progress)
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None else RunFolder(Path(out), resume)
-    return Simulation(problem, algorithm, Options(**options), folder=folder, callbacks=callbacks).run()
+    watched = [*_listed(callbacks), *_watchers(progress)]
+    return Simulation(problem, algorithm, Options(**options), folder=folder, callbacks=watched).run()
 
 
 class Simulation:
@@ -252,8 +259,8 @@ class Simulation:
             problem=self.problem,
             algorithm=self.algorithm,
             plan=self.plan,
-            x=self.xbar,
-            feasible=self.feasible(),
+            x=self.problem.shaped(self.xbar),
+            feasible=self.problem.shaped(self.feasible()),
             history=self.history,
             lower_bound=self.best_bound,
             certificate=self.certificate,
@@ -396,13 +403,7 @@ class Simulation:
 
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
         """What every run has, around what the user asked for."""
-        given = (
-            [wanted] if isinstance(wanted, Callback) or callable(wanted) or not isinstance(wanted, Sequence) else wanted
-        )
-        strange = [one for one in given if not (isinstance(one, Callback) or callable(one))]
-        if strange:
-            raise TypeError(f"callbacks={strange[0]!r}, expected a function, a Callback, or a sequence of them")
-        own = [one if isinstance(one, Callback) else AfterRound(one) for one in given]
+        own = _listed(wanted)
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
         stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
         # A private run keeps every round: what it has spent must not be forgotten.
@@ -455,6 +456,26 @@ class Simulation:
         if self._halfway:  # its record is written anew, when the round is done
             self.t = self.resumed_at = meta["round"] - 1
             self.history = self.history[:-1]
+
+
+def _listed(wanted: Callbacks) -> list[Callback]:
+    """What was given as callbacks, which may be a single one, as a list of `Callback`."""
+    given = [wanted] if isinstance(wanted, Callback) or not isinstance(wanted, Sequence) else wanted
+    strange = [one for one in given if not (isinstance(one, Callback) or callable(one))]
+    if strange:
+        raise TypeError(f"callbacks={strange[0]!r}, expected a function, a Callback, or a sequence of them")
+    return [one if isinstance(one, Callback) else AfterRound(one) for one in given]
+
+
+def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
+    if not callable(progress):
+        return [Progress()] if progress else []
+    tell = progress
+
+    def watch(simulation: Simulation) -> None:
+        tell(simulation.history[-1])
+
+    return [AfterRound(watch)]
 
 
 def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -6,13 +6,15 @@ import hashlib
 import json
 import math
 import os
+import signal
 import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
 
@@ -171,7 +173,8 @@ class Lab:
                         if (result := self._kept(task)) is not None:
                             yield one, result
                         else:
-                            running[pool.submit(_compute, task, self.site)] = one, task
+                            with _deaf_children():
+                                running[pool.submit(_compute, task, self.site)] = one, task
                     if not running:
                         return
                     for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -179,6 +182,8 @@ class Lab:
                         yield one, self._keep(task, done.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                for worker in active_children():
+                    worker.terminate()
                 raise
 
     def _kept(self, task: Task) -> Json | None:
@@ -196,6 +201,19 @@ class Lab:
 
     def _path(self, task: Task) -> Path:
         return self.cache / f"{hashlib.sha256(f'{__version__} {_described(task)}'.encode()).hexdigest()[:20]}.json"
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started meanwhile do not hear Ctrl-C: who started them says one line and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _needs(wanted: Wanted) -> tuple[Task, ...]:

@@ -54,3 +54,17 @@ def test_by_default_it_goes_to_the_error_stream(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr()
     assert told.out == ""
     assert "round 2/2" in told.err
+
+
+def test_progress_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[fedfw.Record] = []
+    seen: list[int] = []
+    run = fedfw.simulate(Q.problem, ALGORITHM, rounds=3, progress=told.append, callbacks=lambda s: seen.append(s.t))
+    assert told == list(run.history)
+    assert seen == [1, 2, 3]
+    assert len(fedfw.simulate(Q.problem, ALGORITHM, rounds=3, progress=lambda record: True).history) == 3
+    assert capsys.readouterr().err == ""
+    fedfw.simulate(Q.problem, ALGORITHM, rounds=3, progress=True)
+    assert "round 3/3" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="progress='yes', expected True, False or a function"):
+        fedfw.simulate(Q.problem, ALGORITHM, rounds=3, progress="yes")  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedfw.errors import missing_extra
+
 if TYPE_CHECKING:
     from fedfw.deployment.flower.apps import client_app, server_app
 
@@ -18,6 +20,6 @@ def __getattr__(name: str) -> Any:
         try:
             from fedfw.deployment.flower import apps
         except ModuleNotFoundError as error:
-            raise ImportError(f"{name} needs Flower: pip install 'fedfw[flower]' ({error})") from None
+            raise missing_extra(name, f"Flower ({error})", "flower") from None
         return getattr(apps, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,18 @@ from fedfw.simulation.callbacks.budget import Budget
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.early_stop import EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
+from fedfw.simulation.callbacks.loggers import CSVLogger, MLflowLogger, TensorBoardLogger
 from fedfw.simulation.callbacks.progress import Progress
 
-__all__ = ["Budget", "Callback", "Checkpoints", "EarlyStop", "Evaluation", "Progress", "StopRun"]
+__all__ = [
+    "Budget",
+    "CSVLogger",
+    "Callback",
+    "Checkpoints",
+    "EarlyStop",
+    "Evaluation",
+    "MLflowLogger",
+    "Progress",
+    "StopRun",
+    "TensorBoardLogger",
+]

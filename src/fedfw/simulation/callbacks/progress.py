@@ -65,7 +65,7 @@ def progress_line(simulation: Simulation) -> str:
         ("loss", latest("loss"), ".4f"),
         ("accuracy", latest("accuracy"), ".3f"),
         ("gap", latest("gap"), ".2e"),
-        ("optimum >=", simulation.best_bound, ".4f"),
+        ("optimum >=", _told(simulation), ".4f"),
         ("epsilon", latest("epsilon"), ".3f"),
     )
     parts = [f"{label} {value:{form}}" for label, value, form in shown if value is not None]
@@ -76,3 +76,8 @@ def progress_line(simulation: Simulation) -> str:
             f"{human_bytes(simulation.history.total('bytes_up'))} up",
         ]
     )
+
+
+def _told(simulation: Simulation) -> float | None:
+    """The proven bound on the optimum, unless it is no more than what every such loss is never below."""
+    return None if simulation.best_bound == simulation.problem.floor else simulation.best_bound

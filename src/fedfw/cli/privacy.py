@@ -1,0 +1,87 @@
+"""``fedfw privacy``: what a promise of differential privacy costs, before anything is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import Any
+
+from fedfw.cli.sets import parse_shape
+from fedfw.config.build import FIRST_CHOICE
+from fedfw.config.run_config import algorithm_class
+from fedfw.options import options_of
+from fedfw.privacy import Privacy
+from fedfw.privacy.steps import PrivacyPlan
+from fedfw.report.tables import aligned
+from fedfw.rounds.options import Options
+from fedfw.sets import parse_set
+
+_ROWS = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""Parts of the rounds after which the table says what is spent."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The promise or the noise, how often clients release something, and what it is."""
+    parser.add_argument("--eps", type=float, help="the promise: the noise that keeps it is worked out")
+    parser.add_argument("--noise", type=float, help="a noise multiplier: what it spends is worked out")
+    parser.add_argument("--delta", type=float, default=1e-5, help="well below 1 / samples of a client [%(default)s]")
+    for name, usual in (("rounds", "[100]"), ("local_steps", "[1]"), ("batch_size", "[all samples]")):
+        option = options_of(Options)[name]
+        parser.add_argument(f"--{option.key}", dest=name, metavar="VALUE", help=f"{option.help} {usual}")
+    parser.add_argument("--samples", type=int, help="samples of the smallest client, with --batch-size")
+    parser.add_argument("--constraint", default="l2:1", help="the set, which decides the mechanism [%(default)s]")
+    parser.add_argument("--shape", type=parse_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
+    parser.add_argument("--algorithm", default=FIRST_CHOICE, help="see 'fedfw algorithms' [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the noise that a promise needs, or what a noise spends, round by round."""
+    if options.eps is None and options.noise is None:
+        raise ValueError("neither --eps nor --noise is given, expected one of them, or both to see how many rounds fit")
+    given = {name: getattr(options, name) for name in ("rounds", "local_steps", "batch_size")}
+    run = Options(**{n: options_of(Options)[n].parse(v, "command line") for n, v in given.items() if v is not None})
+    if run.batch_size is not None and options.samples is None:
+        raise ValueError(f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client")
+    if options.samples is not None and options.samples < 1:
+        raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")
+    promise = Privacy(math.inf if options.eps is None else options.eps, options.delta, noise=options.noise)
+    constraint = parse_set(options.constraint)
+    algorithm = algorithm_class(options.algorithm)(constraint)
+    bound = constraint.bind({"weight": options.shape})
+    size = math.prod(options.shape)
+    plan = PrivacyPlan.of(
+        promise,
+        algorithm,
+        bound,
+        shape=(size,),
+        fewest_samples=options.samples or 1,
+        rounds=run.rounds,
+        local_steps=run.local_steps,
+        batch_size=run.batch_size,
+    )
+    spent = {t: plan.epsilon(t) for t in sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})}
+    if options.json:
+        print(json.dumps(_as_json(plan, promise, spent)))
+        return 0
+    rate = f"each sample is looked at with probability {plan.accountant.rate:.4g}"
+    print(f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; {rate}")
+    print(aligned([("rounds", "epsilon spent"), *((str(t), f"{eps:.4g}") for t, eps in spent.items())], right=(0, 1)))
+    if plan.most_rounds < run.rounds:
+        print(f"eps {promise.eps:g} is spent after {plan.most_rounds} of {run.rounds} rounds")
+    noise = "" if options.noise is None else f",noise={options.noise:g}"
+    eps = spent[plan.most_rounds] if options.eps is None else options.eps
+    print(f"a run with these options keeps it by:  --privacy eps={eps:.6g},delta={promise.delta:g}{noise}")
+    return 0
+
+
+def _as_json(plan: PrivacyPlan, promise: Privacy, spent: dict[int, float]) -> dict[str, Any]:
+    return {
+        "mechanism": plan.how,
+        "noise": plan.noise,
+        "delta": promise.delta,
+        "rate": plan.accountant.rate,
+        "most_rounds": plan.most_rounds,
+        "epsilon": spent,
+    }

@@ -1,0 +1,75 @@
+"""Progress of what takes longer than two seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    Bar = tqdm[Any]
+
+_PATIENCE = 2.0
+"""Seconds before anything is shown, and between two lines in a file."""
+
+
+def progress_bar(total: int, unit: str) -> Bar:
+    """One changing line on a terminal, a line every two seconds in a file, both on the standard error stream."""
+    live = sys.stderr.isatty()
+    return tqdm(
+        total=total,
+        file=sys.stderr,
+        delay=_PATIENCE,
+        mininterval=0.1 if live else _PATIENCE,
+        dynamic_ncols=live,
+        bar_format=f"{unit} {{n_fmt}}/{{total_fmt}} [{{elapsed}}]{{postfix}}" + ("" if live else "\n"),
+    )
+
+
+@contextmanager
+def shown(
+    progress: bool | Callable[..., Any] | None, total: int, unit: str, describe: Callable[..., str]
+) -> Iterator[Callable[..., None]]:
+    """What ``progress=`` of a function asks for, as a function that is told how far the work is.
+
+    Parameters
+    ----------
+    progress : bool or callable
+        True for a bar; a function is called with the facts; False and None for nothing.
+    total : int
+        How many units of work there are.
+    unit : str
+        What they are called.
+    describe : callable
+        The facts as a text, for the bar.
+
+    Yields
+    ------
+    callable
+        (units that are done, *facts).
+    """
+    refuse_strange(progress)
+    if progress is not True:
+
+        def tell(done: int, *facts: Any) -> None:
+            if callable(progress):
+                progress(*facts)
+
+        yield tell
+        return
+    with progress_bar(total, unit) as bar:
+
+        def show(done: int, *facts: Any) -> None:
+            bar.set_postfix_str(describe(*facts), refresh=False)
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def refuse_strange(progress: Any) -> None:
+    """Raise TypeError for a ``progress`` that is neither a truth value nor a function."""
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise TypeError(f"progress={progress!r}, expected True, False or a function")

@@ -1,0 +1,164 @@
+"""Loggers: the numbers of every round in a CSV file, in TensorBoard or in MLflow, while a run goes on."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedfw.rounds.records import Record
+from fedfw.simulation.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedfw.simulation.result import Run
+    from fedfw.simulation.simulator import Simulation
+
+
+def numbers_of(record: Record) -> dict[str, float]:
+    """The numbers of a record by name, without those that were not evaluated; ``seconds`` is the sum of its parts.
+
+    Examples
+    --------
+    >>> numbers_of(Record(round=2, loss=0.5, seconds={"oracle": 0.25, "rest": 0.5}))["seconds"]
+    0.75
+    """
+    found = {f.name: getattr(record, f.name) for f in fields(Record)}
+    found["seconds"] = None if record.seconds is None else sum(record.seconds.values())
+    for radius, share in (found.pop("certified") or {}).items():
+        found[f"certified_{radius}"] = share
+    return {name: value for name, value in found.items() if value is not None}
+
+
+class CSVLogger(Callback):
+    """Writes a row a round to a CSV file, as soon as the round is done.
+
+    Parameters
+    ----------
+    path : path
+        The file; it is written anew when a run begins, and a run that is resumed begins with the rounds it has.
+
+    Notes
+    -----
+    `fedfw.History.to_csv` writes a finished run, with the parts of ``seconds`` apart.
+
+    Examples
+    --------
+    >>> import tempfile, fedfw
+    >>> path = tempfile.mktemp()
+    >>> algorithm = fedfw.FrankWolfe("box:-1,1")
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=3, callbacks=fedfw.CSVLogger(path))
+    >>> [line.split(",")[:2] for line in open(path)]
+    [['round', 'loss'], ['1', '4.0'], ['2', '4.0'], ['3', '4.0']]
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._names = [f.name for f in fields(Record) if f.name != "certified"]
+        self._begun = False
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        fresh = not self._begun
+        self._begun = True
+        records = list(simulation.history) if fresh else [simulation.history[-1]]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "w" if fresh else "a", newline="") as file:
+            writer = csv.DictWriter(file, self._names, extrasaction="ignore", lineterminator="\n")
+            if fresh:
+                writer.writeheader()
+            writer.writerows(numbers_of(record) for record in records)
+        return None
+
+
+class TensorBoardLogger(Callback):
+    """Shows the numbers of every round in TensorBoard.
+
+    Parameters
+    ----------
+    writer : path or SummaryWriter
+        The folder of the log, or a `torch.utils.tensorboard.SummaryWriter` of one's own, which stays open.
+
+    Raises
+    ------
+    ImportError
+        If a folder is given and the package tensorboard is not installed.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> class Printer:
+    ...     def add_scalar(self, name, value, step):
+    ...         if name == "loss":
+    ...             print(name, value, step)
+    >>> algorithm = fedfw.FrankWolfe("box:-1,1")
+    >>> logger = fedfw.TensorBoardLogger(Printer())
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=2, callbacks=logger)
+    loss 4.0 1
+    loss 4.0 2
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self._own = isinstance(writer, str | Path)
+        if self._own:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ImportError("TensorBoardLogger needs the package tensorboard: pip install tensorboard") from None
+            writer = SummaryWriter(str(writer))
+        self._writer = writer
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        numbers = numbers_of(simulation.history[-1])
+        step = int(numbers.pop("round"))
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        return None
+
+    def finish(self, simulation: Simulation, run: Run) -> None:
+        self.abandon(simulation)
+
+    def abandon(self, simulation: Simulation) -> None:
+        if self._own:
+            self._writer.close()
+
+
+class MLflowLogger(Callback):
+    """Sends the numbers of every round to the active run of MLflow.
+
+    Parameters
+    ----------
+    log_metrics : callable, optional
+        Called as ``log_metrics(numbers, step=round)``; by default `mlflow.log_metrics`.
+
+    Raises
+    ------
+    ImportError
+        If nothing is given and the package mlflow is not installed.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> def log(numbers, step):
+    ...     print(step, numbers["loss"])
+    >>> algorithm = fedfw.FrankWolfe("box:-1,1")
+    >>> logger = fedfw.MLflowLogger(log)
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=2, callbacks=logger)
+    1 4.0
+    2 4.0
+    """
+
+    def __init__(self, log_metrics: Callable[..., Any] | None = None) -> None:
+        if log_metrics is None:
+            try:
+                import mlflow
+            except ImportError:
+                raise ImportError("MLflowLogger needs the package mlflow: pip install mlflow") from None
+            log_metrics = mlflow.log_metrics
+        self._log = log_metrics
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        numbers = numbers_of(simulation.history[-1])
+        step = int(numbers.pop("round"))
+        self._log(numbers, step=step)
+        return None
