@@ -35,8 +35,7 @@ def history(
 
 
 def panel(figure: object, start: str) -> Axes:
-    (axis,) = [axis for axis in figure.axes if axis.get_title().startswith(start)]  # type: ignore[attr-defined]
-    return axis
+    return next(axis for axis in figure.axes if axis.get_title().startswith(start))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 14])
@@ -60,6 +59,8 @@ def test_what_a_dense_exchange_takes_is_drawn_once_for_runs_of_one_kind() -> Non
     axis = panel(plot_runs(runs), "bytes")
     assert all(style in axis.get_title() for style in ("solid", "dashed", "dotted"))
     assert sorted(line.get_linestyle() for line in axis.lines) == sorted([*3 * ["-"], *3 * ["--"], *2 * [":"]])
+    assert axis.lines[0].get_linewidth() < axis.lines[4].get_linewidth()  # "c" sends what "a" sends: it shows beside it
+    assert axis.lines[0].get_zorder() > axis.lines[4].get_zorder()
     totals = {tuple(line.get_ydata()) for line in axis.lines}
     assert {(10, 20), (20, 40), (40, 80), (1000, 2000), (9, 18)} == totals
 
@@ -92,6 +93,8 @@ def test_where_all_optima_are_known_residuals_are_drawn() -> None:
     assert list(reached.get_ydata()) == [0.5, 0.25]
     assert list(proven.get_ydata()) == [1.0, 0.375]
     assert (axis.get_yscale(), proven.get_linestyle()) == ("log", "--")
+    (by_bytes,) = panel(plot_runs(runs, {"a": residual}), "residual against bytes").lines
+    assert list(zip(by_bytes.get_xdata(), by_bytes.get_ydata(), strict=True)) == [(10, 0.5), (20, 0.25)]
     both = runs | {"b": history([2.0, 1.0])}
     assert panel(plot_runs(both, {"a": residual}), "loss").get_yscale() == "linear"  # the optimum of one is unknown
     reached = panel(plot_runs(both, {"a": residual, "b": residual}), "residual").lines[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 Residual = Callable[[float], float]
 """A loss as a residual: 1 where the run began, 0 at the optimum."""
-_LEAST = 1e-4  # residuals below it are drawn there: optima are not known much better
+Colors = Mapping[str, Any]
+"""A colour for every run, by its name."""
+_LEAST, _WORST = 1e-4, 10.0  # residuals below are drawn there, as optima are not known much better; those above are not
 _PALETTE = 10
 _STRETCH = 10.0  # a loss that changes by this factor is drawn on a logarithmic axis
 
 
 def plot_runs(runs: Mapping[str, History], residuals: Mapping[str, Residual] | None = None) -> Figure:
-    """Loss or residual with what is proven, accuracy, gap and bytes: a colour a run, named once above the panels.
+    """Loss with what is proven, accuracy, gap and bytes: a colour a run, named once above the panels.
 
     Parameters
     ----------
@@ -35,7 +38,7 @@ def plot_runs(runs: Mapping[str, History], residuals: Mapping[str, Residual] | N
         By the names that the legend has.
     residuals : mapping of str to callable, optional
         How losses become residuals, for every run whose optimum is known. Where it is known of all of them, residuals
-        are drawn in place of losses.
+        are drawn in place of losses, and residuals against bytes in place of gaps.
 
     Examples
     --------
@@ -49,18 +52,19 @@ def plot_runs(runs: Mapping[str, History], residuals: Mapping[str, Residual] | N
     (loss, accuracy), (gap, sent) = axes
     colors = dict(zip(runs, _colors(len(runs)), strict=True))
     if residuals and all(name in residuals for name in runs):
-        _plot_residuals(loss, runs, residuals, colors)
+        _plot_residuals(loss, gap, runs, residuals, colors)
     else:
         _plot_losses(loss, runs, colors)
+        _plot_column(gap, runs, "gap", colors)
+        gap.set(title="Frank-Wolfe gap", yscale="log")
     scored = any(history.last("accuracy") is not None for history in runs.values())
     _plot_column(accuracy, runs, "accuracy" if scored else "test_loss", colors)
     accuracy.set_title("test accuracy" if scored else "test loss")
-    _plot_column(gap, runs, "gap", colors)
-    gap.set(title="Frank-Wolfe gap", yscale="log")
     _plot_bytes(sent, runs, colors)
     for axis in axes.flat:
-        axis.set_xlabel("round")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        if axis.get_xscale() == "linear":
+            axis.set_xlabel("round")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axis.grid(alpha=0.3)
         if not any(len(line.get_xydata()) for line in axis.lines):
             axis.set(title=f"{axis.get_title().partition(' (')[0]} (not recorded)", yscale="linear", yticks=[])
@@ -85,22 +89,28 @@ def _colors(count: int) -> list[Any]:
 
 
 def _plot_residuals(
-    axis: Axes, runs: Mapping[str, History], residuals: Mapping[str, Residual], colors: Mapping[str, Any]
+    by_round: Axes, by_bytes: Axes, runs: Mapping[str, History], residuals: Mapping[str, Residual], colors: Colors
 ) -> None:
-    """What is left of the way to the optimum and, dashed, how much is proven to be left at most."""
+    """What is left of the way to the optimum by rounds and bytes and, dashed, how much is proven to be left at most."""
     for name, history in runs.items():
-        of = residuals[name]
+        of, color = residuals[name], colors[name]
         rounds, losses = _recorded(history, "loss")
-        axis.plot(rounds, [max(of(value), _LEAST) for value in losses], color=colors[name])
+        left = [max(of(value), _LEAST) for value in losses]
+        by_round.plot(rounds, left, color=color)
         at, losses, bounds = _bounded(history)
         proven = [max(of(value) - of(bound), _LEAST) for value, bound in zip(losses, bounds, strict=True)]
-        axis.plot(at, proven, "--", color=colors[name], alpha=0.7)
-    axis.set(title="residual: left of the way to the optimum (dashed: proven)", yscale="log")
-    bottom, top = axis.get_ylim()
-    axis.set_ylim(bottom, min(top, 10.0))  # the first bounds prove nothing
+        by_round.plot(at, proven, "--", color=color, alpha=0.7)
+        sent = dict(zip((r.round for r in history), _totals(history, "bytes_up"), strict=True))
+        by_bytes.plot([sent[t] for t in rounds], left, color=color)
+    by_round.set(title="residual: left of the way to the optimum (dashed: proven)", yscale="log")
+    by_bytes.set(title="residual against bytes", xlabel="sent up in total", yscale="log", xscale="log")
+    by_bytes.xaxis.set_major_formatter(EngFormatter("B"))
+    for axis in (by_round, by_bytes):
+        bottom, top = axis.get_ylim()
+        axis.set_ylim(bottom, min(top, _WORST))  # the first bounds prove nothing
 
 
-def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Mapping[str, Any]) -> None:
+def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Colors) -> None:
     """Losses and, dashed, what is proven of the optimum, as far as it is near them."""
     _plot_column(axis, runs, "loss", colors)
     drawn = [value for history in runs.values() for value in _recorded(history, "loss")[1]]
@@ -120,23 +130,32 @@ def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Mapping[str, A
             axis.set_ylim(nearest - 0.05 * room, high + 0.05 * room)
 
 
-def _plot_column(axis: Axes, runs: Mapping[str, History], column: str, colors: Mapping[str, Any]) -> None:
+def _plot_column(axis: Axes, runs: Mapping[str, History], column: str, colors: Colors) -> None:
     for name, history in runs.items():
         axis.plot(*_recorded(history, column), color=colors[name])
 
 
-def _plot_bytes(axis: Axes, runs: Mapping[str, History], colors: Mapping[str, Any]) -> None:
-    """Totals by round; what a dense exchange takes is grey, and drawn once where it is the same for several runs."""
+def _plot_bytes(axis: Axes, runs: Mapping[str, History], colors: Colors) -> None:
+    """Totals by round. Equal curves lie on wider ones; what a dense exchange takes is grey, and drawn once."""
+    drawn: Counter[tuple[int, ...]] = Counter()
     dense = set()
     for name, history in runs.items():
         rounds = tuple(r.round for r in history)
         for column, style in (("bytes_up", "-"), ("bytes_down", "--")):
-            axis.plot(rounds, list(accumulate(getattr(r, column) for r in history)), style, color=colors[name])
-        dense.add((rounds, tuple(accumulate(r.bytes_dense for r in history))))
+            totals = _totals(history, column)
+            before = drawn[totals]
+            axis.plot(rounds, totals, style, color=colors[name], lw=1.5 + 2.5 * before, zorder=2 - 0.01 * before)
+            drawn[totals] += 1
+        dense.add((rounds, _totals(history, "bytes_dense")))
     for rounds, totals in sorted(dense):
         axis.plot(rounds, totals, ":", color="0.4")
     axis.set(title="bytes in total: up solid, down dashed, dense dotted", yscale="log")
     axis.yaxis.set_major_formatter(EngFormatter("B"))
+
+
+def _totals(history: History, column: str) -> tuple[int, ...]:
+    """What a column has added up to after each round."""
+    return tuple(accumulate(getattr(record, column) for record in history))
 
 
 def _recorded(history: History, column: str) -> tuple[list[int], list[Any]]:
