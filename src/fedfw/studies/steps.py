@@ -109,7 +109,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     table: list[tuple[TableCell, ...]] = []
     for row in rows(scale, results):
         (dataset, split, constraint), (algorithm, momentum) = row.problem, row.method
-        verdict = "good" if row.near else "bad" if row.worse else "plain"
+        verdict = scale.kind(True if row.near else False if row.worse else None)
         ends = (f"{row.theory:.4f}", f"{row.best:.4f}", row.picked, (f"{row.auto:.4f}", verdict))
         table.append((f"{dataset}, {split}, {constraint}", f"{algorithm}, momentum {momentum:g}", *ends))
     if not table:
