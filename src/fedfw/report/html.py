@@ -27,10 +27,14 @@ th, td { border: 1px solid var(--line); padding: .2rem .5rem; text-align: left; 
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .good { background: var(--good); } .bad { background: var(--bad); }
 figure { margin: 1.5rem 0; overflow-x: auto; }
-figure svg { max-width: 100%; min-width: min(40rem, 100%); height: auto; background: #fff; }
+figure svg { max-width: 100%; height: auto; background: #fff; }
 figcaption, footer { color: var(--soft); font-size: 90%; }
+figcaption { position: sticky; left: 0; }
 nav a { display: inline-block; margin-right: 1rem; }
-@media (max-width: 40rem) { body { margin-top: 1rem; } h1 { font-size: 1.5rem; } td { font-size: 85%; } }
+@media (max-width: 40rem) {
+  body { margin-top: 1rem; } h1 { font-size: 1.5rem; }
+  figure svg { max-width: none; }
+}
 """
 
 _VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
