@@ -17,5 +17,5 @@ def _seeded() -> None:
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of run folders that are not about plots: drawing them takes longer than such a run."""
-    monkeypatch.setattr("fedfw.report.plots.plot_runs", lambda runs: None)
+    monkeypatch.setattr("fedfw.report.plots.plot_runs", lambda runs, residuals=None: None)
     monkeypatch.setattr("fedfw.report.plots.save_figure", lambda figure, path: path.write_bytes(b""))

@@ -77,6 +77,7 @@ def test_more_permission_is_never_worse() -> None:
         ("l1:10", "much", False, "much, l1:10", []),
         ("l1:60", "much", False, "much, l1:100", ["The measured set is l1:100, not l1:60."]),
         ("l1:10", "little", False, "little, l1:10", []),
+        ("L1:r=10", "little", False, "little, l1:10", []),
         ("l1:10", "little", True, "some, l1:10", []),
         ("l1:10", "much", True, "some, l1:10", ["differ little, not much"]),
         ("nuclear:10", "little", False, "nuclear", ["differ much, not little"]),

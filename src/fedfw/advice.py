@@ -332,7 +332,7 @@ def _caveats(
     own = parse_set(problem.constraint)
     if type(own) is not type(asked):
         found.append(f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it.")
-    elif problem.constraint != constraint:
+    elif repr(own) != repr(asked):  # l1:10 and L1:10 are the same set
         found.append(f"The measured set is {problem.constraint}, not {constraint}.")
     if problem.differ != differ:
         found.append(f"The clients of the measured problem differ {problem.differ}, not {differ}.")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedfw
+from fedfw.advice import measured
 from fedfw.cli import main
 from fedfw.cli.closing import cost_of_disagreement
 from fedfw.problems.quadratics import quadratic_problem
@@ -64,6 +65,7 @@ def test_sums_are_advised_where_they_lower_the_loss(
     told = capsys.readouterr().out
     assert ("The clients disagree" in told) is advised
     if advised:
+        assert any(f"Measured on {problem.title}" in told for problem in measured().problems)
         command = next(line for line in told.splitlines() if line.startswith("  fedfw run")).split()[2:]
         assert main(["run", *command, "--out", "second"]) == 0
         first, second = (fedfw_loss(text) for text in (told, capsys.readouterr().out))

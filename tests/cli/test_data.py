@@ -84,6 +84,9 @@ def test_pictures_are_readable_with_few_and_many_clients() -> None:
     axis = plot_holdings(counts, "title").axes[0]
     assert (axis.get_title(), axis.get_xlabel(), axis.get_ylabel()) == ("title", "label", "client")
     assert sorted(int(text.get_text()) for text in axis.texts) == sorted(counts[counts > 0].tolist())
+    bar = plot_holdings(1000 + counts, "title").axes[1]
+    assert bar.get_ylim() == (1000, 1099)  # colours begin where the data do
+    assert plot_holdings(torch.full((2, 3), 7), "title").axes[1].get_ylim()[1] == 7
     many = plot_holdings(torch.ones(539, 10, dtype=torch.int64), "title")
     assert not many.axes[0].texts  # no room for numbers
     assert max(many.get_size_inches()) <= 16

@@ -28,7 +28,7 @@ def test_a_run_without_options_is_what_its_help_says(capsys: pytest.CaptureFixtu
     text = help_of(capsys, "run")
     config = completed(RunConfig(), load(RunConfig()))
     assert f"[{config.algorithm} with momentum {config.get('momentum')}]" in text
-    assert f"[{config.constraint}; networks l2:10 each; completion nuclear:500]" in text
+    assert f"[{config.constraint} for digits, else l1:30; networks l2:10 each; completion nuclear:500]" in text
     assert "[all; 64 for fedfw-sto]" in text
     for name, algorithm in ALGORITHMS.items():
         assert completed(RunConfig(algorithm=name), load(RunConfig())).batch_size == algorithm.usual_batch

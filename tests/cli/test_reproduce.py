@@ -19,7 +19,7 @@ from fedfw.studies import bounds, counterexample, reproduce, table1, table3, the
 from fedfw.studies.catalogue import sections
 from fedfw.studies.lab import Json, Lab, Site
 from fedfw.studies.names import REPRODUCTIONS
-from fedfw.studies.protocols import Scale
+from fedfw.studies.protocols import FULL, Scale
 from fedfw.studies.theory import Effort, Study
 from tests.data.files import DATA, needs
 
@@ -150,6 +150,31 @@ def test_the_columns_are_never_blended(some: Path) -> None:
     assert re.search(r"<td[^>]*>FedDR</td><td[^>]*>89\.6</td>", page)  # the paper's number, as printed there
     assert '<td class="plain">not run: no data</td>' in page  # CIFAR-10
     assert "Seeds 0 to 0" in page
+
+
+@needs("mnist")
+def test_the_quick_report_says_what_was_run_and_paints_nothing_red(some: Path) -> None:
+    page = some.read_text()
+    assert "10 clients, 3 rounds (networks: 2), one full-gradient step" in page
+    assert "with at most 150 samples for training (table 3: 300, networks: 100)" in page
+    assert "batches of 5 (table 3: 64, networks: 3)" in page
+    assert "at most two points of a grid of six" in page
+    assert "hold at this size" in page.replace("holds at", "hold at")
+    assert re.search(r'class="(good|bad)[^"]*">\d', page) is None  # what was run small proves nothing
+    assert 'class="good' in page  # but a proven bound holds at every size
+    assert "`" not in page
+
+
+def test_the_full_report_says_the_papers_protocol_and_judges() -> None:
+    told = reproduce._protocols(FULL)
+    for part in (
+        "(10 clients, 100 rounds, one full-gradient step a round, one joint set of radius 10; table 3: 100",
+        "batches of 600 (table 3: 64) and",
+        "Every algorithm has a grid of six points, each",
+    ):
+        assert part in told
+    assert "small" not in told
+    assert [FULL.kind(met) for met in (True, False, None)] == ["good", "bad", "plain"]
 
 
 @pytest.mark.slow

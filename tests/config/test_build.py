@@ -29,8 +29,11 @@ def test_what_is_left_open_is_filled_in_by_names() -> None:
         "fedfw+",
         "mclr",
         "labels:3",
-        "l1:30",
+        "ksparse:k=65,r=1",
     )
+    assert filled(per_parameter=True).constraint == "l1:30"  # the bias has fewer than 65 entries
+    other = load(RunConfig(dataset="synthetic:iid"))
+    assert completed(RunConfig(dataset="synthetic:iid"), other).constraint == "l1:30"
     assert config.get("momentum") == 0.9
     assert not config.per_parameter
     assert completed(config, digits()) == config

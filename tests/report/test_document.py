@@ -40,6 +40,28 @@ def test_html_is_self_contained(tmp_path: Path) -> None:
     assert {link[1:] for link in fetched if link.startswith("#")} <= set(ids)
 
 
+def test_what_stands_between_backticks_is_code(tmp_path: Path) -> None:
+    page = Document("The `title`")
+    page.heading("A `heading`")
+    page.text("made by `fedfw run --rounds <5>`, alone")
+    page.table(("`name`",), [("`x`",)])
+    page.attachment("notes.txt", "notes", "a `tick` in a file stays")
+    page.footer(["`end`"])
+    save_html(page, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "made by <code>fedfw run --rounds &lt;5&gt;</code>, alone" in text
+    assert "`" not in text.replace("<title>The `title`</title>", "")
+
+
+def test_a_page_follows_the_readers_colours_and_width(tmp_path: Path) -> None:
+    save_html(document(), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "prefers-color-scheme: dark" in text
+    assert '<meta name="viewport" content="width=device-width' in text
+    light, dark = (set(re.findall(r"(--\w+): #", part)) for part in text.split("@media (prefers-color-scheme")[:2])
+    assert light == dark == set(re.findall(r"var\((--\w+)\)", text))  # every colour has both
+
+
 def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
     save_markdown(document(), tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()

@@ -16,6 +16,7 @@ from fedfw.advice import advise, compared
 from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
 from fedfw.config import RunConfig
 from fedfw.report.tables import aligned, human_bytes
+from fedfw.rounds.folders import PLOTS
 from fedfw.rounds.setup import feasible_start
 from fedfw.simulation import Run, Simulation
 from fedfw.solving import Optimum
@@ -45,7 +46,7 @@ def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, a
 
 
 def _optimum(run: Run, folder: Path) -> Optimum | None:
-    """The optimum that the run is measured against, if it is known or quickly found; it is kept in the folder."""
+    """The optimum that the run is measured against, if it is known or quickly found."""
     if run.privacy is not None or run.history.last("loss") is None:
         return None
     try:
@@ -53,7 +54,12 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
     except KeyboardInterrupt:  # somebody does not want to wait for it: the run itself is done
         return None
     if optimum is not None:
+        from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import
+
         keep_optimum(optimum, folder)
+        save_figure(
+            plot_runs({run.algorithm.name: run.history}, {run.algorithm.name: optimum.residual}), folder / PLOTS
+        )
     return optimum
 
 
@@ -158,7 +164,7 @@ def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
     lines = []
     if run.problem.convex and config.tol is None and not run.algorithm.contract.shares:
         lines += _where_drift_costs(run, config, folder)
-    lines.append(f"Look at {folder / 'plots.png'}; compare runs with:  fedfw compare {folder} OTHER_RUN")
+    lines.append(f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from fedfw.report.plots import plot_runs, save_figure
 from fedfw.report.tables import aligned, human_bytes
 from fedfw.rounds.folders import HISTORY
 from fedfw.rounds.records import History, read_history
+from fedfw.solving import Optimum
 
 _HEADER = (
     *("run", "data", "set", "algorithm", "rounds", "loss", "residual", "accuracy", "gap", "optimum >="),
@@ -43,12 +44,16 @@ def execute(options: argparse.Namespace) -> int:
         runs[name] = _history(folder)
         configs[name] = read_config(folder / CONFIG) if (folder / CONFIG).exists() else None
     notes = _refuse_mixed(configs, allowed=options.mixed)
+    optima = {}
     for folder, (name, history) in zip(options.folders, runs.items(), strict=True):
-        rows.append(_row(name, history, configs[name], _residual(folder, history, configs[name])))
+        optimum = _optimum(folder, history, configs[name])
+        if optimum is not None:
+            optima[name] = optimum.residual
+        rows.append(_row(name, history, configs[name], optimum))
     print(aligned([_HEADER, *rows]))
     for note in notes:
         print(f"\n{note}")
-    save_figure(plot_runs(runs), options.out)
+    save_figure(plot_runs(runs, optima), options.out)
     print(f"\nplots: {options.out}")
     return 0
 
@@ -87,10 +92,9 @@ def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> lis
     return notes
 
 
-def _residual(folder: Path, history: History, config: RunConfig | None) -> float | None:
-    """What is left of the way to the optimum of this run's problem and set, if that is known or quickly found."""
-    loss = history.last("loss")
-    if loss is None:
+def _optimum(folder: Path, history: History, config: RunConfig | None) -> Optimum | None:
+    """The optimum of this run's problem and set, if the run has losses and it is known or quickly found."""
+    if history.last("loss") is None:
         return None
     optimum = kept_optimum(folder)
     kind = None if config is None else MODELS.get(config.model or "")
@@ -102,11 +106,12 @@ def _residual(folder: Path, history: History, config: RunConfig | None) -> float
         optimum = quick_optimum(problem, constraint_of(config))
         if optimum is not None:
             keep_optimum(optimum, folder)
-    return None if optimum is None else max(0.0, optimum.residual(loss))
+    return optimum
 
 
-def _row(name: str, history: History, config: RunConfig | None, residual: float | None) -> tuple[str, ...]:
+def _row(name: str, history: History, config: RunConfig | None, optimum: Optimum | None) -> tuple[str, ...]:
     loss, *values, bound = (history.last(column) for column in ("loss", "accuracy", "gap", "lower_bound"))
+    residual = None if optimum is None else max(0.0, optimum.residual(loss))
     bound = bound or None  # torch's losses are never below 0: that it is so is no news
     seconds = sum(sum((record.seconds or {}).values()) for record in history)
     what = ("-", "-", "-")

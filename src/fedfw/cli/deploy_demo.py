@@ -75,7 +75,7 @@ _LOOK = 0.5  # seconds between looks at a run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is run and how it is deployed, the folder, and what it is compared to."""
-    usual = all_options()["constraint"].otherwise
+    usual = all_options()["constraint"].otherwise.partition("else ")[2]  # on other data than the digits
     shown = _size() | {
         "algorithm": f"{DEFAULTS['algorithm']} with momentum {DEFAULTS['momentum']}",
         "constraint": f"{DEFAULTS['constraint']} for digits, else {usual}",

@@ -21,6 +21,9 @@ from fedfw.tuning import Trial, points_of
 
 FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
 """What runs where no algorithm is named: it is the best on smooth sets, and shares nothing but atoms on all of them."""
+FIRST_SET = "ksparse:k=65,r=1"
+"""The set of a linear model on the digits where none is named: an atom has a tenth of the model's 650 parameters, and
+clients with three labels each end near the optimum in 100 rounds, which their gradients prove."""
 
 
 def load(config: RunConfig) -> Data:
@@ -57,7 +60,8 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     config = replace(config, model=model, partition=partition)
     if config.constraint is None:
         network = not kind.convex
-        usual = "nuclear:500" if data.sides else "l2:10" if network else "l1:30"
+        ball = FIRST_SET if data.name == "digits" and not config.per_parameter else "l1:30"
+        usual = "nuclear:500" if data.sides else "l2:10" if network else ball
         config = replace(config, constraint=usual, per_parameter=config.per_parameter or network)
     if config.batch_size is None:
         config = replace(config, batch_size=algorithm.usual_batch)

@@ -42,7 +42,7 @@ class AlgorithmChoice:
         str | None,
         option(
             "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets'",
-            otherwise="l1:30; networks l2:10 each; completion nuclear:500",
+            otherwise="ksparse:k=65,r=1 for digits, else l1:30; networks l2:10 each; completion nuclear:500",
             expected="a set such as l1:10",
         ),
     ] = None

@@ -23,19 +23,22 @@ def _heat_map(counts: Tensor, title: str) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     values = counts.numpy()
-    # What nobody holds is white; the square root keeps small holdings visible beside large ones.
-    highest = max(1, int(values.max()))
+    # What nobody holds is white. The colours go from the smallest holding to the largest; the square root keeps small
+    # ones visible beside large ones.
+    held = values[values > 0]
+    lowest, highest = (int(held.min()), int(held.max())) if held.size else (0, 1)
+    shades = PowerNorm(0.5, min(lowest, highest - 1), highest)
     picture = axis.imshow(
         np.ma.masked_equal(values, 0),
         aspect="auto",
         interpolation="nearest",
         cmap="viridis_r",
-        norm=PowerNorm(0.5, 0, highest),
+        norm=shades,
     )
     if values.size <= _CELLS_WITH_NUMBERS:
         for (client, label), count in np.ndenumerate(values):
             if count:
-                ink = "white" if count > 0.3 * highest else "black"
+                ink = "white" if shades(count) > 0.55 else "black"
                 axis.text(label, client, str(count), ha="center", va="center", color=ink, fontsize=8)
     figure.colorbar(picture, ax=axis, label="samples")
     axis.set(title=title, xlabel="label", ylabel="client")

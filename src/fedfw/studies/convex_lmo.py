@@ -139,16 +139,16 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         run = [row for row in rows if was_run(results[row.cell]) and was_run(results[row.central])]
         if run:
             header = ("set", "local steps", "residual", "asked for", "F* known to", "accuracy %", "up", "chosen")
-            page.table(header, [_cells(row, results) for row in run])
+            page.table(header, [_cells(row, scale, results) for row in run])
         if left := [f"{row.constraint} with {row.label} local steps" for row in rows if row not in run]:
             page.text(f"Not run: {', '.join(left)}.")
     _show_lazy(scale, results, page)
 
 
-def _cells(row: Row, results: Results) -> list[document.Cell]:
+def _cells(row: Row, scale: Scale, results: Results) -> list[document.Cell]:
     result, central = results[row.cell], results[row.central]
     far = residuals(result, central)
-    kind = "plain" if row.bar is None else "good" if mean(far) <= row.bar else "bad"
+    kind = scale.kind(None if row.bar is None else mean(far) <= row.bar)
     return [
         row.constraint,
         row.label,

@@ -61,6 +61,10 @@ class Scale:
         """Rounds and samples for a model."""
         return (self.rounds, self.samples) if MODELS[model].convex else (self.network_rounds, self.network_samples)
 
+    def kind(self, met: bool | None) -> str:
+        """How a cell is shown that meets what was asked for, or does not; one that was run small proves neither."""
+        return "plain" if self.quick or met is None else "good" if met else "bad"
+
     def thinned(self, grid: Grid) -> Grid:
         """The grid, or a few of its points."""
         return tuple((key, values[1::3] or values) for key, values in grid) if self.quick else grid
@@ -124,8 +128,13 @@ def stated(dataset: str, partition: str, constraint: str, algorithm: str, model:
 def matched(dataset: str, partition: str, constraint: str, algorithm: str, model: str, scale: Scale) -> Cell:
     """One local epoch a round, one set for each parameter."""
     cell = stated(dataset, partition, constraint, algorithm, model, scale)
-    batch = 600 if cell.samples is None else max(1, cell.samples // 30)
-    return replace(cell, config=replace(cell.config, batch_size=batch, per_parameter=True), epoch=True)
+    config = replace(cell.config, batch_size=matched_batch(cell.samples), per_parameter=True)
+    return replace(cell, config=config, epoch=True)
+
+
+def matched_batch(samples: int | None) -> int:
+    """Samples in a batch of a matched epoch: 600 of all of MNIST, as many batches of fewer samples."""
+    return 600 if samples is None else max(1, samples // 30)
 
 
 def ours(dataset: str, partition: str, constraint: str, model: str, scale: Scale) -> Cell:

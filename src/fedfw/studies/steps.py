@@ -109,16 +109,14 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     table: list[tuple[TableCell, ...]] = []
     for row in rows(scale, results):
         (dataset, split, constraint), (algorithm, momentum) = row.problem, row.method
-        verdict = "bad" if row.worse else "good" if row.near else "plain"
+        verdict = scale.kind(False if row.worse else True if row.near else None)
         ends = (f"{row.theory:.4f}", f"{row.best:.4f}", row.picked, (f"{row.auto:.4f}", verdict))
         table.append((f"{dataset}, {split}, {constraint}", f"{algorithm}, momentum {momentum:g}", *ends))
     if not table:
         page.text("not run: no data")
         return
     page.table(("problem", "method", "2/(t+1)", "best tuned", "which", "auto"), table)
-    page.table(
-        ("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(rows(scale, results))
-    )
+    page.table(("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(rows(scale, results)))
     page.text(
         f"Median residual (F - F*)/(F(x^1) - F*) of {scale.seeds} seeds after {scale.rounds} rounds of one full "
         f"gradient, 10 clients, at most {scale.some} samples. The best schedule is picked by these very residuals."

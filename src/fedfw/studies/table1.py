@@ -110,4 +110,4 @@ def show(
         "Radius 10 unless the column says otherwise. The paper's non-IID synthetic data were a problem of three "
         "classes shared by all clients: the rows “3 labels” follow the text, the rows “3 classes” the numbers."
     )
-    show_table("Table 1", lines(entries, scale, baselines), COLUMNS, results, page, how_published)
+    show_table("Table 1", lines(entries, scale, baselines), COLUMNS, scale, results, page, how_published)

@@ -77,7 +77,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         "one local epoch in batches of 64 a round and a set for each parameter. MNIST by writer (whole writers, 100 "
         "clients) is not in the paper."
     )
-    show_table("Table 3", lines(scale), COLUMNS, results, page, lambda line: "")
+    show_table("Table 3", lines(scale), COLUMNS, scale, results, page, lambda line: "")
 
 
 def claims(scale: Scale, results: Results) -> list[Claim]:

@@ -16,6 +16,7 @@ from fedfw.report.document import Document
 from fedfw.report.tables import human_bytes
 from fedfw.studies.cells import Cell, Central, accuracies, average, finals, residuals, seconds_of
 from fedfw.studies.lab import Json, Results, Task, was_run
+from fedfw.studies.protocols import Scale
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,30 @@ def tasks_of(lines: Sequence[Line], columns: Sequence[str]) -> list[Task]:
 
 
 def show_table(
-    title: str, lines: Sequence[Line], columns: Sequence[str], results: Results, page: Document, why: Reasons
+    title: str,
+    lines: Sequence[Line],
+    columns: Sequence[str],
+    scale: Scale,
+    results: Results,
+    page: Document,
+    why: Reasons,
 ) -> None:
     """Accuracies beside the paper's, how many cells meet it and why others do not, and the details of every cell."""
     page.text(verdict(lines, results))
     page.table(
         ("data", "split", "set", "algorithm", "paper", *columns, "optimum"),
-        [_row(line, columns, results) for line in lines],
+        [_row(line, columns, scale, results) for line in lines],
+    )
+    colours = (
+        "nothing is coloured, because less was run than for the paper's numbers"
+        if scale.quick
+        else "green (bold) where it reaches the paper's number, red where it does not"
     )
     page.text(
-        "Test accuracy in per cent after the last round, mean ± deviation over the seeds; green (bold) where it "
-        "reaches the paper's number, red where it does not. Optimum: what the solution of the same problem (joint set, "
-        "radius 10) itself scores; a higher number means that the problem was not solved, not that it was solved "
-        "better. On synthetic data a seed is another draw of the data. Images are in [0, 1], for CNNs in [-1, 1]."
+        f"Test accuracy in per cent after the last round, mean ± deviation over the seeds; {colours}. Optimum: what "
+        "the solution of the same problem (joint set, radius 10) itself scores; a higher number means that the problem "
+        "was not solved, not that it was solved better. On synthetic data a seed is another draw of the data. Images "
+        "are in [0, 1], for CNNs in [-1, 1]."
     )
     _explain(lines, results, page, why)
     for column in columns:
@@ -95,25 +107,24 @@ def meets(line: Line, result: Json) -> bool | None:
     return bool(values) and round(100 * mean(values), 1) >= round(line.paper, 1)
 
 
-def _row(line: Line, columns: Sequence[str], results: Results) -> list[document.Cell]:
+def _row(line: Line, columns: Sequence[str], scale: Scale, results: Results) -> list[document.Cell]:
     by = f" (best: {ALGORITHMS[line.paper_by].title})" if line.paper_by else ""
     row: list[document.Cell] = [*line.task, line.label, "-" if line.paper is None else f"{line.paper:.1f}{by}"]
     for column in columns:
-        row.append(
-            _accuracy(line, results[line.cells[column]], line.cells[column].seeds) if column in line.cells else ""
-        )
+        row.append(_accuracy(line, column, scale, results) if column in line.cells else "")
     first = next(iter(line.cells.values()))
     central = _central(first, results)
     return [*row, accuracies([s["accuracy"] for s in central["seeds"]]) if was_run(central) else "-"]
 
 
-def _accuracy(line: Line, result: Json, seeds: int) -> document.Cell:
+def _accuracy(line: Line, column: str, scale: Scale, results: Results) -> document.Cell:
+    result, seeds = results[line.cells[column]], line.cells[column].seeds
     if not was_run(result):
         return f"not run: {result['not_run']}"
     text = accuracies(finals(result, "accuracy"))
     if result["runs"] and (lost := seeds - len(result["runs"])):
         text += f" ({lost} of {seeds} seeds blew up)"
-    return text, {True: "good", False: "bad", None: "plain"}[meets(line, result)]
+    return text, scale.kind(meets(line, result))
 
 
 def verdict(lines: Sequence[Line], results: Results) -> str:
