@@ -226,7 +226,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         g : Tensor
-            The direction, usually a gradient: the parameter's shape, or (n, *shape) with ``batch=True``.
+            The direction, usually a gradient: the parameter's shape, or ``(n, *shape)`` with ``batch=True``.
         batch : bool, default False
             Whether the first axis of g is the client axis.
         precision : torch.dtype, default torch.float32
@@ -274,7 +274,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 
@@ -309,7 +309,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 
@@ -360,7 +360,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``.
         tol : float, default 1e-6
             How far outside x may be, relative to the size of the set.
         batch : bool, default False
@@ -394,7 +394,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 
