@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx_gallery.sorting import ExplicitOrder
 
 import fedfw
 
@@ -24,7 +28,12 @@ templates_path = ["_templates"]
 
 html_theme = "pydata_sphinx_theme"
 html_title = "fedfw"
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False, "secondary_sidebar_items": ["page-toc"]}
+html_theme_options = {
+    "show_toc_level": 2,
+    "header_links_before_dropdown": 6,
+    "navigation_with_keys": False,
+    "secondary_sidebar_items": ["page-toc"],
+}
 html_show_sourcelink = False
 
 myst_enable_extensions = ["colon_fence"]
@@ -32,14 +41,21 @@ myst_heading_anchors = 3
 
 autodoc_typehints = "none"  # the docstrings say what a parameter is
 autosummary_generate = True
+default_role = "autolink"  # `fedfw.tune` in a docstring becomes a link
 numpydoc_show_class_members = False  # the template lists what a class has of its own
+
+EXAMPLES = (
+    *("first_run", "sets_and_atoms", "certificate", "compressed_exchange", "network"),
+    *("own_data", "own_model_and_set", "own_algorithm", "own_callback"),
+)
+"""The order of the gallery; scripts that are not named here come last."""
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",  # all of them are run
     "abort_on_example_error": True,
-    "within_subsection_order": "ExampleTitleSortKey",
+    "within_subsection_order": ExplicitOrder([*(f"{name}.py" for name in EXAMPLES), "*"]),
     "min_reported_time": 60,
     "show_memory": False,
     "show_signature": False,
@@ -90,8 +106,22 @@ def write_reference() -> None:
         text += f"\n{title}\n{'-' * len(title)}\n\n.. autosummary::\n   :toctree:\n   :nosignatures:\n\n{listed}"
     page = DOCS / "api" / "index.rst"
     page.parent.mkdir(exist_ok=True)
+    for old in page.parent.glob("fedfw.*.rst"):  # of names that are no longer public
+        if f"   {old.stem}\n" not in text:
+            old.unlink()
     if not page.exists() or page.read_text() != text:
         page.write_text(text)
+
+
+def list_names(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Let the tables `ALGORITHMS` and `SETS`, whose docstrings Sphinx cannot find, say which names they have."""
+    if what == "data" and isinstance(thing, dict):
+        lines[:] = ["All of them by name: " + ", ".join(f"``{key}``" for key in thing) + "."]
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", list_names)
 
 
 write_reference()

@@ -24,7 +24,10 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "page",
-    ["CONTRIBUTING.md", "docs/getting-started.md", "docs/problems.md", "docs/certificates.md", "docs/faq.md"],
+    [
+        "CONTRIBUTING.md",
+        *(f"docs/{page}.md" for page in ("getting-started", "problems", "sets", "certificates", "faq")),
+    ],
 )
 def test_python_runs_and_prints_what_the_page_says(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("page")
