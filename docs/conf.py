@@ -56,7 +56,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",  # all of them are run
     "abort_on_example_error": True,
     "within_subsection_order": ExplicitOrder([*(f"{name}.py" for name in EXAMPLES), "*"]),
-    "min_reported_time": 60,
+    "write_computation_times": False,  # that page would load scripts from elsewhere
     "show_memory": False,
     "show_signature": False,
     "reset_modules": ("matplotlib",),

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 EXPECTED = {
-    "first_run.py": "at most 20",
+    "first_run.py": "at most 10",
     "sets_and_atoms.py": "refused: 1 bytes left over after the atom",
     "certificate.py": "the central optimum is 1.26",
     "network.py": "FedLMO: test accuracy 0.9",
