@@ -150,7 +150,7 @@ def main() -> None:
         machine(),
         "",
         *claims(),
-        "- spectral: sets.md explains the oracle and its proofs; `benchmarks/spectral.py` compares it with an SVD.",
+        "- spectral: spectral.md explains the oracle and its proofs; `benchmarks/spectral.py` compares it with an SVD.",
         "",
         *table(),
     ]

@@ -1,9 +1,10 @@
-"""A sparse Cox model across six regions' hospitals: nobody's patients leave their region.
+"""
+A sparse Cox model across hospitals
+===================================
 
-    fedfw data get tcga-brca          # 140 kB of clinical data; read the terms of use that it shows
-    python examples/hospitals.py
-
-The radius 8 is what cross-validation on the training data chose (docs/hospitals.md).
+Six regions' hospitals find together what a patient's risk depends on, and nobody's patients leave their region. The
+data are not part of fedfw: ``fedfw data get tcga-brca`` downloads 140 kB and shows the terms of use. The radius 8 is
+what cross-validation on the training data chose (docs/hospitals.md).
 """
 
 import fedfw

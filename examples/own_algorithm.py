@@ -1,10 +1,12 @@
-"""Your own algorithm in one class: FedFW whose penalty pulls towards a slowly moving average of xbar.
+"""
+An algorithm of your own in one class
+=====================================
 
-    python examples/own_algorithm.py
+An algorithm says what a client remembers and which direction it gives to the oracle. The simulator, the count of
+bytes, checkpoints, partial participation and deployments then work as for the others. Its options are declared where
+they stand, and once it is registered they are on the command line and in configuration files, too.
 
-An algorithm says what a client remembers and which direction it gives to the oracle. The simulator, the count of bytes,
-checkpoints, partial participation and deployments then work as for the others. Its options are declared where they
-stand, and once it is registered they are on the command line and in configuration files, too.
+This one is FedFW whose penalty pulls towards a slowly moving average of xbar, the mean of the clients' points.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,9 @@
-"""Your own model and your own constraint set: a small network whose layers each have a set.
+"""
+A model and a constraint set of your own
+========================================
 
-    python examples/own_model_and_set.py
-
-The set is one class: the ellipsoid {x: ||x / axes||_2 <= 1}. `check_constraint` tests it against the promises that
-algorithms rely on.
+A small network is trained whose layers each have a set. One of the sets is written here, in one class: the ellipsoid
+of all x with ``||x / axes||_2 <= 1``. `check_constraint` tests it against the promises that algorithms rely on.
 """
 
 from collections.abc import Mapping

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = 28  # torch's wheels need glibc 2.28, so no older one has to be served
-EXTRAS = "flower,privacy,dev"
+EXTRAS = "flower,privacy,docs,dev"
 HEAD = """\
 # Written by scripts/lock.py and read by scripts/setup.sh: do not edit by hand.
 """

@@ -25,6 +25,8 @@ from fedfw.sets.base import Shape
 from fedfw.sets.lipschitz import LipschitzNet
 from fedfw.sets.product import BoundProduct
 
+__all__ = ["LMO"]
+
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The quintic polynomial of Muon's Newton-Schulz steps."""
 

@@ -227,7 +227,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         g : Tensor
-            The direction, usually a gradient: the parameter's shape, or (n, *shape) with ``batch=True``.
+            The direction, usually a gradient: the parameter's shape, or ``(n, *shape)`` with ``batch=True``.
         batch : bool, default False
             Whether the first axis of g is the client axis.
         precision : torch.dtype, default torch.float32
@@ -275,7 +275,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 
@@ -310,7 +310,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 
@@ -361,7 +361,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``.
         tol : float, default 1e-6
             How far outside x may be, relative to the size of the set.
         batch : bool, default False
@@ -395,7 +395,7 @@ class ConstraintSet(ABC):
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or (n, *shape) with ``batch=True``; finite.
+            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 

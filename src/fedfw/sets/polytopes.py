@@ -136,7 +136,7 @@ class Hull(ConstraintSet):
     Parameters
     ----------
     vertices : Tensor
-        The points, of shape (count, *shape) for a parameter of ``shape``; finite. Points that are not extreme are
+        The points, of shape ``(count, *shape)`` for a parameter of ``shape``; finite. Points that are not extreme are
         allowed.
 
     Raises
