@@ -63,6 +63,7 @@ ALGORITHMS = {
     "FedPGD, rank 1": fedfw.FedPGD(NUCLEAR, lr=0.5, compress="rank:1", compress_down="topk:4"),
     "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
     "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
+    "FedLMO at the server, top 3": fedfw.FedLMO(L2, oracle_at="server", compress="topk:3"),
     "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
     "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
     "FedFW+, steps from curvature": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9, schedule="curvature"),

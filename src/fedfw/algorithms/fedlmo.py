@@ -260,6 +260,10 @@ class FedLMO(LocalOracleSteps):
             vectors["m"] = sent_down(server, (aggregate.beside["m"] + expected) / aggregate.weight)
         return move_server(replace(server, vectors=vectors), *to_the_mean(plan, aggregate, t), aggregate)
 
+    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float] | None:
+        # The server's own oracle step is made from what it alone remembers, so clients cannot repeat it from a sum.
+        return None if self.oracle_at == "server" else super().repeatable(plan, aggregate, t)
+
     def _oracle_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta lmo(m)."""
         direction, m, eta = aggregate.mean, server.vectors.get("m"), plan.rates(t).eta * plan.local_steps
