@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     )
     from fedfw.atoms import Atom
     from fedfw.data import load_data, partition
-    from fedfw.errors import AtomError, NonFiniteError, NoProjectionError
+    from fedfw.errors import AtomError, NonFiniteError, NoProjectionError, RankLostError
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
     from fedfw.problems import Problem, batch_norm_to_group_norm, concordance, cox_loss
+    from fedfw.ranks import Ranks, join_ranks
     from fedfw.schedules import Schedule
     from fedfw.sets import (
         SETS,
@@ -143,6 +144,8 @@ __all__ = [
     "Problem",
     "Product",
     "ProjectedAlgorithm",
+    "RankLostError",
+    "Ranks",
     "Record",
     "RowBalls",
     "Run",
@@ -161,6 +164,7 @@ __all__ = [
     "concordance",
     "cox_loss",
     "enclosing",
+    "join_ranks",
     "layer_balls",
     "lipschitz_bound",
     "load_data",
@@ -187,6 +191,7 @@ _HOMES = (
     "fedfw.simulation",
     "fedfw.solving",
     "fedfw.presets",
+    "fedfw.ranks",
     "fedfw.tuning",
 )
 """Where the names above live, but for `optim` and `testing`, which are modules."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom
+from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet
 
 
@@ -94,6 +95,10 @@ class LowerBound:
         Number of clients.
     p : int, optional
         Number of parameters, for vectors q_i that are given by their columns.
+    ranks : Ranks
+        The processes that share a run: reports are then of this rank's clients, and `value` is of all.
+    own : range, optional
+        Which clients those are; by default all.
 
     Examples
     --------
@@ -105,13 +110,29 @@ class LowerBound:
     -3.0
     """
 
-    def __init__(self, constraint: ConstraintSet, n: int, p: int | None = None) -> None:
-        self._constraint, self._n, self._p = constraint, n, p
+    def __init__(
+        self,
+        constraint: ConstraintSet,
+        n: int,
+        p: int | None = None,
+        ranks: Ranks = ALONE,
+        own: range | None = None,
+    ) -> None:
+        self._own = range(n) if own is None else own
+        self._constraint, self._n, self._p, self._ranks = constraint, len(self._own), p, ranks
         self.numbers: Tensor | None = None  # (n,), NaN for clients that have not reported
         self.q: Tensor | None = None  # (n, w), or (1, w): the sum, while all clients report together
         self.columns: Tensor | None = None  # (w,): the coordinates that q has; None for all
+        self._summed = False  # whether q is that sum
 
-    def report(self, who: Tensor, number: Tensor, q: Tensor, columns: Tensor | None = None) -> None:
+    def report(
+        self,
+        who: Tensor,
+        number: Tensor,
+        q: Tensor,
+        columns: Tensor | None = None,
+        together: bool | None = None,
+    ) -> None:
         """Store what some of the clients report.
 
         Parameters
@@ -124,20 +145,24 @@ class LowerBound:
             Their vectors q_i, of shape (m, p), in float64.
         columns : Tensor, optional
             Coordinates, integers of shape (w,): q then has shape (m, w), and the q_i are zero elsewhere.
+        together : bool, optional
+            Whether all clients of all ranks report; by default whether those of this rank do.
         """
+        who, together = who - self._own.start, len(who) == self._n if together is None else together
         if self.numbers is None:
             self.numbers = torch.full((self._n,), torch.nan, dtype=torch.float64, device=number.device)
         self.numbers[who] = number.double()
         q = q.double()
-        if len(who) == self._n and (self.q is None or len(self.q) == 1):
-            self.q, self.columns = q.sum(0, keepdim=True), columns
+        if together and (self.q is None or self._summed):
+            self.q, self.columns, self._summed = q.sum(0, keepdim=True), columns, True
             return
-        if self.q is None or len(self.q) != self._n:
+        if self.q is None or self._summed:
             # So far all clients reported together, and their q_i were not stored one by one. Their numbers are
             # therefore discarded: the bound is None until every client has reported again.
             self.q, self.columns = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device), columns
             self.numbers = torch.full_like(self.numbers, torch.nan)
             self.numbers[who] = number.double()
+            self._summed = False
         if columns is self.columns:
             self.q[who] = q
         else:
@@ -184,10 +209,24 @@ class LowerBound:
         float or None
             A lower bound on F*; None until every client has reported.
         """
+        if self._ranks.size > 1:
+            return self._value_over_ranks()
         if self.numbers is None or self.q is None or bool(self.numbers.isnan().any()):
             return None
-        total = self._spread_out(self.q.sum(0, keepdim=True))[0]
-        return float(self.numbers.sum()) + least_product(self._constraint, -total)  # - max <q, u> = min <-q, u>
+        return self._proven(self.numbers.sum(), self._spread_out(self.q.sum(0, keepdim=True))[0])
+
+    def _proven(self, numbers: Tensor, q: Tensor) -> float:
+        """The bound, from the sums of the clients' numbers () and of their vectors (p,)."""
+        return float(numbers) + least_product(self._constraint, -q)  # - max <q, u> = min <-q, u>
+
+    def _value_over_ranks(self) -> float | None:
+        """`value`, from the reports to all ranks: NaN stands for those that are missing."""
+        assert self._p is not None
+        numbers, q = torch.full((), torch.nan, dtype=torch.float64), torch.zeros(self._p, dtype=torch.float64)
+        if self.numbers is not None and self.q is not None:
+            numbers, q = self.numbers.sum(), self._spread_out(self.q.sum(0, keepdim=True))[0]
+        numbers, q = self._ranks.sums(numbers, q)
+        return None if bool(numbers.isnan()) else self._proven(numbers, q)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors from which `load` can restore the bound, for a checkpoint.
@@ -197,8 +236,16 @@ class LowerBound:
         dict from str to Tensor
             The numbers of the clients and, where they are stored, their vectors q_i and their columns.
         """
-        held = {"numbers": self.numbers, "q": self.q, "columns": self.columns}
-        return {name: value for name, value in held.items() if value is not None}
+        found = {"numbers": self.numbers, "q": self.q, "columns": self.columns}
+        held = {name: value for name, value in found.items() if value is not None}
+        if self._ranks.size == 1:
+            return held
+        # Ranks report in the same rounds, so they store the same things: rows of clients, or the sum of their own.
+        each = self._ranks.collect(held)
+        if not each or not held:
+            return {}
+        q = torch.stack([theirs["q"] for theirs in each]).sum(0) if self._summed else _joined(each, "q")
+        return {"numbers": _joined(each, "numbers"), "q": q}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """Restore the bound from a checkpoint.
@@ -209,3 +256,17 @@ class LowerBound:
             What `state` returned.
         """
         self.numbers, self.q, self.columns = held.get("numbers"), held.get("q"), held.get("columns")
+        self._summed = self.q is not None and self.numbers is not None and len(self.q) < len(self.numbers)
+        if self._ranks.size == 1 or self.numbers is None or self.q is None:
+            return
+        own = slice(self._own.start, self._own.stop)
+        if not self._summed:
+            self.q = self.q[own]
+        elif not self._ranks.first:  # the sum of all clients is the first rank's
+            self.q = torch.zeros_like(self.q)
+        self.numbers = self.numbers[own]
+
+
+def _joined(each: list[dict[str, Tensor]], name: str) -> Tensor:
+    """The rows of all ranks."""
+    return torch.cat([theirs[name] for theirs in each])

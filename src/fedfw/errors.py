@@ -93,6 +93,17 @@ class NobodyTrainedError(RuntimeError):
     """
 
 
+class RankLostError(ConnectionError):
+    """Another process of a simulation that is shared by several is gone; `fedfw resume` goes on from a checkpoint.
+
+    Examples
+    --------
+    >>> from fedfw.errors import RankLostError
+    >>> issubclass(RankLostError, ConnectionError)
+    True
+    """
+
+
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """The error for something whose package is not installed: it says how to get it from fedfw's own repository.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,8 @@ from fedfw.data.base import Columns
 from fedfw.models import MODELS, is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
+from fedfw.problems.split import OnDemand
+from fedfw.ranks import ALONE, Ranks
 
 _FEW_LABELS = 3
 """Labels of a client in the default split."""
@@ -95,6 +98,7 @@ def load_problem(
     seed: int = 0,
     held_out: float = 0.0,
     rule: str | None = None,
+    ranks: Ranks = ALONE,
     **options: Any,
 ) -> Problem:
     """A problem by the names of its parts.
@@ -108,6 +112,8 @@ def load_problem(
         With this each client lends that fraction of its samples, which take the place of the test data.
     rule : str
         The former name of ``partition``, which is still understood.
+    ranks : Ranks
+        The processes among which the clients are divided; see `fedfw.join_ranks`.
 
     Returns
     -------
@@ -120,7 +126,7 @@ def load_problem(
     >>> problem.n, len(problem.start)
     (10, 650)
     """
-    refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out"))
+    refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
     if rule is not None and options.get("partition") is not None:
         raise TypeError("load_problem was given partition and rule, its former name: give partition alone")
     if rule is not None:
@@ -128,10 +134,12 @@ def load_problem(
         options["partition"] = rule
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
     data = load_data(wanted.dataset, wanted.data_dir, wanted.clients, seed, wanted.columns)
-    return make_problem(data, wanted, seed=seed, held_out=held_out)
+    return make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
 
 
-def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out: float = 0.0) -> Problem:
+def make_problem(
+    data: Data, options: ProblemOptions, *, seed: int = 0, held_out: float = 0.0, ranks: Ranks = ALONE
+) -> Problem:
     """The problem of some options on data that are loaded already.
 
     Parameters
@@ -144,6 +152,8 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         Fixes the split and the start.
     held_out : float
         With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
+    ranks : Ranks
+        The processes among which the clients are divided.
     """
     model = options.model or usual_model(data)
     rule = (options.partition or usual_partition(data, options.clients)).lower()
@@ -153,16 +163,21 @@ def make_problem(data: Data, options: ProblemOptions, *, seed: int = 0, held_out
         parts, lent = _lend(parts, held_out, seed, data.train)
     test = data.train.take(lent) if held_out else data.test.take()
     owners = (data.train if held_out else data.test).owners.get(rule)
+
+    def samples(part: Tensor) -> tuple[Tensor, Tensor]:
+        return kind.samples(data.train.take(part))
+
     return Problem(
         module,
         kind.loss,
-        [kind.samples(data.train.take(part)) for part in parts],
+        [OnDemand(len(part), partial(samples, part)) for part in parts],
         kind.samples(test),
         weights=[len(part) for part in parts] if options.weights == "samples" else None,
         convex=None if is_own(model) else kind.convex,  # a module may say it itself
         l2=options.l2,
         per=kind.per,
         test_owners=None if owners is None else owners[lent] if held_out else owners,
+        ranks=ranks,
     )
 
 

@@ -30,6 +30,7 @@ from fedfw.algorithms.parcels import parcel_readers
 from fedfw.atoms import Atom, TupleAtom, is_sparse
 from fedfw.compression import Compressor, Readers
 from fedfw.options import check_options
+from fedfw.ranks import ALONE, Ranks
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.sets.registry import as_set
@@ -248,6 +249,8 @@ class Plan:
         Whether the losses are known to be convex, so that lower bounds on the optimum can be proven.
     shapes : tuple of tuple of int
         The shapes of the parameters, one after the other in a vector; empty where they are not known.
+    ranks : Ranks
+        The processes that share the run: a step that adds up over clients adds up over ranks, too.
     watch : callable
         Lets the simulator time a part of a step: (name of the part, function) -> function.
     """
@@ -265,6 +268,7 @@ class Plan:
     horizon: int = 0
     convex: bool = False
     shapes: tuple[Shape, ...] = ()
+    ranks: Ranks = ALONE
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
     def oracle_tol(self, t: int) -> float:
@@ -441,7 +445,13 @@ class Aggregate:
 
     @classmethod
     def of(
-        cls, uploads: Sequence[Upload], n: int, like: Tensor, points: bool, beside: Mapping[str, int] | None = None
+        cls,
+        uploads: Sequence[Upload],
+        n: int,
+        like: Tensor,
+        points: bool,
+        beside: Mapping[str, int] | None = None,
+        count: int | None = None,
     ) -> Aggregate:
         """Add up uploads.
 
@@ -457,8 +467,10 @@ class Aggregate:
             Whether clients keep points of their own.
         beside : mapping of str to int, optional
             The vectors that come beside, by name, and their lengths.
+        count : int, optional
+            How many clients sent something, where some of them sent it to other ranks.
         """
-        count = sum(len(upload.who) for upload in uploads)
+        count = sum(len(upload.who) for upload in uploads) if count is None else count
         everyone, total = count == n, torch.zeros_like(like)
         sums = {name: like.new_zeros(size) for name, size in (beside or {}).items()}
         sent, weight, new = [], 0.0, None
@@ -477,6 +489,25 @@ class Aggregate:
                 total[upload.columns] -= upload.x.sum(0)
         sparse = everyone and all(is_sparse(atoms) for atoms in sent)
         return cls(count, everyone, total, sparse, sums, weight, new)
+
+    def over(self, ranks: Ranks) -> Aggregate:
+        """The same over all ranks, each of which has added up what its own clients sent."""
+        if ranks.size == 1:
+            return self
+        new = (0.0, 0.0) if self.new is None else (float(self.new), float(self.new.itemsize))
+        total, told = ranks.sum_with(self.total, (self.weight, float(self.sparse), *new))
+        weights, sparse, came, width = zip(*told, strict=True)
+        single = torch.float32 if max(width) == 4 else torch.float64
+        names = [name for name, vector in self.beside.items() if vector.numel()]
+        sums = dict(zip(names, ranks.sums(*(self.beside[name] for name in names)), strict=True)) if names else {}
+        return replace(
+            self,
+            total=total,
+            sparse=all(sparse),
+            beside={**self.beside, **sums},
+            weight=math.fsum(weights),
+            new=total.new_tensor([math.fsum(came)], dtype=single) if max(width) else None,
+        )
 
 
 def _add_up(atoms: Atom, weights: Tensor | None, into: Tensor) -> None:
@@ -622,7 +653,10 @@ class Algorithm(ABC):
     # --- a round ---
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        """What goes down to the clients ``who`` (m,), whose points the server knows to be x (m, p)."""
+        """What goes down to the clients ``who`` (m,), whose points the server knows to be x (m, p).
+
+        Where several ranks share a run, x has the points of those of them that this rank keeps.
+        """
         return server, Message(t, server.xbar)
 
     @abstractmethod
@@ -712,7 +746,8 @@ class GathersSums(ABC):
     ) -> tuple[Server, Gathered]:
         """The server's new memory and what it learns in round t, from the contributions of stacks of clients.
 
-        ``states`` is what the server knows of these clients: their sums are used and nothing else.
+        ``states`` is what the server knows of these clients: their sums are used and nothing else. Where several ranks
+        share a run, these are the clients of this rank, and ``plan.ranks`` adds up over all of them.
         """
 
     def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:

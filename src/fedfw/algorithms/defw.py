@@ -125,13 +125,14 @@ class DeFW(Scheduled):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        W = metropolis(self.graph, plan.n, state["x"].dtype, state["x"].device)
-        x = W @ state["x"]
+        points, own = plan.ranks.rows(state["x"])  # neighbours may be on other ranks
+        W = metropolis(self.graph, plan.n, points.dtype, points.device)[own]
+        x = W @ points
         _, a = gradient(x)
         slope = plan.n * a
-        d = W @ (state["d"] + slope - state["last"])
+        d = W @ plan.ranks.rows(state["d"] + slope - state["last"])[0]
         x = lmo(d).step(x, plan.rates(message.t).eta)
-        degrees = edges_of(self.graph, plan.n).sum(1)
+        degrees = edges_of(self.graph, plan.n).sum(1)[own]
         sent = ToNeighbours(shape=(x.shape[1],), batched=True, precision=x.dtype, values=x, degrees=degrees)
         return {"x": x, "d": d, "last": slope}, sent, None
 

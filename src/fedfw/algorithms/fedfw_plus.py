@@ -84,7 +84,8 @@ class FedFWPlus(Momentum, OracleAlgorithm):
             if owed is not None:
                 server = replace(server, vectors=vectors | {"owed": owed + vectors["rest"]})
             return server, Message(t, server.xbar)
-        ybar = ybar + (plan.lam_0 / plan.n) * (x - server.xbar).sum(0)
+        (apart,) = plan.ranks.sums((x - server.xbar).sum(0))
+        ybar = ybar + (plan.lam_0 / plan.n) * apart
         if owed is not None:
             ybar = ybar + plan.lam_0 * owed
             vectors = vectors | {"owed": torch.zeros_like(owed)}

@@ -63,16 +63,21 @@ class RoundSteps:
 
 
 def take_steps(
-    algorithm: Algorithm, plan: Plan, server: Server, message: Message, parties: Sequence[Party]
+    algorithm: Algorithm,
+    plan: Plan,
+    server: Server,
+    message: Message,
+    parties: Sequence[Party],
+    count: int | None = None,
 ) -> RoundSteps:
-    """One round of all parties."""
+    """One round of all parties; ``count`` says how many clients there are in those of all ranks."""
     states, uploads = [], []
     for party in parties:
         state, atoms, evidence = algorithm.client_step(plan, party.state, message, party.gradient, party.lmo)
         _refuse_non_finite(atoms, party.who, message.t)
         states.append(state)
         uploads.append(upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights))
-    return RoundSteps(states, uploads, step_server(algorithm, plan, server, uploads, message.t))
+    return RoundSteps(states, uploads, step_server(algorithm, plan, server, uploads, message.t, count))
 
 
 def upload_of(
@@ -89,10 +94,13 @@ def upload_of(
     return Upload(who, atoms, known["x"], evidence, columns, weights, known.get("visited"))
 
 
-def step_server(algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int) -> ServerStep:
-    """The server's step from the uploads of round t."""
+def step_server(
+    algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None = None
+) -> ServerStep:
+    """The server's step from the uploads of round t, and from those to other ranks; ``count`` clients sent them."""
     beside = algorithm.sends(t, len(server.xbar))
-    aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside)
+    aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside, count)
+    aggregate = aggregate.over(plan.ranks)
     after = algorithm.server_step(plan, server, aggregate, t)
     changed = bits_of(server.xbar) != bits_of(after.xbar)
     if not aggregate.sparse:

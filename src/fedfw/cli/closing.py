@@ -15,6 +15,7 @@ import torch.nn.functional as nnf
 from fedfw.advice import advise, compared
 from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
 from fedfw.config import RunConfig
+from fedfw.errors import RankLostError
 from fedfw.report.tables import aligned, human_bytes
 from fedfw.rounds.folders import PLOTS
 from fedfw.rounds.setup import feasible_start
@@ -36,6 +37,10 @@ def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, a
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with: fedfw resume {folder}", file=sys.stderr)
         return 130
+    except RankLostError as error:
+        raise RankLostError(f"{error}. Continue with: fedfw resume {folder}") from None
+    if not run.problem.ranks.first:
+        return 0
     seconds, optimum = time.monotonic() - begin, _optimum(run, folder)
     print("\n" + aligned(_closing_rows(run, config, seconds, optimum)))
     print(f"\nRun folder: {folder}")
@@ -50,7 +55,9 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
     if run.privacy is not None or run.history.last("loss") is None:
         return None
     try:
-        optimum = kept_optimum(folder) or quick_optimum(run.problem, run.algorithm.constraint)
+        optimum = kept_optimum(folder)
+        if optimum is None and run.problem.ranks.size == 1:
+            optimum = quick_optimum(run.problem, run.algorithm.constraint)
     except KeyboardInterrupt:  # somebody does not want to wait for it: the run itself is done
         return None
     if optimum is not None:
@@ -162,7 +169,8 @@ def _relative_consensus(run: Run) -> float | None:
 
 def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
     lines = []
-    if run.problem.convex and config.tol is None and not run.algorithm.contract.shares:
+    alone = run.problem.ranks.size == 1  # other ranks would have to help with the loss at the start
+    if alone and run.problem.convex and config.tol is None and not run.algorithm.contract.shares:
         lines += _where_drift_costs(run, config, folder)
     lines.append(f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN")
     return "\n".join(lines)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, read_table
 from fedfw.models import is_own
 from fedfw.options import Option
+from fedfw.ranks import Ranks, join_ranks
 
 _PREFIX = "option "
 """Of the names under which argparse keeps the flags: a command's own --tol or --out is then another one."""
@@ -63,6 +66,21 @@ def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | No
     known = (option.key for option in (all_options() if declared is None else declared).values())
     found = ((key, getattr(options, f"{_PREFIX}{key}", None)) for key in known)
     return {key: text for key, text in found if text is not None}
+
+
+def add_balance(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for runs that several processes share."""
+    help_ = "under torchrun: divide the clients among processes by samples, or by measured time [samples]"
+    parser.add_argument("--balance", choices=("samples", "time"), default="samples", help=help_)
+
+
+@contextmanager
+def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks]:
+    """The processes of a command that torchrun started, of which the first one speaks for all."""
+    with join_ranks(options.balance, "cpu" if device is None else str(device)) as ranks:
+        if not ranks.first:
+            warnings.simplefilter("ignore")
+        yield ranks
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

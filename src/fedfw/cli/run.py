@@ -9,8 +9,9 @@ from itertools import count
 from pathlib import Path
 
 from fedfw.cli.closing import CONFIG, run_to_the_end
-from fedfw.cli.flags import add_file, add_flags, configured
+from fedfw.cli.flags import add_balance, add_file, add_flags, configured, joined
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, rooted, run_options
+from fedfw.ranks import Ranks
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
 from fedfw.simulation import Simulation
@@ -22,24 +23,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_flags(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]")
+    add_balance(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Start a new run."""
     config = configured(options)
+    with joined(options, config.device) as ranks:
+        return _run(config, options, ranks)
+
+
+def _run(config: RunConfig, options: argparse.Namespace, ranks: Ranks) -> int:
     data = load(config)
     config = rooted(completed(config, data))
-    folder = options.out or _new_folder(config)
-    if (folder / CONFIG).exists():
+    folder = options.out or Path(ranks.tell(str(_new_folder(config))))
+    if ranks.first and (folder / CONFIG).exists():
         raise ValueError(f"{folder} already holds a run: give another --out, or continue it: fedfw resume {folder}")
-    problem, algorithm = build_problem(config, data), build_algorithm(config)
+    problem, algorithm = build_problem(config, data, ranks=ranks), build_algorithm(config)
     del data  # the problem has what it needs of it
-    kept = RunFolder(folder)
+    kept = RunFolder(folder) if ranks.first else None
     # It refuses what makes no sense, before anything is written.
     simulation = Simulation(problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()])
-    kept.claim()
-    write_atomically(folder / CONFIG, config.to_toml().encode())
+    if kept is not None:
+        kept.claim()
+        write_atomically(folder / CONFIG, config.to_toml().encode())
     return run_to_the_end(simulation, config, folder, as_json=options.json)
 
 

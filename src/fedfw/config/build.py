@@ -15,6 +15,7 @@ from fedfw.models import is_own, kind_of
 from fedfw.options import options_of
 from fedfw.presets import make_problem, usual_model, usual_partition
 from fedfw.problems import Problem
+from fedfw.ranks import ALONE, Ranks
 from fedfw.sets import ConstraintSet, Product, parse_set
 from fedfw.sets.layers import NetworkSet
 from fedfw.tuning import Trial, points_of
@@ -77,9 +78,9 @@ def _refuse_foreign_options(config: RunConfig, algorithm: type[Algorithm]) -> No
             raise ValueError(f"{key} goes with {', '.join(owners(name))}, not with {algorithm.name}")
 
 
-def build_problem(config: RunConfig, data: Data, held_out: float = 0.0) -> Problem:
-    """The data divided among the clients, with the model."""
-    return make_problem(data, config, seed=config.seed, held_out=held_out)
+def build_problem(config: RunConfig, data: Data, held_out: float = 0.0, ranks: Ranks = ALONE) -> Problem:
+    """The data divided among the clients, with the model, and the clients among ranks."""
+    return make_problem(data, config, seed=config.seed, held_out=held_out, ranks=ranks)
 
 
 def constraint_of(config: RunConfig) -> ConstraintSet | Product:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
+from fedfw.problems.split import OnDemand
 from fedfw.problems.stacks import Samples
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -28,6 +29,8 @@ def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
 
     Targets that are small integers become int64, which torch asks of class numbers.
     """
+    if isinstance(data, OnDemand):
+        data = data.read()
     if isinstance(data, torch.utils.data.TensorDataset):
         data = data.tensors
     if isinstance(data, torch.utils.data.Dataset):

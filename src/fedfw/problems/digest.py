@@ -6,15 +6,16 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedfw.problems.problem import Problem
-from fedfw.problems.regularised import RegularisedLosses
 from fedfw.sets.product import Product
+
+if TYPE_CHECKING:
+    from fedfw.problems.problem import Problem
 
 _WRITTEN_OUT = 8
 """Entries up to which a tensor is written out; larger ones are told by type, shape and digest."""
@@ -113,11 +114,17 @@ def describe_problem(problem: Problem) -> dict[str, str]:
     >>> describe_problem(fedfw.testing.two_quadratics())["weights"]
     '[0.5, 0.5]'
     """
-    losses = problem.losses
-    l2 = losses.l2 if isinstance(losses, RegularisedLosses) else 0.0
+    # One digest a tensor: ranks hash their own, and all of them together are the same however they are divided.
+    each = [digest_of([tensor]) for tensor in problem.losses.data()]
+    if problem.losses.countable:
+        each = [one for theirs in problem.ranks.exchange(each) for one in theirs]
+    if problem.tests_split:
+        tests = problem.test_digest
+    else:
+        tests = "none" if problem.test_data is None else digest_of(problem.test_data)
     return {
-        **describe_model(problem.model, problem.loss, l2, problem.weights),
+        **describe_model(problem.model, problem.loss, problem.l2, problem.weights),
         "convex": repr(problem.convex),
-        "data": digest_of(losses.data()),
-        "test data": "none" if problem.test_data is None else digest_of(problem.test_data),
+        "data": hashlib.sha256(" ".join(each).encode()).hexdigest()[:16],
+        "test data": tests,
     }

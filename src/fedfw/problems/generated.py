@@ -16,15 +16,26 @@ _NUMBERS_AT_ONCE = 2**26
 
 
 class GeneratedLosses(ClientLosses):
-    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them, in the dtype of ``like``."""
+    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them, in the dtype of ``like``.
+
+    A rank has those ``own`` of all n clients; by default that is everyone.
+    """
 
     countable = False
 
-    def __init__(self, n: int, make: Make, losses_of: Callable[[Stack], ClientLosses], like: Tensor) -> None:
-        self.n, self._make, self._losses_of, self._like = n, make, losses_of, like
+    def __init__(
+        self,
+        n: int,
+        make: Make,
+        losses_of: Callable[[Stack], ClientLosses],
+        like: Tensor,
+        own: range | None = None,
+    ) -> None:
+        self._all_clients, self._own = n, range(n) if own is None else own
+        self.n, self._make, self._losses_of, self._like = len(self._own), make, losses_of, like
         inputs, _ = make(torch.zeros(1, dtype=torch.int64))
         self._samples, self._numbers = inputs.shape[1], inputs.numel()
-        self.sizes = torch.tensor(self._samples).expand(n)
+        self.sizes = torch.tensor(self._samples).expand(self.n)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
@@ -46,10 +57,10 @@ class GeneratedLosses(ClientLosses):
         return torch.cat(parts)
 
     def data(self) -> Iterator[Tensor]:
-        yield from self._make(torch.tensor([0, self.n - 1]))  # of all of them it would take long
+        yield from self._make(torch.tensor([0, self._all_clients - 1]))  # of all of them it would take long
 
     def to(self, device: torch.device) -> GeneratedLosses:
-        return GeneratedLosses(self.n, self._make, self._losses_of, self._like.to(device))
+        return GeneratedLosses(self._all_clients, self._make, self._losses_of, self._like.to(device), self._own)
 
     def _pieces(self, who: Tensor) -> Iterator[Tensor]:
         at_once = max(1, _NUMBERS_AT_ONCE // self._numbers)
@@ -61,7 +72,7 @@ class GeneratedLosses(ClientLosses):
 
     def _stacked(self, who: Tensor) -> ClientLosses:
         device = self._like.device
-        made = (t.to(self._like if t.is_floating_point() else device) for t in self._make(who.cpu()))
+        made = (t.to(self._like if t.is_floating_point() else device) for t in self._make(who.cpu() + self._own.start))
         inputs, targets = made
         sizes = torch.full((len(who),), self._samples, device=device)
         return self._losses_of(Stack(torch.arange(len(who), device=device), inputs, targets, sizes))

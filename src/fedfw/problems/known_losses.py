@@ -167,11 +167,13 @@ class KnownLoss:
             masses = weight.to(targets.device)[targets.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
         return masses.flatten(2).mean(2) if masses.ndim > 2 else masses
 
-    def settled(self, targets: Sequence[Tensor]) -> KnownLoss:
-        """The same without the class -100, which torch ignores unless it is told otherwise, where nobody has it."""
-        if self.ignored is None or "ignore_index" in self.options or any(bool((y == -100).any()) for y in targets):
-            return self
-        return replace(self, ignored=None)
+    def ignores_some(self, targets: Sequence[Tensor]) -> bool:
+        """Whether the class that is ignored was chosen, or somebody has -100, which torch ignores by itself."""
+        return "ignore_index" in self.options or any(bool((y == -100).any()) for y in targets)
+
+    def settled(self, ignores_some: bool) -> KnownLoss:
+        """The same without an ignored class, where nobody has it."""
+        return self if self.ignored is None or ignores_some else replace(self, ignored=None)
 
     def converted(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """Targets in the type that the function takes: int64 class numbers, or numbers in the model's ``dtype``."""

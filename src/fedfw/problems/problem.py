@@ -28,14 +28,17 @@ from fedfw.problems.checks import (
 )
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.cox import CoxLosses
+from fedfw.problems.digest import digest_of
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
 from fedfw.problems.known_losses import LossFunction, Per, floor_of, known_loss
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
+from fedfw.problems.split import SplitLosses, own_clients, size_of, speed_of
 from fedfw.problems.stacks import Stack
 from fedfw.problems.survival import concordance, cox_loss
+from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet, shapes_of
 from fedfw.sets.registry import as_set
 
@@ -72,6 +75,9 @@ class Problem:
         samples, such as BatchNorm without running statistics, are treated in the same way, and so is `cox_loss`.
     test_owners
         (m,) whose each of the m test samples is: concordance is then given for each of them, too.
+    ranks
+        The processes among which clients and test samples are divided (`fedfw.join_ranks`). Every rank is given the
+        same clients and reads the data of its own: those of a torch dataset are not looked at by the others.
 
     Examples
     --------
@@ -103,6 +109,7 @@ class Problem:
         l2: float = 0.0,
         per: Per = "sample",
         test_owners: Tensor | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -120,10 +127,11 @@ class Problem:
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
         dtype = parameters[0].dtype
-        samples = [samples_of(data, f"client {i}", dtype) for i, data in enumerate(clients)]
+        self.ranks, own = ranks, self._own(clients, ranks)
+        samples = [samples_of(clients[i], f"client {i}", dtype) for i in own]
         self.shapes: Shapes = shapes_of(self.model)
         self.start = flatten(parameters)
-        self.weights = normalised_weights(weights, len(samples))
+        self.weights = normalised_weights(weights, len(clients))
         self.test_data = None if test is None else samples_of(test, "the test data", dtype)
         tested = 0 if self.test_data is None else len(self.test_data[0])
         if test_owners is not None and test_owners.shape != (tested,):
@@ -135,16 +143,18 @@ class Problem:
         known = known_loss(loss, per)
         linear = is_linear(self.model)
         if known is not None:
-            samples = fit_targets(known, self.model, samples, [f"client {i}" for i in range(len(samples))], dtype)
+            samples = fit_targets(known, self.model, samples, [f"client {i}" for i in own], dtype)
             if self.test_data is not None:
                 (self.test_data,) = fit_targets(known, self.model, [self.test_data], ["the test data"], dtype)
-            known = known.settled([y for _, y in samples] + ([] if self.test_data is None else [self.test_data[1]]))
+            targets = [y for _, y in samples] + ([] if self.test_data is None else [self.test_data[1]])
+            known = known.settled(any(ranks.exchange(known.ignores_some(targets))))
         refuse_misfit(self.model, known or loss, samples, [0] if linear else tried_clients(len(samples)))
         if not linear and mixes_samples(self.model, samples):
             per = "client"
         if known is None and per == "sample":
             refuse_no_mean(self.model, loss, samples)
         self._known = known
+        self._keep_own_tests(per)
         self.floor = 0.0 if survival else floor_of(loss)  # what F is never below, where that is known
         derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
         squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
@@ -159,11 +169,35 @@ class Problem:
             self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per)
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
+        self.l2 = l2
+        if ranks.size > 1:
+            sizes = torch.tensor([size_of(data) for data in clients])
+            self.losses = SplitLosses(self.losses, own, len(clients), sizes)
         self.convex = declared_convex(self.model, loss) if convex is None else convex
         self.classes = softmax_classes(self.model, loss)
         self._smoothness: list[float | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
+
+    def _own(self, clients: Sequence[Any], ranks: Ranks) -> range:
+        """The clients that this rank keeps."""
+        if ranks.size == 1:
+            return range(len(clients))
+
+        def speed(i: int) -> float:
+            alone = Problem(self.model, self.loss, [clients[i]]).to(ranks.device)
+            return speed_of(alone.losses, alone.start)
+
+        return own_clients(ranks, [size_of(data) for data in clients], speed)
+
+    def _keep_own_tests(self, per: Per) -> None:
+        """Keep this rank's share of the test data, unless a loss compares them all with each other."""
+        k, self.tests_split = self.ranks.size, False
+        if k > 1 and self.test_data is not None and per == "sample" and len(self.test_data[0]) >= 2 * k:
+            self.tests_split, self.test_digest = True, digest_of(self.test_data)
+            count = len(self.test_data[0])
+            part = slice(count * self.ranks.rank // k, count * (self.ranks.rank + 1) // k)
+            self.test_data = tuple(tensor[part].clone() for tensor in self.test_data)  # type: ignore[assignment]
 
     @classmethod
     def from_losses(
@@ -172,6 +206,7 @@ class Problem:
         start: Tensor,
         weights: Sequence[float] | Tensor | None = None,
         convex: bool | None = None,
+        ranks: Ranks = ALONE,
     ) -> Problem:
         """Clients given as differentiable functions of one tensor of ``start``'s shape, each to a scalar."""
         if not len(losses):
@@ -183,7 +218,11 @@ class Problem:
         problem.start = start.detach().clone().flatten()
         problem.weights = normalised_weights(weights, len(losses))
         problem.test_data = problem.test_owners = None
-        problem.losses = FunctionLosses(losses, tuple(start.shape))
+        problem.tests_split, problem.l2, problem.ranks = False, 0.0, ranks
+        own = own_clients(ranks, [1] * len(losses), lambda i: 1.0)
+        problem.losses = FunctionLosses(losses[own.start : own.stop], tuple(start.shape))
+        if ranks.size > 1:
+            problem.losses = SplitLosses(problem.losses, own, len(losses), None)
         problem.convex = convex
         problem.classes = problem._known = problem.floor = None
         problem._smoothness = []
@@ -199,6 +238,7 @@ class Problem:
         test: Any = None,
         convex: bool | None = None,
         per: Per = "sample",
+        ranks: Ranks = ALONE,
     ) -> Problem:
         """So many clients whose samples are made from their numbers when they take part.
 
@@ -221,9 +261,17 @@ class Problem:
             model = model_on(stack.inputs.device)
             return ModuleLosses(model, loss, problem.shapes, [stack], stack.sizes, known, first.per)
 
-        problem.losses = GeneratedLosses(clients, make, losses_of, problem.start)
+        own = own_clients(ranks, [1] * clients, lambda i: 1.0)
+        problem.losses = GeneratedLosses(clients, make, losses_of, problem.start, own)
         problem.losses.per, problem.losses.weighs = first.per, first.weighs
         problem.weights = normalised_weights(None, clients)
+        problem.ranks = ranks
+        if ranks.size > 1:
+            problem._keep_own_tests(per)
+            sizes = problem.losses.sizes
+            problem.losses = SplitLosses(
+                problem.losses, own, clients, None if sizes is None else sizes[:1].expand(clients)
+            )
         return problem
 
     @property
@@ -277,14 +325,19 @@ class Problem:
         """
         shape, x = x.shape, x.flatten()
         who = self.losses.everyone(x.device)
-        weights = self.weights.to(torch.float64 if exact else x.dtype)
+        weights = self._own_weights(who).to(torch.float64 if exact else x.dtype)
         oracle = WeightedGradient(self.losses, weights, who, lambda: None, round_)
-        values, gradients = oracle(x.expand(self.n, -1), exact=exact)
+        values, gradients = oracle(x.expand(len(who), -1), exact=exact)
         gradient = gradients.sum(0)
         if not bool(gradient.isfinite().all()):
-            clients = (~gradients.isfinite().all(1)).nonzero().flatten().tolist()
+            clients = who[~gradients.isfinite().all(1)].tolist()
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
-        return float(values.double().sum()), gradient.reshape(shape)
+        value, gradient = self.ranks.sums(values.double().sum(), gradient)
+        return float(value), gradient.reshape(shape)
+
+    def _own_weights(self, who: Tensor) -> Tensor:
+        """The weights (m,) of everyone whom this rank keeps."""
+        return self.weights if self.ranks.size == 1 else self.weights[who]
 
     def works_in_float64(self) -> bool:
         """Whether losses and gradients can be worked out in float64, which is found by a trial at the start."""
@@ -299,14 +352,20 @@ class Problem:
     def value(self, x: Tensor) -> float:
         """F at one point x, flat (p,) or in the parameter's shape."""
         who = self.losses.everyone(x.device)
-        return float((self.losses.value(x.flatten().expand(self.n, -1), who).double() * self.weights).sum())
+        return self.value_at(x.flatten().expand(len(who), -1))
+
+    def value_at(self, points: Tensor) -> float:
+        """sum_i w_i f_i(x_i), with a point (m, p) for everyone whom this rank keeps."""
+        who = self.losses.everyone(points.device)
+        values = self.losses.value(points, who).double()
+        return float(self.ranks.sums((values * self._own_weights(who)).sum())[0])
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
         if not self._smoothness:
-            each = self.losses.smoothness()
-            worst = None if each is None else self.n * float((self.weights.cpu() * each.cpu()).max())
-            self._smoothness.append(worst)
+            each, who = self.losses.smoothness(), self.losses.everyone(self.weights.device)
+            worst = None if each is None else self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
+            self._smoothness.append(None if worst is None else max(self.ranks.exchange(worst)))
         return self._smoothness[0]
 
     def test(self, x: Tensor) -> Test:
@@ -339,6 +398,9 @@ class Problem:
                     judged_here = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
                     right += int((guess == wanted)[judged_here].sum())
                     judged += int(judged_here.sum())
+        if self.tests_split:
+            sums = torch.tensor([total, mass, right, judged], dtype=torch.float64)
+            total, mass, right, judged = self.ranks.sums(sums)[0].tolist()
         if self.loss is cox_loss:
             return Test(total / mass, None, concordance(outputs, targets), self._concordances(outputs))
         return Test(total / mass, right / judged if judged else None)

@@ -38,6 +38,7 @@ from fedfw.certificates import LowerBound, frank_wolfe_gap
 from fedfw.checks import bits_of
 from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
+from fedfw.rounds.split import SplitMemory
 from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire, encoded
 
@@ -82,12 +83,16 @@ class Round:
     """The version of the message that each client holds, in that order."""
     version: int = 0
     """The version of the last message of this round."""
+    together: bool = False
+    """Whether all clients of all ranks take part, as one group."""
     eta: float | None = None
     """The step size, where the server worked it out."""
     message: Message | None = None
     gathered: Gathered | None = None
     anchor_gap: float | None = None
     """The Frank-Wolfe gap at xbar before the step, where a gathered sum gave the gradient of F."""
+    own_traffic: Traffic = field(default_factory=lambda: Traffic())
+    """What arrived at this rank."""
     uploads: list[Upload] = field(default_factory=list)
     known: list[State | None] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
@@ -114,9 +119,11 @@ class Round:
         self.uploads.append(upload)
         self.known.append(state)
         count = len(upload.who)
-        self.traffic.bytes_up += upload.atoms.nbytes
         numbers = int(with_loss) + int(upload.evidence is not None)
-        self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
+        nbytes, evidence = upload.atoms.nbytes, count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
+        for traffic in (self.traffic, self.own_traffic):
+            traffic.bytes_up += nbytes
+            traffic.evidence_up += evidence
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold of a round that ended with its gathered sum, beside the coordinator's memory."""
@@ -185,7 +192,7 @@ class Coordinator:
         self.wire = Wire(self.server.xbar, start.dtype)
         self.holds: Versions = np.zeros(plan.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
-        self.bound = LowerBound(plan.constraint, plan.n, len(start))
+        self.bound = self._new_bound()
         self.best_bound = self._floor
         """The largest proven lower bound on the optimum."""
         self.dense_sums = 0
@@ -193,18 +200,24 @@ class Coordinator:
         self.curvature = 0.0
         """The average of what clients told, where step sizes come from it (`fedfw.algorithms.pacing`)."""
 
+    def _new_bound(self) -> LowerBound:
+        own = self.memory.own if isinstance(self.memory, SplitMemory) else None
+        return LowerBound(self.plan.constraint, self.plan.n, len(self._start), self.plan.ranks, own)
+
     # --- a round, step by step ---
 
-    def open(self, t: int, groups: Sequence[Tensor], at: Rows | None = None) -> Round:
+    def open(self, t: int, groups: Sequence[Tensor], at: Rows | None = None, *, together: bool = False) -> Round:
         """Step 1: round t with the clients of these groups, rows (m,) of the memory each.
 
-        ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be asked.
+        ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be asked. Where several
+        ranks share a run the groups are of this rank's clients, and ``at`` of all; ``together`` says whether everyone
+        takes part, as one group.
         """
         few = self.memory.columns is not None
         states = [] if few else [self.memory.gather(rows) for rows in groups]
         at = _on_host(groups) if at is None else at
         bases = self.holds[at].copy()
-        return Round(t, list(groups), states, self.server, self.server, at, bases, eta=self.plan.eta)
+        return Round(t, list(groups), states, self.server, self.server, at, bases, eta=self.plan.eta, together=together)
 
     def plan_of(self, now: Round) -> Plan:
         """The plan with the step size of a round, which another round that was closed meanwhile does not change."""
@@ -235,12 +248,13 @@ class Coordinator:
             self.memory.scatter(rows, self._rebuilt(state))
         if self.server.xbar is not xbar:
             self.wire.stepped(bits_of(self.server.xbar) != bits_of(xbar))
-        now.at = now.at if sum(map(len, groups)) == len(now.bases) else _on_host(groups)
+        now.at = self._at(now, groups)
         self.holds[now.at] = now.version
         now.bases = self.holds[now.at].copy()
         count = len(now.bases)
         whole = self.wire.dense_nbytes
-        now.traffic.bytes_up += sum(len(one.loss) * whole if one.sent is None else one.sent.nbytes for one in sent)
+        own = sum(len(one.loss) * whole if one.sent is None else one.sent.nbytes for one in sent)
+        now.traffic.bytes_up += sum(self.plan.ranks.exchange(own))
         now.traffic.evidence_up += count * (DIGEST_NBYTES + NUMBER_NBYTES)
         now.gathered, now.before, now.after = learnt, self.server, self.server
         self.dense_sums += 1
@@ -253,12 +267,13 @@ class Coordinator:
     def announce(self, now: Round, *, wants_evidence: bool = False) -> Message:
         """Step 3: what goes down to the clients of the round."""
         columns = None
+        who = now.who if self.plan.ranks.size == 1 else torch.from_numpy(np.arange(self.plan.n)[now.at])
         if now.states:
             x = now.states[0]["x"] if len(now.states) == 1 else torch.cat([state["x"] for state in now.states])
         else:
             columns, x = self.memory.columns, self.points(now.who)
         now.before = self.server
-        now.after, message = self._broadcast(self.server, now.who, x, columns, now.t)
+        now.after, message = self._broadcast(self.server, who, x, columns, now.t)
         now.message = replace(message, wants_evidence=True) if wants_evidence else message
         return now.message
 
@@ -324,11 +339,11 @@ class Coordinator:
         replayed : bool
             Whether the next replay overwrites what this step added up.
         """
-        if not now.uploads:
+        if not now.uploads and step is None:
             return
         assert now.message is not None
-        arrived = sum(len(upload.who) for upload in now.uploads)
         step = self.step(now, now.uploads) if step is None else step
+        self._count_other_ranks(now)
         self._learn(now)
         plan = self.plan_of(now)
         for upload, state in zip(now.uploads, now.known, strict=True):
@@ -336,7 +351,7 @@ class Coordinator:
                 self._follow(plan, upload, now.message)
             else:
                 self.memory.scatter(upload.who, state)
-        self.holds[now.at if arrived == len(now.bases) else _on_host([u.who for u in now.uploads])] = now.version
+        self.holds[self._at(now, [upload.who for upload in now.uploads])] = now.version
         rates = self.algorithm.repeatable(plan, step.aggregate, now.t) if step.support is not None else None
         repeat = None if rates is None or replayed else Repeat(*rates, step.aggregate.total)
         self.wire.stepped(step.changed, None if rates is None else step.support, repeat, wide=step.wide)
@@ -345,6 +360,22 @@ class Coordinator:
         if self.algorithm.tells:
             eta, self.curvature = self.algorithm.next_eta(plan, self.curvature, step.aggregate, now.t)
             self.plan = replace(self.plan, eta=eta)
+
+    def _count_other_ranks(self, now: Round) -> None:
+        """Add what arrived at other ranks to the round's traffic."""
+        if self.plan.ranks.size == 1:
+            return
+        own = now.own_traffic
+        for up, evidence in self.plan.ranks.exchange([own.bytes_up, own.evidence_up]):
+            now.traffic.bytes_up += up
+            now.traffic.evidence_up += evidence
+        now.traffic.bytes_up -= own.bytes_up
+        now.traffic.evidence_up -= own.evidence_up
+
+    def _at(self, now: Round, groups: Sequence[Tensor]) -> Rows:
+        """The clients of a round that arrived, on the host; those of other ranks are never lost on the way."""
+        whole = self.plan.ranks.size > 1 or sum(map(len, groups)) == len(now.bases)
+        return now.at if whole else _on_host(groups)
 
     def _follow(self, plan: Plan, upload: Upload, message: Message) -> None:
         """Work out what clients hold that sent this."""
@@ -377,8 +408,11 @@ class Coordinator:
     def _learn(self, now: Round) -> None:
         """Update the certificate from the evidence that came with the uploads."""
         assert now.message is not None
+        if not self.convex:
+            return
+        together = now.together if self.plan.ranks.size > 1 and now.message.wants_evidence else None
         for upload in now.uploads:
-            if upload.evidence is None or not self.convex:
+            if upload.evidence is None:
                 continue
             q, columns = upload.evidence.q, None
             if q is None:
@@ -386,8 +420,15 @@ class Coordinator:
                 state, message = self.known(upload.who), narrow_message(now.message, columns)
                 q = self.algorithm.known_direction(self.plan, state, message)
             if q is not None:
-                self.bound.report(upload.who, upload.evidence.number, q, columns)
-                self.improve(self.bound.value())
+                self.bound.report(upload.who, upload.evidence.number, q, columns, together)
+                if together is None:
+                    self.improve(self.bound.value())
+        if together is None:
+            return
+        if not now.uploads:  # all ranks store reports in the same form
+            nobody = self.server.xbar.new_zeros(0, dtype=torch.float64)
+            self.bound.report(nobody.long(), nobody, nobody.reshape(0, len(self.server.xbar)), None, together)
+        self.improve(self.bound.value())
 
     # --- clients that come and go ---
 
@@ -419,7 +460,7 @@ class Coordinator:
         self.server = widen_server(regrouped, self.server, narrow, columns)
         self.wire.stepped(bits_of(before) != bits_of(self.server.xbar))
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
-        self.bound, self.best_bound = LowerBound(self.plan.constraint, self.plan.n, len(before)), self._floor
+        self.bound, self.best_bound = self._new_bound(), self._floor
 
     # --- checkpoints ---
 
@@ -444,16 +485,19 @@ class Coordinator:
         device = self.server.xbar.device
         memory = {name: value.to(device) for name, value in part(held, "memory").items()}
         start = self.algorithm.start_clients(self._start[None].clone())
-        self.memory = load_memory(self.memory, start, memory)
+        if isinstance(self.memory, SplitMemory):
+            self.memory.load(memory)
+        else:
+            self.memory = load_memory(self.memory, start, memory)
         server = {name: value.to(device) for name, value in part(held, "server").items()}
         self.server = Server(server.pop("xbar"), server)
         self.wire.load(part(held, "wire"))
-        self.bound = LowerBound(self.plan.constraint, self.memory.n, len(self._start))
+        self.plan = replace(self.plan, n=self.memory.n)
+        self.bound = self._new_bound()
         self.bound.load({name: value.to(device) for name, value in part(held, "bound").items()})
         self.holds = held["holds"].numpy().copy()
         bound, sums = held["numbers"].tolist()
         self.best_bound, self.dense_sums = None if bound != bound else bound, int(sums)
-        self.plan = replace(self.plan, n=self.memory.n)
         if "pace" in held:
             eta, self.curvature = held["pace"].tolist()
             self.plan = replace(self.plan, eta=eta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedfw.lipschitz import certified_accuracy, lipschitz_bound
@@ -50,4 +51,9 @@ def certified(problem: Problem, x: Tensor, options: Options) -> dict[str, Any]:
     model = problem.trained(x)
     constant = lipschitz_bound(model)
     shares = certified_accuracy(model, problem.test_data, options.radii, constant)
+    if problem.tests_split:
+        count = len(problem.test_data[0])
+        sums = torch.tensor([count, *(share * count for share in shares.values())], dtype=torch.float64)
+        tested, *right = problem.ranks.sums(sums)[0].tolist()
+        shares = {radius: found / tested for radius, found in zip(shares, right, strict=True)}
     return {"lipschitz": constant, "certified": {f"{radius:g}": share for radius, share in shares.items()}}

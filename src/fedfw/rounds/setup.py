@@ -57,26 +57,30 @@ class StartingGradients:
 
     @cached_property
     def _gradients(self) -> Tensor:
-        """grad f_i (n, p)."""
-        losses, n = self._problem.losses, self._problem.n
+        """grad f_i (m, p) of everyone whom this rank keeps."""
+        losses = self._problem.losses
         if not losses.countable:
             raise ValueError(
                 'penalty="auto" asks all clients for their gradient, and these are too many: give a number'
             )
         who = losses.everyone(self._x.device)
-        values, gradients = losses.value_and_gradient(self._x.expand(n, -1), who, None)
+        values, gradients = losses.value_and_gradient(self._x.expand(len(who), -1), who, None)
         refuse_non_finite(values, gradients, who, 0)
         return gradients
 
     def heterogeneity(self) -> float:
         """zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
-        weights = self._problem.weights.to(self._x.dtype) * self._problem.n
+        problem, x = self._problem, self._x
+        weights = problem.weights[problem.losses.everyone(x.device)].to(x.dtype) * problem.n
         gradients = self._gradients * weights[:, None]
-        return float((gradients - gradients.mean(0)).double().square().sum(1).mean().sqrt())
+        (mean,) = problem.ranks.sums(gradients.sum(0) / problem.n)
+        (squares,) = problem.ranks.sums((gradients - mean).double().square().sum())
+        return math.sqrt(float(squares) / problem.n)
 
     def steepness(self) -> float:
         """The root mean square of ||grad h_i||."""
-        each = [steepness_of(gradient) for gradient in self._gradients]
+        own = [steepness_of(gradient) for gradient in self._gradients]
+        each = [one for theirs in self._problem.ranks.exchange(own) for one in theirs]
         return mean_steepness(each, self._problem.weights.tolist())
 
 

@@ -70,7 +70,7 @@ def can_be_replayed(problem: Problem, participation: Participation, options: Opt
     same_work = participation.everyone and options.batch_size is None and not options.relax and options.promise is None
     # The atoms of several steps are weighed before they are sent: that is looking at them.
     one_step = plan.schedule is None or plan.local_steps == 1
-    return problem.start.is_cuda and problem.losses.plain_kernels and same_work and one_step
+    return problem.ranks.size == 1 and problem.start.is_cuda and problem.losses.plain_kernels and same_work and one_step
 
 
 def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
@@ -78,13 +78,14 @@ def _refuse_what_does_not_fit(problem: Problem, participation: Participation, op
     if few_take_part(problem, participation, options):
         return
     tensors, start = 4, problem.start
-    needed = tensors * problem.n * start.numel() * start.element_size()
+    own = len(problem.losses.everyone(start.device))
+    needed = tensors * own * start.numel() * start.element_size()
     if start.device.type == "cuda":
         there = torch.cuda.get_device_properties(start.device).total_memory
     else:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise ValueError(
-            f"{problem.n} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
+            f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
             f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
         )

@@ -8,9 +8,11 @@ from fedfw.algorithms.base import Algorithm
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import ClientOracles, PlainOracles
 from fedfw.problems.problem import Problem
+from fedfw.problems.split import SplitLosses
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedRows
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
+from fedfw.rounds.split import SplitMemory
 from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.refusals import few_take_part
 
@@ -19,9 +21,14 @@ def new_memory(
     problem: Problem, algorithm: Algorithm, participation: Participation, options: Options, start: Tensor
 ) -> ClientMemory:
     """A row for everyone who begins at start (p,), or only for clients that take part where those are few."""
+    losses, first = problem.losses, algorithm.start_clients(start[None].clone())
+    own = losses.own if isinstance(losses, SplitLosses) else range(problem.n)
+    memory: ClientMemory
     if few_take_part(problem, participation, options):
-        return TouchedRows(problem.n, algorithm.start_clients(start[None].clone()))
-    return EveryRow(algorithm.start_clients(start.repeat(problem.n, 1)))
+        memory = TouchedRows(len(own), first)
+    else:
+        memory = EveryRow(algorithm.start_clients(start.repeat(len(own), 1)))
+    return memory if problem.ranks.size == 1 else SplitMemory(memory, own, problem.n, first, problem.ranks)
 
 
 def plan_privacy(

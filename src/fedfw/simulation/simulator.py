@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ from fedfw.simulation.callbacks.budget import Budget
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.early_stop import EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
+from fedfw.simulation.callbacks.first_rank import OnFirstRank
 from fedfw.simulation.callbacks.progress import Progress
 from fedfw.simulation.groups import constraint_groups
 from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions
@@ -101,7 +103,7 @@ def simulate(
     refuse_strange(progress)
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
-    folder = None if out is None else RunFolder(Path(out), resume)
+    folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
     watched = [*_listed(callbacks), *_watchers(progress)]
     return Simulation(problem, algorithm, Options(**options), folder=folder, callbacks=watched).run()
 
@@ -154,7 +156,8 @@ class Simulation:
         self.algorithm = algorithm.resolved(setting)
         self.privacy = plan_privacy(self.problem, self.algorithm, self.constraint, self.participation, options)
         self.clock = Stopwatch(device)
-        plan = replace(self.algorithm.plan(setting), watch=self.clock.timed)
+        self.ranks = problem.ranks
+        plan = replace(self.algorithm.plan(setting), watch=self.clock.timed, ranks=self.ranks)
         self.certificate = certificate_of(self.problem, self.algorithm, options)
         memory = new_memory(self.problem, self.algorithm, self.participation, options, start)
         plan = replace(plan, convex=self.certificate.proves)
@@ -163,6 +166,7 @@ class Simulation:
         )
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
+        self._own_weights = self._weights[self.everyone]
         self._unequal = bool((self._weights != self._weights[0]).any())
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
         self._oracles = choose_oracles(self.problem, self.privacy, options)
@@ -177,8 +181,7 @@ class Simulation:
         self.callbacks = self._all_callbacks(folder, callbacks)
         self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
         self._folder = folder
-        if folder is not None:
-            self._resume(folder)
+        self._resume(folder)
 
     # --- what callbacks look at ---
 
@@ -204,7 +207,7 @@ class Simulation:
 
     @property
     def clients(self) -> State:
-        """The memories of all clients, (n, ...) each."""
+        """The memories of all clients, (n, ...) each; of those that this rank keeps where several share a run."""
         state = self.coordinator.memory.gather(self.everyone)
         # A replay overwrites its results.
         return state if self._replay is None else {name: values.clone() for name, values in state.items()}
@@ -234,7 +237,9 @@ class Simulation:
         if self.constraint.has_projection:
             return self.constraint.project(xbar)
         keepers = next(rows for rows, D in self._groups if D is self.constraint)
-        return self.clients["x"][keepers].mean(0).to(xbar.dtype)
+        own = keepers[torch.isin(keepers, self.everyone)]
+        (total,) = self.ranks.sums(self.coordinator.memory.gather(own)["x"].sum(0))
+        return (total / len(keepers)).to(xbar.dtype)
 
     # --- the loop ---
 
@@ -277,10 +282,12 @@ class Simulation:
         """One round, in the steps of `fedfw.rounds.coordinator`."""
         coordinator = self.coordinator
         # Step 1: who takes part.
-        cohorts, at = self._cohorts(self.participation(self.t))
-        self.now = now = coordinator.open(self.t, [cohort.rows for cohort in cohorts], at)
+        participants = self.participation(self.t)
+        cohorts, at = self._cohorts(participants)
+        together = len(participants) == self.plan.n and not self.relaxed
+        self.now = now = coordinator.open(self.t, [cohort.rows for cohort in cohorts], at, together=together)
         self.evaluates = self.options.evaluates(self.t) or self._budget_ends()
-        if not cohorts:
+        if not len(participants):
             return
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
         # Step 2: the dense sum before the step, for algorithms that have one.
@@ -304,7 +311,8 @@ class Simulation:
         if replayed is not None:
             steps = replayed()
         else:
-            steps = take_steps(self.algorithm, self.plan, now.after, message, self._parties(cohorts, tol))
+            parties = self._parties(cohorts, tol)
+            steps = take_steps(self.algorithm, self.plan, now.after, message, parties, len(participants))
         for upload, state in zip(steps.uploads, steps.states, strict=True):
             with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
             now.arrive(upload, state, with_loss=with_loss)
@@ -316,16 +324,24 @@ class Simulation:
             return [], None
         # The same tensor for everyone in every round: losses recognise it without looking at its numbers.
         all_here = participants.shape[0] == self.plan.n
-        who = self.everyone if all_here else participants.to(self.everyone.device)
+        who = self.everyone if all_here else self._own(participants).to(self.everyone.device)
         if not self.relaxed:
             if all_here:
                 return self._all_in_one, slice(None)
-            return [self._cohort(who, self.constraint)], participants.numpy()
+            return [self._cohort(who, self.constraint)] if len(who) else [], participants.numpy()
         groups = ((group[torch.isin(group, who)], D) for group, D in self._groups)
-        return [self._cohort(rows, D) for rows, D in groups if len(rows)], None
+        at = None if self.ranks.size == 1 else participants.numpy()
+        return [self._cohort(rows, D) for rows, D in groups if len(rows)], at
+
+    def _own(self, participants: Tensor) -> Tensor:
+        """Those of the participants (m,) whom this rank keeps."""
+        if self.ranks.size == 1:
+            return participants
+        first, last = int(self.everyone[0]), int(self.everyone[-1])
+        return participants[(participants >= first) & (participants <= last)]
 
     def _cohort(self, rows: Tensor, constraint: ConstraintSet) -> Cohort:
-        weights = self._weights if rows is self.everyone else self._weights[rows]
+        weights = self._own_weights if rows is self.everyone else self._weights[rows]
         return Cohort(rows, weights, rows, constraint)
 
     def _gather(self, cohorts: list[Cohort], tol: float | None) -> None:
@@ -356,6 +372,8 @@ class Simulation:
 
     def _record(self) -> None:
         now = self.now
+        if self.evaluates:
+            self._refuse_drift()
         found: dict[str, Any] = {}
         for callback in self._hooks["record"]:
             try:
@@ -376,6 +394,16 @@ class Simulation:
             seconds=self.clock.split(),
         )
         self.history.append(record)
+
+    def _refuse_drift(self) -> None:
+        """All ranks take the server's step, and must hold the same bits after it."""
+        if self.ranks.size > 1:
+            held = self.ranks.exchange(zlib.crc32(self.xbar.cpu().numpy().tobytes()))
+            if len(set(held)) > 1:
+                raise RuntimeError(
+                    f"round {self.t}: ranks hold different models ({held}): they need the same version of torch, the "
+                    "same kind of processor and as many threads"
+                )
 
     def _call(self, hook: str) -> bool:
         """Call a method of every callback that has one; returns whether one of them ends the run."""
@@ -404,10 +432,13 @@ class Simulation:
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
         """What every run has, around what the user asked for."""
         own = _listed(wanted)
+        if self.ranks.size > 1:
+            own = [OnFirstRank(one, self.ranks) for one in own]
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
         stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
         # A private run keeps every round: what it has spent must not be forgotten.
-        kept = [] if folder is None else [Checkpoints(folder, every=10 if self.privacy is None else 1)]
+        writes = self.ranks.tell(folder is not None)
+        kept = [Checkpoints(folder, every=10 if self.privacy is None else 1)] if writes else []
         return [*budget, Evaluation(), *own, *stop, *kept]
 
     # --- checkpoints ---
@@ -434,18 +465,21 @@ class Simulation:
         counts: Counter[str] = Counter()
         named = {}
         for callback in self.callbacks:
-            name = type(callback).__name__
+            name = callback.name
             counts[name] += 1
             named[name if counts[name] == 1 else f"{name}-{counts[name]}"] = callback
         return named
 
-    def _resume(self, folder: RunFolder) -> None:
-        found = folder.latest()
-        if found is None:
+    def _resume(self, folder: RunFolder | None) -> None:
+        """Go on from the newest checkpoint, which rank 0 reads for all."""
+        found = None if folder is None else folder.latest()
+        meta = self.ranks.tell(None if found is None else found[1])
+        if meta is None:
             return
-        held, meta = found
+        held = self.ranks.tell_tensors(None if found is None else found[0])
         here = after_rounds(self._fingerprint, self.plan, min(meta["round"], self.options.rounds))
-        refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
+        if folder is not None:
+            refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.coordinator.load(part(held, "coordinator"))
         for name, callback in self._named_callbacks().items():
             if kept := part(held, name):

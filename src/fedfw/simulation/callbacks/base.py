@@ -46,7 +46,8 @@ class StopRun(Exception):  # noqa: N818 (it is no error, like StopIteration)
 class Callback:
     """The base of callbacks with more than one thing to do; every method may be left out.
 
-    A method that returns True ends the run, with ``reason`` as the reason; so does raising `StopRun`.
+    A method that returns True ends the run, with ``reason`` as the reason; so does raising `StopRun`. Where several
+    ranks share a run, a callback that is given to `fedfw.simulate` is called on rank 0, and ends the run for all.
 
     Examples
     --------
@@ -62,6 +63,13 @@ class Callback:
     """
 
     reason: str = "a callback ended it"
+    decides: bool = True
+    """Whether it may end a run or add to a record. One that only watches is not waited for by other ranks."""
+
+    @property
+    def name(self) -> str:
+        """Under which checkpoints keep its state."""
+        return type(self).__name__
 
     def has(self, hook: str) -> bool:
         """Whether the callback has a method of its own by this name."""

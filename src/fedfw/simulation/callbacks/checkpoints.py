@@ -17,18 +17,19 @@ class Checkpoints(Callback):
 
     Parameters
     ----------
-    folder : RunFolder
-        Where they go.
+    folder : RunFolder or None
+        Where they go; None for ranks that do not write, and help to bring the state of a run together.
     every : int
         Rounds between checkpoints; the last round always is one.
     """
 
-    def __init__(self, folder: RunFolder, every: int = 10) -> None:
+    def __init__(self, folder: RunFolder | None, every: int = 10) -> None:
         self.folder, self._every = folder, every
         self._saved: int | None = None
 
     def before_round(self, simulation: Simulation) -> bool | None:
-        self.folder.claim()  # before the first round, or what another process has there would be in the way later
+        if self.folder is not None:
+            self.folder.claim()  # before the first round, or what another process has there would be in the way later
         return None
 
     def after_round(self, simulation: Simulation) -> bool | None:
@@ -39,17 +40,22 @@ class Checkpoints(Callback):
 
     def _save(self, simulation: Simulation) -> None:
         meta = {"round": simulation.t, "fingerprint": simulation.fingerprint}
-        self.folder.save(simulation.t, simulation.state(), meta, simulation.history)
+        state = simulation.state()
+        if self.folder is not None:
+            self.folder.save(simulation.t, state, meta, simulation.history)
         self._saved = simulation.t
 
     def finish(self, simulation: Simulation, run: Run) -> None:
-        from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
-
         if simulation.t not in (self._saved, simulation.resumed_at):  # a callback ended the run before a round
             self._save(simulation)
+        if self.folder is None:
+            return
+        from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
+
         self.folder.save_model(run.model)
         save_figure(plot_runs({simulation.algorithm.name: simulation.history}), self.folder.path / PLOTS)
         self.folder.release()
 
     def abandon(self, simulation: Simulation) -> None:
-        self.folder.release()
+        if self.folder is not None:
+            self.folder.release()

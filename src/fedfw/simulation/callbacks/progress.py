@@ -28,6 +28,8 @@ class Progress(Callback):
         Where to; by default the standard error stream.
     """
 
+    decides = False
+
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._bar: Any = None

@@ -1,0 +1,38 @@
+"""Goes on with a run from its folder: ``python -m tests.simulation.resumed_runs CASE FOLDER ROUNDS OUT``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedfw
+from fedfw.ranks import ALONE
+from tests.simulation.shared_runs import many, outcome, problem
+
+
+def go_on(case: str, folder: Path, rounds: int, ranks: fedfw.Ranks = ALONE) -> dict[str, Any]:
+    """The run until that round; it begins anew where there is no folder."""
+    resume = bool(ranks.tell(folder.exists()))
+    if case == "many":
+        algorithm: fedfw.Algorithm = fedfw.FedFW("l1:5", penalty=0.1, schedule="convex")
+        options: dict[str, Any] = {"participation": 5, "eval_every": 4}
+        shared = many(ranks)
+    else:
+        algorithm = fedfw.FedFWPlus("l1:5", momentum=0.5, penalty=0.1, schedule="convex")
+        options = {"participation": 0.6}
+        shared = problem(torch.float64, ranks)
+        if case == "everyone":
+            algorithm, options = fedfw.FedFW("l1:5", penalty=0.1, schedule="convex"), {}
+    return outcome(fedfw.simulate(shared, algorithm, rounds=rounds, out=folder, resume=resume, **options))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with fedfw.join_ranks() as everybody:
+        found = go_on(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), everybody)
+        if everybody.first:
+            Path(sys.argv[4]).write_text(json.dumps(found))

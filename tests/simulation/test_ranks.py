@@ -1,0 +1,106 @@
+"""Several processes that share a run, beside one that takes it alone."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedfw
+from tests.ranks import run_ranks
+from tests.simulation.resumed_runs import go_on
+from tests.simulation.shared_runs import cases, many, outcome, take
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DTYPES = (torch.float64, torch.float32)
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+UNSTEADY: set[str] = set()
+"""Few bits and signs turn a difference in the last place into one of a whole step; float32 has many of them."""
+
+
+@cache
+def together(size: int, dtype: torch.dtype, folder: Path) -> dict[str, Any]:
+    out = folder / f"{size}-{dtype}.json"
+    name = str(dtype).removeprefix("torch.")
+    for ended in run_ranks(size, ["-m", "tests.simulation.shared_runs", str(out), name]):
+        assert ended.status == 0, ended.said
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+def assert_same(found: dict[str, Any], alone: dict[str, Any], tolerance: float) -> None:
+    """The same model, records, bytes and bound, up to the order of sums."""
+    near = {"rel": tolerance, "abs": tolerance * 1e-2}
+    assert found["x"] == pytest.approx(alone["x"], **near)
+    assert found["totals"] == alone["totals"]
+    assert found["bound"] == (None if alone["bound"] is None else pytest.approx(alone["bound"], **near))
+    assert len(found["records"]) == len(alone["records"])
+    for one, other in zip(found["records"], alone["records"], strict=True):
+        for name, value in other.items():
+            loose = {"rel": tolerance, "abs": 10 * tolerance} if name in ("gap", "consensus") else near
+            same = one[name] == value if not isinstance(value, float) else one[name] == pytest.approx(value, **loose)
+            assert same, (name, one[name], value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*cases(), "many"])
+@pytest.mark.xdist_group("ranks")
+def test_two_ranks_take_the_run_of_one_process(name: str, dtype: torch.dtype, folder: Path) -> None:
+    if dtype is torch.float32 and name in UNSTEADY:
+        pytest.skip("a difference in the last place becomes one of a whole step")
+    found = together(2, dtype, folder)[name]
+    if name == "many":
+        few = {"participation": 5, "rounds": 12, "eval_every": 6}
+        alone = outcome(fedfw.simulate(many(), fedfw.FedFW("l1:5", penalty=0.1), **few))
+    else:
+        alone = json.loads(json.dumps(take(cases()[name], dtype)))
+    assert_same(found, alone, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("case", ["some", "everyone", "many"])
+@pytest.mark.xdist_group("ranks")
+def test_a_checkpoint_goes_on_with_any_number_of_ranks(case: str, tmp_path: Path) -> None:
+    def shared(size: int, where: str, rounds: int) -> dict[str, Any]:
+        out = tmp_path / f"{where}-{size}-{rounds}.json"
+        arguments = ["-m", "tests.simulation.resumed_runs", case, str(tmp_path / where), str(rounds), str(out)]
+        for ended in run_ranks(size, arguments):
+            assert ended.status == 0, ended.said
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+    whole = json.loads(json.dumps(go_on(case, tmp_path / "alone", 12)))
+    of_two = shared(2, "two", 12)
+    assert_same(of_two, whole, 1e-6)
+    shared(2, "begun by two", 4)
+    assert shared(2, "begun by two", 12) == of_two  # the same number of ranks: the same bits
+    shared(2, "begun by two, too", 4)
+    assert_same(json.loads(json.dumps(go_on(case, tmp_path / "begun by two, too", 12))), whole, 1e-6)
+    go_on(case, tmp_path / "begun by one", 4)
+    assert_same(shared(3, "begun by one", 12), whole, 1e-6)
+
+
+@pytest.mark.xdist_group("ranks")
+def test_a_rank_that_is_killed_ends_the_run_for_all_and_it_goes_on(tmp_path: Path) -> None:
+    first, second = run_ranks(2, ["-m", "tests.simulation.failing_runs", "killed", str(tmp_path / "run")], timeout=60)
+    assert second.status == -9
+    assert first.status == 1
+    assert "RankLostError: rank 0 of 2: rank 1 is gone" in first.said
+    assert list((tmp_path / "run").glob("checkpoint-*.safetensors"))
+
+
+@pytest.mark.xdist_group("ranks")
+def test_a_nan_names_its_client_on_all_ranks() -> None:
+    first, second = run_ranks(2, ["-m", "tests.simulation.failing_runs", "nan"], timeout=60)
+    assert (first.status, second.status) == (1, 1)
+    for ended in (first, second):
+        assert "NaN or infinity in the loss or gradient of client 2" in ended.said
+    assert "rank 1 ended: NonFiniteError: round" in first.said
