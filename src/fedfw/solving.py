@@ -132,7 +132,7 @@ def solve(
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
             x = next(steps)
-            late = problem.ranks.tell(time.monotonic() > end)  # ranks must agree when to stop
+            late = bool(problem.ranks.numbers(time.monotonic() > end)[0][0])  # ranks must agree when to stop
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
             value, bound = look(x)

@@ -16,6 +16,7 @@ from fedfw.algorithms.base import Algorithm, Setting
 from fedfw.errors import NonFiniteError
 from fedfw.options import declare_keywords, options_of, refuse_unknown
 from fedfw.problems.problem import Problem
+from fedfw.ranks import ALONE, Ranks
 from fedfw.report.bars import shown
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
@@ -186,20 +187,29 @@ def setting_of(problem: Problem, algorithm: Algorithm, options: Options) -> Sett
 
 
 def search(
-    problem: Problem, points: Sequence[Trial], passes: float, progress: Callable[[Trial], None] | None = None
+    problem: Problem,
+    points: Sequence[Trial],
+    passes: float,
+    progress: Callable[[Trial], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[Trial]:
-    """Run every point with as many rounds as ``passes`` gradients of all samples pay for."""
+    """Run every point with as many rounds as ``passes`` gradients of all samples pay for; ranks share the points."""
     if not (math.isfinite(passes) and passes > 0):
         raise ValueError(f"budget={passes}, expected a positive number of gradients")
     affordable = [
         replace(point, options=replace(point.options, rounds=affordable_rounds(problem, point, passes)))
         for point in points
     ]
-    trials = []
-    for point in affordable:
-        trials.append(_run(problem, point))
+    trials = list(affordable)
+
+    def outcome(i: int) -> dict[str, float | None]:
+        trial = _run(problem, affordable[i])
+        return {name: getattr(trial, name) for name in ("held_out_loss", "held_out_accuracy", "loss")}
+
+    for i, found in ranks.queue().results(len(affordable), lambda i: True, outcome):
+        trials[i] = replace(affordable[i], **found)
         if progress is not None:
-            progress(trials[-1])
+            progress(trials[i])
     return trials
 
 

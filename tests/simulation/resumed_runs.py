@@ -1,4 +1,7 @@
-"""Goes on with a run from its folder: ``python -m tests.simulation.resumed_runs CASE FOLDER ROUNDS OUT``."""
+"""Takes runs until a round, from their folders where there are any.
+
+``python -m tests.simulation.resumed_runs OUT CASE:FOLDER:ROUNDS ...`` takes one after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import torch
 import fedfw
 from fedfw.ranks import ALONE
 from tests.simulation.shared_runs import many, outcome, problem
+
+CASES = ("some", "everyone", "many")
 
 
 def go_on(case: str, folder: Path, rounds: int, ranks: fedfw.Ranks = ALONE) -> dict[str, Any]:
@@ -33,6 +38,9 @@ def go_on(case: str, folder: Path, rounds: int, ranks: fedfw.Ranks = ALONE) -> d
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with fedfw.join_ranks() as everybody:
-        found = go_on(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), everybody)
+        found = []
+        for step in sys.argv[2:]:
+            case, folder, rounds = step.split(":")
+            found.append(go_on(case, Path(folder), int(rounds), everybody))
         if everybody.first:
-            Path(sys.argv[4]).write_text(json.dumps(found))
+            Path(sys.argv[1]).write_text(json.dumps(found))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedfw
-from tests.ranks import run_ranks
-from tests.simulation.resumed_runs import go_on
+from tests.ranks.launch import run_ranks
+from tests.simulation.resumed_runs import CASES, go_on
 from tests.simulation.shared_runs import cases, many, outcome, take
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -66,26 +66,32 @@ def test_two_ranks_take_the_run_of_one_process(name: str, dtype: torch.dtype, fo
     assert_same(found, alone, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("case", ["some", "everyone", "many"])
-@pytest.mark.xdist_group("ranks")
-def test_a_checkpoint_goes_on_with_any_number_of_ranks(case: str, tmp_path: Path) -> None:
-    def shared(size: int, where: str, rounds: int) -> dict[str, Any]:
-        out = tmp_path / f"{where}-{size}-{rounds}.json"
-        arguments = ["-m", "tests.simulation.resumed_runs", case, str(tmp_path / where), str(rounds), str(out)]
-        for ended in run_ranks(size, arguments):
-            assert ended.status == 0, ended.said
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+def go_on_together(size: int, out: Path, steps: list[tuple[str, Path, int]]) -> list[dict[str, Any]]:
+    """What ranks find that take these runs one after the other, each until a round."""
+    texts = [f"{case}:{folder}:{rounds}" for case, folder, rounds in steps]
+    for ended in run_ranks(size, ["-m", "tests.simulation.resumed_runs", str(out), *texts]):
+        assert ended.status == 0, ended.said
+    found: list[dict[str, Any]] = json.loads(out.read_text())
+    return found
 
-    whole = json.loads(json.dumps(go_on(case, tmp_path / "alone", 12)))
-    of_two = shared(2, "two", 12)
-    assert_same(of_two, whole, 1e-6)
-    shared(2, "begun by two", 4)
-    assert shared(2, "begun by two", 12) == of_two  # the same number of ranks: the same bits
-    shared(2, "begun by two, too", 4)
-    assert_same(json.loads(json.dumps(go_on(case, tmp_path / "begun by two, too", 12))), whole, 1e-6)
-    go_on(case, tmp_path / "begun by one", 4)
-    assert_same(shared(3, "begun by one", 12), whole, 1e-6)
+
+@pytest.mark.xdist_group("ranks")
+def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
+    two, begun, taken_over = (tmp_path / name for name in ("two", "begun by two", "begun by two, too"))
+    steps = [(case, two / case, 12) for case in CASES]
+    steps += [(case, folder / case, rounds) for case in CASES for folder, rounds in ((begun, 4), (begun, 12))]
+    steps += [(case, taken_over / case, 4) for case in CASES]
+    of_two = go_on_together(2, tmp_path / "two.json", steps)
+    for case in CASES:
+        go_on(case, tmp_path / "begun by one" / case, 4)
+    steps = [(case, tmp_path / "begun by one" / case, 12) for case in CASES]
+    of_three = go_on_together(3, tmp_path / "three.json", steps)
+    for i, case in enumerate(CASES):
+        whole = json.loads(json.dumps(go_on(case, tmp_path / "alone" / case, 12)))
+        assert_same(of_two[i], whole, 1e-6)
+        assert of_two[len(CASES) + 2 * i + 1] == of_two[i]  # the same number of ranks: the same bits
+        assert_same(json.loads(json.dumps(go_on(case, taken_over / case, 12))), whole, 1e-6)
+        assert_same(of_three[i], whole, 1e-6)
 
 
 @pytest.mark.xdist_group("ranks")

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is computed, how large, where, and the forms of the report."""
     parser.description = (
         "Compute a table or figure by its name, or all, and write one HTML report. What is in the cache of the folder "
-        "is not computed again: an interrupted call goes on where it stopped."
+        "is not computed again: an interrupted call goes on where it stopped. Under torchrun processes share the tasks."
     )
     parser.add_argument("name", choices=_NAMES, metavar="NAME", help=", ".join(_NAMES))
     parser.add_argument("--quick", action="store_true", help="small and short, with the same code")
@@ -36,17 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Compute what is missing and write the report."""
+    from fedfw.ranks import join_ranks
     from fedfw.studies.reproduce import reproduce
 
-    return reproduce(
-        options.name,
-        quick=options.quick,
-        out=options.out,
-        jobs=options.jobs,
-        device=options.device,
-        data_dir=options.data_dir,
-        baselines=options.baselines,
-        markdown=options.markdown,
-        only_kept=options.kept,
-        seconds=options.seconds,
-    )
+    with join_ranks(device=options.device) as ranks:
+        return reproduce(
+            options.name,
+            quick=options.quick,
+            out=options.out,
+            jobs=options.jobs,
+            device=options.device,
+            data_dir=options.data_dir,
+            baselines=options.baselines,
+            markdown=options.markdown,
+            only_kept=options.kept,
+            seconds=options.seconds,
+            ranks=ranks,
+        )

@@ -22,6 +22,7 @@ from fedfw.cli.flags import add_file, add_flags, configured
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
 from fedfw.parsing import parse_number
+from fedfw.ranks import Ranks, join_ranks
 from fedfw.report.tables import aligned
 from fedfw.rounds.files import write_atomically
 from fedfw.tuning import HELD_OUT, RUN_AXES, Trial, Tuning, search, usual_grid
@@ -49,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the grid, print the table, and write the best configuration for ``fedfw run``."""
+    with join_ranks() as ranks:
+        return _tune(options, ranks)
+
+
+def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
+    """The same on one of the processes that share the trials; the first one speaks and writes."""
     config, by = configured(options), options.by
     axes = parse_grid(options.grid) if options.grid else None
     data = load(config)
@@ -64,9 +71,14 @@ def execute(options: argparse.Namespace) -> int:
         axes = {name.replace("_", "-"): values for name, values in own.items()}
     points = grid_points(config, data, axes)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
-    table = Table(target.with_suffix(".csv"), [trial for _, trial in points], f"{base.to_toml()} {passes}")
-    if options.resume:
+    trials = [trial for _, trial in points]
+    table = Table(target.with_suffix(".csv"), trials, f"{base.to_toml()} {passes}")
+    if options.resume and ranks.first:
         table.read()
+    missing = [trials[i] for i in ranks.tell([i for i, trial in enumerate(trials) if not table.has(trial)])]
+    if not ranks.first:
+        search(problem, missing, passes, ranks=ranks)
+        return 0
     with tqdm(total=len(points), initial=table.count, file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
 
         def show(trial: Trial) -> None:
@@ -75,7 +87,7 @@ def execute(options: argparse.Namespace) -> int:
             bar.update()
 
         try:
-            search(problem, table.missing, passes, show)
+            search(problem, missing, passes, show, ranks)
         except KeyboardInterrupt:
             bar.close()
             return _interrupted(table, by)
@@ -143,10 +155,9 @@ class Table:
         """How many there are."""
         return len(self._points)
 
-    @property
-    def missing(self) -> list[Trial]:
-        """The trials that are not finished, in the order of the grid."""
-        return [point for point in self._points if _describe(point.choice) not in self._found]
+    def has(self, trial: Trial) -> bool:
+        """Whether a trial is finished."""
+        return _describe(trial.choice) in self._found
 
     @property
     def finished(self) -> list[Trial]:

@@ -254,7 +254,7 @@ class Coordinator:
         count = len(now.bases)
         whole = self.wire.dense_nbytes
         own = sum(len(one.loss) * whole if one.sent is None else one.sent.nbytes for one in sent)
-        now.traffic.bytes_up += sum(self.plan.ranks.exchange(own))
+        now.traffic.bytes_up += sum(int(theirs) for (theirs,) in self.plan.ranks.numbers(own))
         now.traffic.evidence_up += count * (DIGEST_NBYTES + NUMBER_NBYTES)
         now.gathered, now.before, now.after = learnt, self.server, self.server
         self.dense_sums += 1
@@ -366,9 +366,9 @@ class Coordinator:
         if self.plan.ranks.size == 1:
             return
         own = now.own_traffic
-        for up, evidence in self.plan.ranks.exchange([own.bytes_up, own.evidence_up]):
-            now.traffic.bytes_up += up
-            now.traffic.evidence_up += evidence
+        for up, evidence in self.plan.ranks.numbers(own.bytes_up, own.evidence_up):
+            now.traffic.bytes_up += int(up)
+            now.traffic.evidence_up += int(evidence)
         now.traffic.bytes_up -= own.bytes_up
         now.traffic.evidence_up -= own.evidence_up
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import weakref
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         Whether nobody but the file's owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+    # Processes of several machines may write into one folder, where the numbers of processes are no names.
+    temporary = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
     try:
         # It has its rights from the beginning, so that nobody can open it in between.
         made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)

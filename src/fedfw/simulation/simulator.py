@@ -398,7 +398,7 @@ class Simulation:
     def _refuse_drift(self) -> None:
         """All ranks take the server's step, and must hold the same bits after it."""
         if self.ranks.size > 1:
-            held = self.ranks.exchange(zlib.crc32(self.xbar.cpu().numpy().tobytes()))
+            held = [int(digest) for (digest,) in self.ranks.numbers(zlib.crc32(self.xbar.cpu().numpy().tobytes()))]
             if len(set(held)) > 1:
                 raise RuntimeError(
                     f"round {self.t}: ranks hold different models ({held}): they need the same version of torch, the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from tqdm import tqdm
 from fedfw._version import __version__
 from fedfw.data import MissingDataError, data_folder
 from fedfw.errors import NonFiniteError
+from fedfw.ranks import ALONE, Ranks
 from fedfw.rounds.files import write_atomically
 
 Json = dict[str, Any]
@@ -113,11 +115,14 @@ class Lab:
     site : Site
         Where the data lie and where to compute.
     jobs : int
-        Processes.
+        Processes that are started here; one where several ranks share the tasks.
     only_kept : bool
         Compute nothing: tasks that are not in the cache are "not run: not yet".
     seconds : float or None
         Begin no task after so many seconds; those that are left are "not run: not yet".
+    ranks : Ranks
+        The processes that share the tasks. What is in the cache of the first one is not computed again, and all of
+        them keep all results: they may have one folder or one each.
     """
 
     cache: Path
@@ -125,6 +130,7 @@ class Lab:
     jobs: int = 1
     only_kept: bool = False
     seconds: float | None = None
+    ranks: Ranks = ALONE
 
     def run(self, wanted: Sequence[Wanted]) -> Results:
         """The results of all that is wanted and of what it needs, each computed once."""
@@ -133,9 +139,12 @@ class Lab:
         for one in todo:
             if _ready(one, found) and (result := self._kept(_settled(one, found))) is not None:
                 found[one] = result
+        if self.ranks.size > 1:
+            kept = self.ranks.tell([(i, found[one]) for i, one in enumerate(todo) if one in found])
+            found = {todo[i]: result for i, result in kept}
         missing = [one for one in todo if one not in found]
         if not self.only_kept:
-            progress = _Progress(missing, kept=len(found))
+            progress = _Progress(missing, kept=len(found), stream=None if self.ranks.first else io.StringIO())
             for one, result in self._computed(missing, found, progress):
                 progress.finished(one)
                 found[one] = result
@@ -147,21 +156,31 @@ class Lab:
         self, missing: Sequence[Wanted], found: Results, progress: _Progress
     ) -> Iterator[tuple[Wanted, Json]]:
         """Results in the order in which they are there; the caller adds them to ``found``, where others need them."""
-        waiting = list(missing)
         end = time.monotonic() + (math.inf if self.seconds is None else self.seconds)
 
+        def startable(one: Wanted) -> bool:
+            return _ready(one, found) and time.monotonic() < end
+
+        if self.jobs == 1 or len(missing) < 2:
+
+            def compute(i: int) -> Json:
+                progress.started(missing[i])
+                task = _settled(missing[i], found)
+                return self._kept(task) or _compute(task, self.site)
+
+            for i, result in self.ranks.queue().results(len(missing), lambda i: startable(missing[i]), compute):
+                progress.started(missing[i])
+                yield missing[i], self._keep(_settled(missing[i], found), result)
+            return
+        waiting = list(missing)
+
         def next_one() -> Wanted | None:
-            one = next((one for one in waiting if _ready(one, found)), None) if time.monotonic() < end else None
+            one = next((one for one in waiting if startable(one)), None)
             if one is not None:
                 waiting.remove(one)
                 progress.started(one)
             return one
 
-        if self.jobs == 1 or len(missing) < 2:
-            while (one := next_one()) is not None:
-                task = _settled(one, found)
-                yield one, self._kept(task) or self._keep(task, _compute(task, self.site))
-            return
         threads = max(1, torch.get_num_threads() // self.jobs)
         # A fresh interpreter for each worker: a fork of one that has started CUDA or threads is broken.
         with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
@@ -195,7 +214,6 @@ class Lab:
 
     def _keep(self, task: Task, result: Json) -> Json:
         if was_run(result):  # data that are missing today may be there tomorrow
-            result["machine"] = self.site.machine
             write_atomically(self._path(task), json.dumps(result, indent=1).encode())
         return result
 
@@ -247,7 +265,7 @@ def _compute(task: Task, site: Site) -> Json:
     """The task's result with the seconds that it took, or why there is none."""
     began = time.monotonic()
     try:
-        return task.compute(site) | {"took": time.monotonic() - began}
+        return task.compute(site) | {"took": time.monotonic() - began, "machine": site.machine}
     except MissingDataError as error:
         return {"not_run": "no data", "why": str(error)}
     except NonFiniteError as error:
@@ -277,6 +295,8 @@ class _Progress:
             self._stream.write(f"{kept} of {kept + len(missing)} tasks are kept from before\n")
 
     def started(self, task: Wanted) -> None:
+        if task in self._running:
+            return
         self._running.append(task)
         titles = "; ".join(one.title for one in self._running)
         self._show(f"{self._done + len(self._running)}/{self._count} {titles}")

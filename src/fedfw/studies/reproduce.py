@@ -14,6 +14,7 @@ import torch
 
 from fedfw._version import __version__
 from fedfw.data import data_folder
+from fedfw.ranks import ALONE, Ranks
 from fedfw.report.document import Cell, Document, Table, text_of
 from fedfw.report.html import save_html
 from fedfw.report.markdown import save_markdown
@@ -39,6 +40,7 @@ def reproduce(
     markdown: Path | None = None,
     only_kept: bool = False,
     seconds: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> int:
     """Compute what is missing, print the first tables and write the report.
 
@@ -64,6 +66,8 @@ def reproduce(
         Compute nothing: a report of what is in the cache.
     seconds : float, optional
         Begin no task after so many seconds, and write no report: for a machine that is lent for a while.
+    ranks : Ranks
+        The processes that share the tasks; the first one writes the report.
 
     Returns
     -------
@@ -72,6 +76,8 @@ def reproduce(
     """
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}, expected at least 1")
+    if jobs > 1 and ranks.size > 1:
+        raise ValueError(f"--jobs {jobs} under torchrun, expected 1: torchrun starts as many processes as it is told")
     if markdown is not None and markdown.suffix != ".md":
         raise ValueError(f"--markdown {markdown}, expected a name that ends in .md: the plots go beside it")
     if not only_kept:
@@ -81,13 +87,15 @@ def reproduce(
     scale = QUICK if quick else FULL
     chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
     site = Site(str(data_folder(data_dir)), device)
-    lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds)
+    lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
     begin = time.monotonic()
     try:
         results = lab.run([task for section in chosen for task in section.tasks(scale)])
     except KeyboardInterrupt:
         print(f"\ninterrupted: what is done is kept in {lab.cache}, the same command goes on; --kept shows it")
         return 130
+    if not ranks.first:
+        return 0
     if seconds is not None:
         left = sum(result.get("not_run") == NOT_YET for result in results.values())
         print(f"{len(results) - left} of {len(results)} tasks are done and kept in {lab.cache}; {left} are left")

@@ -1,9 +1,4 @@
-"""Ranks: the processes that share one simulation, and what they tell each other.
-
-``torchrun --nproc-per-node 2 -m fedfw run ...`` starts two processes, which are called ranks 0 and 1. Each keeps the
-data and the memories of some clients; what the server would be sent is added up over ranks, and every rank takes the
-server's step. Sums are made in the order of the ranks or in that of torch's all-reduce, which is fixed for a number of
-ranks, so the same number of ranks gives the same bits, and all ranks hold the same bits.
+"""The ranks of a simulation that several processes share: how they find each other, exchange, and notice a loss.
 
 Nothing is pickled: ranks exchange tensors, and JSON texts as bytes. Texts travel by gloo, and so do tensors in the
 host's memory; tensors of GPUs travel by NCCL where every rank of a machine has a GPU of its own, and through the host
@@ -20,18 +15,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
+from fedfw.ranks.base import Balance, Ranks, Tensors
+from fedfw.ranks.queue import Queue, SharedQueue
 
-Balance = Literal["samples", "time"]
-Tensors = dict[str, Tensor]
 _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the others in an exchange. A process that ended is noticed at once, because its connections
 are closed; this is for machines that vanish, and must be longer than any rank is busy with its clients."""
@@ -40,88 +34,13 @@ _LAST_WORDS = 2.0
 _ENDED = "fedfw/ended"
 
 
-class Ranks:
-    """The processes of a simulation. This class is a process alone, for which every sum is what it was given.
-
-    Parameters
-    ----------
-    balance : {"samples", "time"}
-        How clients are divided among ranks: by their samples, or by the time that each rank measures for a gradient,
-        which suits machines of different speeds and gives up the same bits in every run.
-    device : str
-        Where that time is measured: cpu or cuda.
-
-    Attributes
-    ----------
-    rank, size : int
-        The number of this process, from 0, and how many there are.
-    sent : int
-        Bytes that this rank has given to exchanges so far.
-
-    Examples
-    --------
-    >>> import torch
-    >>> alone = Ranks()
-    >>> alone.first, alone.sums(torch.ones(2))[0].tolist(), alone.exchange("here")
-    (True, [1.0, 1.0], ['here'])
-    """
-
-    rank = 0
-    size = 1
-
-    def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
-        if balance not in ("samples", "time"):
-            raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
-        self.balance, self.device, self.sent = balance, torch.device(device), 0
-
-    @property
-    def first(self) -> bool:
-        """Whether this is rank 0, which writes files and shows progress."""
-        return self.rank == 0
-
-    def sums(self, *tensors: Tensor) -> list[Tensor]:
-        """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a type."""
-        return list(tensors)
-
-    def sum_with(self, total: Tensor, numbers: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        """The sum over ranks of vectors (p,), and some numbers of every rank.
-
-        Vectors travel by their entries that are not zero, as long as that is shorter.
-        """
-        return total, [list(numbers)]
-
-    def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x (m, ...), stand."""
-        return x, slice(0, len(x))
-
-    def exchange(self, value: Any) -> list[Any]:
-        """What every rank says; anything that JSON can say."""
-        return [value]
-
-    def tell(self, value: Any) -> Any:
-        """What rank 0 says, to all ranks; what others give is not looked at."""
-        return value
-
-    def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
-        """The tensors of rank 0, on every rank, in the host's memory; others give None."""
-        return dict(tensors or {})
-
-    def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
-        """The tensors of every rank, at rank 0 and in the host's memory; an empty list at the others."""
-        return [dict(tensors)]
-
-
-ALONE = Ranks()
-"""A process that shares its simulation with no other."""
-
-
 class _Joined(Ranks):
     """The ranks of torch's default process group."""
 
     def __init__(self, balance: Balance, device: str, store: Any, nccl: bool) -> None:
         super().__init__(balance, device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._store, self._nccl = store, nccl
+        self._store, self._nccl, self._queues = store, nccl, 0
 
     # --- exchanges ---
 
@@ -138,24 +57,30 @@ class _Joined(Ranks):
     def sum_with(self, total: Tensor, numbers: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
         # A zero with a sign is an entry, too: sums must have the bits that they have in one process.
         places = total.view(torch.int64 if total.itemsize == 8 else torch.int32).nonzero().flatten()
-        each = self._gathered(torch.tensor([float(len(places)), *numbers], dtype=torch.float64)).tolist()
+        each = self.numbers(len(places), *numbers)
         counts, told = [int(one[0]) for one in each], [one[1:] for one in each]
-        longest = max(counts)
-        if longest * (8 + total.itemsize) * self.size >= 2 * total.nbytes:
+        longest, width = max(counts), 4 if len(total) < 2**31 else 8
+        # Dense vectors are reduced, which sends about two of them; of entries, every rank is sent everybody's.
+        if longest * (width + total.itemsize) * self.size >= 2 * total.nbytes:
             return self._reduced(total.clone()), told
         if not longest:
             return total, told
-        entries = total.new_zeros(longest)
-        entries[: len(places)] = total[places]
-        where = torch.cat([places, places.new_zeros(longest - len(places))])
-        all_entries, all_places = self._gathered(entries), self._gathered(where)
+        index = torch.int32 if width == 4 else torch.int64
+        parcel = torch.zeros(longest, width + total.itemsize, dtype=torch.uint8, device=total.device)
+        parcel[: len(places), :width] = places.to(index).view(-1, 1).view(torch.uint8)
+        parcel[: len(places), width:] = total[places].view(-1, 1).view(torch.uint8)
         whole = torch.zeros_like(total)
-        for count, values, indices in zip(counts, all_entries, all_places, strict=True):
-            whole.index_add_(0, indices[:count], values[:count])
+        for count, theirs in zip(counts, self._gathered(parcel), strict=True):
+            where = theirs[:count, :width].flatten().clone().view(index).long()
+            whole.index_add_(0, where, theirs[:count, width:].flatten().clone().view(total.dtype))
         return whole, told
 
+    def numbers(self, *numbers: float) -> list[list[float]]:
+        found: list[list[float]] = self._gathered(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        return found
+
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        counts = [int(count) for (count,) in self._gathered(torch.tensor([len(x)])).tolist()]
+        counts = [int(count) for (count,) in self.numbers(len(x))]
         padded = x.new_zeros(max(counts), *x.shape[1:])
         padded[: len(x)] = x
         begin = sum(counts[: self.rank])
@@ -164,7 +89,7 @@ class _Joined(Ranks):
 
     def exchange(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        counts = self._gathered(torch.tensor([len(text)])).flatten().tolist()
+        counts = [int(count) for (count,) in self.numbers(len(text))]
         padded = torch.zeros(max(counts), dtype=torch.uint8)
         padded[: len(text)] = text
         each = zip(self._gathered(padded), counts, strict=True)
@@ -202,6 +127,12 @@ class _Joined(Ranks):
                     dist.recv(_bytes_of(theirs[name]), src=sender)
             found.append(theirs)
         return found
+
+    def queue(self) -> Queue:
+        if self._store is None:
+            raise ValueError("join_ranks found a process group that was there before it: its ranks cannot share tasks")
+        self._queues += 1
+        return SharedQueue(self._store, f"fedfw/queue/{self._queues}", self._refuse_ended)
 
     def _gathered(self, x: Tensor) -> Tensor:
         """The tensors (size, ...) of all ranks, which have one shape."""
@@ -253,6 +184,12 @@ class _Joined(Ranks):
         silent = ", ".join(str(other) for other in range(self.size) if other not in words)
         died = [f"rank {silent} is gone: its process or its machine ended without a word"] if silent else []
         return "; ".join([*ended, *died])
+
+    def _refuse_ended(self) -> None:
+        """Raise an error if another rank has said that it ends."""
+        others = (other for other in range(self.size) if other != self.rank)
+        if any(self._store.check([f"{_ENDED}/{other}"]) for other in others):
+            raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone()}")
 
     def told_to_end(self, *signal_and_frame: object) -> None:
         """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when time is up."""
@@ -329,6 +266,8 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
         signal.signal(signal.SIGTERM, ranks.told_to_end)
     try:
         yield ranks
+        if began:
+            ranks.numbers()  # nobody leaves while others may still ask: the first rank may keep the store
     except RankLostError:
         raise
     except BaseException as error:
@@ -339,51 +278,3 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if began:
             dist.destroy_process_group()
-
-
-def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Where to cut a sequence so that its parts, done at these speeds, end together as nearly as can be.
-
-    Parameters
-    ----------
-    loads : sequence of float
-        Of each client, positive; clients stay in order, and every part has at least one.
-    speeds : sequence of float
-        Of each rank, positive.
-
-    Returns
-    -------
-    list of int
-        Where each part begins, and the end of the last.
-
-    Examples
-    --------
-    >>> divided([1, 1, 1, 1, 4, 4], speeds=[1, 1])
-    [0, 4, 6]
-    >>> divided([1] * 9, speeds=[2, 1])
-    [0, 6, 9]
-    """
-    n, k = len(loads), len(speeds)
-    if n < k:
-        raise ValueError(f"{k} ranks for {n} clients, expected at most {n}: every rank keeps at least one client")
-    upto = np.concatenate([[0.0], np.cumsum(np.asarray(loads, dtype=np.float64))])
-
-    def cut(longest: float) -> list[int]:
-        """The first ranks take what they can do in this time; the last one takes the rest."""
-        cuts = [0]
-        for r in range(k - 1):
-            fits = int(np.searchsorted(upto, upto[cuts[-1]] + longest * speeds[r], side="right")) - 1
-            cuts.append(min(max(fits, cuts[-1] + 1), n - (k - 1 - r)))
-        return [*cuts, n]
-
-    def time_of(cuts: list[int]) -> float:
-        return float((np.diff(upto[cuts]) / np.asarray(speeds)).max())
-
-    short, long = float(upto[-1]) / sum(speeds) / 2, float(upto[-1]) / min(speeds)
-    best = cut(long)
-    for _ in range(60):
-        middle = (short + long) / 2
-        cuts = cut(middle)
-        best = min(best, cuts, key=time_of)
-        short, long = (short, middle) if time_of(cuts) <= middle * (1 + 1e-12) else (middle, long)
-    return best

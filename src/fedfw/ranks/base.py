@@ -1,0 +1,97 @@
+"""A rank as all code sees it, and the rank of a process that shares its simulation with no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedfw.ranks.queue import Queue
+
+Balance = Literal["samples", "time"]
+Tensors = dict[str, Tensor]
+
+
+class Ranks:
+    """The processes of a simulation. This class is a process alone, for which every sum is what it was given.
+
+    Parameters
+    ----------
+    balance : {"samples", "time"}
+        How clients are divided among ranks: by their samples, or by the time that each rank measures for a gradient,
+        which suits machines of different speeds and gives up the same bits in every run.
+    device : str
+        Where that time is measured: cpu or cuda.
+
+    Attributes
+    ----------
+    rank, size : int
+        The number of this process, from 0, and how many there are.
+    sent : int
+        Bytes that this rank has given to exchanges so far.
+
+    Examples
+    --------
+    >>> import torch
+    >>> alone = Ranks()
+    >>> alone.first, alone.sums(torch.ones(2))[0].tolist(), alone.exchange("here")
+    (True, [1.0, 1.0], ['here'])
+    """
+
+    rank = 0
+    size = 1
+
+    def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
+        if balance not in ("samples", "time"):
+            raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
+        self.balance, self.device, self.sent = balance, torch.device(device), 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes files and shows progress."""
+        return self.rank == 0
+
+    def sums(self, *tensors: Tensor) -> list[Tensor]:
+        """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a type."""
+        return list(tensors)
+
+    def sum_with(self, total: Tensor, numbers: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
+        """The sum over ranks of vectors (p,), and some numbers of every rank.
+
+        Vectors travel by their entries that are not zero, as long as that is shorter.
+        """
+        return total, [list(numbers)]
+
+    def numbers(self, *numbers: float) -> list[list[float]]:
+        """Some numbers of every rank, as many from each; integers are exact up to 2^53."""
+        return [list(numbers)]
+
+    def rows(self, x: Tensor) -> tuple[Tensor, slice]:
+        """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x (m, ...), stand."""
+        return x, slice(0, len(x))
+
+    def exchange(self, value: Any) -> list[Any]:
+        """What every rank says; anything that JSON can say."""
+        return [value]
+
+    def tell(self, value: Any) -> Any:
+        """What rank 0 says, to all ranks; what others give is not looked at."""
+        return value
+
+    def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
+        """The tensors of rank 0, on every rank, in the host's memory; others give None."""
+        return dict(tensors or {})
+
+    def queue(self) -> Queue:
+        """Tasks that the ranks share, for work that is divided by tasks and not by clients."""
+        return Queue()
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
+        """The tensors of every rank, at rank 0 and in the host's memory; an empty list at the others."""
+        return [dict(tensors)]
+
+
+ALONE = Ranks()
+"""A process that shares its simulation with no other."""

@@ -1,0 +1,96 @@
+"""What ranks tell each other, checked on every rank: ``python -m tests.ranks.exchanges``."""
+
+from __future__ import annotations
+
+import torch
+
+import fedfw
+
+DTYPES = (torch.float32, torch.float64)
+
+
+def vector_of(rank: int, kind: str, dtype: torch.dtype, size: int) -> torch.Tensor:
+    """The vector that a rank adds: dense, of few entries (a zero with a sign among them), or of none."""
+    draw = torch.Generator().manual_seed(100 + rank)
+    dense = torch.randn(size, generator=draw, dtype=dtype)
+    if kind == "dense":
+        return dense
+    kept = torch.zeros(size, dtype=torch.bool)
+    if kind == "sparse":
+        kept[torch.randperm(size, generator=draw)[: 1 + 2 * rank]] = True
+    sparse = torch.where(kept, dense, 0.0)
+    sparse[-1] = -0.0
+    return sparse
+
+
+def check_sums(ranks: fedfw.Ranks) -> None:
+    for dtype in DTYPES:
+        for kind in ("dense", "sparse", "none"):
+            for size in (1, 7, 1000):
+                each = [vector_of(rank, kind, dtype, size) for rank in range(ranks.size)]
+                whole = torch.stack(each).sum(0)
+                before = ranks.sent
+                total, told = ranks.sum_with(each[ranks.rank], (ranks.rank, 0.5))
+                torch.testing.assert_close(total, whole)
+                assert total.dtype is dtype
+                assert told == [[rank, 0.5] for rank in range(ranks.size)]
+                if kind != "dense" and size == 1000:  # entries travel, not vectors
+                    assert ranks.sent - before <= 24 + 6 * (4 + dtype.itemsize)
+                one, two = ranks.sums(each[ranks.rank], torch.tensor([1, ranks.rank]))
+                torch.testing.assert_close(one, whole)
+                assert two.tolist() == [ranks.size, sum(range(ranks.size))]
+
+
+def check_words(ranks: fedfw.Ranks) -> None:
+    said = {"rank": ranks.rank, "text": "ü" * ranks.rank, "none": None}
+    assert ranks.exchange(said) == [{"rank": rank, "text": "ü" * rank, "none": None} for rank in range(ranks.size)]
+    assert ranks.tell(f"from {ranks.rank}") == "from 0"
+    assert ranks.numbers(2**53 - ranks.rank) == [[2**53 - rank] for rank in range(ranks.size)]
+    rows, own = ranks.rows(torch.full((ranks.rank, 2), float(ranks.rank)))
+    assert rows.tolist() == [[rank, rank] for rank in range(ranks.size) for _ in range(rank)]
+    assert rows[own].tolist() == [[ranks.rank, ranks.rank]] * ranks.rank
+
+
+def check_tensors(ranks: fedfw.Ranks) -> None:
+    held = {
+        "numbers": torch.arange(6.0).view(2, 3),
+        "flags": torch.tensor([True, False]),
+        "few bits": torch.ones(3, dtype=torch.bfloat16),
+        "scalar": torch.tensor(7),
+        "none": torch.zeros(0, 4),
+    }
+    told = ranks.tell_tensors(held if ranks.first else None)
+    assert told.keys() == held.keys()
+    for name, tensor in held.items():
+        assert torch.equal(told[name], tensor)
+        assert told[name].dtype is tensor.dtype
+    mine = {"x": torch.full((ranks.rank + 1, 2), float(ranks.rank)), f"only {ranks.rank}": torch.tensor(ranks.rank)}
+    each = ranks.collect(mine)
+    assert len(each) == (ranks.size if ranks.first else 0)
+    for rank, theirs in enumerate(each):
+        assert torch.equal(theirs["x"], torch.full((rank + 1, 2), float(rank)))
+        assert int(theirs[f"only {rank}"]) == rank
+
+
+def check_queue(ranks: fedfw.Ranks) -> None:
+    known: dict[int, int] = {}
+    computed = []
+
+    def compute(task: int) -> int:
+        computed.append(task)
+        return task**2
+
+    # A task waits for the one three before it, wherever that was computed; the last never becomes ready.
+    found = ranks.queue().results(11, lambda task: task < 10 and (task < 3 or task - 3 in known), compute)
+    for task, result in found:
+        known[task] = result
+    assert known == {task: task**2 for task in range(10)}
+    everyone = [task for theirs in ranks.exchange(computed) for task in theirs]
+    assert sorted(everyone) == list(range(10))  # each once
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with fedfw.join_ranks() as everybody:
+        for check in (check_sums, check_words, check_tensors, check_queue):
+            check(everybody)
