@@ -203,30 +203,27 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     def gather(
         self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
     ) -> tuple[Server, Gathered]:
-        xbar, ranks = server.xbar, plan.ranks
-        total = _added([piece.vector.sum(0, dtype=torch.float64) for piece in sent], xbar.double())
-        # The new y_i of those present add up to zero; what they held before leaves the sum.
-        leaving = _added([state["y"].sum(0) for state in states], xbar.double())
-        points = _added([state["x"].sum(0).to(xbar.dtype) for state in states], xbar)
-        numbers = [sum(len(state["x"]) for state in states), sum(float(piece.loss.double().sum()) for piece in sent)]
-        counted = torch.tensor(numbers, dtype=torch.float64, device=xbar.device)
-        total, leaving, points, counted = ranks.sums(total, leaving, points, counted)
-        present, loss = int(counted[0]), float(counted[1])
-        single = any(ranks.exchange(any(piece.vector.dtype is torch.float32 for piece in sent)))
+        ranks, zeros = plan.ranks, torch.zeros_like(server.xbar, dtype=torch.float64)
+        counts = sum(len(state["x"]) for state in states), sum(float(piece.loss.double().sum()) for piece in sent)
+        each = ranks.numbers(*counts, any(piece.vector.dtype is torch.float32 for piece in sent))
+        present, loss, single = (sum(numbers) for numbers in zip(*each, strict=True))
+        (total,) = ranks.sums(_added([piece.vector.sum(0, dtype=torch.float64) for piece in sent], zeros))
         mean = (total / present).to(torch.float32 if single else torch.float64)
         learnt = Gathered(mean, loss, total if present == plan.n and self._compressor is None else None)
         if self.anchor_every == "auto":
             pace = self._next_pace(plan, server, mean, t)
             server = replace(server, vectors=server.vectors | {"pace": pace})
-        ybar = server.vectors["ybar"] - leaving / plan.n
-        ybar = torch.zeros_like(ybar) if present == plan.n else ybar
-        server = replace(server, vectors=server.vectors | {"ybar": ybar})
+        if present == plan.n:  # the y_i add up to zero, and with ``gradient_at="own"`` all points are xbar
+            settled = {"ybar": torch.zeros_like(server.vectors["ybar"])}
+            if self.gradient_at == "own" and "rest" in server.vectors:
+                settled["rest"] = torch.zeros_like(server.vectors["rest"])
+            return replace(server, vectors=server.vectors | settled), learnt
+        # The new y_i of those present add up to zero; what they held before leaves the sum.
+        (leaving,) = ranks.sums(_added([state["y"].sum(0) for state in states], zeros))
+        server = replace(server, vectors=server.vectors | {"ybar": server.vectors["ybar"] - leaving / plan.n})
         if self.gradient_at == "xbar":
             return server, learnt
-        if present == plan.n:  # all points are xbar
-            settled = {"rest": torch.zeros_like(server.vectors["rest"])} if "rest" in server.vectors else {}
-            return replace(server, vectors=server.vectors | settled), learnt
-        moved = points - present * server.xbar
+        moved = ranks.sums(_added([state["x"].sum(0) for state in states], zeros))[0] - present * server.xbar
         return with_mean(server, mean_of(server) - moved / plan.n), learnt
 
     def _next_pace(self, plan: Plan, server: Server, mean: Tensor, t: int) -> Tensor:
@@ -272,6 +269,6 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})
 
 
-def _added(vectors: list[Tensor], like: Tensor) -> Tensor:
-    """The sum of vectors (p,), of which a rank may have none: zeros like ``like`` then."""
-    return torch.stack(vectors).sum(0) if vectors else torch.zeros_like(like)
+def _added(vectors: list[Tensor], zeros: Tensor) -> Tensor:
+    """The sum of vectors (p,), of which a rank may have none."""
+    return torch.stack(vectors).sum(0) if vectors else zeros

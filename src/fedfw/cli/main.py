@@ -38,6 +38,8 @@ COMMANDS = {
     "sets": ("fedfw.cli.sets", "list the constraint sets, what their oracles cost and their atoms weigh"),
 }
 """Every command by its name: the module that has it, and its line of help."""
+SHARED = ("run", "resume", "tune", "reproduce")
+"""Commands that divide their work among the processes that torchrun starts; others would do all of it in each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,6 +108,8 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
 
         known = ", ".join(COMMANDS)
         parser.error(f"unknown command {command!r}{nearest(command, COMMANDS)}, expected one of {known}")
+    if command and command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        parser.error(f"{command} does not divide its work among processes, expected it to be started without torchrun")
     for name, (module_name, help_) in COMMANDS.items():
         own = commands.add_parser(name, help=help_)
         if name == command:

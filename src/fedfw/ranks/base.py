@@ -29,8 +29,8 @@ class Ranks:
     ----------
     rank, size : int
         The number of this process, from 0, and how many there are.
-    sent : int
-        Bytes that this rank has given to exchanges so far.
+    sent, exchanges : int
+        Bytes that this rank has given to exchanges so far, and how many there were.
 
     Examples
     --------
@@ -46,7 +46,8 @@ class Ranks:
     def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
         if balance not in ("samples", "time"):
             raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
-        self.balance, self.device, self.sent = balance, torch.device(device), 0
+        self.balance, self.device = balance, torch.device(device)
+        self.sent = self.exchanges = 0
 
     @property
     def first(self) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
     """Where to cut a sequence so that its parts, done at these speeds, end together as nearly as can be.
 
+    With equal speeds no other cuts end sooner. With unequal ones the slowest rank may be given one large client.
+
     Parameters
     ----------
     loads : sequence of float

@@ -105,7 +105,8 @@ class _Joined(Ranks):
             tensor = held[name] if self.first else torch.empty(shape, dtype=getattr(torch, dtype))
             with self._talking():
                 dist.broadcast(_bytes_of(tensor), src=0)
-            self.sent += tensor.nbytes if self.first else 0
+            if self.first:
+                self._count(tensor)
             held[name] = tensor
         return held
 
@@ -116,7 +117,7 @@ class _Joined(Ranks):
             for tensor in held.values():
                 with self._talking():
                     dist.send(_bytes_of(tensor), dst=0)
-                self.sent += tensor.nbytes
+                self._count(tensor)
             return []
         found = [held]
         for sender in range(1, self.size):
@@ -140,7 +141,7 @@ class _Joined(Ranks):
         everyones = [torch.empty_like(mine) for _ in range(self.size)]
         with self._talking():
             dist.all_gather(everyones, mine.contiguous())
-        self.sent += x.nbytes
+        self._count(x)
         return torch.stack(everyones).to(x.device)
 
     def _reduced(self, x: Tensor) -> Tensor:
@@ -148,8 +149,12 @@ class _Joined(Ranks):
         mine = x if self._by_nccl(x) else x.cpu()
         with self._talking():
             dist.all_reduce(mine)
-        self.sent += x.nbytes
+        self._count(x)
         return mine.to(x.device)
+
+    def _count(self, given: Tensor) -> None:
+        self.sent += given.nbytes
+        self.exchanges += 1
 
     def _by_nccl(self, x: Tensor) -> bool:
         return x.is_cuda and self._nccl

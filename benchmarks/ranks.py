@@ -1,0 +1,240 @@
+"""What processes that share a simulation reach of what the machine can give, and what they tell each other.
+
+    torchrun --nproc-per-node 2 -m benchmarks.ranks [--rounds 20] [--repeats 5] [--device cuda] [--write]
+
+Every process has one thread. Each task is timed two ways, which take turns in the same processes. Shared: every rank
+has its part of the clients, and they exchange. Independent: every process simulates its part by itself, side by side
+with the others and without a word to them, which is what the machine can give. Reached is the throughput of the first,
+in clients a second, over that of the second.
+
+Bytes are what a rank hands to exchanges in a round without evaluation. The least possible is what has to leave a rank
+so that the others know its sum: an index of 4 bytes and a number for each entry that is not zero, or the vector.
+``--write`` also works out on paper what larger clusters would do, and writes docs/ranks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.nn.functional as nnf
+
+import fedfw
+from benchmarks.common import machine, markdown, publish
+from fedfw.algorithms.base import Aggregate
+from fedfw.rounds.options import Options
+from fedfw.simulation import Simulation
+from fedfw.studies.bench.contenders import fedavg, frank_wolfe
+from fedfw.studies.bench.tasks import TASKS, BenchTask
+
+Make = Callable[[BenchTask], fedfw.Algorithm]
+METHODS: dict[str, Make] = {
+    "FedFW, l1": lambda task: frank_wolfe("l1"),
+    "FedFW+, l2": lambda task: frank_wolfe("l2", plus=True),
+    "FedAvg": fedavg,
+    "anchored FedFW, l1": lambda task: fedfw.FedFWAnchored("l1:10", anchor_every=5),
+    "FedLMO, l2": lambda task: fedfw.FedLMO("l2:1", schedule="constant:0.05"),
+}
+MATCHES = [
+    *((name, method) for name in ("mnist", "cnn") for method in ("FedFW, l1", "FedAvg", "FedLMO, l2")),
+    *(("mnist", method) for method in ("FedFW+, l2", "anchored FedFW, l1")),
+    ("small", "FedFW, l1"),
+]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured of one task and method, on this rank's machine.
+
+    Parameters
+    ----------
+    clients, parameters : int
+        Of the task.
+    shared_ms, independent_ms : float
+        Of a round.
+    reached : float
+        Throughput over that of independent processes.
+    sent, least, exchanges : float
+        Bytes of a rank and round, the fewest possible, and how many exchanges there were.
+    """
+
+    clients: int
+    parameters: int
+    shared_ms: float
+    independent_ms: float
+    reached: float
+    sent: float
+    least: float
+    exchanges: float
+
+
+def round_ms(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> float:
+    """The mean of all rounds but the first."""
+    options = Options(rounds=rounds + 1, eval_every=10**9, device=device)
+    history = Simulation(problem, algorithm, options).run().history
+    # The last round is evaluated whatever is asked for; what that takes is left out.
+    spent = (sum(s for part, s in (record.seconds or {}).items() if part != "evaluation") for record in history[1:])
+    return 1e3 * sum(spent) / rounds
+
+
+def least_bytes(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> float:
+    """What has to leave this rank in a round, from the sums that the server's steps were given."""
+    found: list[float] = []
+    whole = Aggregate.over
+
+    def watched(self: Aggregate, ranks: fedfw.Ranks) -> Aggregate:
+        entries = int((self.total != 0).sum())
+        vectors = sum(vector.nbytes for vector in self.beside.values())
+        found.append(min(entries * (4 + self.total.itemsize), self.total.nbytes) + vectors)
+        return whole(self, ranks)
+
+    Aggregate.over = watched  # type: ignore[method-assign]
+    try:
+        Simulation(problem, algorithm, Options(rounds=rounds, eval_every=10**9, device=device)).run()
+    finally:
+        Aggregate.over = whole  # type: ignore[method-assign]
+    return sum(found) / rounds
+
+
+class Counter(fedfw.Callback):
+    """Remembers after every round what the first rank has given to exchanges so far."""
+
+    decides = False  # no rank waits for it
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def after_round(self, simulation: Simulation) -> None:
+        self.found.append((simulation.ranks.sent, simulation.ranks.exchanges))
+
+
+def told(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> tuple[float, float]:
+    """Bytes that the first rank gives to exchanges in a round without evaluation, and how many exchanges there are."""
+    counter, options = Counter(), Options(rounds=rounds + 2, eval_every=10**9, device=device)
+    Simulation(problem, algorithm, options, callbacks=[counter]).run()
+    if not counter.found:  # on another rank
+        return 0.0, 0.0
+    (sent, met), (sent_later, met_later) = counter.found[0], counter.found[rounds]
+    return (sent_later - sent) / rounds, (met_later - met) / rounds
+
+
+def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeats: int, device: str) -> Found:
+    clients = list(zip(*task.data(), strict=True))
+    shared = fedfw.Problem(task.module(), nnf.cross_entropy, clients, ranks=ranks)
+    own = shared.losses.everyone(torch.device("cpu")).tolist()
+    alone = fedfw.Problem(task.module(), nnf.cross_entropy, [clients[i] for i in own])
+    algorithm = make(task)
+    least = least_bytes(shared, algorithm, rounds, device)
+    sent, exchanges = told(shared, algorithm, rounds, device)
+    together, apart, ratios = [], [], []
+    for _ in range(repeats):
+        ranks.numbers()  # all begin together
+        apart.append(round_ms(alone, algorithm, rounds, device))
+        ranks.numbers()
+        together.append(round_ms(shared, algorithm, rounds, device))
+        each = ranks.numbers(len(own) / apart[-1], together[-1])
+        ratios.append(task.clients / max(t for _, t in each) / sum(rate for rate, _ in each))
+    times = (median(values) for values in (together, apart, ratios))
+    return Found(task.clients, task.parameters, *times, sent, least, exchanges)
+
+
+def row_of(task: BenchTask, method: str, found: Found) -> tuple[str, ...]:
+    times = (f"{found.shared_ms:.2f}", f"{found.independent_ms:.2f}", f"{found.reached:.1%}")
+    return (task.label, method, *times, f"{found.sent:,.0f}", f"{found.least:,.0f}", f"{found.exchanges:.1f}")
+
+
+HEADER = (
+    *("task", "method", "shared, ms a round", "independent", "reached"),
+    *("bytes of a rank and round", "least possible", "exchanges"),
+)
+
+
+# --- larger clusters, on paper ---
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks and what lies between them, as assumed: not measured here."""
+
+    name: str
+    ranks: int
+    latency: float  # seconds of a small exchange, times log2 of the ranks
+    bandwidth: float  # bytes a second of each rank
+    speed: float  # how much faster a rank works through its clients than the process that was timed
+
+
+CLUSTERS = (
+    Cluster("8 GPUs, NVLink", 8, 15e-6, 200e9, 250.0),
+    Cluster("64 nodes of 1 core, 100 Gb/s Ethernet", 64, 30e-6, 10e9, 1.0),
+)
+
+
+def on_paper(cluster: Cluster, found: Found, clients: int) -> tuple[float, float, str]:
+    """Milliseconds of work and of exchanges in a round with so many clients like those of the task, and the bound."""
+    k = cluster.ranks
+    work = clients / k * (found.independent_ms / (found.clients / 2)) / cluster.speed
+    dense = found.least >= 4 * found.parameters
+    # An all-reduce sends two vectors; of entries every rank is sent all the others', which grow with its clients.
+    grown = found.sent if dense else found.sent * (clients / k) / (found.clients / 2)
+    volume = 2 * grown if dense else min(k * grown, 2 * 8 * found.parameters)
+    waits, moves = found.exchanges * cluster.latency * math.log2(k), volume / cluster.bandwidth
+    talk = 1e3 * (waits + moves)
+    parts = {"gradients": work, "latency": 1e3 * waits, "bytes": 1e3 * moves}
+    return work, talk, max(parts, key=parts.__getitem__)
+
+
+def paper_rows(found: dict[tuple[str, str], Found], clients: int = 1000) -> list[tuple[str, ...]]:
+    rows = []
+    for cluster in CLUSTERS:
+        for (name, method), one in found.items():
+            work, talk, bound = on_paper(cluster, one, clients)
+            share = work / (work + talk)
+            task = TASKS[name]
+            sizes = (f"{work:.3g}", f"{talk:.3g}", f"{share:.0%}")
+            rows.append((cluster.name, f"{method}, {task.model}, {task.samples} samples a client", *sizes, bound))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--write", action="store_true", help="write docs/ranks.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[tuple[str, str], Found] = {}
+    with fedfw.join_ranks(device=options.device) as ranks:
+        for name, method in MATCHES:
+            arguments = METHODS[method], ranks, options.rounds, options.repeats, options.device
+            found[name, method] = measure(TASKS[name], *arguments)
+            if ranks.first:
+                print(" | ".join(row_of(TASKS[name], method, found[name, method])), flush=True)
+        if not ranks.first:
+            return
+        rows = [row_of(TASKS[name], method, one) for (name, method), one in found.items()]
+        paper = ("cluster", "method and task", "work, ms a round", "exchanges, ms", "efficiency", "bound by")
+        lines = [
+            *("# Ranks, measured", ""),
+            f"Made by `torchrun --nproc-per-node {ranks.size} -m benchmarks.ranks --write`, whose help says what the",
+            f"columns are. {ranks.size} ranks of one thread each. {machine(options.device)}",
+            *("", *markdown(HEADER, rows), "", "## Larger clusters, on paper", ""),
+            "A round with 1,000 clients like those above, from the measured times, bytes and numbers of exchanges.",
+            "Assumed, not measured: " + "; ".join(assumed(cluster) for cluster in CLUSTERS) + ".",
+            *("", *markdown(paper, paper_rows(found))),
+        ]
+        publish(lines, "ranks.md" if options.write else None)
+
+
+def assumed(cluster: Cluster) -> str:
+    speed = "" if cluster.speed == 1 else f", a rank {cluster.speed:g} times as fast as one core"
+    wait = f"{cluster.latency * 1e6:g} us x log2(ranks) for each exchange"
+    return f"{cluster.name}: {wait}, {cluster.bandwidth / 1e9:g} GB/s for each rank{speed}"
+
+
+if __name__ == "__main__":
+    main()
