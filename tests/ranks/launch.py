@@ -36,7 +36,7 @@ def run_ranks(size: int, arguments: Sequence[str], timeout: float = 180) -> list
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path]),
     }
     ranks = [
         subprocess.Popen(

@@ -1,4 +1,7 @@
-"""Runs that one process takes alone and several take together: ``python -m tests.simulation.shared_runs OUT DTYPE``."""
+"""Runs that one process takes alone and several take together.
+
+``python -m tests.simulation.shared_runs OUT DTYPE [DEVICE]`` takes all of them.
+"""
 
 from __future__ import annotations
 
@@ -110,11 +113,11 @@ def take(case: Case, dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, **more: Any
 
 
 def main() -> None:
-    out, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+    out, dtype, device = Path(sys.argv[1]), getattr(torch, sys.argv[2]), (*sys.argv[3:], None)[0]
     torch.set_num_threads(1)
     with fedfw.join_ranks() as ranks:
-        found = {name: take(case, dtype, ranks) for name, case in cases().items()}
-        few = {"participation": 5, "rounds": 12, "eval_every": 6}
+        found = {name: take(case, dtype, ranks, device=device) for name, case in cases().items()}
+        few = {"participation": 5, "rounds": 12, "eval_every": 6, "device": device}
         found["many"] = outcome(fedfw.simulate(many(ranks), fedfw.FedFW("l1:5", penalty=0.1), **few))
         if ranks.first:
             out.write_text(json.dumps(found))

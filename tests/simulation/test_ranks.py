@@ -47,8 +47,8 @@ def assert_same(found: dict[str, Any], alone: dict[str, Any], tolerance: float) 
     for one, other in zip(found["records"], alone["records"], strict=True):
         for name, value in other.items():
             loose = {"rel": tolerance, "abs": 10 * tolerance} if name in ("gap", "consensus") else near
-            same = one[name] == value if not isinstance(value, float) else one[name] == pytest.approx(value, **loose)
-            assert same, (name, one[name], value)
+            numeric = isinstance(value, float | dict)
+            assert one[name] == (pytest.approx(value, **loose) if numeric else value), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
