@@ -27,7 +27,7 @@ def test_three_ranks_tell_each_other_everything() -> None:
 
 
 def test_a_process_alone_is_what_it_was_given() -> None:
-    for check in (exchanges.check_sums, exchanges.check_words, exchanges.check_tensors, exchanges.check_queue):
+    for check in exchanges.CHECKS:
         check(Ranks())
 
 

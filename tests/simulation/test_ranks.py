@@ -12,6 +12,7 @@ import torch
 
 import fedfw
 from tests.ranks.launch import run_ranks
+from tests.simulation import failing_runs
 from tests.simulation.resumed_runs import CASES, go_on
 from tests.simulation.shared_runs import cases, many, outcome, take
 
@@ -100,7 +101,10 @@ def test_a_rank_that_is_killed_ends_the_run_for_all_and_it_goes_on(tmp_path: Pat
     assert second.status == -9
     assert first.status == 1
     assert "RankLostError: rank 0 of 2: rank 1 is gone" in first.said
-    assert list((tmp_path / "run").glob("checkpoint-*.safetensors"))
+    whole = failing_runs.take("well", tmp_path / "whole")
+    resumed = failing_runs.take("well", tmp_path / "run")
+    assert len(resumed.history) == len(whole.history) == failing_runs.ROUNDS
+    torch.testing.assert_close(resumed.x, whole.x, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.xdist_group("ranks")
@@ -110,3 +114,12 @@ def test_a_nan_names_its_client_on_all_ranks() -> None:
     for ended in (first, second):
         assert "NaN or infinity in the loss or gradient of client 2" in ended.said
     assert "rank 1 ended: NonFiniteError: round" in first.said
+
+
+@pytest.mark.xdist_group("ranks")
+def test_what_ranks_cannot_do_together_is_refused() -> None:
+    first, second = run_ranks(2, ["-m", "tests.simulation.failing_runs", "asks"], timeout=60)
+    for ended in (first, second):
+        assert "ranks were given different runs: start differ" in ended.said
+    assert "ValueError: the callback AfterRound runs on rank 0 alone" in first.said
+    assert "rank 0 ended: ValueError: the callback AfterRound runs on rank 0 alone" in second.said

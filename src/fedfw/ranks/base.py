@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -84,6 +85,14 @@ class Ranks:
     def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
         """The tensors of rank 0, on every rank, in the host's memory; others give None."""
         return dict(tensors or {})
+
+    @contextmanager
+    def apart(self, who: str) -> Iterator[None]:
+        """What is done here is done on this rank alone: an exchange would wait for the others for ever, and is refused.
+
+        ``who`` says who is at work, for the message of the error.
+        """
+        yield
 
     def queue(self) -> Queue:
         """Tasks that the ranks share, for work that is divided by tasks and not by clients."""

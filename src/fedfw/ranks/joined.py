@@ -41,8 +41,17 @@ class _Joined(Ranks):
         super().__init__(balance, device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._store, self._nccl, self._queues = store, nccl, 0
+        self._apart: str | None = None
 
     # --- exchanges ---
+
+    @contextmanager
+    def apart(self, who: str) -> Iterator[None]:
+        before, self._apart = self._apart, who
+        try:
+            yield
+        finally:
+            self._apart = before
 
     def sums(self, *tensors: Tensor) -> list[Tensor]:
         found: list[Tensor] = list(tensors)
@@ -164,6 +173,11 @@ class _Joined(Ranks):
     @contextmanager
     def _talking(self) -> Iterator[None]:
         """An exchange that fails because another rank is gone says which one, and why if that is known."""
+        if self._apart is not None:
+            raise ValueError(
+                f"{self._apart} runs on rank {self.rank} alone, expected that it asks for nothing of all clients, such "
+                "as a loss or a gradient: other ranks would have to help with it"
+            )
         try:
             yield
         except RuntimeError as error:

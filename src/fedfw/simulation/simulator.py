@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +36,7 @@ from fedfw.rounds.setup import (
 from fedfw.rounds.stopwatch import Stopwatch
 from fedfw.rounds.tensors import joined, part
 from fedfw.sets.base import ConstraintSet
+from fedfw.simulation.agreement import refuse_different_runs, refuse_drift
 from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, PlainCallback, StopRun
 from fedfw.simulation.callbacks.budget import Budget
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
@@ -181,6 +181,8 @@ class Simulation:
         self.callbacks = self._all_callbacks(folder, callbacks)
         self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
         self._folder = folder
+        if self.ranks.size > 1:
+            refuse_different_runs(self.ranks, self._fingerprint_of_run(), options)
         self._resume(folder)
 
     # --- what callbacks look at ---
@@ -373,7 +375,7 @@ class Simulation:
     def _record(self) -> None:
         now = self.now
         if self.evaluates:
-            self._refuse_drift()
+            refuse_drift(self.ranks, self.t, self.xbar)
         found: dict[str, Any] = {}
         for callback in self._hooks["record"]:
             try:
@@ -394,16 +396,6 @@ class Simulation:
             seconds=self.clock.split(),
         )
         self.history.append(record)
-
-    def _refuse_drift(self) -> None:
-        """All ranks take the server's step, and must hold the same bits after it."""
-        if self.ranks.size > 1:
-            held = [int(digest) for (digest,) in self.ranks.numbers(zlib.crc32(self.xbar.cpu().numpy().tobytes()))]
-            if len(set(held)) > 1:
-                raise RuntimeError(
-                    f"round {self.t}: ranks hold different models ({held}): they need the same version of torch, the "
-                    "same kind of processor and as many threads"
-                )
 
     def _call(self, hook: str) -> bool:
         """Call a method of every callback that has one; returns whether one of them ends the run."""
@@ -450,9 +442,11 @@ class Simulation:
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
+        return describe_problem(self.problem) | self._fingerprint_of_run()
+
+    def _fingerprint_of_run(self) -> Fingerprint:
         noise = None if self.privacy is None else self.privacy.noise
-        run = fingerprint(self.plan, self.algorithm, self.options, self._start, self.participation, noise)
-        return describe_problem(self.problem) | run
+        return fingerprint(self.plan, self.algorithm, self.options, self._start, self.participation, noise)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold to go on to the same bits."""

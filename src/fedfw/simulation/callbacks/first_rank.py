@@ -40,7 +40,8 @@ class OnFirstRank(Callback):
         stop, reason = False, ""
         if self._ranks.first:
             try:
-                stop, reason = bool(getattr(self._inner, hook)(simulation)), self._inner.reason
+                with self._ranks.apart(f"the callback {self.name}"):
+                    stop, reason = bool(getattr(self._inner, hook)(simulation)), self._inner.reason
             except StopRun as asked:
                 stop, reason = True, str(asked)
         if self._inner.decides:
@@ -62,7 +63,8 @@ class OnFirstRank(Callback):
         asked: str | None = None
         if self._ranks.first:
             try:
-                found = self._inner.record(simulation)
+                with self._ranks.apart(f"the callback {self.name}"):
+                    found = self._inner.record(simulation)
             except StopRun as stop:
                 asked = str(stop)
         asked = self._ranks.tell(asked) if self._inner.decides else asked
@@ -72,7 +74,8 @@ class OnFirstRank(Callback):
 
     def finish(self, simulation: Simulation, run: Run) -> None:
         if self._ranks.first:
-            self._inner.finish(simulation, run)
+            with self._ranks.apart(f"the callback {self.name}"):
+                self._inner.finish(simulation, run)
 
     def abandon(self, simulation: Simulation) -> None:
         if self._ranks.first:
