@@ -1,20 +1,23 @@
-"""Puts what was measured into docs/performance.md.
+"""Measures everything that docs/performance.md shows on this machine, and writes the page.
 
-fedfw bench small few many mnist mnist-100 mlp cnn --out bench.json
-python -m benchmarks.scale > scale.md
-python -m benchmarks.wire > wire.md
-python -m benchmarks.performance bench.json scale.md wire.md     writes docs/performance.md and its plots
-python -m benchmarks.performance --check                         compares a short run with the committed ratios
+    python -m benchmarks.performance            about a quarter of an hour on a quiet machine with two cores
+    python -m benchmarks.performance --check    compares the ratios of a short run with the committed ones
+
+A GPU's figures are those of `python -m benchmarks.gpu --write`, which is run on a machine with one and keeps them in
+docs/performance/gpu.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -22,11 +25,38 @@ from matplotlib.figure import Figure
 from benchmarks.common import DOCS, machine, markdown
 
 PAGE, PLOTS, RATIOS = DOCS / "performance.md", DOCS / "performance", Path(__file__).parent / "ratios.json"
-TEXT = Path(__file__).parent / "performance-text.md"
+TEXT, FRAMEWORKS = Path(__file__).parent / "performance-text.md", Path(__file__).parent / "frameworks"
 MARGIN = 1.5
+TASKS = ("small", "few", "many", "mnist", "mnist-100", "mlp", "cnn")
+HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
 
 
-def bench_tables(numbers: dict) -> list[str]:
+# --- measuring ---
+
+
+def told(what: str, command: list[str]) -> str:
+    """What a command prints; its progress goes to the terminal."""
+    print(f"{what} ...", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    print(f"{what}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    return done.stdout
+
+
+def bench(tasks: tuple[str, ...], *options: str) -> dict[str, Any]:
+    """What `fedfw bench` finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bench.json"
+        told("fedfw bench", ["-m", "fedfw", "bench", *tasks, "--out", str(out), *options])
+        numbers: dict[str, Any] = json.loads(out.read_text())
+    return numbers
+
+
+# --- showing ---
+
+
+def bench_tables(numbers: dict[str, Any]) -> list[str]:
     lines = []
     for task in numbers["tasks"].values():
         for algorithm in (name for name in task if name != "label"):
@@ -41,12 +71,11 @@ def bench_tables(numbers: dict) -> list[str]:
                 round_ms, first, cpu = (f"{value:.2f}" for value in times)
                 memory = "-" if timing["peak_mb"] is None else f"{timing['peak_mb']:.1f}"
                 rows.append((who, round_ms, f"{timing['round_ms'] / hand:.2f}", first, cpu, memory))
-            header = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
-            lines += [f"**{algorithm}, {task['label']}**", "", *markdown(header, rows), ""]
+            lines += [f"**{algorithm}, {task['label']}**", "", *markdown(HEADER, rows), ""]
     return lines
 
 
-def ratios(numbers: dict) -> dict[str, float]:
+def ratios(numbers: dict[str, Any]) -> dict[str, float]:
     return {
         f"{name}, {algorithm}": round(found["fedfw"]["round_ms"] / found["by hand"]["round_ms"], 3)
         for name, task in numbers["tasks"].items()
@@ -55,7 +84,20 @@ def ratios(numbers: dict) -> dict[str, float]:
     }
 
 
-def plot_bench(numbers: dict) -> None:
+def summary(numbers: dict[str, Any]) -> list[str]:
+    """One line a task and algorithm: the simulator's round over that by hand, and over the bare products."""
+    rows = []
+    for task in numbers["tasks"].values():
+        for algorithm in (name for name in task if name != "label"):
+            found = {who: timing["round_ms"] for who, timing in task[algorithm].items() if not isinstance(timing, str)}
+            bare = next((ms for who, ms in found.items() if who.startswith("bare products")), None)
+            over_bare = "" if bare is None else f"{found['fedfw'] / bare:.2f}"
+            over_hand = f"{found['fedfw'] / found['by hand']:.2f}"
+            rows.append((f"{algorithm}, {task['label']}", f"{found['fedfw']:.2f}", over_hand, over_bare))
+    return markdown(("a round of", "ms", "/ by hand", "/ bare products"), rows)
+
+
+def plot_bench(numbers: dict[str, Any]) -> None:
     small = numbers["tasks"]["small"]["FedAvg"]
     names = [name for name, timing in small.items() if not isinstance(timing, str)]
     figure = Figure(figsize=(6.5, 2.8), layout="constrained")
@@ -84,11 +126,7 @@ def plot_scale(table: str) -> None:
 
 def check() -> None:
     """Print how the ratios of a short run stand to the committed ones; never an error: timings are noisy."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "bench.json"
-        command = [sys.executable, "-m", "fedfw", "bench", "small", "--frameworks", "none", "--repeats", "3"]
-        subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
-        now = ratios(json.loads(out.read_text()))
+    now = ratios(bench(("small",), "--frameworks", "none", "--repeats", "3"))
     committed = json.loads(RATIOS.read_text())
     for name, ratio in now.items():
         then = committed[name]
@@ -96,30 +134,33 @@ def check() -> None:
         print(f"speed: {name}: {ratio:.2f} times hand-batched, {then:.2f} when committed: {verdict}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measured", nargs="*", type=Path, help="bench.json, scale.md, wire.md")
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
-    if options.check:
-        check()
-        return
-    bench, scale, wire = options.measured
-    numbers = json.loads(bench.read_text())
+def write() -> None:
+    os.environ.setdefault("FEDFW_FRAMEWORKS", str(FRAMEWORKS))
+    numbers = bench(TASKS)
+    scale = told("a million clients", ["-m", "benchmarks.scale"]).strip()
+    wire = told("bytes", ["-m", "benchmarks.wire"]).strip()
     torch.set_num_threads(numbers["threads"])  # for what is said of the machine
     plot_bench(numbers)
-    plot_scale(scale.read_text())
+    plot_scale(scale)
     parts = {
         "MACHINE": machine(),
+        "SUMMARY": "\n".join(summary(numbers)),
         "BENCH": "\n".join(bench_tables(numbers)),
-        "SCALE": scale.read_text().strip(),
-        "WIRE": wire.read_text().strip(),
+        "SCALE": scale,
+        "WIRE": wire,
+        "GPU": (PLOTS / "gpu.md").read_text().strip(),
     }
     page = TEXT.read_text()
     for name, part in parts.items():
         page = page.replace(f"<!-- {name} -->", part)
     PAGE.write_text(page)
     RATIOS.write_text(json.dumps(ratios(numbers), indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare the ratios of a short run; writes nothing")
+    (check if parser.parse_args().check else write)()
 
 
 if __name__ == "__main__":
