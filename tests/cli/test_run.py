@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fedfw
 from fedfw.cli.main import main
+from fedfw.cli.residual import quick_optimum
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, read_config
+from fedfw.problems.digest import describe_problem, text_of
+from fedfw.solving import Optimum
+
+FOUND: dict[str, Optimum | None] = {}
+"""Optima that runs of these tests were compared with; many have the same problem, and each is solved once."""
+
+
+def found_once(problem: fedfw.Problem, constraint: Any) -> Optimum | None:
+    key = f"{describe_problem(problem)} {text_of(problem.bind(constraint))}"
+    if key not in FOUND:
+        FOUND[key] = quick_optimum(problem, constraint)
+    return FOUND[key]
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setenv("FEDFW_DATA", str(tmp_path / "no data here"))
     monkeypatch.setattr("fedfw.cli.residual._SECONDS", 600.0)  # what is found must not depend on the machine
+    monkeypatch.setattr("fedfw.cli.closing.quick_optimum", found_once)
     monkeypatch.chdir(tmp_path)
+    if not request.node.get_closest_marker("plots"):
+        request.getfixturevalue("no_plots")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -35,6 +52,7 @@ def test_what_is_on_by_default_can_be_turned_off(capsys: pytest.CaptureFixture[s
     assert not read_config(Path("without/config.toml")).get("correction")
 
 
+@pytest.mark.plots
 def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json"]) == 0
     captured = capsys.readouterr()
@@ -252,6 +270,7 @@ def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) ->
     assert read_config(Path("h/config.toml")).rounds == 4
 
 
+@pytest.mark.plots
 def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run(capsys, "--rounds", "5", "--out", "one")
     told = run(capsys, "--rounds", "5", "--out", "two", "--algorithm", "frank-wolfe", "--constraint", "l2:5")
@@ -321,6 +340,7 @@ def test_somebody_who_does_not_wait_for_the_optimum_loses_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedfw.cli.residual.solve", impatient)
+    monkeypatch.setattr("fedfw.cli.closing.quick_optimum", quick_optimum)
     told = run(capsys, "--rounds", "2", "--out", "r")
     assert "residual" not in told
     assert Path("r/model.pt").exists()

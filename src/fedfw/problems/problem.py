@@ -185,7 +185,7 @@ class Problem:
             return range(len(clients))
 
         def speed(i: int) -> float:
-            alone = Problem(self.model, self.loss, [clients[i]]).to(ranks.device)
+            alone = Problem(self.model, self.loss, [clients[i]]).to(torch.device(ranks.device))
             return speed_of(alone.losses, alone.start)
 
         return own_clients(ranks, [size_of(data) for data in clients], speed)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from fedfw.ranks.queue import Queue
@@ -47,7 +46,7 @@ class Ranks:
     def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
         if balance not in ("samples", "time"):
             raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
-        self.balance, self.device = balance, torch.device(device)
+        self.balance, self.device = balance, device
         self.sent = self.exchanges = 0
 
     @property
