@@ -215,8 +215,8 @@ def _advance(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Step k of Lanczos, which fills in vector k + 1 of ``basis`` (n, steps + 1, columns).
 
     G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic, and then what
-    rounding left of it in all vectors. Returns the entries on and beside the diagonal of the tridiagonal matrix, each of
-    shape (n, 1).
+    rounding left of it in all vectors. Returns the entries on and beside the diagonal of the tridiagonal matrix, each
+    of shape (n, 1).
     """
     w = torch.bmm(g.mT, torch.bmm(g, basis[:, k].unsqueeze(2)))
     recent, everything = basis[:, max(k - 1, 0) : k + 1], basis[:, : k + 1]
