@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfw
-from fedfw.linalg.selection import first_argmax, first_top_k
+from fedfw.linalg.selection import descending, first_argmax, first_top_k
 from fedfw.linalg.water import water_fill
 
 
@@ -30,6 +30,15 @@ def test_first_top_k_is_the_stable_sort(p: int, data: st.DataObject) -> None:
     a = torch.tensor(rows).float()
     expected = a.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
     assert torch.equal(first_top_k(a, k), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_descending_is_the_sort_and_leaves_its_argument_alone(dtype: torch.dtype) -> None:
+    a = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).to(dtype).mul_(4).round_()
+    before = a.clone()
+    assert torch.equal(descending(a), a.sort(dim=1, descending=True).values)
+    assert torch.equal(descending(a[:, ::2]), a[:, ::2].sort(dim=1, descending=True).values)
+    assert torch.equal(a, before)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0.01, 5), st.floats(0.001, 0.999))

@@ -77,11 +77,46 @@ def test_tolerance_is_kept_and_looser_ones_take_fewer_steps() -> None:
     assert steps[0] < steps[-1]
 
 
-def test_warm_start_takes_fewer_steps() -> None:
-    G = torch.randn(4, 100, 100, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    cold = top_singular(G, tol=1e-6)
-    warm = top_singular(G + 1e-4, tol=1e-6, start=cold.v)
-    assert warm.steps < cold.steps
+DOMINATED = [3.0, *np.linspace(0.4, 0.0, 50)]  # sigma_1 is so large that the Frobenius norm proves much
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sides", [(80, 60), (60, 80)])
+def test_warm_start_takes_fewer_steps(dtype: torch.dtype, sides: tuple[int, int]) -> None:
+    g = with_spectrum(DOMINATED, *sides)[None]
+    cold = top_singular(g.to(dtype), tol=1e-3)
+    moved = g + 1e-3 * torch.randn(g.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    warm = top_singular(moved.to(dtype), tol=1e-3, start=cold.v)
+    assert warm.steps == 1 < cold.steps
+    sigma = float(torch.linalg.matrix_norm(moved, ord=2))
+    assert float(warm.value) >= (1 - 1e-3) * float(warm.upper) >= (1 - 1e-3) * sigma * (1 - 1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_steps_are_taken_only_with_a_proof(dtype: torch.dtype) -> None:
+    for top in (0.3, 0.8, 1.5, 3.0, 30.0):
+        g = with_spectrum([top, *np.linspace(0.4, 0.0, 50)], 90, 70)
+        pair = top_singular(g[None].to(dtype), tol=1e-3)
+        proven = float(1 - pair.value / pair.upper)
+        assert (pair.steps >= 8) or proven <= 1e-3
+        assert float(pair.upper) >= float(torch.linalg.matrix_norm(g, ord=2)) * (1 - 1e-7)
+    assert pair.steps < 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["gaussian", "clustered", "decaying", "rank two", "dominated", "equal"])
+def test_no_start_spoils_the_answer(name: str, dtype: torch.dtype) -> None:
+    """A start gives what is proven, or what no start gives, to the bit: even one at another pair, or of zeros."""
+    g = with_spectrum(DOMINATED, 80, 60) if name == "dominated" else MATRICES[name]
+    _, sigma, vh = torch.linalg.svd(g, full_matrices=False)
+    starts = [vh[1], vh[-1], vh[1] + vh[2], vh[0] + 1e-6 * vh[1], torch.zeros_like(vh[0]), torch.ones_like(vh[0])]
+    cold = top_singular(g[None].to(dtype), tol=1e-3)
+    for start in starts:
+        warm = top_singular(g[None].to(dtype), tol=1e-3, start=start[None])
+        assert float(warm.value) >= (1 - 1e-3) * float(sigma[0])
+        if warm.steps != 1:
+            assert torch.equal(warm.u, cold.u)
+            assert torch.equal(warm.v, cold.v)
 
 
 def test_a_warm_start_orthogonal_to_the_answer_still_finds_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from fedfw.linalg.selection import row_norms
 # Up to this smaller side a dense decomposition is faster than Lanczos (measured by benchmarks/oracles.py --crossover).
 DENSE_UP_TO = 128
 _CHECK_EVERY = 4  # steps between two checks of the Ritz values, the approximate singular values
-_LEAST_STEPS = 8  # a warm start at what has become the second pair seems converged at once, so more steps are taken
+_LEAST_STEPS = 8  # with fewer, a pair that is not the first one may seem converged, so only a proof ends the search
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class TopSingular:
     upper : Tensor
         A true upper bound on sigma_1, up to rounding, of shape (n,).
     error : Tensor
-        An estimate of the accuracy ``(sigma_1 - value) / sigma_1``, of shape (n,).
+        An estimate of the accuracy ``(sigma_1 - value) / sigma_1``, or a bound on it, of shape (n,).
     steps : int
-        The number of Lanczos steps, which is 0 for a dense decomposition.
+        The number of products with G'G, which is 0 for a dense decomposition.
 
     Examples
     --------
@@ -61,7 +62,8 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
     tol : float, default 1e-7
         Relative accuracy wanted for the largest singular value.
     start : Tensor, optional
-        Right vectors of shape (n, columns) to start from, such as those of the round before.
+        Right vectors of shape (n, columns), such as those of the round before. They are tried first: where one step
+        from them is proven to be accurate enough, it is the answer. Otherwise they change nothing.
     max_steps : int, default 300
         The largest number of Lanczos steps.
 
@@ -73,8 +75,12 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
     Notes
     -----
     Where the smaller side is at most ``DENSE_UP_TO`` the pair comes from a dense decomposition. Larger matrices use
-    Golub-Kahan-Lanczos bidiagonalisation with full reorthogonalisation, until the estimated relative error of every
-    matrix is at most ``tol``.
+    Lanczos iterations on G'G with full reorthogonalisation, until the relative error of every matrix is proven to be at
+    most ``tol``, or estimated to be after ``_LEAST_STEPS`` steps or more.
+
+    The search always begins at the same pseudo-random vector. A search that began near ``start`` would take fewer steps
+    only if it were less careful: residuals alone cannot tell the first pair from a second one, and whatever rules
+    out a larger singular value has to come from a vector that is not close to any pair.
 
     Examples
     --------
@@ -90,14 +96,7 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
         each = [slice(i, i + 1) for i in range(n)]
         return _stacked([top_singular(g[i], tol, None if start is None else start[i], max_steps) for i in each])
     g, size = normalised(g)
-    if min(rows, columns) <= DENSE_UP_TO:
-        pair = _dense(g.double())
-    elif rows >= columns:
-        pair = _lanczos(g, tol, start, min(max_steps, columns))
-    else:  # start on the smaller side, so that the full Krylov space contains the solution
-        left = None if start is None else torch.bmm(g, start.to(g.dtype).unsqueeze(2)).squeeze(2)
-        pair = _lanczos(g.mT, tol, left, min(max_steps, rows))
-        pair = replace(pair, u=pair.v, v=pair.u)
+    pair = _dense(g.double()) if min(rows, columns) <= DENSE_UP_TO else _iterated(g, tol, start, max_steps)
     return replace(pair, value=pair.value * size, upper=pair.upper * size)
 
 
@@ -132,7 +131,7 @@ def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> scaled.tolist(), size.tolist()
     ([[[0.375, 1.0]]], [8.0])
     """
-    largest = g.abs().amax((1, 2)).double()
+    largest = torch.maximum(g.amax((1, 2)), -g.amin((1, 2))).double()  # faster than the maximum of g.abs()
     exponent = torch.where(largest > 0, torch.floor(torch.log2(largest)), 0.0)
     limit = 120.0 if g.dtype == torch.float32 else 1000.0  # 2^limit is finite in g's dtype
     size = torch.exp2(exponent.clamp(-limit, limit))
@@ -151,100 +150,155 @@ def _dense(g: Tensor) -> TopSingular:
     return TopSingular(u, v, value, upper, torch.zeros_like(value), 0)
 
 
-def _lanczos(g: Tensor, tol: float, start: Tensor | None, max_steps: int) -> TopSingular:
-    """The pair from Golub-Kahan-Lanczos bidiagonalisation; all matrices of the stack advance together."""
-    n, rows, columns = g.shape
-    right = g.new_empty(n, max_steps + 1, columns)
-    left = g.new_empty(n, max_steps, rows)
-    right[:, 0] = _start_vectors(g, start)
+def _iterated(g: Tensor, tol: float, start: Tensor | None, max_steps: int) -> TopSingular:
+    """The pair from ``start`` where its accuracy can be proven at once, and otherwise from Lanczos iterations."""
+    known = None if start is None else _from_start(g, start)
+    if known is not None and bool((known.error <= tol).all()):
+        return known
+    if g.shape[1] >= g.shape[2]:
+        pair = _lanczos(g, tol, min(max_steps, g.shape[2]))
+    else:  # on the smaller side, so that the full Krylov space contains the solution
+        pair = _lanczos(g.mT, tol, min(max_steps, g.shape[1]))
+        pair = replace(pair, u=pair.v, v=pair.u)
+    if known is None:
+        return pair
+    proven = known.error <= tol
+    kept = {
+        name: torch.where(proven[:, None] if name in "uv" else proven, getattr(known, name), getattr(pair, name))
+        for name in ("u", "v", "value", "upper", "error")
+    }
+    return replace(pair, **kept)  # type: ignore[arg-type]
+
+
+def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
+    """The pair from Lanczos iterations on G'G; all matrices of the stack advance together."""
+    n, _, columns = g.shape
+    frobenius = _frobenius(g)
+    basis = g.new_empty(n, max_steps + 1, columns)
+    basis[:, 0] = _noise(columns).to(g)
     diagonal: list[Tensor] = []
-    above: list[Tensor] = []
-    top_u, top_v = (g.new_zeros(n, side, dtype=torch.float64) for side in (rows, columns))
+    beside: list[Tensor] = []
+    top_v = g.new_zeros(n, columns, dtype=torch.float64)
     error = g.new_full((n,), torch.inf, dtype=torch.float64)
-    k = 0
-    while True:
-        u = torch.bmm(g, right[:, k].unsqueeze(2)).squeeze(2)
-        left[:, k], alpha = _orthonormal(u, left[:, :k])
-        w = torch.bmm(g.mT, left[:, k].unsqueeze(2)).squeeze(2)
-        right[:, k + 1], beta = _orthonormal(w, right[:, : k + 1])
+    for k in range(1, max_steps + 1):
+        alpha, beta = _advance(g, basis, k - 1)
         diagonal.append(alpha)
-        above.append(beta)
-        k += 1
-        if (k % _CHECK_EVERY or k < _LEAST_STEPS) and k < max_steps:
+        beside.append(beta)
+        if k % _CHECK_EVERY and k < max_steps:
             continue
-        bidiagonal = torch.stack(diagonal, 1).double().diag_embed()
-        bidiagonal[:, :-1, 1:] += torch.stack(above, 1)[:, :-1].double().diag_embed()
-        p, theta, q = torch.linalg.svd(bidiagonal)
-        latest = _value_error(theta, beta.double() * p[:, -1, 0].abs())
+        on, off = torch.cat(diagonal, 1).double(), torch.cat(beside, 1).double()
+        early = k < min(_LEAST_STEPS, max_steps)
+        provable = bool((frobenius.square() < 2 * on.amax(1)).any())
+        if early and not provable:
+            continue
+        tridiagonal = on.diag_embed()
+        tridiagonal[:, 1:, :-1] += off[:, :-1].diag_embed()  # `eigh` reads the lower triangle
+        values, vectors = torch.linalg.eigh(tridiagonal)
+        theta = values.clamp(min=0).sqrt()
+        top = theta[:, -1]
+        residual = off[:, -1] * vectors[:, -1, -1].abs() / top.clamp(min=1e-300)
+        latest = torch.full_like(error, torch.inf) if early else _value_error(theta, residual)
+        if provable:
+            latest = torch.minimum(latest, _proven_error(top, _upper_bound(top, residual, frobenius) * _slack(g)))
         # A matrix keeps the pair that first met the tolerance, so that its result does not depend on the others.
         fresh = ((latest <= tol) | (k == max_steps)) & error.isinf()
         if not bool(fresh.any()):
             continue
         error[fresh] = latest[fresh]
-        top_u[fresh] = _unit(torch.bmm(p[fresh, None, :, 0], left[fresh, :k].double()).squeeze(1))
-        top_v[fresh] = _unit(torch.bmm(q[fresh, :1], right[fresh, :k].double()).squeeze(1))
+        top_v[fresh] = _unit(torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1))
         if not bool(error.isinf().any()):
-            return _certified(g, top_u, top_v, error, k)
+            break
+    return replace(_certified(g, top_v, frobenius), error=error, steps=k)
 
 
-def _start_vectors(g: Tensor, start: Tensor | None) -> Tensor:
-    """Fixed pseudo-random vectors; a warm start is mixed with them, since it may be orthogonal to the solution."""
-    generator = torch.Generator().manual_seed(0)
-    noise = _unit(torch.randn(1, g.shape[2], generator=generator, dtype=torch.float64).to(g.device))
-    if start is None:
-        return noise.to(g.dtype).repeat(g.shape[0], 1)
-    return _unit(_unit(start.double()) + 0.3 * noise).to(g.dtype)
+def _advance(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Step k of Lanczos, which fills in vector k + 1 of ``basis`` (n, steps + 1, columns).
 
-
-def _orthonormal(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove from x (n, d) its part in the span of ``basis`` (n, k, d), and normalise what is left.
-
-    The removal is done twice for numerical stability. Returns the unit vectors (n, d) and the norms before
-    normalisation (n,).
+    G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic, and then what
+    rounding left of it in all vectors. Returns the entries on and beside the diagonal of the tridiagonal matrix, each
+    of shape (n, 1).
     """
-    before = torch.linalg.vector_norm(x, dim=1)
-    column = x.unsqueeze(2)
-    for _ in range(2 if basis.shape[1] else 0):
-        column = torch.baddbmm(column, basis.mT, torch.bmm(basis, column), alpha=-1)
-    x = column.squeeze(2)
-    norm = torch.linalg.vector_norm(x, dim=1)
+    w = torch.bmm(g.mT, torch.bmm(g, basis[:, k].unsqueeze(2)))
+    recent, everything = basis[:, max(k - 1, 0) : k + 1], basis[:, : k + 1]
+    parts = torch.bmm(recent, w)
+    w = torch.baddbmm(w, recent.mT, parts, alpha=-1)
+    w = torch.baddbmm(w, everything.mT, torch.bmm(everything, w), alpha=-1).squeeze(2)
+    beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
     # After the Krylov space is exhausted only rounding noise is left, which must not become a direction.
-    norm = norm * (norm > 32 * torch.finfo(x.dtype).eps * before)
-    return torch.where(norm[:, None] > 0, x / norm[:, None], 0.0), norm
+    beta = beta * (beta > 32 * torch.finfo(g.dtype).eps * torch.linalg.vector_norm(parts, dim=1))
+    basis[:, k + 1] = torch.where(beta > 0, w / beta, 0.0)
+    return parts[:, -1], beta
+
+
+def _from_start(g: Tensor, start: Tensor) -> TopSingular:
+    """The pair after one step of the power method from right vectors (n, columns), with its proven error."""
+    v = _unit(start.double())
+    forward = torch.bmm(g, v.to(g.dtype).unsqueeze(2))
+    backward = torch.bmm(g.mT, forward).squeeze(2)
+    pair = _certified(g, _unit(backward.double()), _frobenius(g))
+    return replace(pair, error=_proven_error(pair.value, pair.upper), steps=1)
+
+
+@lru_cache(maxsize=16)
+def _noise(length: int) -> Tensor:
+    """A fixed pseudo-random unit vector (length,), from which every search begins; in float64."""
+    noise = torch.randn(1, length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return _unit(noise)[0]
 
 
 def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
-    """Estimated relative error of the largest Ritz value: the residual, or its square over the gap.
+    """Estimated relative error of the largest Ritz value: the residual of its pair, or the square of that over the gap.
 
-    It is an estimate and not a bound, because a near-tie of the two largest singular values can hide the first one for
-    some steps. Extrapolating the growth of the value would stop earlier, but would take such a plateau for convergence
-    far more often, so it is not used.
+    ``theta`` (n, k) are approximate singular values in ascending order. It is an estimate and not a bound, because a
+    near-tie of the two largest singular values can hide the first one for some steps. Extrapolating the growth of the
+    value would stop earlier, but would take such a plateau for convergence far more often, so it is not used.
     """
-    top = theta[:, 0]
-    second = theta[:, 1] if theta.shape[1] > 1 else torch.zeros_like(top)
+    top = theta[:, -1]
+    second = theta[:, -2] if theta.shape[1] > 1 else torch.zeros_like(top)
     gap = (top - second).clamp(min=1e-300)
     error = torch.minimum(residual, residual.square() / gap)
     return torch.where(top > 0, error / top.clamp(min=1e-300), 0.0)
 
 
-def _certified(g: Tensor, u: Tensor, v: Tensor, error: Tensor, steps: int) -> TopSingular:
-    """Add the rigorous upper bound on sigma_1.
+def _frobenius(g: Tensor) -> Tensor:
+    """Frobenius norms (n,) in float64.
 
-    In orthonormal bases that begin with u and v, G is [[theta, a'], [b, C]], and ||C||_2 is at most ||C||_F.
+    Row norms are computed in g's precision, which is fast, and combined in float64, since float32 would lose five
+    digits over a whole matrix.
     """
+    return row_norms(torch.linalg.vector_norm(g, dim=2, dtype=None if g.shape[2] <= 4096 else torch.float64))
+
+
+def _upper_bound(theta: Tensor, residual: Tensor, frobenius: Tensor) -> Tensor:
+    """An upper bound on sigma_1 from unit vectors u and v with Gv = theta u and |G'u - theta v| = residual, all (n,).
+
+    In orthonormal bases that begin with u and v, G is [[theta, a'], [0, C]] with |a| = residual. Its norm is at most
+    that of the 2 x 2 matrix [[theta, residual], [0, |C|_F]].
+    """
+    top, beside = theta.square(), residual.square()
+    rest = (frobenius.square() - top - beside).clamp(min=0)
+    root = ((top - rest).square() + beside * (2 * (top + rest) + beside)).sqrt()
+    return torch.minimum(((top + rest + beside + root) / 2).sqrt(), frobenius)
+
+
+def _proven_error(value: Tensor, upper: Tensor) -> Tensor:
+    """The largest relative error of ``value`` that an upper bound on sigma_1 leaves possible, (n,)."""
+    return torch.where(upper > 0, 1 - value / upper, 0.0)
+
+
+def _slack(g: Tensor) -> float:
+    """The factor by which a bound grows for the rounding errors of the products behind it."""
+    return 1 + 16 * torch.finfo(g.dtype).eps
+
+
+def _certified(g: Tensor, v: Tensor, frobenius: Tensor) -> TopSingular:
+    """The pair with the right vectors v (n, columns), and the rigorous upper bound on sigma_1."""
     forward = torch.bmm(g, v.to(g.dtype).unsqueeze(2)).squeeze(2).double()
+    theta, u = row_norms(forward), _unit(forward)
     backward = torch.bmm(g.mT, u.to(g.dtype).unsqueeze(2)).squeeze(2).double()
-    theta = (u * forward).sum(1)
-    r1 = row_norms(forward - theta[:, None] * u)
-    r2 = row_norms(backward - theta[:, None] * v)
-    # Row norms are computed in g's precision, which is fast, and combined in float64, since float32 would lose five
-    # digits over a whole matrix.
-    frobenius = row_norms(torch.linalg.vector_norm(g, dim=2, dtype=None if g.shape[2] <= 4096 else torch.float64))
-    rest = (frobenius.square() - theta.square() - r1.square() - r2.square()).clamp(min=0).sqrt()
-    blocks = torch.stack([torch.stack([theta, r2], 1), torch.stack([r1, rest], 1)], 1)
-    upper = torch.minimum(torch.linalg.matrix_norm(blocks, ord=2), frobenius)
-    slack = 1 + 16 * torch.finfo(g.dtype).eps  # for the rounding errors of the products above
-    return TopSingular(u, v, theta, upper * slack, error, steps)
+    upper = _upper_bound(theta, row_norms(backward - theta[:, None] * v), frobenius) * _slack(g)
+    # G'u is at hand, and the unit vector in its direction reaches at least theta.
+    return TopSingular(u, _unit(backward), row_norms(backward), upper, torch.zeros_like(theta), 0)
 
 
 def _unit(x: Tensor) -> Tensor:

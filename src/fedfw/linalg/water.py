@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from fedfw.linalg.selection import descending
+
 
 def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
     """Project each row on ``{x : 0 <= x <= cap, sum x = total}``.
@@ -41,7 +43,7 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
     """
     v = v - v.amax(1, keepdim=True)  # only differences matter, and rounding would lose them far from zero
     if math.isinf(cap):
-        corners = v.sort(1, descending=True).values
+        corners = descending(v)
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
     else:
         both = torch.cat([v, v - cap], 1)

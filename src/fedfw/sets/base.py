@@ -36,7 +36,7 @@ class Request:
     tol : float or None, default None
         Relative accuracy for oracles that iterate; None means their default.
     warm : Atom or None, default None
-        The atoms of an earlier call, from which an oracle that iterates may start.
+        The atoms of an earlier call, which an oracle that iterates may try first.
 
     Examples
     --------
@@ -237,7 +237,8 @@ class ConstraintSet(ABC):
             Relative accuracy for oracles that iterate (`NuclearBall`, `SpectralBall`, `PartialIsometry`,
             `Spectrahedron`). The others are exact.
         warm : Atom, optional
-            Atoms of an earlier call, from which an oracle that iterates may start.
+            Atoms of an earlier call, which an oracle that iterates may try first. Where one step from them is proven to
+            be accurate to ``tol`` it is the answer, and otherwise they change nothing.
 
         Returns
         -------

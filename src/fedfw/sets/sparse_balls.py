@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, GroupVector, ReadAtom, SparseSigns, SparseValues
 from fedfw.atoms.floats import round_inside
-from fedfw.linalg.selection import first_argmax, first_top_k, row_norms, unit_rows
+from fedfw.linalg.k_support import k_support_norm, k_support_projection
+from fedfw.linalg.selection import first_argmax, first_top_k, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
 
@@ -117,8 +118,8 @@ class KSupport(ConstraintSet):
     Notes
     -----
     The oracle keeps the k entries of g with the largest magnitudes and returns ``-r`` times that vector over its norm,
-    in O(p) operations, where p is the number of entries. The projection bisects over two nested multipliers, 60 steps
-    each, so it costs O(p) about 3600 times. The diameter is 2r. The norm is due to Argyriou, Foygel and Srebro, "Sparse
+    in O(p) operations, where p is the number of entries. The projection sorts the magnitudes once and then searches by
+    bisection, so it costs O(p log p). The diameter is 2r. The norm is due to Argyriou, Foygel and Srebro, "Sparse
     Prediction with the k-Support Norm" (2012).
 
     Examples
@@ -134,7 +135,7 @@ class KSupport(ConstraintSet):
     name: ClassVar[str] = "ksupport"
     summary: ClassVar[str] = "hull of: at most k non-zeros, l2 <= r"
     oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p, 3600 times"
+    projection_cost: ClassVar[str] = "p log p"
 
     k: int
     r: float = 1.0
@@ -156,65 +157,11 @@ class KSupport(ConstraintSet):
             scale=self.r,
         )
 
-    def _norm(self, x: Tensor) -> Tensor:
-        """The k-support norm of each row: (n, p) -> (n,).
-
-        Its square is the minimum of ``sum x_j^2 / theta_j`` over ``0 < theta_j <= 1`` with ``sum theta_j <= k``. In the
-        minimiser the largest entries have theta = 1, and the other entries share what is left of k in proportion to
-        their magnitudes.
-        """
-        a = x.abs().sort(1, descending=True).values
-        n, p = a.shape
-        k = min(self.k, p)
-        zero = a.new_zeros(n, 1)
-        squares = torch.cat([zero, a.square().cumsum(1)], 1)
-        tails = torch.cat([a.flip(1).cumsum(1).flip(1), zero], 1)
-        whole = torch.arange(k - 1, -1, -1, device=a.device)  # possible numbers of entries with theta = 1
-        share = k - whole
-        tail = tails[:, whole]
-        feasible = a[:, whole] * share <= tail * (1 + 1e-12)
-        candidates = squares[:, whole] + tail.square() / share
-        return torch.where(feasible, candidates, math.inf).amin(1).sqrt()
-
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return self._norm(x) / self.r - 1
+        return k_support_norm(x, self.k) / self.r - 1
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Minimise ``|w - x|^2 / 2`` over the ball, with the norm written as in `_norm` (McDonald et al., 2016).
-
-        For a multiplier mu the solution is ``w_j = x_j theta_j / (theta_j + mu)`` with ``theta_j = clip(alpha |x_j| -
-        mu, 0, 1)``, where alpha is fixed by ``sum theta_j = k``. The norm of w decreases in mu, so bisection finds the
-        mu at which the norm is r.
-        """
-        a = x.abs()
-        outside = self._norm(a) > self.r
-        if not outside.any():
-            return x
-        low = torch.zeros_like(a[:, :1])
-        # The k-support norm is at least the l2 norm, so this value is above the multiplier that is looked for.
-        high = row_norms(a)[:, None] / self.r
-        for _ in range(60):
-            mu = (low + high) / 2
-            too_large = self._norm(self._shrunk(a, mu))[:, None] > self.r
-            low, high = torch.where(too_large, mu, low), torch.where(too_large, high, mu)
-        return torch.where(outside[:, None], self._shrunk(a, high).copysign(x), x)
-
-    def _shrunk(self, a: Tensor, mu: Tensor) -> Tensor:
-        """The solution w for one mu per row: (n, p), (n, 1) -> (n, p)."""
-        if self.k >= a.shape[1]:
-            return a / (1 + mu)
-        ranked = a.topk(self.k + 1, dim=1)
-        kth, next_ = ranked.values[:, -2:-1], ranked.values[:, -1:]
-        # Some alpha may give theta = 1 to exactly the k largest entries and 0 to the others: no search is needed then.
-        clear = kth * mu >= (1 + mu) * next_
-        only_largest = torch.zeros_like(a).scatter_(1, ranked.indices[:, : self.k], 1.0)
-        low, high = torch.zeros_like(mu), (1 + mu) / kth.clamp(min=1e-300)  # `high` gives theta = 1 to the k largest
-        for _ in range(60):
-            alpha = (low + high) / 2
-            enough = (alpha * a - mu).clamp(0, 1).sum(1, keepdim=True) >= self.k
-            low, high = torch.where(enough, low, alpha), torch.where(enough, alpha, high)
-        theta = torch.where(clear, only_largest, (high * a - mu).clamp(0, 1))
-        return torch.where(theta > 0, a * theta / (theta + mu), 0.0)
+        return k_support_projection(x, self.k, self.r)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         return {SparseValues: partial(SparseValues.read, shape=shape, k=min(self.k, prod(shape)), scale=self.r)}

@@ -92,7 +92,7 @@ class NuclearBall(_MatrixSet):
     Notes
     -----
     The oracle returns ``-r u v'`` with the singular vectors of g that belong to its largest singular value. Where the
-    smaller side is at most 128 they come from a dense decomposition; beyond, Lanczos iterations multiply by g 10 to 50
+    smaller side is at most 128 they come from a dense decomposition; beyond, Lanczos iterations multiply by g 10 to 60
     times, at O(m n) each, until the relative accuracy ``tol`` of `lmo` (1e-6 by default) is reached. The atom's
     ``bound`` is a true lower bound on the minimum in both cases. The projection needs all singular values and costs O(m
     n min(m, n)). The diameter is 2r.
