@@ -96,12 +96,20 @@ class NobodyTrainedError(RuntimeError):
 class RankLostError(ConnectionError):
     """Another process of a simulation that is shared by several is gone; `fedfw resume` goes on from a checkpoint.
 
+    Parameters
+    ----------
+    message : str
+        Which process, and why it ended where that is known.
+
     Examples
     --------
     >>> from fedfw.errors import RankLostError
     >>> issubclass(RankLostError, ConnectionError)
     True
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
