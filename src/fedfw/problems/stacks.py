@@ -5,9 +5,11 @@ Clients of similar size share a stack (b, longest, ...); shorter ones are padded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,16 @@ from torch import Tensor
 Samples = tuple[Tensor, Tensor]
 
 _FULLEST_WASTE = 0.2
+
+
+class Piece(NamedTuple):
+    """Some samples of some clients."""
+
+    clients: slice  # their places among those that were asked for
+    begin: int  # how many of their samples came before
+    inputs: Tensor  # (b, k, features)
+    targets: Tensor  # (b, k, ...)
+    counts: int | Tensor  # samples of each in all pieces; (b,) where what is beyond them is padding
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,35 @@ class Stack:
         """Whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
 
+    def pieces(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Iterator[Piece]:
+        """The samples of the clients in these rows, or those that they picked, a piece at a time.
+
+        A client's samples are cut every ``most`` numbers, whoever else is asked for: its sums have the same bits alone
+        and among others. ``lanes`` times as many numbers make a piece, from several clients.
+
+        Parameters
+        ----------
+        rows
+            Of this stack; a range where everyone is meant.
+        picks
+            (len(rows), batch) numbers of samples, or None for all.
+        """
+        features, device = math.prod(self.inputs.shape[2:]), self.inputs.device
+        total = self.inputs.shape[1] if picks is None else picks.shape[1]
+        samples = max(1, min(total, most // features))
+        together = max(1, lanes * most // (samples * features))
+        for place in range(0, len(rows), together):
+            clients, some = slice(place, place + together), rows[place : place + together]
+            side_by_side = range(some[0], some[0] + len(some))
+            adjacent = some == side_by_side or list(some) == list(side_by_side)
+            theirs = slice(some[0], some[0] + len(some)) if adjacent else torch.tensor(some, device=device)
+            counts = self.sizes[theirs] if picks is None and self.padded else total
+            for begin in range(0, total, samples):
+                part = slice(begin, min(begin + samples, total))
+                chosen = None if picks is None else picks[clients, part]
+                inputs, targets = (_cut(tensor, theirs, part, chosen) for tensor in (self.inputs, self.targets))
+                yield Piece(clients, begin, inputs.flatten(2), targets, counts)
+
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""
         inputs, targets = (t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets))
@@ -42,6 +83,17 @@ class Stack:
 
     def to(self, device: torch.device) -> Stack:
         return Stack(*(t.to(device) for t in (self.who, self.inputs, self.targets, self.sizes)))
+
+
+def _cut(tensor: Tensor, rows: slice | Tensor, part: slice, picks: Tensor | None) -> Tensor:
+    """A part of these rows of a tensor (clients, longest, ...), or what they picked (b, k): a view where it can be."""
+    if picks is None:
+        return tensor[rows, part] if isinstance(rows, slice) else tensor[:, part].index_select(0, rows)
+    if isinstance(rows, slice):
+        rows = torch.arange(rows.start, rows.stop, device=tensor.device)
+    # Samples of all clients in one line: several times faster than indexing with two tensors.
+    numbers = picks + tensor.shape[1] * rows[:, None]
+    return tensor.flatten(0, 1).index_select(0, numbers.flatten()).view(*picks.shape, *tensor.shape[2:])
 
 
 def samples_of(stacks: list[Stack]) -> Iterator[Tensor]:
