@@ -310,7 +310,7 @@ class Coordinator:
     def count_down(self, now: Round) -> None:
         """Count the last message for the clients of the round, without writing it."""
         count = len(now.bases)
-        now.traffic.bytes_down += self.wire.nbytes(now.bases.tolist())
+        now.traffic.bytes_down += self.wire.nbytes(now.bases)
         now.traffic.evidence_down += count * DIGEST_NBYTES
         if now.message is not None and self.algorithm.tells:
             now.traffic.bytes_down += count * NUMBER_NBYTES  # the step size

@@ -23,10 +23,9 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device, self._begin = device, 0.0
         self._spans: list[tuple[str, Moment, Moment]] = []
+        self._now: Callable[[], Moment] = self._event if device.type == "cuda" else time.perf_counter
 
-    def _now(self) -> Moment:
-        if self._device.type != "cuda":
-            return time.perf_counter()
+    def _event(self) -> Moment:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -51,7 +50,7 @@ class Stopwatch:
 
     def split(self) -> dict[str, float]:
         """The parts' seconds so far."""
-        if any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
+        if self._device.type == "cuda" and any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:
