@@ -271,7 +271,7 @@ class Plan:
     ranks: Ranks = ALONE
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
-    _last: ClassVar[tuple[Any, Any]] = None, None
+    _last: ClassVar[tuple[tuple[int, int], Rates] | None] = None
 
     def oracle_tol(self, t: int) -> float:
         """Relative accuracy asked in round t of oracles that iterate.
@@ -300,10 +300,11 @@ class Plan:
 
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""
-        asked, rates = self._last
-        if asked != (t, k):  # a round asks for the same rates several times
-            rates = self._rates(t, k)
-            self.__dict__["_last"] = (t, k), rates  # beside the fields: this is no part of the plan
+        last = self._last
+        if last is not None and last[0] == (t, k):  # a round asks for the same rates several times
+            return last[1]
+        rates = self._rates(t, k)
+        self.__dict__["_last"] = (t, k), rates  # beside the fields: this is no part of the plan
         return rates
 
     def _rates(self, t: int, k: int) -> Rates:

@@ -164,7 +164,7 @@ class WeightedGradient:
             values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
         if not plain:
             values = values * self._weights
-            gradients *= self._weights[:, None]
+            gradients *= self._weights.unsqueeze(1)
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

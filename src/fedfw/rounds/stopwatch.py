@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,10 +29,9 @@ class Stopwatch:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    @contextmanager
-    def round(self) -> Iterator[None]:
+    def begin(self) -> None:
+        """A new round begins."""
         self._spans, self._begin = [], time.perf_counter()
-        yield
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:

@@ -348,9 +348,7 @@ class Wire:
         held = np.asarray(bases)
         alike = len(held) > 0 and bool((held == held[0]).all())  # as in every round that everyone takes part in
         counts = {int(held[0]): len(held)} if alike else Counter(held.tolist())
-        return sum(
-            count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values
-        )
+        return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
 
     def write(self, base: int) -> dict[str, bytes]:
         """The last message for a client that holds the message ``base``."""
