@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -34,6 +35,23 @@ def holds(condition: Tensor) -> bool:
         return bool(condition.all())
     noted.append(condition)
     return True
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no entry of x is a NaN or an infinity; where checks are postponed it is noted and taken to be so.
+
+    A sum takes one fast pass, and is finite only if all entries are. The entries themselves are looked at where it is
+    not, because a sum can also overflow.
+
+    Examples
+    --------
+    >>> import torch
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    if _noted.get() is not None:
+        return holds(x.isfinite())
+    return isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 @contextmanager

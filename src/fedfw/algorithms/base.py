@@ -271,6 +271,8 @@ class Plan:
     ranks: Ranks = ALONE
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
+    _last: ClassVar[tuple[tuple[int, int], Rates] | None] = None
+
     def oracle_tol(self, t: int) -> float:
         """Relative accuracy asked in round t of oracles that iterate.
 
@@ -298,6 +300,14 @@ class Plan:
 
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""
+        last = self._last
+        if last is not None and last[0] == (t, k):  # a round asks for the same rates several times
+            return last[1]
+        rates = self._rates(t, k)
+        self.__dict__["_last"] = (t, k), rates  # beside the fields: this is no part of the plan
+        return rates
+
+    def _rates(self, t: int, k: int) -> Rates:
         assert self.schedule is not None
         tick = t if self.by_round else (t - 1) * self.local_steps + k + 1
         eta = self.schedule.eta(tick)
@@ -470,16 +480,16 @@ class Aggregate:
         count : int, optional
             How many clients sent something, where some of them sent it to other ranks.
         """
-        count = sum(len(upload.who) for upload in uploads) if count is None else count
+        count = sum(upload.who.shape[0] for upload in uploads) if count is None else count
         everyone, total = count == n, torch.zeros_like(like)
-        sums = {name: like.new_zeros(size) for name, size in (beside or {}).items()}
+        sums = {name: like.new_zeros(size) for name, size in beside.items()} if beside else {}
         sent, weight, new = [], 0.0, None
         for upload in uploads:
             first, *rest = upload.atoms.parts if sums and isinstance(upload.atoms, TupleAtom) else (upload.atoms,)
             for atoms, into in zip((first, *rest), (total, *sums.values()), strict=True):
                 _add_up(atoms, upload.weights, into)
             sent.append(first)
-            weight += len(upload.who) if upload.weights is None else float(upload.weights.sum())
+            weight += upload.who.shape[0] if upload.weights is None else float(upload.weights.sum())
             if upload.visited is not None:
                 came = 1 - upload.visited if upload.weights is None else (1 - upload.visited) * upload.weights[:, None]
                 new = came.sum(0) if new is None else new + came.sum(0)

@@ -94,4 +94,4 @@ class FedAvg(Feedback, ProjectedAlgorithm):
     @property
     def _sends_models(self) -> bool:
         """Whether clients send their local models as they are: the server knows from where they came."""
-        return self.compressor is None and not self.sends_another_point
+        return self.compress == "none" and not self.sends_another_point

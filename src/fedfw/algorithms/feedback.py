@@ -91,12 +91,14 @@ class Feedback(Algorithm):
         return server.xbar
 
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+        if not self.sends_another_point:
+            return server, Message(t, server.xbar)
         z, down = self.next_point(server), make_compressor(self.compress_down)
         if down is not None:
             w = server.vectors["w"]
             z = w + down.encode((z - w)[None], tuple(w.shape), (len(w),)).dense(w.dtype)[0]
             server = replace(server, vectors=server.vectors | {"w": z})
-        return server, Message(t, server.xbar, {"z": z} if self.sends_another_point else {})
+        return server, Message(t, server.xbar, {"z": z})
 
     @staticmethod
     def point(message: Message) -> Tensor:

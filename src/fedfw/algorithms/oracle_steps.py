@@ -108,12 +108,12 @@ class OracleSteps(Scheduled):
                 evidence = self._evidence_in_float64(plan, state, message, at, gradient, lmo)
             del g
             if plan.local_steps > 1:
-                state = state | {"x": atoms[-1].step(state["x"].clone(), rates.eta)}
-                at = atoms[-1].step(at.clone(), rates.eta) if elsewhere else state["x"]
+                state = state | {"x": atoms[-1].stepped(state["x"], rates.eta)}
+                at = atoms[-1].stepped(at, rates.eta) if elsewhere else state["x"]
         eta, shares = plan.mixing(message.t)
         net = mix(atoms, shares)
         # The step is taken from the net atom, as the server takes it: both ends then hold the same bits.
-        after = net.step(begin.clone(), eta)
+        after = net.stepped(begin, eta)
         if told:
             state = state | pacing.remember(begin, after, began, eta)
         return state | {"x": after}, parcel(net, told), evidence
@@ -138,7 +138,7 @@ class OracleSteps(Scheduled):
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
         state = self.begin_round(plan, state, message)
         eta, _ = plan.mixing(message.t)
-        return state | {"x": first_part(atoms, self.sends(message.t, 0)).step(state["x"].clone(), eta)}
+        return state | {"x": first_part(atoms, self.sends(message.t, 0)).stepped(state["x"], eta)}
 
     def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
         if not (self.exact and self.contract.proves):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import (
@@ -187,7 +188,8 @@ def descend(plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, w
         slope = a.mul_(plan.n)
         if weight:
             slope = slope.add_(x - centre, alpha=weight)
-        x = x - step * slope
+        slope = slope.mul_(step)
+        x = torch.sub(x, slope, out=slope if slope.dtype is x.dtype else None)
     return x
 
 

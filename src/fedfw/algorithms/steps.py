@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
-from fedfw.checks import bits_of, holds
+from fedfw.checks import all_finite, bits_of
 from fedfw.errors import NonFiniteError
 
 
@@ -74,10 +74,11 @@ def take_steps(
     states, uploads = [], []
     for party in parties:
         state, atoms, evidence = algorithm.client_step(plan, party.state, message, party.gradient, party.lmo)
-        _refuse_non_finite(atoms, party.who, message.t)
         states.append(state)
         uploads.append(upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights))
-    return RoundSteps(states, uploads, step_server(algorithm, plan, server, uploads, message.t, count))
+    aggregate = _add_up(algorithm, plan, server, uploads, message.t, count)
+    _refuse_non_finite(aggregate, uploads, message.t)
+    return RoundSteps(states, uploads, _step_from(algorithm, plan, server, aggregate, message.t))
 
 
 def upload_of(
@@ -98,8 +99,17 @@ def step_server(
     algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None = None
 ) -> ServerStep:
     """The server's step from the uploads of round t, and from those to other ranks; ``count`` clients sent them."""
-    beside = algorithm.sends(t, len(server.xbar))
-    aggregate = Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside, count)
+    return _step_from(algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), t)
+
+
+def _add_up(
+    algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None
+) -> Aggregate:
+    beside = algorithm.sends(t, server.xbar.shape[0])
+    return Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside, count)
+
+
+def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> ServerStep:
     aggregate = aggregate.over(plan.ranks)
     after = algorithm.server_step(plan, server, aggregate, t)
     changed = bits_of(server.xbar) != bits_of(after.xbar)
@@ -110,14 +120,20 @@ def step_server(
     return ServerStep(after, aggregate, changed, bits_of(total) != 0, wide)
 
 
-def _refuse_non_finite(sent: Atom, who: Tensor, t: int) -> None:
-    """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input."""
-    for part in sent.parts if isinstance(sent, TupleAtom) else (sent,):
-        if not isinstance(part, Dense | Moved | Quantised):
-            continue
-        fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
-        if not holds(fine):
-            clients = who[~fine].tolist()
-            raise NonFiniteError(
-                f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
-            )
+def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) -> None:
+    """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input.
+
+    A sum is finite only if what was added up is: the vectors themselves are looked at where it is not.
+    """
+    if all(map(all_finite, (aggregate.total, *aggregate.beside.values()))):
+        return
+    for upload in uploads:
+        for part in upload.atoms.parts if isinstance(upload.atoms, TupleAtom) else (upload.atoms,):
+            if not isinstance(part, Dense | Moved | Quantised):
+                continue
+            fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
+            if not bool(fine.all()):
+                clients = upload.who[~fine].tolist()
+                raise NonFiniteError(
+                    f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
+                )

@@ -240,11 +240,42 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).step(torch.ones(2), 0.5).tolist()
         [0.5, 1.5]
         """
-        rows = self._rows(x)
-        eta = torch.as_tensor(eta, dtype=x.dtype, device=x.device).reshape(-1, 1)
-        rows.mul_(1 - eta)
-        self._add(rows, eta)
+        rows, (keep, weight) = self._rows(x), _shares(x, eta)
+        rows.mul_(keep)
+        self._add(rows, weight)
         return x
+
+    def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
+        """`step` to a new tensor: x stays as it is, and is read once.
+
+        Parameters
+        ----------
+        x : Tensor
+            A contiguous tensor in the value's shape.
+        eta : float or Tensor
+            The step size, from 0 to 1; for a stack also one per client, of shape (n,).
+
+        Returns
+        -------
+        Tensor
+            The point after the step, with the same bits as that of `step`.
+
+        Raises
+        ------
+        ValueError
+            If x has another shape.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> x = torch.ones(2)
+        >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).stepped(x, 0.5).tolist(), x.tolist()
+        ([0.5, 1.5], [1.0, 1.0])
+        """
+        keep, weight = _shares(x, eta)
+        rows = self._rows(x) * keep
+        self._add(rows, weight)
+        return rows.view(x.shape)
 
     @property
     def kind(self) -> str:
@@ -325,7 +356,7 @@ class Atom(ABC):
 
     def __len__(self) -> int:
         first: Tensor = getattr(self, self.stacked[0])
-        return len(first)
+        return first.shape[0]  # a tensor's length takes torch several times as long
 
     def __getitem__(self, i: int) -> Self:
         n = len(self)
@@ -345,9 +376,20 @@ class Atom(ABC):
     def _rows(self, x: Tensor) -> Tensor:
         """The tensor x, in the value's shape, as rows (n, p)."""
         expected = (len(self), *self.shape) if self.batched else self.shape
-        if tuple(x.shape) != expected:
+        if x.shape != expected:
             raise ValueError(f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}")
-        return x.view(len(self), prod(self.shape))
+        return x if self.batched and len(expected) == 2 else x.view(len(self), prod(self.shape))
+
+
+def _shares(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
+    """1 - eta and eta (n, 1) in the type of x, for a step of x.
+
+    A Python number has the precision of float64: there it need not be made a tensor to be subtracted from 1.
+    """
+    if isinstance(eta, float) and x.dtype is torch.float64:
+        return 1 - eta, x.new_full((1, 1), eta)
+    weight = torch.as_tensor(eta, dtype=x.dtype, device=x.device).reshape(-1, 1)
+    return 1 - weight, weight
 
 
 def structure(atom: Atom) -> tuple[Any, ...]:

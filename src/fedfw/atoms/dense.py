@@ -77,7 +77,15 @@ class Dense(DenseAtom):
         return "dense"
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        return self.values.to(dtype) * self.scale
+        if self.values.dtype is dtype:
+            return self.values * self.scale
+        return self.values.to(dtype).mul_(self.scale)
+
+    def _add_sum(self, x: Tensor, weight: float) -> None:
+        if self.scale == 1 and self.values.dtype is x.dtype:
+            x.add_(self.values.sum(0), alpha=weight)
+        else:
+            super()._add_sum(x, weight)
 
     def _payload(self) -> bytes:
         return floats_to_bytes(self.values)

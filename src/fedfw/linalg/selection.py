@@ -170,9 +170,9 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> rows.round(decimals=6).tolist(), norms.tolist()
     ([[0.6, 0.8], [1.0, 0.0]], [5.0, 0.0])
     """
-    unit = g.double()
-    largest = unit.abs().amax(1, keepdim=True)
-    unit = torch.where(largest > 0, unit / largest, 0.0)
-    unit[:, 0] = torch.where(largest[:, 0] > 0, unit[:, 0], 1.0)
+    largest = g.abs().amax(1, keepdim=True).double()
+    zero = largest == 0
+    unit = g.to(torch.float64, copy=True).div_(largest.masked_fill(zero, 1.0))
+    unit[:, :1].masked_fill_(zero, 1.0)
     norms = row_norms(unit)
-    return unit / norms[:, None], norms * largest[:, 0]
+    return unit.div_(norms[:, None]), norms * largest[:, 0]

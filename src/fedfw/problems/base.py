@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.checks import holds
+from fedfw.checks import all_finite
 from fedfw.errors import NonFiniteError
 from fedfw.problems.known_losses import Per
 
@@ -164,7 +164,7 @@ class WeightedGradient:
             values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
         if not plain:
             values = values * self._weights
-            gradients *= self._weights[:, None]
+            gradients *= self._weights.unsqueeze(1)
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 
@@ -175,7 +175,7 @@ def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: in
     Only the values are looked at: a gradient that is not finite makes a direction that is not, and the oracle that is
     given it refuses that, again with client and round.
     """
-    if holds(values.isfinite()):
+    if all_finite(values):
         return
     bad = ~values.isfinite() | ~gradients.isfinite().all(1)
     clients = who[bad].tolist()

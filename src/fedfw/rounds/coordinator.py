@@ -118,7 +118,7 @@ class Round:
         """
         self.uploads.append(upload)
         self.known.append(state)
-        count = len(upload.who)
+        count = upload.who.shape[0]
         numbers = int(with_loss) + int(upload.evidence is not None)
         nbytes, evidence = upload.atoms.nbytes, count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
         for traffic in (self.traffic, self.own_traffic):
@@ -310,7 +310,7 @@ class Coordinator:
     def count_down(self, now: Round) -> None:
         """Count the last message for the clients of the round, without writing it."""
         count = len(now.bases)
-        now.traffic.bytes_down += self.wire.nbytes(now.bases.tolist())
+        now.traffic.bytes_down += self.wire.nbytes(now.bases)
         now.traffic.evidence_down += count * DIGEST_NBYTES
         if now.message is not None and self.algorithm.tells:
             now.traffic.bytes_down += count * NUMBER_NBYTES  # the step size
@@ -374,7 +374,7 @@ class Coordinator:
 
     def _at(self, now: Round, groups: Sequence[Tensor]) -> Rows:
         """The clients of a round that arrived, on the host; those of other ranks are never lost on the way."""
-        whole = self.plan.ranks.size > 1 or sum(map(len, groups)) == len(now.bases)
+        whole = self.plan.ranks.size > 1 or sum(rows.shape[0] for rows in groups) == len(now.bases)
         return now.at if whole else _on_host(groups)
 
     def _follow(self, plan: Plan, upload: Upload, message: Message) -> None:

@@ -58,12 +58,12 @@ class EveryRow(ClientMemory):
         self.rows, self.n = rows, len(rows["x"])
 
     def gather(self, rows: Tensor) -> State:
-        if len(rows) == self.n:
+        if rows.shape[0] == self.n:
             return self.rows
         return {name: values[rows] for name, values in self.rows.items()}
 
     def scatter(self, rows: Tensor, state: State) -> None:
-        if len(rows) == self.n:
+        if rows.shape[0] == self.n:
             self.rows = self.rows | state
             return
         for name, values in state.items():

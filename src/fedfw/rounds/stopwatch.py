@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,18 +22,16 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device, self._begin = device, 0.0
         self._spans: list[tuple[str, Moment, Moment]] = []
+        self._now: Callable[[], Moment] = self._event if device.type == "cuda" else time.perf_counter
 
-    def _now(self) -> Moment:
-        if self._device.type != "cuda":
-            return time.perf_counter()
+    def _event(self) -> Moment:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    @contextmanager
-    def round(self) -> Iterator[None]:
+    def begin(self) -> None:
+        """A new round begins."""
         self._spans, self._begin = [], time.perf_counter()
-        yield
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
@@ -51,7 +48,7 @@ class Stopwatch:
 
     def split(self) -> dict[str, float]:
         """The parts' seconds so far."""
-        if any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
+        if self._device.type == "cuda" and any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:

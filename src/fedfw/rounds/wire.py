@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -306,11 +306,11 @@ class Wire:
             marks = self._marks[name]
             if name == "xbar":
                 for changed in self._steps:
-                    marks[changed] = self.version
+                    np.putmask(marks, changed, self.version)
                 continue
             zero = torch.zeros(len(self._like), dtype=self._like.dtype)
             before, after = self._before.get(name, zero), vectors[name].cpu() if name in vectors else zero
-            marks[(bits_of(before) != bits_of(after)).numpy()] = self.version
+            np.putmask(marks, (bits_of(before) != bits_of(after)).numpy(), self.version)
             self._before[name] = after.clone()
         if self._repeat is not None and self._repeat[0] != self.version - 1:
             self._repeat = None
@@ -343,13 +343,12 @@ class Wire:
 
         return Encoding(nbytes, write)
 
-    def nbytes(self, bases: Iterable[int]) -> int:
-        """What the last message weighs for clients that hold the messages ``bases``, all together."""
-        total = 0
-        for base, count in Counter(bases).items():
-            for name in self._values:
-                total += count * self.encoding(name, base).nbytes
-        return total
+    def nbytes(self, bases: npt.ArrayLike) -> int:
+        """What the last message weighs for clients that hold the messages ``bases`` (m,), all together."""
+        held = np.asarray(bases)
+        alike = len(held) > 0 and bool((held == held[0]).all())  # as in every round that everyone takes part in
+        counts = {int(held[0]): len(held)} if alike else Counter(held.tolist())
+        return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
 
     def write(self, base: int) -> dict[str, bytes]:
         """The last message for a client that holds the message ``base``."""

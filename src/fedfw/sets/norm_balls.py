@@ -18,6 +18,9 @@ from fedfw.linalg.selection import first_argmax, row_norms, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
 
+_UP, _DOWN = torch.tensor(1, dtype=torch.int8), torch.tensor(-1, dtype=torch.int8)
+"""The signs of an atom's entries, as numbers that need not be made tensors and converted in every call."""
+
 
 @dataclass(frozen=True, eq=False)
 class L1Ball(ConstraintSet):
@@ -65,7 +68,7 @@ class L1Ball(ConstraintSet):
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         index = first_argmax(g.abs())[:, None]
-        signs = torch.where(g.gather(1, index) > 0, -1, 1).to(torch.int8)
+        signs = torch.where(g.gather(1, index) > 0, _DOWN, _UP)
         return SparseSigns(
             shape=shape, batched=True, precision=request.precision, indices=index, signs=signs, scale=self.r
         )
@@ -137,7 +140,7 @@ class L2Ball(ConstraintSet):
             batched=True,
             precision=request.precision,
             bound=-self.r * norms,
-            values=round_inside(-unit, request.precision),
+            values=round_inside(unit, request.precision).neg_(),
             scale=self.r,
         )
 
@@ -146,6 +149,8 @@ class L2Ball(ConstraintSet):
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         norm = row_norms(x)[:, None]
+        if not x.is_cuda and x.shape[0] == 1 and norm.item() <= self.r:  # a server's model that the ball does not bind
+            return x
         return torch.where(norm > self.r, x * (self.r / norm), x)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:

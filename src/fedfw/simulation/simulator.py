@@ -252,9 +252,9 @@ class Simulation:
             # A round that goes on behind its gathered sum has begun already.
             while self.t < self.options.rounds and (self._halfway or not self._call("before_round")):
                 self.t += 1
-                with self.clock.round():
-                    self._round()
-                    self._record()
+                self.clock.begin()
+                self._round()
+                self._record()
                 if self._call("after_round"):
                     break
         except BaseException:
@@ -286,10 +286,11 @@ class Simulation:
         # Step 1: who takes part.
         participants = self.participation(self.t)
         cohorts, at = self._cohorts(participants)
-        together = len(participants) == self.plan.n and not self.relaxed
+        count = participants.shape[0]
+        together = count == self.plan.n and not self.relaxed
         self.now = now = coordinator.open(self.t, [cohort.rows for cohort in cohorts], at, together=together)
         self.evaluates = self.options.evaluates(self.t) or self._budget_ends()
-        if not len(participants):
+        if not count:
             return
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
         # Step 2: the dense sum before the step, for algorithms that have one.
@@ -314,7 +315,7 @@ class Simulation:
             steps = replayed()
         else:
             parties = self._parties(cohorts, tol)
-            steps = take_steps(self.algorithm, self.plan, now.after, message, parties, len(participants))
+            steps = take_steps(self.algorithm, self.plan, now.after, message, parties, count)
         for upload, state in zip(steps.uploads, steps.states, strict=True):
             with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
             now.arrive(upload, state, with_loss=with_loss)
