@@ -36,9 +36,21 @@ def holds(condition: Tensor) -> bool:
     return True
 
 
+def are_finite(numbers: Tensor) -> bool:
+    """Whether ``numbers`` has neither NaN nor infinity; where checks are postponed it is noted and taken to be so."""
+    noted = _noted.get()
+    if noted is None:
+        return bool(numbers.isfinite().all())
+    noted.append(numbers)  # the host works it out: on a GPU that would be four kernels
+    return True
+
+
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
-    """Within, `holds` looks at nothing: its conditions are in this list, for whoever looks later."""
+    """Within, `holds` and `are_finite` look at nothing: what they were given is in this list, for whoever looks later.
+
+    That is conditions (of bool), and numbers that are to be finite.
+    """
     noted: list[Tensor] = []
     token = _noted.set(noted)
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
-from fedfw.checks import bits_of, holds
+from fedfw.checks import are_finite, bits_of
 from fedfw.errors import NonFiniteError
 
 
@@ -106,7 +106,7 @@ def step_server(
     if not aggregate.sparse:
         return ServerStep(after, aggregate, changed)
     total = aggregate.total
-    wide = (total.float().to(total.dtype) != total).any().view(1)
+    wide = (total.float() != total).any().view(1)
     return ServerStep(after, aggregate, changed, bits_of(total) != 0, wide)
 
 
@@ -115,9 +115,9 @@ def _refuse_non_finite(sent: Atom, who: Tensor, t: int) -> None:
     for part in sent.parts if isinstance(sent, TupleAtom) else (sent,):
         if not isinstance(part, Dense | Moved | Quantised):
             continue
-        fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
-        if not holds(fine):
-            clients = who[~fine].tolist()
+        sums = (part.scales if isinstance(part, Quantised) else part.values).sum(1)
+        if not are_finite(sums):
+            clients = who[~sums.isfinite()].tolist()
             raise NonFiniteError(
                 f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
             )

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedfw.checks import holds
+from fedfw.checks import are_finite, holds
 from fedfw.errors import NonFiniteError
 
 Result = TypeVar("Result")
@@ -106,7 +106,7 @@ def check_finite(rows: Tensor) -> None:
     """
     # A row's sum takes one fast pass and is finite only if all its entries are. The entries themselves are checked only
     # where the sum is not finite, because a sum can also overflow.
-    if holds(rows.sum(1).isfinite()):
+    if are_finite(rows.sum(1)):
         return
     bad = (~rows.isfinite()).any(1).nonzero().flatten().tolist()
     if bad:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.checks import holds
+from fedfw.checks import are_finite
 from fedfw.errors import NonFiniteError
 from fedfw.problems.known_losses import Per
 
@@ -175,7 +175,7 @@ def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: in
     Only the values are looked at: a gradient that is not finite makes a direction that is not, and the oracle that is
     given it refuses that, again with client and round.
     """
-    if holds(values.isfinite()):
+    if are_finite(values):
         return
     bad = ~values.isfinite() | ~gradients.isfinite().all(1)
     clients = who[bad].tolist()

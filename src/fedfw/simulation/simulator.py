@@ -171,7 +171,10 @@ class Simulation:
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
         self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
-        self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device) if alike else None
+        self._replay: ReplayedRounds | None = None
+        if alike:
+            data = [*self.problem.losses.data(), self._own_weights]
+            self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device, data)
         self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
@@ -304,7 +307,7 @@ class Simulation:
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
         if self._replay is not None:
-            replayed = self._replay.begin(self.plan, now.after, now.states[0], message)
+            replayed = self._replay.begin(self.plan, now.after, now.states[0], message, self._foreseen())
         coordinator.number(now)
         coordinator.count_down(now)
         # Steps 4 and 5: the clients' steps and the server's.
@@ -317,6 +320,12 @@ class Simulation:
             with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
             now.arrive(upload, state, with_loss=with_loss)
         coordinator.close(now, steps.step, replayed=replayed is not None)
+
+    def _foreseen(self) -> bool | None:
+        """Whether the next round asks for evidence; None where more than this round's results goes into it."""
+        own = type(self.algorithm).broadcast is Algorithm.broadcast and self.plan.eta is None
+        more = own and self.t < self.options.rounds
+        return self.options.evaluates(self.t + 1) and self._proves if more else None
 
     def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
         """The participants (m,) by the set they use, and all of them on the host where that is known."""
