@@ -29,6 +29,7 @@ from fedfw.atoms.bits import (
     write_permutation,
 )
 from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.linalg.entries import add_entries, can_add_entries
 
 _NO_BITS: Bits = np.empty(0, np.uint8)
 
@@ -85,11 +86,13 @@ class SparseAtom(Atom):
         x.scatter_add_(1, indices, weight * values)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        if x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
-            super()._add_sum(x, weight)
-            return
         indices, values = self.entries(x.dtype)
-        x.index_add_(0, indices.flatten(), values.flatten(), alpha=weight)
+        if can_add_entries(x, indices):
+            add_entries(x, indices, values if weight == 1 else values * weight)
+        elif x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
+            super()._add_sum(x, weight)
+        else:
+            x.index_add_(0, indices.flatten(), values.flatten(), alpha=weight)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -21,6 +21,7 @@ _CLASSES = 16  # the least that a product of tiles takes
 # The fastest of what was tried on an H200 with 10 x 6,000 x 784 samples, see docs/performance.md.
 _ROWS, _CHUNK, _PROGRAMS, _WARPS, _STAGES = 128, 64, 520, 4, 3
 _PRECISION = "tf32x3"  # as exact as float32
+_PARTS, _COLUMNS = 64, 64  # programs' sums that are added up at once, and how many numbers of them
 
 
 def can_fuse(A: Tensor, classes: int, targets: Tensor) -> bool:
@@ -44,13 +45,13 @@ def fused_softmax_gradient(
     W, bias = x[:, :split].contiguous(), x[:, split:]  # rows of weights that begin at multiples of 16 load faster
     each = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
     blocks = -(-m // (_ROWS * each))
-    sums = torch.empty(b, each, c, f, device=A.device)
-    tails = torch.empty(b, each, 2, _CLASSES, device=A.device)  # sums of R, and the losses
-    launch = _kernel[(b * each,)]
+    p = x.shape[1]
+    width = -(-(p + 1) // 16) * 16
+    sums = torch.empty(b, each, width, device=A.device)  # each program's gradient, followed by its loss
     with torch.cuda.device(A.device):  # Triton goes by the current one
-        launch(
-            *(A, targets, W, bias if bias.numel() else x, sums, tails),
-            *(m, f, c, each, blocks, 1 / m),
+        _kernel[(b * each,)](
+            *(A, targets, W, bias if bias.numel() else x, sums),
+            *(m, f, c, each, blocks, 1 / m, p, width),
             *(A.stride(0), A.stride(1), split, x.stride(0)),
             HAS_BIAS=bool(bias.numel()),
             ROWS=_ROWS,
@@ -61,11 +62,12 @@ def fused_softmax_gradient(
             num_warps=_WARPS,
             num_stages=_STAGES,
         )
-    torch.sum(sums.view(b, each, split), 1, out=gradients[:, :split])
-    tails = tails.sum(1)
-    values.copy_(tails[:, 1, 0])
-    if bias.numel():
-        gradients[:, split:] = tails[:, 0, :c]
+        _add_up[(triton.cdiv(p + 1, _COLUMNS), b)](
+            *(sums, values, gradients, each, p, width, gradients.stride(0)),
+            PARTS=_PARTS,
+            COLUMNS=_COLUMNS,
+            num_warps=4,
+        )
 
 
 if triton is not None:
@@ -77,13 +79,14 @@ if triton is not None:
         W,
         bias,
         sums,
-        tails,
         m,
         f,
         c,
         each,
         blocks,
         share,
+        p,
+        width,
         stride_ab,
         stride_am,
         stride_w,
@@ -102,7 +105,7 @@ if triton is not None:
         A += client.to(tl.int64) * stride_ab
         W += client.to(tl.int64) * stride_w
         y += client.to(tl.int64) * m
-        own = sums + program.to(tl.int64) * c * f
+        own = sums + program.to(tl.int64) * width
         offset = tl.zeros([CLASSES], tl.float32)
         if HAS_BIAS:
             offset = tl.load(bias + client.to(tl.int64) * stride_b + classes, mask=in_classes, other=0.0)
@@ -141,6 +144,29 @@ if triton is not None:
                 kept = in_classes[:, None] & (column < f)[None, :]
                 before = tl.load(place, mask=kept & (block > 0), other=0.0)
                 tl.store(place, before + tl.dot(flipped, a, input_precision=PRECISION), mask=kept)
-        tl.store(tails + program * 2 * CLASSES + classes, total_r)
-        losses = tl.sum(total_loss, 0) * share + tl.zeros([CLASSES], tl.float32)
-        tl.store(tails + program * 2 * CLASSES + CLASSES + classes, losses)
+        if HAS_BIAS:
+            tl.store(own + c * f + classes, total_r, mask=in_classes)
+        tl.store(own + p, tl.sum(total_loss, 0) * share)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _add_up(  # type: ignore[no-untyped-def]
+        sums,
+        values,
+        gradients,
+        each,
+        p,
+        width,
+        stride_g,
+        PARTS: tl.constexpr,
+        COLUMNS: tl.constexpr,
+    ) -> None:
+        client = tl.program_id(1).to(tl.int64)
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        sums += client * each * width
+        total = tl.zeros([COLUMNS], tl.float32)
+        for begin in range(0, each, PARTS):
+            part = begin + tl.arange(0, PARTS)
+            there = (part < each)[:, None] & (column <= p)[None, :]
+            total += tl.sum(tl.load(sums + part[:, None] * width + column[None, :], mask=there, other=0.0), 0)
+        tl.store(gradients + client * stride_g + column, total, mask=column < p)
+        tl.store(values + client + column * 0, total, mask=column == p)
