@@ -76,7 +76,8 @@ class Replayed(Generic[Result]):
                 self._recordings[shapes] = self._record(inputs)
             self._recordings_left -= 1
         recording = self._recordings[shapes]
-        torch._foreach_copy_(recording.places, inputs)
+        for place, tensor in zip(recording.places, inputs, strict=True):
+            place.copy_(tensor, non_blocking=True)
         self.given = recording.places
         recording.graph.replay()
         return recording.results

@@ -39,10 +39,10 @@ class Overwriting:
             for tensor in tensors_of(self.last):
                 if tensor.untyped_storage().data_ptr() not in held:
                     tensor.zero_()
-        result = self.function(*self.given)
-        self.last = result[0]
+        taken = self.function(*self.given)
+        self.last = taken.steps
         Overwriting.replays += 1
-        return result
+        return taken
 
 
 def tensors_of(taken: RoundSteps) -> list[Tensor]:

@@ -43,7 +43,7 @@ class ServerStep:
         (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were absent or atoms are not
         sparse.
     wide : Tensor or None
-        (1,) of bool, where there is a support: whether float32 does not hold that sum exactly.
+        (p,) of bool, where there is a support: where float32 does not hold that sum exactly.
     """
 
     server: Server
@@ -106,8 +106,7 @@ def step_server(
     if not aggregate.sparse:
         return ServerStep(after, aggregate, changed)
     total = aggregate.total
-    wide = (total.float() != total).any().view(1)
-    return ServerStep(after, aggregate, changed, bits_of(total) != 0, wide)
+    return ServerStep(after, aggregate, changed, bits_of(total) != 0, total.float() != total)
 
 
 def _refuse_non_finite(sent: Atom, who: Tensor, t: int) -> None:

@@ -85,6 +85,11 @@ class Atom(ABC):
     def _add(self, x: Tensor, weight: Tensor) -> None:
         """x (n, p) += weight (n, 1) * s, in place."""
 
+    def _step(self, x: Tensor, eta: Tensor) -> None:
+        """x (n, p) <- (1 - eta) x + eta s with eta (n, 1), in place."""
+        x.mul_(1 - eta)
+        self._add(x, eta)
+
     def _add_sum(self, x: Tensor, weight: float) -> None:
         """x (p,) += weight * the sum of the stack's points, in place."""
         x.add_(self._dense(x.dtype).sum(0), alpha=weight)
@@ -241,9 +246,7 @@ class Atom(ABC):
         [0.5, 1.5]
         """
         rows = self._rows(x)
-        eta = torch.as_tensor(eta, dtype=x.dtype, device=x.device).reshape(-1, 1)
-        rows.mul_(1 - eta)
-        self._add(rows, eta)
+        self._step(rows, torch.as_tensor(eta, dtype=x.dtype, device=x.device).reshape(-1, 1))
         return x
 
     @property

@@ -11,17 +11,19 @@ turns out to be given, and if nobody has changed these tensors or the data since
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Message, Plan, Rates, Server, State
-from fedfw.algorithms.steps import RoundSteps
+from fedfw.algorithms.steps import RoundSteps, ServerStep
 from fedfw.checks import postponed
 from fedfw.graphs import Replayed
 
@@ -60,12 +62,53 @@ class _LivePlan(Plan):
 
 @dataclass(frozen=True)
 class _Names:
-    """Which tensors a round takes, and whether its clients send evidence about the optimum."""
+    """Which tensors a round takes, and whether its clients send evidence about the optimum.
+
+    The server's, which are xbar and its vectors, lie one behind the other in one tensor of bytes, so that one copy is
+    enough for all of them.
+    """
 
     state: tuple[str, ...]
     server: tuple[str, ...]
+    layout: tuple[tuple[torch.dtype, torch.Size], ...]
+    """The types and shapes of xbar and of these vectors."""
     message: tuple[str, ...]
     wants_evidence: bool
+
+    @classmethod
+    def of(cls, state: State, server: Server, message: Message) -> _Names:
+        layout = tuple((vector.dtype, vector.shape) for vector in _of_server(server))
+        return cls(tuple(state), tuple(server.vectors), layout, tuple(message.vectors), message.wants_evidence)
+
+    def server_in(self, held: Tensor) -> Server:
+        """The server's memory in bytes of `_packed`: views of them."""
+        xbar, *vectors = _unpacked(held, self.layout)
+        return Server(xbar, dict(zip(self.server, vectors, strict=True)))
+
+
+def _of_server(server: Server) -> tuple[Tensor, ...]:
+    return server.xbar, *server.vectors.values()
+
+
+def _packed(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors one behind the other, in the order of `_by_size`."""
+    order = _by_size([tensor.dtype for tensor in tensors])
+    return torch.cat([tensors[i].flatten().view(torch.uint8) for i in order])
+
+
+def _unpacked(held: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) -> list[Tensor]:
+    """The tensors of these types and shapes that bytes were made from: views of them."""
+    found, begin = {}, 0
+    for i in _by_size([dtype for dtype, _ in layout]):
+        dtype, shape = layout[i]
+        end = begin + shape.numel() * dtype.itemsize
+        found[i], begin = held[begin:end].view(dtype).view(shape), end
+    return [found[i] for i in range(len(layout))]
+
+
+def _by_size(types: Sequence[torch.dtype]) -> list[int]:
+    """The order in which numbers of these types lie behind each other: each begins at a multiple of its size then."""
+    return sorted(range(len(types)), key=lambda i: -types[i].itemsize)
 
 
 class _Lane:
@@ -75,9 +118,24 @@ class _Lane:
         on_gpu = device.type == "cuda"
         self.rates = torch.zeros(3, dtype=torch.float64, device=device)
         self.rates_on_host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
+        self.next_rates = self.rates_on_host.numpy()
         self.seen: dict[int, Tensor] = {}  # on the host, by its length
         self.ways: dict[_Names, Any] = {}
         self.done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What a round gives, all of which the next one on the same lane overwrites."""
+
+    steps: RoundSteps
+    names: _Names
+    server: Tensor
+    """The names of the server's memory, and the bytes that it lies in."""
+    checks: list[npt.NDArray[Any]]
+    """On the host, when the round is done: conditions, and numbers that are to be finite."""
+    marks: list[Tensor]
+    """On the host, when the round is done: `_marks`."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +143,15 @@ class _Launched:
     """A round that a device was told to take: what it was given, and what it gives once it is done."""
 
     t: int
+    plan: Plan
     names: _Names
-    rates: tuple[float, ...]
     given: tuple[Tensor, ...]
     versions: tuple[int, ...]
     way: Any
-    taken: RoundSteps
+    taken: _Taken
     server: Server
-    seen: Tensor
-    checks: tuple[tuple[torch.dtype, int], ...]
-    """The types and the numbers of bytes of the checks, with which ``seen`` begins."""
+    held: Tensor
+    """The server's memory for all to keep, and the bytes that it lies in."""
 
 
 class ReplayedRounds:
@@ -128,6 +185,7 @@ class ReplayedRounds:
         self._plan, self._steps, self._note, self._data, self._replay = plan, steps, note, tuple(data), replay
         self._lanes = _Lane(device), _Lane(device)
         self._ahead: _Launched | None = None
+        self._last: _Launched | None = None
         self._cannot = False
 
     def begin(
@@ -147,28 +205,26 @@ class ReplayedRounds:
             that it can be begun ahead; None where that is not known.
         """
         begun = time.perf_counter()
-        names = _Names(tuple(state), tuple(server.vectors), tuple(message.vectors), message.wants_evidence)
-        given = (*state.values(), server.xbar, *server.vectors.values(), *message.vectors.values())
+        names = _Names.of(state, server, message)
+        given = (*state.values(), *_of_server(server), *message.vectors.values())
         now, self._ahead = self._ahead, None
         if now is None or not self._is_the_same(now, plan, names, message.t, given):
             now = self._launch(plan, names, message.t, given)
         if now is None:
             return None
         this, other = self._lanes
-        self._lanes = other, this
+        self._lanes, self._last = (other, this), now
         if then is not None and not message.vectors:
-            after, state = now.server, now.taken.states[0]
-            names = _Names(tuple(state), tuple(after.vectors), (), then)
+            state = now.taken.steps.states[0]
+            names = _Names.of(state, now.server, replace(message, wants_evidence=then))
             if names in other.ways and other.ways[names].ready:
-                given = (*state.values(), after.xbar, *after.vectors.values())
-                self._ahead = self._launch(plan, names, message.t + 1, given)
-        launched = now
+                self._ahead = self._launch(plan, names, message.t + 1, (*state.values(), *_of_server(now.server)))
 
         def finish() -> RoundSteps:
             if this.done is not None:
                 this.done.synchronize()
             self._note("steps", begun)
-            return self._looked_at(launched, plan)
+            return self._looked_at(now, plan)
 
         return finish
 
@@ -176,73 +232,77 @@ class ReplayedRounds:
         """Tell the device to take a round on the lane whose results nobody needs; None where it cannot be replayed."""
         if self._cannot:
             return None
-        lane, rates = self._lanes[0], self._rates(plan, t)
-        lane.rates_on_host.numpy()[:] = rates
+        lane = self._lanes[0]
+        if plan.schedule is not None:
+            rates = plan.rates(t)
+            lane.next_rates[:] = rates.eta, rates.lam, rates.rho
         if names not in lane.ways:
             lane.ways[names] = self._replay(lambda *tensors: self._live(lane, names, tensors))
-        way = lane.ways[names]
+        way, own = lane.ways[names], len(names.state)
+        shared = given[own : own + len(names.layout)]
         try:
-            taken, seen, checks = way(*given)
+            taken: _Taken = way(*given[:own], self._bytes_of(shared), *given[own + len(shared) :])
         except Exception:  # it looks at the round, or at a NaN that no check stopped: step by step that shows
             self._cannot = True
             return None
         self._cannot = way.gave_up
-        server = taken.step.server
-        kept = Server(server.xbar.clone(), {name: vector.clone() for name, vector in server.vectors.items()})
+        held = taken.server.clone()
         if lane.done is not None:
-            lane.done.record(torch.cuda.current_stream(server.xbar.device))
-        return _Launched(t, names, rates, given, self._versions(given), way, taken, kept, seen, checks)
+            lane.done.record(torch.cuda.current_stream(held.device))
+        server = taken.names.server_in(held)
+        return _Launched(t, plan, names, given, self._versions(given), way, taken, server, held)
 
-    def _rates(self, plan: Plan, t: int) -> tuple[float, ...]:
-        if plan.schedule is None:
-            return 0.0, 0.0, 0.0
-        rates = plan.rates(t)
-        return rates.eta, rates.lam, rates.rho
+    def _bytes_of(self, server: tuple[Tensor, ...]) -> Tensor:
+        """The bytes of the server's tensors: those that the last round gave lie together already."""
+        last = self._last
+        if last is not None and _same(_of_server(last.server), server):
+            return last.held
+        return _packed(server)
 
     def _versions(self, given: tuple[Tensor, ...]) -> tuple[int, ...]:
         """How often each of the tensors that a round reads was changed so far."""
-        return tuple(tensor._version for tensor in (*given, *self._data))
+        return tuple([tensor._version for tensor in (*given, *self._data)])
 
     def _is_the_same(self, ahead: _Launched, plan: Plan, names: _Names, t: int, given: tuple[Tensor, ...]) -> bool:
         """Whether a round that was begun ahead is the one that is to be taken."""
-        if (ahead.t, ahead.names, ahead.rates) != (t, names, self._rates(plan, t)):
-            return False
-        same = all(one is other for one, other in zip(ahead.given, given, strict=True))
+        same = ahead.t == t and ahead.plan is plan and ahead.names == names and _same(ahead.given, given)
         return same and ahead.versions == self._versions(given)
 
     def _looked_at(self, now: _Launched, plan: Plan) -> RoundSteps:
         """What a round gave, whose checks and marks are on the host by now."""
-        widths = [nbytes for _, nbytes in now.checks] + [len(mark) for mark in _marks(now.taken)]
-        parts = now.seen.split(widths)
-        checks = zip(parts, now.checks, strict=False)
-        if not all(_is_well(part.view(dtype)) for part, (dtype, _) in checks):
+        steps = now.taken.steps
+        if not all(map(_is_well, now.taken.checks)):
             self._ahead = None
             return self._steps(plan, *_sorted_out(now.names, now.way.given, now.t))
-        changed, support, wide = (*(mark.view(torch.bool) for mark in parts[len(now.checks) :]), None, None)[:3]
-        step = replace(now.taken.step, server=now.server, changed=changed, support=support, wide=wide)
-        return RoundSteps(now.taken.states, now.taken.uploads, step)
+        step = ServerStep(now.server, steps.step.aggregate, *now.taken.marks)
+        return RoundSteps(steps.states, steps.uploads, step)
 
-    def _live(
-        self, lane: _Lane, names: _Names, tensors: tuple[Tensor, ...]
-    ) -> tuple[RoundSteps, Tensor, tuple[tuple[torch.dtype, int], ...]]:
-        """The steps with live rates; what they gave, on the host their checks and marks, and what the checks are."""
+    def _live(self, lane: _Lane, names: _Names, tensors: tuple[Tensor, ...]) -> _Taken:
+        """The steps with live rates, and copies to the host of what it looks at."""
         static = {f.name: getattr(self._plan, f.name) for f in fields(Plan) if f.name != "watch"}
         now = lane.rates.copy_(lane.rates_on_host, non_blocking=True)
         server, state, message = _sorted_out(names, tensors, _UNKNOWN)
-        with postponed() as noted:
-            taken = self._steps(_LivePlan(**static, now=now), server, state, message)
-        noted.sort(key=lambda check: -check.itemsize)  # a view of bytes as numbers has to begin at a multiple of theirs
-        parts = [part.flatten().view(torch.uint8) for part in (*noted, *_marks(taken))]
-        seen, checks = torch.cat(parts), tuple((check.dtype, check.nbytes) for check in noted)
+        with postponed() as checks:
+            steps = self._steps(_LivePlan(**static, now=now), server, state, message)
+        looked_at = [*checks, *_marks(steps)]
+        seen = _packed(looked_at)
         if len(seen) not in lane.seen:
             lane.seen[len(seen)] = torch.zeros(len(seen), dtype=torch.uint8, pin_memory=seen.is_cuda)
-        return taken, lane.seen[len(seen)].copy_(seen, non_blocking=True), checks
+        on_host = lane.seen[len(seen)].copy_(seen, non_blocking=True)
+        views = _unpacked(on_host, [(tensor.dtype, tensor.shape) for tensor in looked_at])
+        after, marks = steps.step.server, views[len(checks) :]
+        seen_checks = [check.numpy() for check in views[: len(checks)]]
+        return _Taken(steps, _Names.of({}, after, message), _packed(_of_server(after)), seen_checks, marks)
 
 
-def _is_well(check: Tensor) -> bool:
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether these are the very same tensors."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _is_well(check: npt.NDArray[Any]) -> bool:
     """Whether a condition on the host holds, or whether numbers that are to be finite are."""
-    values = check.numpy()
-    return bool(values.all() if check.dtype is torch.bool else np.isfinite(values).all())
+    return bool(check.all() if check.dtype == np.bool_ else np.isfinite(check).all())
 
 
 def _marks(taken: RoundSteps) -> list[Tensor]:
@@ -254,7 +314,6 @@ def _marks(taken: RoundSteps) -> list[Tensor]:
 def _sorted_out(names: _Names, tensors: tuple[Tensor, ...], t: int) -> tuple[Server, State, Message]:
     rest = iter(tensors)
     state = {name: next(rest) for name in names.state}
-    xbar = next(rest)
-    server = Server(xbar, {name: next(rest) for name in names.server})
+    server = names.server_in(next(rest))
     vectors = {name: next(rest) for name in names.message}
-    return server, state, Message(t, xbar, vectors, names.wants_evidence)
+    return server, state, Message(t, server.xbar, vectors, names.wants_evidence)

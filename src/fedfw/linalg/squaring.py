@@ -4,8 +4,8 @@ A GPU can replay this as part of a CUDA graph, which an eigenvalue decomposition
 cannot be. Below, B is symmetric and positive semidefinite with m rows, and l_1 is its largest eigenvalue. The trace of
 B^N is at least l_1^N and at most m l_1^N. So its N-th root is an upper bound on l_1, and with N = 2^40 it is too large
 by a factor of at most m^(1/N) < 1 + 1e-11 for m <= 128. The column of B^N with the largest diagonal entry is the
-leading eigenvector: another eigenvalue l_i leaves a share of (l_i / l_1)^N, which costs x'Bx less than m l_1 / N however
-near l_i is to l_1.
+leading eigenvector x. Another eigenvalue l_i leaves a share of (l_i / l_1)^N in it, which costs x'Bx less than
+m l_1 / N however near l_i is to l_1.
 """
 
 from __future__ import annotations

@@ -173,7 +173,9 @@ class Simulation:
         alike = can_be_replayed(self.problem, self.participation, options, plan)
         self._replay: ReplayedRounds | None = None
         if alike:
-            data = [*self.problem.losses.data(), self._own_weights]
+            # Clients' samples are parts of a few tensors, which know whether they were changed.
+            read = [part if part._base is None else part._base for part in self.problem.losses.data()]
+            data = list({id(tensor): tensor for tensor in (*read, self._own_weights)}.values())
             self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device, data)
         self._start = start
         self.t = self.resumed_at = 0
