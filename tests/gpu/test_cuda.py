@@ -184,3 +184,27 @@ def test_spectral_oracles_at_a_tolerance(constraint: fedfw.ConstraintSet, shape:
         spoilt[3, 2, 1] = torch.nan
         with pytest.raises(fedfw.NonFiniteError, match="row 3 of 5"):
             constraint.lmo(spoilt, batch=True, tol=1e-4)
+
+
+@pytest.mark.parametrize("convolves", [True, False])
+def test_networks_in_bfloat16_repeat_to_the_bit_and_are_near_the_others(convolves: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(3, 40, 1, 8, 8, generator=generator), torch.arange(120).view(3, 40) % 3
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = torch.nn.Conv2d(1, 8, 3) if convolves else torch.nn.Flatten()
+        width = 288 if convolves else 64
+        model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(width, 3))
+    clients = list(zip(inputs, targets, strict=True))
+    problems = [fedfw.Problem(model, nnf.cross_entropy, clients, clients[0], mixed=mixed) for mixed in (False, True)]
+    algorithm = fedfw.FedAvg(fedfw.L2Ball(100.0), lr=0.1)
+    plain, mixed, again = (
+        fedfw.simulate(problem, algorithm, rounds=12, device="cuda") for problem in (*problems, problems[1])
+    )
+    assert torch.equal(mixed.x, again.x)
+    assert not torch.equal(mixed.x, plain.x)
+    moved = float((plain.x.cpu() - problems[0].start).norm())
+    assert float((mixed.x - plain.x).norm()) < 0.05 * moved
+    assert float(fedfw.simulate(problems[1], algorithm, rounds=1).history[-1].loss) == pytest.approx(
+        float(fedfw.simulate(problems[0], algorithm, rounds=1).history[-1].loss), rel=1e-6
+    )  # on a CPU nothing changes

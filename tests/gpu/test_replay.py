@@ -160,6 +160,34 @@ def test_a_tensor_may_move_to_another_name(replaying: Callable[[], None]) -> Non
         assert all(torch.allclose(plain[name], live[name], atol=1e-5) for name in ("x", "old"))
 
 
+@pytest.mark.parametrize("what", ["server", "clients", "replaced", "data"])
+def test_a_round_that_was_begun_ahead_is_taken_anew_where_a_callback_changes_something(
+    what: str, replaying: Callable[[], None]
+) -> None:
+    """In place, or by another tensor: the next round sees it, as it does where nothing is begun ahead."""
+
+    def meddle(simulation: Any) -> None:
+        if simulation.t not in (3, 7, 8):
+            return
+        coordinator = simulation.coordinator
+        if what == "server":
+            coordinator.server.xbar.mul_(0.5)
+        elif what == "clients":
+            coordinator.memory.rows["x"][1] *= 0.5
+        elif what == "replaced":
+            coordinator.memory.rows["x"] = coordinator.memory.rows["x"] * 0.5
+        else:
+            simulation.problem.losses._stacks[0].inputs[2] *= 0.5
+
+    algorithm = fedfw.FedFW(fedfw.L2Ball(3.0), penalty=0.01)
+    plain = fedfw.simulate(problem(), algorithm, rounds=12, eval_every=5, callbacks=meddle)
+    replaying()
+    replayed = fedfw.simulate(problem(), algorithm, rounds=12, eval_every=5, callbacks=meddle)
+    assert Overwriting.replays == 12 + 3  # those that were begun ahead in vain
+    assert torch.allclose(plain.x, replayed.x, rtol=1e-6, atol=1e-7)
+    assert plain.history.to_dict()["bytes_down"] == replayed.history.to_dict()["bytes_down"]
+
+
 def test_an_algorithm_that_looks_at_the_round_is_not_replayed(replaying: Callable[[], None]) -> None:
     algorithm = Slowing(fedfw.L1Ball(3.0), penalty=0.01)
     plain = fedfw.simulate(problem(), algorithm, rounds=8)

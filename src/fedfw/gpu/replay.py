@@ -102,7 +102,8 @@ def _unpacked(held: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) ->
     for i in _by_size([dtype for dtype, _ in layout]):
         dtype, shape = layout[i]
         end = begin + shape.numel() * dtype.itemsize
-        found[i], begin = held[begin:end].view(dtype).view(shape), end
+        part = held[begin:end].view(dtype)
+        found[i], begin = part if len(shape) == 1 else part.view(shape), end
     return [found[i] for i in range(len(layout))]
 
 
@@ -130,8 +131,9 @@ class _Taken:
 
     steps: RoundSteps
     names: _Names
+    """Of what the next round takes, where that is what this one gives."""
     server: Tensor
-    """The names of the server's memory, and the bytes that it lies in."""
+    """The server's memory, in bytes."""
     checks: list[npt.NDArray[Any]]
     """On the host, when the round is done: conditions, and numbers that are to be finite."""
     marks: list[Tensor]
@@ -205,18 +207,16 @@ class ReplayedRounds:
             that it can be begun ahead; None where that is not known.
         """
         begun = time.perf_counter()
-        names = _Names.of(state, server, message)
         given = (*state.values(), *_of_server(server), *message.vectors.values())
         now, self._ahead = self._ahead, None
-        if now is None or not self._is_the_same(now, plan, names, message.t, given):
-            now = self._launch(plan, names, message.t, given)
+        if now is None or not self._is_the_same(now, plan, state, message, given):
+            now = self._launch(plan, _Names.of(state, server, message), message.t, given)
         if now is None:
             return None
         this, other = self._lanes
         self._lanes, self._last = (other, this), now
         if then is not None and not message.vectors:
-            state = now.taken.steps.states[0]
-            names = _Names.of(state, now.server, replace(message, wants_evidence=then))
+            state, names = now.taken.steps.states[0], replace(now.taken.names, wants_evidence=then)
             if names in other.ways and other.ways[names].ready:
                 self._ahead = self._launch(plan, names, message.t + 1, (*state.values(), *_of_server(now.server)))
 
@@ -263,9 +263,12 @@ class ReplayedRounds:
         """How often each of the tensors that a round reads was changed so far."""
         return tuple([tensor._version for tensor in (*given, *self._data)])
 
-    def _is_the_same(self, ahead: _Launched, plan: Plan, names: _Names, t: int, given: tuple[Tensor, ...]) -> bool:
+    def _is_the_same(
+        self, ahead: _Launched, plan: Plan, state: State, message: Message, given: tuple[Tensor, ...]
+    ) -> bool:
         """Whether a round that was begun ahead is the one that is to be taken."""
-        same = ahead.t == t and ahead.plan is plan and ahead.names == names and _same(ahead.given, given)
+        named = (message.t, message.wants_evidence, *state) == (ahead.t, ahead.names.wants_evidence, *ahead.names.state)
+        same = named and plan is ahead.plan and _same(ahead.given, given)
         return same and ahead.versions == self._versions(given)
 
     def _looked_at(self, now: _Launched, plan: Plan) -> RoundSteps:
@@ -292,7 +295,8 @@ class ReplayedRounds:
         views = _unpacked(on_host, [(tensor.dtype, tensor.shape) for tensor in looked_at])
         after, marks = steps.step.server, views[len(checks) :]
         seen_checks = [check.numpy() for check in views[: len(checks)]]
-        return _Taken(steps, _Names.of({}, after, message), _packed(_of_server(after)), seen_checks, marks)
+        following = _Names.of(steps.states[0], after, message)
+        return _Taken(steps, following, _packed(_of_server(after)), seen_checks, marks)
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
