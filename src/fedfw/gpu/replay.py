@@ -215,7 +215,7 @@ class ReplayedRounds:
             return None
         this, other = self._lanes
         self._lanes, self._last = (other, this), now
-        if then is not None and not message.vectors:
+        if then is not None:
             state, names = now.taken.steps.states[0], replace(now.taken.names, wants_evidence=then)
             if names in other.ways and other.ways[names].ready:
                 self._ahead = self._launch(plan, names, message.t + 1, (*state.values(), *_of_server(now.server)))

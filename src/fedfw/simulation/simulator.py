@@ -309,7 +309,7 @@ class Simulation:
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
         if self._replay is not None:
-            replayed = self._replay.begin(self.plan, now.after, now.states[0], message, self._foreseen())
+            replayed = self._replay.begin(self.plan, now.after, now.states[0], message, self._foreseen(message))
         coordinator.number(now)
         coordinator.count_down(now)
         # Steps 4 and 5: the clients' steps and the server's.
@@ -323,11 +323,16 @@ class Simulation:
             now.arrive(upload, state, with_loss=with_loss)
         coordinator.close(now, steps.step, replayed=replayed is not None)
 
-    def _foreseen(self) -> bool | None:
-        """Whether the next round asks for evidence; None where more than this round's results goes into it."""
-        own = type(self.algorithm).broadcast is Algorithm.broadcast and self.plan.eta is None
-        more = own and self.t < self.options.rounds
-        return self.options.evaluates(self.t + 1) and self._proves if more else None
+    def _foreseen(self, message: Message) -> bool | None:
+        """Whether the next round asks for evidence; None where more than this round's results may go into it.
+
+        That is where the server works something out for its message, as it had to for this one, or gathers a sum.
+        """
+        now, gathers = self.now, isinstance(self.algorithm, GathersSums)
+        plain = now.after is now.before and message.xbar is now.after.xbar and not message.vectors
+        if gathers or not plain or self.plan.eta is not None or self.t == self.options.rounds:
+            return None
+        return self.options.evaluates(self.t + 1) and self._proves
 
     def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
         """The participants (m,) by the set they use, and all of them on the host where that is known."""
