@@ -43,7 +43,7 @@ class ServerStep:
         (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were absent or atoms are not
         sparse.
     wide : Tensor or None
-        (1,) of bool, where there is a support: whether float32 does not hold that sum exactly.
+        (p,) of bool, where there is a support: where float32 does not hold that sum exactly.
     """
 
     server: Server
@@ -116,8 +116,7 @@ def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggr
     if not aggregate.sparse:
         return ServerStep(after, aggregate, changed)
     total = aggregate.total
-    wide = (total.float().to(total.dtype) != total).any().view(1)
-    return ServerStep(after, aggregate, changed, bits_of(total) != 0, wide)
+    return ServerStep(after, aggregate, changed, bits_of(total) != 0, total.float() != total)
 
 
 def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) -> None:
@@ -125,15 +124,18 @@ def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) 
 
     A sum is finite only if what was added up is: the vectors themselves are looked at where it is not.
     """
-    if all(map(all_finite, (aggregate.total, *aggregate.beside.values()))):
+    parts = ((upload.who, part) for upload in uploads for part in _parts(upload.atoms))
+    vectors = [(who, part) for who, part in parts if isinstance(part, Dense | Moved | Quantised)]
+    if not vectors or all(map(all_finite, (aggregate.total, *aggregate.beside.values()))):
         return
-    for upload in uploads:
-        for part in upload.atoms.parts if isinstance(upload.atoms, TupleAtom) else (upload.atoms,):
-            if not isinstance(part, Dense | Moved | Quantised):
-                continue
-            fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
-            if not bool(fine.all()):
-                clients = upload.who[~fine].tolist()
-                raise NonFiniteError(
-                    f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
-                )
+    for who, part in vectors:
+        fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
+        if not bool(fine.all()):
+            clients = who[~fine].tolist()
+            raise NonFiniteError(
+                f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
+            )
+
+
+def _parts(sent: Atom) -> Sequence[Atom]:
+    return sent.parts if isinstance(sent, TupleAtom) else (sent,)

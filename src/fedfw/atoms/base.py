@@ -85,6 +85,12 @@ class Atom(ABC):
     def _add(self, x: Tensor, weight: Tensor) -> None:
         """x (n, p) += weight (n, 1) * s, in place."""
 
+    def _step(self, x: Tensor, eta: float | Tensor) -> None:
+        """x (n, p) <- (1 - eta) x + eta s with one eta or (n,) of them, in place."""
+        keep, weight = shares_of(x, eta)
+        x.mul_(keep)
+        self._add(x, weight)
+
     def _add_sum(self, x: Tensor, weight: float) -> None:
         """x (p,) += weight * the sum of the stack's points, in place."""
         x.add_(self._dense(x.dtype).sum(0), alpha=weight)
@@ -240,9 +246,7 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).step(torch.ones(2), 0.5).tolist()
         [0.5, 1.5]
         """
-        rows, (keep, weight) = self._rows(x), _shares(x, eta)
-        rows.mul_(keep)
-        self._add(rows, weight)
+        self._step(self._rows(x), eta)
         return x
 
     def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
@@ -272,7 +276,9 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).stepped(x, 0.5).tolist(), x.tolist()
         ([0.5, 1.5], [1.0, 1.0])
         """
-        keep, weight = _shares(x, eta)
+        if x.is_cuda:  # there are kernels for steps in place
+            return self.step(x.clone(), eta)
+        keep, weight = shares_of(x, eta)
         rows = self._rows(x) * keep
         self._add(rows, weight)
         return rows.view(x.shape)
@@ -381,7 +387,7 @@ class Atom(ABC):
         return x if self.batched and len(expected) == 2 else x.view(len(self), prod(self.shape))
 
 
-def _shares(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
+def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
     """1 - eta and eta (n, 1) in the type of x, for a step of x.
 
     A Python number has the precision of float64: there it need not be made a tensor to be subtracted from 1.

@@ -4,6 +4,10 @@ Two batched products read all samples twice from memory. Here a program takes a 
 and their softmax, and multiplies again while the block is still in the cache. Each program adds its blocks to a sum of
 its own, and those are added up afterwards, always in the same order: runs repeat to the bit. Results agree with the
 batched products to about 1e-6.
+
+Tensor cores multiply numbers of 11 binary digits. A number is therefore split into the nearest of these and the rest,
+which takes three products. They add up without rounding to nearest, so that no more than a block's terms are left to
+them.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # no Triton, no kernel: the batched products do the same
     triton = None
 
 _CLASSES = 16  # the least that a product of tiles takes
 # The fastest of what was tried on an H200 with 10 x 6,000 x 784 samples, see docs/performance.md.
 _ROWS, _CHUNK, _PROGRAMS, _WARPS, _STAGES = 128, 64, 520, 4, 3
-_PRECISION = "tf32x3"  # as exact as float32
+_PARTS, _COLUMNS = 64, 64  # programs' sums that are added up at once, and how many numbers of them
 
 
 def can_fuse(A: Tensor, classes: int, targets: Tensor) -> bool:
@@ -44,31 +49,47 @@ def fused_softmax_gradient(
     W, bias = x[:, :split].contiguous(), x[:, split:]  # rows of weights that begin at multiples of 16 load faster
     each = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
     blocks = -(-m // (_ROWS * each))
-    sums = torch.empty(b, each, c, f, device=A.device)
-    tails = torch.empty(b, each, 2, _CLASSES, device=A.device)  # sums of R, and the losses
-    launch = _kernel[(b * each,)]
+    p = x.shape[1]
+    width = -(-(p + 1) // 16) * 16
+    sums = torch.empty(b, each, width, device=A.device)  # each program's gradient, followed by its loss
+    copies = _has_copy_engine(A)
+    samples = TensorDescriptor.from_tensor(A, [1, _ROWS, _CHUNK]) if copies else A
     with torch.cuda.device(A.device):  # Triton goes by the current one
-        launch(
-            *(A, targets, W, bias if bias.numel() else x, sums, tails),
-            *(m, f, c, each, blocks, 1 / m),
+        _kernel[(b * each,)](
+            *(samples, targets, W, bias if bias.numel() else x, sums),
+            *(m, f, c, each, blocks, 1 / m, p, width),
             *(A.stride(0), A.stride(1), split, x.stride(0)),
             HAS_BIAS=bool(bias.numel()),
             ROWS=_ROWS,
             CHUNK=_CHUNK,
             CHUNKS=-(-f // _CHUNK),
             CLASSES=_CLASSES,
-            PRECISION=_PRECISION,
+            COPIES=copies,
+            ONE=blocks == 1,
             num_warps=_WARPS,
             num_stages=_STAGES,
         )
-    torch.sum(sums.view(b, each, split), 1, out=gradients[:, :split])
-    tails = tails.sum(1)
-    values.copy_(tails[:, 1, 0])
-    if bias.numel():
-        gradients[:, split:] = tails[:, 0, :c]
+        _add_up[(triton.cdiv(p + 1, _COLUMNS), b)](
+            *(sums, values, gradients, each, p, width, gradients.stride(0)),
+            PARTS=_PARTS,
+            COLUMNS=_COLUMNS,
+            num_warps=4,
+        )
+
+
+def _has_copy_engine(A: Tensor) -> bool:
+    """Whether the device brings blocks of A to its cores by itself: Hopper and newer, for rows at multiples of 16."""
+    aligned = A.data_ptr() % 16 == 0 and A.stride(0) % 4 == 0 and A.stride(1) % 4 == 0
+    return aligned and torch.cuda.get_device_capability(A.device) >= (9, 0)
 
 
 if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _head(a):  # type: ignore[no-untyped-def]
+        """The nearest numbers of 11 binary digits."""
+        bits = a.to(tl.int32, bitcast=True)
+        return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
@@ -77,13 +98,14 @@ if triton is not None:
         W,
         bias,
         sums,
-        tails,
         m,
         f,
         c,
         each,
         blocks,
         share,
+        p,
+        width,
         stride_ab,
         stride_am,
         stride_w,
@@ -93,35 +115,44 @@ if triton is not None:
         CHUNK: tl.constexpr,
         CHUNKS: tl.constexpr,
         CLASSES: tl.constexpr,
-        PRECISION: tl.constexpr,
+        COPIES: tl.constexpr,
+        ONE: tl.constexpr,
     ) -> None:
         program = tl.program_id(0)
         client, part = program // each, program % each
         chunk, classes, rows = tl.arange(0, CHUNK), tl.arange(0, CLASSES), tl.arange(0, ROWS)
         in_classes = classes < c
-        A += client.to(tl.int64) * stride_ab
+        if not COPIES:
+            A += client.to(tl.int64) * stride_ab
         W += client.to(tl.int64) * stride_w
         y += client.to(tl.int64) * m
-        own = sums + program.to(tl.int64) * c * f
+        own = sums + program.to(tl.int64) * width
         offset = tl.zeros([CLASSES], tl.float32)
         if HAS_BIAS:
             offset = tl.load(bias + client.to(tl.int64) * stride_b + classes, mask=in_classes, other=0.0)
         total_r = tl.zeros([CLASSES], tl.float32)
         total_loss = tl.zeros([ROWS], tl.float32)
         for block in range(blocks):
-            row = (block * each + part) * ROWS + rows
+            begin = (block * each + part) * ROWS
+            row = begin + rows
             there = row < m
-            places = A + row[:, None] * stride_am
             scores = tl.zeros([ROWS, CLASSES], tl.float32)
             for k in range(CHUNKS):
                 column = k * CHUNK + chunk
-                a = tl.load(places + column[None, :], mask=there[:, None] & (column < f)[None, :], other=0.0)
+                if COPIES:
+                    a = A.load([client, begin, k * CHUNK]).reshape(ROWS, CHUNK)
+                else:
+                    inside = there[:, None] & (column < f)[None, :]
+                    a = tl.load(A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0)
                 w = tl.load(
                     W + column[:, None] + classes[None, :] * f,
                     mask=(column < f)[:, None] & in_classes[None, :],
                     other=0.0,
                 )
-                scores += tl.dot(a, w, input_precision=PRECISION)
+                high, heavy = _head(a), _head(w)
+                more = tl.dot(high, w - heavy, input_precision="tf32")
+                more = tl.dot(a - high, heavy, acc=more, input_precision="tf32")
+                scores += tl.dot(high, heavy, acc=more, input_precision="tf32")
             scores = tl.where(in_classes[None, :], scores + offset[None, :], -float("inf"))
             target = tl.load(y + row, mask=there, other=0)
             highest = tl.max(scores, 1)
@@ -133,14 +164,47 @@ if triton is not None:
             r = tl.where(there[:, None] & in_classes[None, :], r * share, 0.0)
             total_r += tl.sum(r, 0)
             total_loss += tl.where(there, tl.log(total_powers) + highest - wanted, 0.0)
-            flipped = tl.trans(r)
+            heavy = _head(r)
+            light, heavy = tl.trans(r - heavy), tl.trans(heavy)
             for k in range(CHUNKS):  # the block's samples come from the cache this time
                 column = k * CHUNK + chunk
-                a = tl.load(places + column[None, :], mask=there[:, None] & (column < f)[None, :], other=0.0)
+                if COPIES:
+                    a = A.load([client, begin, k * CHUNK]).reshape(ROWS, CHUNK)
+                else:
+                    inside = there[:, None] & (column < f)[None, :]
+                    a = tl.load(A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0)
+                high = _head(a)
+                more = tl.dot(light, high, input_precision="tf32")
+                more = tl.dot(heavy, a - high, acc=more, input_precision="tf32")
+                more = tl.dot(heavy, high, acc=more, input_precision="tf32")
                 place = own + classes[:, None] * f + column[None, :]
                 kept = in_classes[:, None] & (column < f)[None, :]
-                before = tl.load(place, mask=kept & (block > 0), other=0.0)
-                tl.store(place, before + tl.dot(flipped, a, input_precision=PRECISION), mask=kept)
-        tl.store(tails + program * 2 * CLASSES + classes, total_r)
-        losses = tl.sum(total_loss, 0) * share + tl.zeros([CLASSES], tl.float32)
-        tl.store(tails + program * 2 * CLASSES + CLASSES + classes, losses)
+                if not ONE:
+                    more += tl.load(place, mask=kept & (block > 0), other=0.0)
+                tl.store(place, more, mask=kept)
+        if HAS_BIAS:
+            tl.store(own + c * f + classes, total_r, mask=in_classes)
+        tl.store(own + p, tl.sum(total_loss, 0) * share)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _add_up(  # type: ignore[no-untyped-def]
+        sums,
+        values,
+        gradients,
+        each,
+        p,
+        width,
+        stride_g,
+        PARTS: tl.constexpr,
+        COLUMNS: tl.constexpr,
+    ) -> None:
+        client = tl.program_id(1).to(tl.int64)
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        sums += client * each * width
+        total = tl.zeros([COLUMNS], tl.float32)
+        for begin in range(0, each, PARTS):
+            part = begin + tl.arange(0, PARTS)
+            there = (part < each)[:, None] & (column <= p)[None, :]
+            total += tl.sum(tl.load(sums + part[:, None] * width + column[None, :], mask=there, other=0.0), 0)
+        tl.store(gradients + client * stride_g + column, total, mask=column < p)
+        tl.store(values + client + column * 0, total, mask=column == p)

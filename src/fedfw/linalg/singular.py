@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedfw.linalg.selection import row_norms
+from fedfw.linalg.squaring import leading_vector
 
 # Up to this smaller side a dense decomposition is faster than Lanczos (measured by benchmarks/oracles.py --crossover).
 DENSE_UP_TO = 128
@@ -139,14 +140,19 @@ def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dense(g: Tensor) -> TopSingular:
-    """The pair from the eigenvectors of GG' or G'G, whichever is smaller: as accurate as an SVD for it, and faster."""
+    """The pair from the leading eigenvector of GG' or G'G, whichever is smaller: as accurate as an SVD, and faster."""
     wide = g.shape[1] <= g.shape[2]
-    values, vectors = torch.linalg.eigh(g @ g.mT if wide else g.mT @ g)
-    one = vectors[:, :, -1]
+    gram = g @ g.mT if wide else g.mT @ g
+    if g.is_cuda:  # whose host need not wait for this, and which replays it
+        vectors, largest = leading_vector(gram)
+        one = _unit(vectors)
+    else:
+        values, vectors = torch.linalg.eigh(gram)
+        one, largest = vectors[:, :, -1], values[:, -1].clamp(min=0)
     other = torch.bmm(g.mT if wide else g, one.unsqueeze(2)).squeeze(2)
     value = row_norms(other)
     u, v = (one, _unit(other)) if wide else (_unit(other), one)
-    upper = torch.maximum(values[:, -1].clamp(min=0).sqrt(), value) * (1 + 1e-14)
+    upper = torch.maximum(largest.sqrt(), value) * (1 + 1e-14)
     return TopSingular(u, v, value, upper, torch.zeros_like(value), 0)
 
 

@@ -127,4 +127,5 @@ def describe_problem(problem: Problem) -> dict[str, str]:
         "convex": repr(problem.convex),
         "data": hashlib.sha256(" ".join(each).encode()).hexdigest()[:16],
         "test data": tests,
+        **({"precision": "bfloat16"} if problem.mixed else {}),
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from fedfw.graphs import Replayed, on_streams
+from fedfw.graphs import Pair, Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
@@ -44,7 +44,7 @@ class ModuleLosses(ClientLosses):
     """f_i(x) = loss(model_x(inputs_i), targets_i) on client i's samples.
 
     With a ``known`` loss clients of similar size are padded and share a call. With ``per`` "client" nothing is padded,
-    and a client's samples are never split.
+    and a client's samples are never split. With ``mixed`` layers multiply in bfloat16, and convolutions are compiled.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class ModuleLosses(ClientLosses):
         sizes: Tensor,
         known: KnownLoss | None = None,
         per: Per = "sample",
+        mixed: bool = False,
     ) -> None:
         self._model, self._loss, self._shapes, self._stacks = model, loss, shapes, stacks
-        self._known, self.per = known, per
+        self._known, self.per, self.mixed = known, per, mixed
         self.weighs = known is not None and known.weighs(stacks[0].targets)
         self._exact: ModuleLosses | None = None  # these losses in float64, made when first asked for
         self.sizes, self.n = sizes, len(sizes)
@@ -68,10 +69,13 @@ class ModuleLosses(ClientLosses):
         self._shares_of_all: Tensor | None = None  # of one stack of everyone, made when first asked for
 
         device = stacks[0].inputs.device
+        mixed = mixed and device.type == "cuda"
 
         def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
             """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
-            outputs = functional_call(model, unflatten(x, shapes), (inputs,))
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                outputs = functional_call(model, unflatten(x, shapes), (inputs,))
+            outputs = outputs.to(x.dtype) if mixed else outputs
             if known is None:
                 return loss(outputs, targets) * shares.sum()
             return (known.of_samples(outputs, targets) * shares).sum()
@@ -82,7 +86,7 @@ class ModuleLosses(ClientLosses):
         self._one_by_one = convolves or (per == "client" and known is None)
         together: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(value), randomness="different")
         if self._one_by_one:
-            together = _in_turn(grad_and_value(value), device)
+            together = _in_turn(_compiled(value) if mixed and convolves else grad_and_value(value), device)
         self._together = Replayed(together) if device.type == "cuda" else together
         self._at_once = samples_at_once(model, stacks[0].inputs[0])
 
@@ -95,14 +99,15 @@ class ModuleLosses(ClientLosses):
         clients: list[Samples],
         known: KnownLoss | None = None,
         per: Per = "sample",
+        mixed: bool = False,
     ) -> ModuleLosses:
         sizes = torch.tensor([len(x) for x, _ in clients])
         stacks = stack_clients(clients, may_pad=known is not None and per == "sample")
-        return cls(model, loss, shapes, stacks, sizes, known, per)
+        return cls(model, loss, shapes, stacks, sizes, known, per, mixed)
 
     def __reduce__(self) -> tuple[type[ModuleLosses], tuple[Any, ...]]:
         # The functions that vmap made cannot be pickled: the copy makes its own.
-        made_from = (self._model, self._loss, self._shapes, self._stacks, self.sizes, self._known, self.per)
+        made_from = (self._model, self._loss, self._shapes, self._stacks, self.sizes, self._known, self.per, self.mixed)
         return ModuleLosses, made_from
 
     def data(self) -> Iterator[Tensor]:
@@ -113,7 +118,7 @@ class ModuleLosses(ClientLosses):
         assert self.sizes is not None
         model = copy.deepcopy(self._model).to(device)
         known = None if self._known is None else self._known.to(device)
-        return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, known, self.per)
+        return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, known, self.per, self.mixed)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         if picks is None and self._in_order and who is self._everyone and not x.is_cuda:
@@ -237,6 +242,21 @@ def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., An
         return torch.stack([gradient for gradient, _ in results]), torch.stack([value for _, value in results])
 
     return together
+
+
+def _compiled(value: Callable[..., Tensor]) -> Callable[..., Pair]:
+    """What torch.func.grad_and_value would do, from kernels that torch makes for the function."""
+    made = torch.compile(value, dynamic=False)
+
+    def each(x: Tensor, inputs: Tensor, *rest: Tensor) -> Pair:
+        x = x.detach().requires_grad_()
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        loss = made(x, inputs, *rest)
+        (gradient,) = torch.autograd.grad(loss, x)
+        return gradient, loss.detach()
+
+    return each
 
 
 def samples_at_once(model: nn.Module, inputs: Tensor) -> int:

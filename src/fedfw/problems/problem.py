@@ -78,6 +78,10 @@ class Problem:
     ranks
         The processes among which clients and test samples are divided (`fedfw.join_ranks`). Every rank is given the
         same clients and reads the data of its own: those of a torch dataset are not looked at by the others.
+    mixed
+        Whether a GPU multiplies in bfloat16 for the gradients of a network, with convolutions compiled by torch: about
+        twice as fast, with losses and gradients that are off by about a hundredth. Nothing changes for linear layers,
+        on a CPU, for test data, certificates and private gradients.
 
     Examples
     --------
@@ -98,6 +102,8 @@ class Problem:
     'client'
     """
 
+    mixed: bool = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -110,6 +116,7 @@ class Problem:
         per: Per = "sample",
         test_owners: Tensor | None = None,
         ranks: Ranks = ALONE,
+        mixed: bool = False,
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -117,7 +124,7 @@ class Problem:
         if not (math.isfinite(l2) and l2 >= 0):
             raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
-        self.loss = loss
+        self.loss, self.mixed = loss, mixed
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model has no trainable parameters")
@@ -166,7 +173,7 @@ class Problem:
         elif survival and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
             self.losses = CoxLosses.of(samples)
         else:
-            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per)
+            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per, mixed)
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
         self.l2 = l2

@@ -272,13 +272,13 @@ class Wire:
         repeat : Repeat, optional
             That step, where its bytes will be asked for.
         wide : Tensor, optional
-            (1,) of bool: whether that sum needs float64.
+            (p,) of bool: where that sum needs float64.
         """
         self._settle()
         self._wide = support is not None and self._like.dtype is not self._precision
         if support is not None and self._steps:
             support = repeat = None  # something else changed the model, too: nobody could repeat that
-        precision = torch.float64 if wide is not None and bool(wide) else self._precision
+        precision = torch.float64 if wide is not None and _host_copy(wide).any() else self._precision
         # Copies, because the next replay of a GPU overwrites what this one gave.
         self._last_step = _host_copy(changed), None if support is None else _host_copy(support), precision, repeat
 

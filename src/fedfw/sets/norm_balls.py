@@ -14,7 +14,10 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, ReadAtom, SignVector, SparseSigns
 from fedfw.atoms.floats import round_inside, scaled_into
+from fedfw.checks import all_finite
+from fedfw.linalg.entries import can_select, largest_entries
 from fedfw.linalg.selection import first_argmax, row_norms, unit_rows
+from fedfw.linalg.stacks import check_finite
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
 
@@ -66,9 +69,17 @@ class L1Ball(ConstraintSet):
     def __post_init__(self) -> None:
         positive(self, r=self.r)
 
+    def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
+        return can_select(g)
+
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        index = first_argmax(g.abs())[:, None]
-        signs = torch.where(g.gather(1, index) > 0, _DOWN, _UP)
+        if can_select(g):
+            index, signs, checks = largest_entries(g)
+            if not all_finite(checks):
+                check_finite(g)
+        else:
+            index = first_argmax(g.abs())[:, None]
+            signs = torch.where(g.gather(1, index) > 0, _DOWN, _UP)
         return SparseSigns(
             shape=shape, batched=True, precision=request.precision, indices=index, signs=signs, scale=self.r
         )

@@ -65,6 +65,11 @@ def _rank_one(pair: TopSingular, r: float, shape: Shape, request: Request) -> At
     return LowRank(shape=shape, batched=True, precision=request.precision, bound=-r * pair.upper, u=u, v=v, scale=r)
 
 
+def _accuracy(request: Request, shape: Shape) -> float:
+    """What Lanczos iterations are asked for; where there are none nobody looks at what the request says."""
+    return DEFAULT_TOL if min(_sides(shape)) <= DENSE_UP_TO else request.tol or DEFAULT_TOL
+
+
 def _warm_start(request: Request, n: int) -> Tensor | None:
     """Right vectors (n, columns) of the earlier atoms in the request, or None if it has none that fit."""
     warm = request.warm
@@ -120,7 +125,7 @@ class NuclearBall(_MatrixSet):
         positive(self, r=self.r)
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        pair = top_singular(_matrices(g, shape), request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
+        pair = top_singular(_matrices(g, shape), _accuracy(request, shape), _warm_start(request, len(g)))
         return _rank_one(pair, self.r, shape, request)
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
@@ -175,7 +180,7 @@ class _Isometries(_MatrixSet):
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         k, matrices = self._rank(shape), _matrices(g, shape)
         if k == 1 and self._as_factors(shape):
-            pair = top_singular(matrices, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
+            pair = top_singular(matrices, _accuracy(request, shape), _warm_start(request, len(g)))
             return _rank_one(pair, self.r, shape, request)
         if k == min(_sides(shape)):
             found = polar_factor(matrices, request.tol, _opposite(request.precision))

@@ -171,7 +171,12 @@ class Simulation:
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
         self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
-        self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device) if alike else None
+        self._replay: ReplayedRounds | None = None
+        if alike:
+            # Clients' samples are parts of a few tensors, which know whether they were changed.
+            read = [part if part._base is None else part._base for part in self.problem.losses.data()]
+            data = list({id(tensor): tensor for tensor in (*read, self._own_weights)}.values())
+            self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device, data)
         self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
@@ -307,7 +312,7 @@ class Simulation:
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
         if self._replay is not None:
-            replayed = self._replay.begin(self.plan, now.after, now.states[0], message)
+            replayed = self._replay.begin(self.plan, now.after, now.states[0], message, self._foreseen(message))
         coordinator.number(now)
         coordinator.count_down(now)
         # Steps 4 and 5: the clients' steps and the server's.
@@ -320,6 +325,17 @@ class Simulation:
             with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
             now.arrive(upload, state, with_loss=with_loss)
         coordinator.close(now, steps.step, replayed=replayed is not None)
+
+    def _foreseen(self, message: Message) -> bool | None:
+        """Whether the next round asks for evidence; None where more than this round's results may go into it.
+
+        That is where the server works something out for its message, as it had to for this one, or gathers a sum.
+        """
+        now, gathers = self.now, isinstance(self.algorithm, GathersSums)
+        plain = now.after is now.before and message.xbar is now.after.xbar and not message.vectors
+        if gathers or not plain or self.plan.eta is not None or self.t == self.options.rounds:
+            return None
+        return self.options.evaluates(self.t + 1) and self._proves
 
     def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
         """The participants (m,) by the set they use, and all of them on the host where that is known."""
