@@ -1,6 +1,7 @@
 """One gradient of softmax regression on a GPU, and one simulated round of FedFW.
 
     python -m benchmarks.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
+    python -m benchmarks.gpu --write    the same, kept in docs/performance/gpu.md for docs/performance.md
     python -m benchmarks.gpu --profile  where the GPU's time of 200 simulated rounds goes, by kernel
 
 Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against float64 is printed.
@@ -20,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fedfw
-from benchmarks.common import machine, markdown
+from benchmarks.common import machine, markdown, publish
 from fedfw.data.base import Data, Part
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.models import make_model
@@ -202,7 +203,7 @@ def main() -> None:
     for name, algorithm in others().items():
         rows += [(f"a simulated round of {name}", f"{ours(rounds, algorithm)[0]:.3f}")]
     rows += convolutions()
-    print(machine("cuda"), "\n", *markdown(("", "ms"), rows), sep="\n")
+    publish([machine("cuda"), "", *markdown(("", "ms"), rows)], "performance/gpu.md" if "--write" in sys.argv else None)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ copyright = f"{author}, Apache-2.0"
 release = version = fedfw.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "sphinx_gallery.gen_gallery"]
-exclude_patterns = ["_build", "*/cache"]
+exclude_patterns = ["_build", "*/cache", "performance/gpu.md"]
 templates_path = ["_templates"]
 
 html_theme = "pydata_sphinx_theme"

@@ -63,6 +63,9 @@ class ProblemOptions:
     width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1)] = None
     depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1)] = None
     heads: Annotated[int | None, option("attention heads of the transformer", otherwise="4", ge=1)] = None
+    mixed: Annotated[
+        bool | None, option("multiply a network's layers in bfloat16 on a GPU: faster, other bits", otherwise="off")
+    ] = None
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
     clients: Annotated[int, option("number of clients", ge=1)] = 10
     partition: Annotated[
@@ -175,6 +178,7 @@ def make_problem(
         weights=[len(part) for part in parts] if options.weights == "samples" else None,
         convex=None if is_own(model) else kind.convex,  # a module may say it itself
         l2=options.l2,
+        mixed=bool(options.mixed),
         per=kind.per,
         test_owners=None if owners is None else owners[lent] if held_out else owners,
         ranks=ranks,
