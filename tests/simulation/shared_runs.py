@@ -107,7 +107,7 @@ def outcome(run: fedfw.Run) -> dict[str, Any]:
 def take(case: Case, dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, **more: Any) -> dict[str, Any]:
     """One of the runs."""
     make, options = case
-    options = {"rounds": 10} | options | more
+    options = {"rounds": 5} | options | more
     shared = problem(dtype, ranks, options.pop("weights", None))
     return outcome(fedfw.simulate(shared, make(), **options))
 

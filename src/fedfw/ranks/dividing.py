@@ -26,8 +26,8 @@ def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
 
     Examples
     --------
-    >>> divided([1, 1, 1, 1, 4, 4], speeds=[1, 1])
-    [0, 4, 6]
+    >>> divided([1, 1, 1, 1, 4, 4, 4], speeds=[1, 1])
+    [0, 5, 7]
     >>> divided([1] * 9, speeds=[2, 1])
     [0, 6, 9]
     """
