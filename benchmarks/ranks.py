@@ -4,8 +4,11 @@
 
 Every process has one thread. Each task is timed two ways, which take turns in the same processes. Shared: every rank
 has its part of the clients, and they exchange. Independent: every process simulates its part by itself, side by side
-with the others and without a word to them, which is what the machine can give. Reached is the throughput of the first,
-in clients a second, over that of the second.
+with the others and without a word to them, which is what the machine can give; its milliseconds are those in which all
+of them together get through the clients of a round. Reached is the throughput of the first, in clients a second, over
+that of the second. In step is what it could be at most: rounds of the independent processes as long as the slowest of
+them takes for each, because whoever sums in every round waits for the slowest in every round, and how long a process
+takes differs from round to round.
 
 Bytes are what a rank hands to exchanges in a round without evaluation. The least possible is what has to leave a rank
 so that the others know its sum: an index of 4 bytes and a number for each entry that is not zero, or the vector.
@@ -18,7 +21,7 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 import torch
 import torch.nn.functional as nnf
@@ -56,8 +59,8 @@ class Found:
         Of the task.
     shared_ms, independent_ms : float
         Of a round.
-    reached : float
-        Throughput over that of independent processes.
+    reached, in_step : float
+        Throughput over that of independent processes, and what it could be if exchanges took no time.
     sent, least, exchanges : float
         Bytes of a rank and round, the fewest possible, and how many exchanges there were.
     """
@@ -67,18 +70,19 @@ class Found:
     shared_ms: float
     independent_ms: float
     reached: float
+    in_step: float
     sent: float
     least: float
     exchanges: float
 
 
-def round_ms(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> float:
-    """The mean of all rounds but the first."""
+def round_ms(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> list[float]:
+    """Of all rounds but the first."""
     options = Options(rounds=rounds + 1, eval_every=10**9, device=device)
     history = Simulation(problem, algorithm, options).run().history
     # The last round is evaluated whatever is asked for; what that takes is left out.
-    spent = (sum(s for part, s in (record.seconds or {}).items() if part != "evaluation") for record in history[1:])
-    return 1e3 * sum(spent) / rounds
+    parts = ((record.seconds or {}).items() for record in history[1:])
+    return [1e3 * sum(seconds for part, seconds in each if part != "evaluation") for each in parts]
 
 
 def least_bytes(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> float:
@@ -131,25 +135,29 @@ def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeat
     algorithm = make(task)
     least = least_bytes(shared, algorithm, rounds, device)
     sent, exchanges = told(shared, algorithm, rounds, device)
-    together, apart, ratios = [], [], []
+    together, apart, ratios, in_step = [], [], [], []
     for _ in range(repeats):
         ranks.numbers()  # all begin together
-        apart.append(round_ms(alone, algorithm, rounds, device))
+        by_itself = ranks.exchange(round_ms(alone, algorithm, rounds, device))
         ranks.numbers()
-        together.append(round_ms(shared, algorithm, rounds, device))
-        each = ranks.numbers(len(own) / apart[-1], together[-1])
-        ratios.append(task.clients / max(t for _, t in each) / sum(rate for rate, _ in each))
-    times = (median(values) for values in (together, apart, ratios))
+        in_all = ranks.exchange(round_ms(shared, algorithm, rounds, device))
+        rates = [count / mean(times) for (count,), times in zip(ranks.numbers(len(own)), by_itself, strict=True)]
+        slowest = mean(max(times) for times in zip(*by_itself, strict=True))
+        together.append(max(map(mean, in_all)))
+        apart.append(task.clients / sum(rates))
+        ratios.append(apart[-1] / together[-1])
+        in_step.append(apart[-1] / slowest)
+    times = (median(values) for values in (together, apart, ratios, in_step))
     return Found(task.clients, task.parameters, *times, sent, least, exchanges)
 
 
 def row_of(task: BenchTask, method: str, found: Found) -> tuple[str, ...]:
-    times = (f"{found.shared_ms:.2f}", f"{found.independent_ms:.2f}", f"{found.reached:.1%}")
+    times = (f"{found.shared_ms:.2f}", f"{found.independent_ms:.2f}", f"{found.reached:.1%}", f"{found.in_step:.1%}")
     return (task.label, method, *times, f"{found.sent:,.0f}", f"{found.least:,.0f}", f"{found.exchanges:.1f}")
 
 
 HEADER = (
-    *("task", "method", "shared, ms a round", "independent", "reached"),
+    *("task", "method", "shared, ms a round", "independent", "reached", "in step"),
     *("bytes of a rank and round", "least possible", "exchanges"),
 )
 
