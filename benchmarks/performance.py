@@ -1,6 +1,7 @@
 """Measures everything that docs/performance.md shows on this machine, and writes the page.
 
-    python -m benchmarks.performance            about a quarter of an hour on a quiet machine with two cores
+    python -m benchmarks.performance            about twenty minutes on a quiet machine with two cores
+    python -m benchmarks.performance --short    fewer rounds and repeats
     python -m benchmarks.performance --check    compares the ratios of a short run with the committed ones
 
 A GPU's figures are those of `python -m benchmarks.gpu --write`, which is run on a machine with one and keeps them in
@@ -134,16 +135,18 @@ def check() -> None:
         print(f"speed: {name}: {ratio:.2f} times hand-batched, {then:.2f} when committed: {verdict}")
 
 
-def write() -> None:
+def write(short: bool) -> None:
     os.environ.setdefault("FEDFW_FRAMEWORKS", str(FRAMEWORKS))
-    numbers = bench(TASKS)
-    scale = told("a million clients", ["-m", "benchmarks.scale"]).strip()
+    numbers = bench(TASKS, *(("--rounds", "10", "--repeats", "3") if short else ()))
+    RATIOS.write_text(json.dumps(ratios(numbers), indent=1) + "\n")
+    scale = told("a million clients", ["-m", "benchmarks.scale", *(("--rounds", "20") if short else ())]).strip()
     wire = told("bytes", ["-m", "benchmarks.wire"]).strip()
     torch.set_num_threads(numbers["threads"])  # for what is said of the machine
     plot_bench(numbers)
     plot_scale(scale)
     parts = {
         "MACHINE": machine(),
+        "OPTIONS": " --short" if short else "",
         "SUMMARY": "\n".join(summary(numbers)),
         "BENCH": "\n".join(bench_tables(numbers)),
         "SCALE": scale,
@@ -154,13 +157,17 @@ def write() -> None:
     for name, part in parts.items():
         page = page.replace(f"<!-- {name} -->", part)
     PAGE.write_text(page)
-    RATIOS.write_text(json.dumps(ratios(numbers), indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare the ratios of a short run; writes nothing")
-    (check if parser.parse_args().check else write)()
+    parser.add_argument("--short", action="store_true", help="fewer rounds and repeats: about five minutes")
+    options = parser.parse_args()
+    if options.check:
+        check()
+    else:
+        write(options.short)
 
 
 if __name__ == "__main__":
