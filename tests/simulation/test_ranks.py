@@ -19,8 +19,6 @@ from tests.simulation.shared_runs import cases, many, outcome, take
 pytestmark = pytest.mark.filterwarnings("ignore")
 DTYPES = (torch.float64, torch.float32)
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-UNSTEADY: set[str] = set()
-"""Few bits and signs turn a difference in the last place into one of a whole step; float32 has many of them."""
 
 
 @cache
@@ -56,8 +54,6 @@ def assert_same(found: dict[str, Any], alone: dict[str, Any], tolerance: float) 
 @pytest.mark.parametrize("name", [*cases(), "many"])
 @pytest.mark.xdist_group("ranks")
 def test_two_ranks_take_the_run_of_one_process(name: str, dtype: torch.dtype, folder: Path) -> None:
-    if dtype is torch.float32 and name in UNSTEADY:
-        pytest.skip("a difference in the last place becomes one of a whole step")
     found = together(2, dtype, folder)[name]
     if name == "many":
         few = {"participation": 5, "rounds": 12, "eval_every": 6}
