@@ -1,6 +1,6 @@
 """What processes that share a simulation reach of what the machine can give, and what they tell each other.
 
-    torchrun --nproc-per-node 2 -m benchmarks.ranks [--rounds 20] [--repeats 5] [--device cuda] [--write]
+    torchrun --nproc-per-node 2 -m benchmarks.ranks [--rounds 10] [--repeats 16] [--device cuda] [--write]
 
 Every process has one thread. Each task is timed two ways, which take turns in the same processes. Shared: every rank
 has its part of the clients, and they exchange. Independent: every process simulates its part by itself, side by side
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean
 
 import torch
 import torch.nn.functional as nnf
 
 import fedfw
 from benchmarks.common import machine, markdown, publish
-from fedfw.algorithms.base import Aggregate
+from fedfw.algorithms.base import Aggregate, Upload
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw.studies.bench.contenders import fedavg, frank_wolfe
@@ -90,11 +90,11 @@ def least_bytes(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int,
     found: list[float] = []
     whole = Aggregate.over
 
-    def watched(self: Aggregate, ranks: fedfw.Ranks) -> Aggregate:
+    def watched(self: Aggregate, ranks: fedfw.Ranks, uploads: Sequence[Upload]) -> Aggregate:
         entries = int((self.total != 0).sum())
         vectors = sum(vector.nbytes for vector in self.beside.values())
         found.append(min(entries * (4 + self.total.itemsize), self.total.nbytes) + vectors)
-        return whole(self, ranks)
+        return whole(self, ranks, uploads)
 
     Aggregate.over = watched  # type: ignore[method-assign]
     try:
@@ -135,20 +135,17 @@ def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeat
     algorithm = make(task)
     least = least_bytes(shared, algorithm, rounds, device)
     sent, exchanges = told(shared, algorithm, rounds, device)
-    together, apart, ratios, in_step = [], [], [], []
-    for _ in range(repeats):
-        ranks.numbers()  # all begin together
-        by_itself = ranks.exchange(round_ms(alone, algorithm, rounds, device))
-        ranks.numbers()
-        in_all = ranks.exchange(round_ms(shared, algorithm, rounds, device))
-        rates = [count / mean(times) for (count,), times in zip(ranks.numbers(len(own)), by_itself, strict=True)]
-        slowest = mean(max(times) for times in zip(*by_itself, strict=True))
-        together.append(max(map(mean, in_all)))
-        apart.append(task.clients / sum(rates))
-        ratios.append(apart[-1] / together[-1])
-        in_step.append(apart[-1] / slowest)
-    times = (median(values) for values in (together, apart, ratios, in_step))
-    return Found(task.clients, task.parameters, *times, sent, least, exchanges)
+    times: dict[fedfw.Problem, list[float]] = {alone: [], shared: []}
+    for i in range(repeats):
+        for problem in (alone, shared) if i % 2 else (shared, alone):
+            ranks.numbers()  # all begin together
+            times[problem] += round_ms(problem, algorithm, rounds, device)
+    by_itself, in_all = ranks.exchange(times[alone]), ranks.exchange(times[shared])
+    rates = [count / mean(theirs) for (count,), theirs in zip(ranks.numbers(len(own)), by_itself, strict=True)]
+    apart, together = task.clients / sum(rates), max(map(mean, in_all))
+    slowest = mean(max(each) for each in zip(*by_itself, strict=True))
+    ratios = apart / together, apart / slowest
+    return Found(task.clients, task.parameters, together, apart, *ratios, sent, least, exchanges)
 
 
 def row_of(task: BenchTask, method: str, found: Found) -> tuple[str, ...]:
@@ -210,8 +207,8 @@ def paper_rows(found: dict[tuple[str, str], Found], clients: int = 1000) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10, help="of a turn")
+    parser.add_argument("--repeats", type=int, default=16, help="turns of each side")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--write", action="store_true", help="write docs/ranks.md")
     options = parser.parse_args()

@@ -26,19 +26,34 @@ def vector_of(rank: int, kind: str, dtype: torch.dtype, size: int) -> torch.Tens
 def check_sums(ranks: fedfw.Ranks) -> None:
     for dtype in DTYPES:
         for kind in ("dense", "sparse", "none"):
-            for size in (1, 7, 1000):
+            for size in (1, 7, 1000, 100_000):
                 each = [vector_of(rank, kind, dtype, size) for rank in range(ranks.size)]
                 whole = torch.stack(each).sum(0)
-                before = ranks.sent
-                total, told = ranks.sum_with(each[ranks.rank], (ranks.rank, 0.5))
+                total, _, told = ranks.sum_with(each[ranks.rank], (ranks.rank, 0.5))
                 torch.testing.assert_close(total, whole)
                 assert total.dtype is dtype
                 assert told == [[rank, 0.5] for rank in range(ranks.size)]
-                if kind != "dense" and size == 1000:  # entries travel, not vectors
-                    assert ranks.sent - before <= 24 + 6 * (4 + dtype.itemsize)
+                before, met = ranks.sent, ranks.exchanges
+                again, _, _ = ranks.sum_with(each[ranks.rank], (ranks.rank, 0.5))
+                assert torch.equal(again, total)  # to the bit, whatever room the last parcels had
+                if ranks.size > 1:  # one exchange, and one more where long vectors are reduced
+                    assert ranks.exchanges - met == (2 if kind == "dense" and size == 100_000 else 1)
+                if kind != "dense" and size >= 1000:  # entries travel, not vectors
+                    assert ranks.sent - before <= 32 + 2 * 64
                 one, two = ranks.sums(each[ranks.rank], torch.tensor([1, ranks.rank]))
                 torch.testing.assert_close(one, whole)
                 assert two.tolist() == [ranks.size, sum(range(ranks.size))]
+
+
+def check_sums_beside(ranks: fedfw.Ranks) -> None:
+    """Tensors of other shapes and types are added up in the same exchange."""
+    for size in (7, 100_000):
+        mine = vector_of(ranks.rank, "dense", torch.float32, size)
+        beside = [torch.full((2, 3), 0.5), torch.tensor(ranks.rank, dtype=torch.float64)]
+        _, sums, _ = ranks.sum_with(mine, (), beside)
+        assert sums[0].tolist() == [[0.5 * ranks.size] * 3] * 2
+        assert (float(sums[1]), sums[1].shape) == (sum(range(ranks.size)), torch.Size([]))
+        assert [vector.dtype for vector in sums] == [torch.float32, torch.float64]
 
 
 def check_words(ranks: fedfw.Ranks) -> None:
@@ -107,7 +122,7 @@ def check_balance(ranks: fedfw.Ranks) -> None:
     torch.testing.assert_close(shared, alone, rtol=1e-9, atol=1e-12)
 
 
-CHECKS = (check_sums, check_words, check_tensors, check_queue, check_balance)
+CHECKS = (check_sums, check_sums_beside, check_words, check_tensors, check_queue, check_balance)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

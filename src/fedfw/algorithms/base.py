@@ -418,6 +418,14 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What clients of other ranks sent: how many bytes, and how many of them sent evidence."""
+
+    nbytes: int = 0
+    proofs: int = 0
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """All that the server is given of a round's uploads.
 
@@ -438,6 +446,8 @@ class Aggregate:
         The sum of the weights n w_i with which all this was added up; the count where every client counts the same.
     new : Tensor or None
         (1,): what of that weight belongs to clients that took part for the first time, where that is kept account of.
+    elsewhere : Elsewhere
+        What clients of other ranks sent.
     """
 
     count: int
@@ -447,6 +457,7 @@ class Aggregate:
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     weight: float = 0.0
     new: Tensor | None = None
+    elsewhere: Elsewhere = Elsewhere()
 
     @property
     def mean(self) -> Tensor:
@@ -500,23 +511,26 @@ class Aggregate:
         sparse = everyone and all(is_sparse(atoms) for atoms in sent)
         return cls(count, everyone, total, sparse, sums, weight, new)
 
-    def over(self, ranks: Ranks) -> Aggregate:
-        """The same over all ranks, each of which has added up what its own clients sent."""
+    def over(self, ranks: Ranks, uploads: Sequence[Upload]) -> Aggregate:
+        """The same over all ranks, each of which has added up what its own clients sent: these uploads."""
         if ranks.size == 1:
             return self
         new = (0.0, 0.0) if self.new is None else (float(self.new), float(self.new.itemsize))
-        total, told = ranks.sum_with(self.total, (self.weight, float(self.sparse), *new))
-        weights, sparse, came, width = zip(*told, strict=True)
-        single = torch.float32 if max(width) == 4 else torch.float64
+        proofs = sum(upload.who.shape[0] for upload in uploads if upload.evidence is not None)
+        own = (sum(upload.atoms.nbytes for upload in uploads), proofs)
         names = [name for name, vector in self.beside.items() if vector.numel()]
-        sums = dict(zip(names, ranks.sums(*(self.beside[name] for name in names)), strict=True)) if names else {}
+        beside = [self.beside[name] for name in names]
+        total, sums, told = ranks.sum_with(self.total, (self.weight, float(self.sparse), *new, *own), beside)
+        weights, sparse, came, width, nbytes, proven = zip(*told, strict=True)
+        single = torch.float32 if max(width) == 4 else torch.float64
         return replace(
             self,
             total=total,
             sparse=all(sparse),
-            beside={**self.beside, **sums},
+            beside={**self.beside, **dict(zip(names, sums, strict=True))},
             weight=math.fsum(weights),
             new=total.new_tensor([math.fsum(came)], dtype=single) if max(width) else None,
+            elsewhere=Elsewhere(*(int(sum(each)) - mine for each, mine in zip((nbytes, proven), own, strict=True))),
         )
 
 

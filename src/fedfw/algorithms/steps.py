@@ -78,7 +78,7 @@ def take_steps(
         uploads.append(upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights))
     aggregate = _add_up(algorithm, plan, server, uploads, message.t, count)
     _refuse_non_finite(aggregate, uploads, message.t)
-    return RoundSteps(states, uploads, _step_from(algorithm, plan, server, aggregate, message.t))
+    return RoundSteps(states, uploads, _step_from(algorithm, plan, server, aggregate, uploads, message.t))
 
 
 def upload_of(
@@ -99,7 +99,7 @@ def step_server(
     algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None = None
 ) -> ServerStep:
     """The server's step from the uploads of round t, and from those to other ranks; ``count`` clients sent them."""
-    return _step_from(algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), t)
+    return _step_from(algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), uploads, t)
 
 
 def _add_up(
@@ -109,8 +109,10 @@ def _add_up(
     return Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside, count)
 
 
-def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> ServerStep:
-    aggregate = aggregate.over(plan.ranks)
+def _step_from(
+    algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, uploads: Sequence[Upload], t: int
+) -> ServerStep:
+    aggregate = aggregate.over(plan.ranks, uploads)
     after = algorithm.server_step(plan, server, aggregate, t)
     changed = bits_of(server.xbar) != bits_of(after.xbar)
     if not aggregate.sparse:

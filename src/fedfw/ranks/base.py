@@ -58,12 +58,14 @@ class Ranks:
         """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a type."""
         return list(tensors)
 
-    def sum_with(self, total: Tensor, numbers: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        """The sum over ranks of vectors (p,), and some numbers of every rank.
+    def sum_with(
+        self, total: Tensor, numbers: Sequence[float], beside: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Tensor], list[list[float]]]:
+        """The sums over ranks of vectors (p,) and of tensors beside them, and some numbers of every rank: one exchange.
 
         Vectors travel by their entries that are not zero, as long as that is shorter.
         """
-        return total, [list(numbers)]
+        return total, list(beside), [list(numbers)]
 
     def numbers(self, *numbers: float) -> list[list[float]]:
         """Some numbers of every rank, as many from each; integers are exact up to 2^53."""

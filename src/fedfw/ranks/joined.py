@@ -24,14 +24,23 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
 from fedfw.ranks.base import Balance, Ranks, Tensors
+from fedfw.ranks.parcels import WHOLE, add_unpacked, as_bytes, pack, padded
 from fedfw.ranks.queue import Queue, SharedQueue
 
 _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the others in an exchange. A process that ended is noticed at once, because its connections
 are closed; this is for machines that vanish, and must be longer than any rank is busy with its clients."""
+_LONG = 2**18
+"""Bytes of one vector from each rank up to which all of them are sent to everybody."""
+_LEAST_ROOM = 64
+"""Bytes that a parcel has at least; more comes in multiples of it."""
+_AWAKE = 0.1
+"""Seconds that a rank waits for the others before it goes to sleep: ranks that were divided well are hardly apart."""
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
 _ENDED = "fedfw/ended"
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Lets other threads of this processor go first, those that receive among them."""
 
 
 class _Joined(Ranks):
@@ -42,6 +51,7 @@ class _Joined(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._store, self._nccl, self._queues = store, nccl, 0
         self._apart: str | None = None
+        self._rooms: dict[str, int] = {}  # bytes that parcels of a kind have
 
     # --- exchanges ---
 
@@ -63,26 +73,22 @@ class _Joined(Ranks):
                 found[i] = piece.view_as(tensors[i])
         return found
 
-    def sum_with(self, total: Tensor, numbers: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
-        # A zero with a sign is an entry, too: sums must have the bits that they have in one process.
-        places = total.view(torch.int64 if total.itemsize == 8 else torch.int32).nonzero().flatten()
-        each = self.numbers(len(places), *numbers)
-        counts, told = [int(one[0]) for one in each], [one[1:] for one in each]
-        longest, width = max(counts), 4 if len(total) < 2**31 else 8
-        # Dense vectors are reduced, which sends about two of them; of entries, every rank is sent everybody's.
-        if longest * (width + total.itemsize) * self.size >= 2 * total.nbytes:
-            return self._reduced(total.clone()), told
-        if not longest:
-            return total, told
-        index = torch.int32 if width == 4 else torch.int64
-        parcel = torch.zeros(longest, width + total.itemsize, dtype=torch.uint8, device=total.device)
-        parcel[: len(places), :width] = places.to(index).view(-1, 1).view(torch.uint8)
-        parcel[: len(places), width:] = total[places].view(-1, 1).view(torch.uint8)
-        whole = torch.zeros_like(total)
-        for count, theirs in zip(counts, self._gathered(parcel), strict=True):
-            where = theirs[:count, :width].flatten().clone().view(index).long()
-            whole.index_add_(0, where, theirs[:count, width:].flatten().clone().view(total.dtype))
-        return whole, told
+    def sum_with(
+        self, total: Tensor, numbers: Sequence[float], beside: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Tensor], list[list[float]]]:
+        # Every rank is sent the parcels of all others. Long vectors of many ranks are reduced instead, which sends
+        # about two of them whatever the number of ranks; between two ranks both are the same.
+        long = self.size > 2 and self.size * total.nbytes > _LONG
+        count, body = pack(total, () if long else beside, 2 * total.nbytes // self.size if long else total.nbytes)
+        bodies, told = self._parcels("sums", body[:0] if long and count == WHOLE else body, (count, *numbers))
+        counts = [int(one[0]) for one in told]
+        if long and WHOLE in counts:
+            whole, sums = self._reduced(total.clone()), []
+        else:
+            whole, sums = torch.zeros_like(total), [] if long else [torch.zeros_like(vector) for vector in beside]
+            for theirs, packed in zip(counts, bodies, strict=True):
+                add_unpacked(theirs, packed, whole, sums)
+        return whole, self.sums(*beside) if long else sums, [one[1:] for one in told]
 
     def numbers(self, *numbers: float) -> list[list[float]]:
         found: list[list[float]] = self._gathered(torch.tensor(numbers, dtype=torch.float64)).tolist()
@@ -90,19 +96,30 @@ class _Joined(Ranks):
 
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
         counts = [int(count) for (count,) in self.numbers(len(x))]
-        padded = x.new_zeros(max(counts), *x.shape[1:])
-        padded[: len(x)] = x
         begin = sum(counts[: self.rank])
-        each = zip(self._gathered(padded), counts, strict=True)
+        each = zip(self._gathered(padded(x, max(counts))), counts, strict=True)
         return torch.cat([one[:count] for one, count in each]), slice(begin, begin + len(x))
 
     def exchange(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        counts = [int(count) for (count,) in self.numbers(len(text))]
-        padded = torch.zeros(max(counts), dtype=torch.uint8)
-        padded[: len(text)] = text
-        each = zip(self._gathered(padded), counts, strict=True)
-        return [json.loads(one[:count].numpy().tobytes()) for one, count in each]
+        return [json.loads(one.numpy().tobytes()) for one in self._parcels("texts", text, ())[0]]
+
+    def _parcels(self, kind: str, body: Tensor, numbers: Sequence[float]) -> tuple[list[Tensor], list[list[float]]]:
+        """The bytes of every rank, of any length each, and some numbers, as many from each.
+
+        That is one exchange where all of them fit into the room that the last ones of this kind needed, else two.
+        """
+        room = self._rooms.get(kind, _LEAST_ROOM)
+        head = as_bytes(torch.tensor((len(body), *numbers), dtype=torch.float64))
+        each = self._gathered(torch.cat([head.to(body.device), padded(body, room)]))
+        heads = each[:, : len(head)].cpu().contiguous().view(torch.float64).tolist()
+        lengths = [int(one[0]) for one in heads]
+        bodies, longest = each[:, len(head) :], max(lengths)
+        if longest > room:
+            bodies = self._gathered(padded(body, longest))
+        if not room // 4 <= longest <= room:
+            self._rooms[kind] = max(_LEAST_ROOM, -(-longest // _LEAST_ROOM) * _LEAST_ROOM)
+        return [one[:length] for one, length in zip(bodies, lengths, strict=True)], [one[1:] for one in heads]
 
     def tell(self, value: Any) -> Any:
         return self.exchange(value if self.first else None)[0]
@@ -149,7 +166,7 @@ class _Joined(Ranks):
         mine = x if self._by_nccl(x) else x.cpu()
         everyones = [torch.empty_like(mine) for _ in range(self.size)]
         with self._talking():
-            dist.all_gather(everyones, mine.contiguous())
+            self._wait_for(dist.all_gather(everyones, mine.contiguous(), async_op=True), mine)
         self._count(x)
         return torch.stack(everyones).to(x.device)
 
@@ -157,9 +174,16 @@ class _Joined(Ranks):
         """The sum over ranks of x, which is overwritten."""
         mine = x if self._by_nccl(x) else x.cpu()
         with self._talking():
-            dist.all_reduce(mine)
+            self._wait_for(dist.all_reduce(mine, async_op=True), mine)
         self._count(x)
         return mine.to(x.device)
+
+    def _wait_for(self, work: Any, x: Tensor) -> None:
+        """Wait for an exchange of x: awake at first, because a processor that was put to sleep comes back slowly."""
+        until = time.monotonic() + (0.0 if self._by_nccl(x) else _AWAKE)  # a GPU's queue waits, and not the host
+        while time.monotonic() < until and not work.is_completed():
+            _give_way()
+        work.wait()
 
     def _count(self, given: Tensor) -> None:
         self.sent += given.nbytes
@@ -232,8 +256,8 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, which any exchange takes."""
-    return tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.zeros(1, dtype=torch.uint8)
+    """The bytes of a tensor whose numbers lie side by side; one byte for an empty one, which gloo does not send."""
+    return as_bytes(tensor) if tensor.numel() else torch.zeros(1, dtype=torch.uint8)
 
 
 def launched() -> bool:

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Algorithm,
     Contributed,
+    Elsewhere,
     Gathered,
     GathersSums,
     Message,
@@ -91,8 +92,6 @@ class Round:
     gathered: Gathered | None = None
     anchor_gap: float | None = None
     """The Frank-Wolfe gap at xbar before the step, where a gathered sum gave the gradient of F."""
-    own_traffic: Traffic = field(default_factory=lambda: Traffic())
-    """What arrived at this rank."""
     uploads: list[Upload] = field(default_factory=list)
     known: list[State | None] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
@@ -120,10 +119,14 @@ class Round:
         self.known.append(state)
         count = upload.who.shape[0]
         numbers = int(with_loss) + int(upload.evidence is not None)
-        nbytes, evidence = upload.atoms.nbytes, count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
-        for traffic in (self.traffic, self.own_traffic):
-            traffic.bytes_up += nbytes
-            traffic.evidence_up += evidence
+        self.traffic.bytes_up += upload.atoms.nbytes
+        self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
+
+    def hear_of(self, others: int, sent: Elsewhere, with_loss: bool = False) -> None:
+        """Count what so many clients of other ranks sent there."""
+        self.traffic.bytes_up += sent.nbytes
+        self.traffic.evidence_up += others * (DIGEST_NBYTES + int(with_loss) * NUMBER_NBYTES)
+        self.traffic.evidence_up += sent.proofs * NUMBER_NBYTES
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold of a round that ended with its gathered sum, beside the coordinator's memory."""
@@ -343,7 +346,6 @@ class Coordinator:
             return
         assert now.message is not None
         step = self.step(now, now.uploads) if step is None else step
-        self._count_other_ranks(now)
         self._learn(now)
         plan = self.plan_of(now)
         for upload, state in zip(now.uploads, now.known, strict=True):
@@ -360,17 +362,6 @@ class Coordinator:
         if self.algorithm.tells:
             eta, self.curvature = self.algorithm.next_eta(plan, self.curvature, step.aggregate, now.t)
             self.plan = replace(self.plan, eta=eta)
-
-    def _count_other_ranks(self, now: Round) -> None:
-        """Add what arrived at other ranks to the round's traffic."""
-        if self.plan.ranks.size == 1:
-            return
-        own = now.own_traffic
-        for up, evidence in self.plan.ranks.numbers(own.bytes_up, own.evidence_up):
-            now.traffic.bytes_up += int(up)
-            now.traffic.evidence_up += int(evidence)
-        now.traffic.bytes_up -= own.bytes_up
-        now.traffic.evidence_up -= own.evidence_up
 
     def _at(self, now: Round, groups: Sequence[Tensor]) -> Rows:
         """The clients of a round that arrived, on the host; those of other ranks are never lost on the way."""

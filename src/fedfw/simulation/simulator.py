@@ -321,9 +321,11 @@ class Simulation:
         else:
             parties = self._parties(cohorts, tol)
             steps = take_steps(self.algorithm, self.plan, now.after, message, parties, count)
+        with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
         for upload, state in zip(steps.uploads, steps.states, strict=True):
-            with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
             now.arrive(upload, state, with_loss=with_loss)
+        if self.ranks.size > 1:
+            now.hear_of(count - now.who.shape[0], steps.step.aggregate.elsewhere, with_loss=with_loss)
         coordinator.close(now, steps.step, replayed=replayed is not None)
 
     def _foreseen(self, message: Message) -> bool | None:
