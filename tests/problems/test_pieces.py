@@ -160,3 +160,19 @@ def test_the_logistic_loss_is_right_for_large_scores() -> None:
         losses, weights = linear._logistic(scores.clone(), targets)
         assert torch.allclose(losses, expected.detach()[:, 0], rtol=1e-14, atol=1e-30)
         assert torch.allclose(weights, slopes, rtol=1e-13, atol=1e-16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("sizes", [[61] * 5, [1] * 4, [7]])
+def test_everyone_at_once_has_the_bits_of_the_general_way(
+    sizes: list[int], loss: str, bias: bool, dtype: torch.dtype, threads: int
+) -> None:
+    losses, x = losses_of(clients_of(sizes, loss, dtype), loss, bias), points(len(sizes), bias, dtype)
+    everyone = losses.everyone(x.device)
+    assert losses._is_one_piece(x)
+    values, gradients = losses.value_and_gradient(x, everyone, None)
+    others_values, others = losses.value_and_gradient(x, everyone.clone(), None)
+    assert torch.equal(values, others_values)
+    assert torch.equal(gradients, others)

@@ -45,12 +45,14 @@ Lmo = Callable[[Tensor], Atom]
 class Gradient(Protocol):
     """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data; without the w_i where ``plain``.
 
+    ``times`` is one more factor: with n it gives n w_i grad f_i = grad h_i.
+
     They are worked out on a minibatch, or on all samples (``full``), or on all samples and in float64 (``exact``),
     which is what certificates are made from.
     """
 
     def __call__(
-        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False
+        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
     ) -> tuple[Tensor, Tensor]: ...
 
 

@@ -184,12 +184,10 @@ def descend(plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, w
     """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,)."""
     step = 1 / (1 / plan.lr_at(t) + weight)
     for _ in range(plan.local_steps):
-        _, a = gradient(x)  # w_i grad f_i, so that grad h_i = n a
-        slope = a.mul_(plan.n)
+        _, slope = gradient(x, times=plan.n)  # grad h_i
         if weight:
             slope = slope.add_(x - centre, alpha=weight)
-        slope = slope.mul_(step)
-        x = torch.sub(x, slope, out=slope if slope.dtype is x.dtype else None)
+        x = torch.add(x, slope, alpha=-step, out=slope if slope.dtype is x.dtype else None)
     return x
 
 

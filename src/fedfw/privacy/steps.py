@@ -142,7 +142,9 @@ class PrivateOracles:
         scale = self._scale(cohort, expected)
         noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
 
-        def gradient(x: Tensor, full: bool = False, exact: bool = False, plain: bool = False) -> tuple[Tensor, Tensor]:
+        def gradient(
+            x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
+        ) -> tuple[Tensor, Tensor]:
             """Losses, which are kept secret and given as zero, and gradients (m, p).
 
             Gradients to which an oracle has yet to add noise are in float64, and so is everything up to the oracle:
@@ -163,7 +165,7 @@ class PrivateOracles:
                 clients = numbers[bad].tolist()
                 raise NonFiniteError(f"round {t}: NaN or infinity in the gradient of client {clients[:10]}", clients)
             released = plan.mechanism.gradient(a, scale, noise, x.dtype)
-            return x.new_zeros(len(x)), released / cohort.weights[:, None] if plain else released
+            return x.new_zeros(len(x)), released / cohort.weights[:, None] if plain else released * times
 
         def oracle(g: Tensor) -> Atom:
             return plan.mechanism.answer(cohort.constraint, g, scale, noise, tol)

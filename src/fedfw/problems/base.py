@@ -122,6 +122,34 @@ class ClientLosses(ABC):
         """The same on another device."""
 
 
+class Weights:
+    """The w_i of a stack of clients, and multiples of them, which are worked out once.
+
+    Parameters
+    ----------
+    each : Tensor
+        (m,).
+
+    Examples
+    --------
+    >>> import torch
+    >>> weights = Weights(torch.tensor([0.5, 0.5]))
+    >>> weights.times(1), weights.times(2) is None
+    (tensor([0.5000, 0.5000]), True)
+    """
+
+    def __init__(self, each: Tensor) -> None:
+        self.each = each
+        self._multiples: dict[float, Tensor | None] = {}
+
+    def times(self, factor: float) -> Tensor | None:
+        """factor w_i (m,); None where that is 1 for all of them, so that nothing has to be multiplied."""
+        if factor not in self._multiples:
+            multiple = self.each * factor
+            self._multiples[factor] = None if bool((multiple == 1).all()) else multiple
+        return self._multiples[factor]
+
+
 class WeightedGradient:
     """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad f_i (m, p).
 
@@ -129,7 +157,7 @@ class WeightedGradient:
     ----------
     losses : ClientLosses
         Of these and perhaps further clients.
-    weights : Tensor
+    weights : Tensor or Weights
         (m,): their w_i.
     who : Tensor
         (m,): their places among the losses.
@@ -144,27 +172,29 @@ class WeightedGradient:
     def __init__(
         self,
         losses: ClientLosses,
-        weights: Tensor,
+        weights: Tensor | Weights,
         who: Tensor,
         pick: Callable[[], Tensor | None],
         round_: int,
         numbers: Tensor | None = None,
     ) -> None:
-        self._losses, self._weights, self._who, self._pick, self._round = losses, weights, who, pick, round_
+        self._losses, self._who, self._pick, self._round = losses, who, pick, round_
+        self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         self._numbers = who if numbers is None else numbers
 
     def __call__(
-        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False
+        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The weighted losses and gradients; see `fedfw.algorithms.base.Gradient`."""
         if exact:
             values, gradients = self._losses.exactly(x, self._who)
         else:
-            x = x.to(self._weights.dtype)
+            x = x.to(self._weights.each.dtype)
             values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
-        if not plain:
-            values = values * self._weights
-            gradients *= self._weights.unsqueeze(1)
+        factors = None if plain else self._weights.times(times)
+        if factors is not None:
+            values = values * factors
+            gradients *= factors.unsqueeze(1)
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

@@ -7,6 +7,7 @@ The two come in a pair from one place, because a private client replaces both to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedfw.algorithms.base import Gradient, Lmo
 from fedfw.atoms import Atom
 from fedfw.errors import NonFiniteError
-from fedfw.problems.base import ClientLosses, WeightedGradient
+from fedfw.problems.base import ClientLosses, WeightedGradient, Weights
 from fedfw.randomness import minibatches
 from fedfw.sets.base import ConstraintSet
 
@@ -39,6 +40,11 @@ class Cohort:
     weights: Tensor
     numbers: Tensor
     constraint: ConstraintSet
+
+    @cached_property
+    def scales(self) -> Weights:
+        """The weights and multiples of them."""
+        return Weights(self.weights)
 
 
 class ClientOracles(Protocol):
@@ -80,4 +86,4 @@ class PlainOracles:
                     f"round {t}: NaN or infinity in the direction of client {clients}", clients
                 ) from None
 
-        return WeightedGradient(self.losses, cohort.weights, cohort.rows, pick, t, cohort.numbers), oracle
+        return WeightedGradient(self.losses, cohort.scales, cohort.rows, pick, t, cohort.numbers), oracle

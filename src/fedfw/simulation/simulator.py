@@ -388,7 +388,7 @@ class Simulation:
     def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> RoundSteps:
         """The steps that a GPU replays: those of all clients with all of their samples."""
         tol = None if plan.schedule is None else plan.oracle_tol(self.t)
-        party = self._party(plan, self._cohort(self.everyone, self.constraint), state, tol)
+        party = self._party(plan, self._all_in_one[0], state, tol)
         return take_steps(self.algorithm, plan, server, message, [party])
 
     def _record(self) -> None:

@@ -169,8 +169,10 @@ def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "
 
     precision = x.dtype
 
-    def weighted(x: Tensor, full: bool = False, exact: bool = False, plain: bool = False) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(k), gradients(x.to(precision)) / k  # nobody asks for the losses
+    def weighted(
+        x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        return x.new_zeros(k), gradients(x.to(precision)) * (times / k)  # nobody asks for the losses
 
     algorithm = FedFW(constraint, penalty=penalty, schedule="nonconvex", momentum=0.0)
     shape = tuple(x.shape)
