@@ -18,8 +18,9 @@ class QuadraticLosses(ClientLosses):
         self.A, self.c, self.n = A, c, len(A)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
-        away = x - self.c[who]
-        gradients = torch.bmm(self.A[who], away.unsqueeze(2)).squeeze(2)
+        A, c = (self.A, self.c) if who is self._everyone else (self.A[who], self.c[who])
+        away = x - c
+        gradients = torch.bmm(A, away.unsqueeze(2)).squeeze(2)
         return (away * gradients).sum(1) / 2, gradients
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:

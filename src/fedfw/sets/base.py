@@ -608,7 +608,9 @@ class ConstraintSet(ABC):
         if x.numel() == 0:
             raise ValueError(f"an empty tensor of shape {tuple(x.shape)} has no points")
         self._check_shape(shape)
-        rows = x.detach().reshape(-1 if batch else 1, prod(shape))
+        rows = x.detach() if x.requires_grad else x
+        if not (batch and x.ndim == 2):
+            rows = rows.reshape(-1 if batch else 1, prod(shape))
         return (rows if rows.element_size() >= 4 else rows.float()), shape
 
 
