@@ -32,6 +32,7 @@ from fedfw.algorithms.base import (
     scaled,
 )
 from fedfw.atoms import Dense
+from fedfw.errors import NonFiniteError
 from fedfw.options import option
 
 NETWORK_LR = 0.1
@@ -183,6 +184,8 @@ def vital(*names: str) -> dict[str, Kept]:
 def descend(plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:
     """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,)."""
     step = 1 / (1 / plan.lr_at(t) + weight)
+    if step > torch.finfo(x.dtype).max:
+        raise NonFiniteError(f"round {t}: a step size of {step:g} is infinite in {x.dtype}, expected a smaller lr")
     for _ in range(plan.local_steps):
         _, slope = gradient(x, times=plan.n)  # grad h_i
         if weight:
