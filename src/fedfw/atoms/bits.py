@@ -489,6 +489,7 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
     return (indices if coded == k else _complement(indices, p)), tail
 
 
+@lru_cache(maxsize=1024)  # every round asks for the same few
 def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
     """The length of `write_index_set` where it does not depend on the indices.
 

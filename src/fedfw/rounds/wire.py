@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.atoms.bits import Indices, Reader, index_set_nbytes, read_index_set, write_index_set
+from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.checks import bits_of
 from fedfw.errors import AtomError
@@ -95,9 +95,9 @@ def encoded(x: Tensor, changed: Mask | None = None, precision: torch.dtype | Non
     precision = x.dtype if precision is None else precision
     longest, itemsize = whole_nbytes(x, precision), precision.itemsize
     if 5 + np.count_nonzero(changed) * itemsize < longest:  # without saying where they belong
-        places = np.flatnonzero(changed)
-        nbytes = _sparse_nbytes(places, len(changed), itemsize)
+        nbytes = _sparse_nbytes(changed, itemsize)
         if nbytes < longest:
+            places = np.flatnonzero(changed)
             at = torch.from_numpy(places)
             flag = CHANGED | _flag(precision)
             return Encoding(nbytes, lambda: bytes([flag]) + _sparse(places, x.cpu()[at], len(x), precision))
@@ -190,8 +190,13 @@ def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> 
     return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + _values(values, precision)
 
 
-def _sparse_nbytes(places: Indices, p: int, itemsize: int) -> int:
-    return 1 + 4 + index_set_nbytes(places[None], p, 0) + len(places) * itemsize
+def _sparse_nbytes(mask: Mask, itemsize: int) -> int:
+    """What the numbers weigh at these places (p,), with where they belong."""
+    k, p = int(np.count_nonzero(mask)), len(mask)
+    places = fixed_nbytes(k, p, 0)
+    if places is None:
+        places = index_set_nbytes(np.flatnonzero(mask)[None], p, 0)
+    return 1 + 4 + places + k * itemsize
 
 
 def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -242,6 +247,7 @@ class Wire:
         self._before: dict[str, Tensor] = {}  # further vectors as last announced, on the host; one not sent is zero
         self._marks: dict[str, Versions] = {}  # the message that last changed a coordinate
         self._steps: list[Mask] = []  # what changed in the model since the last message
+        self._news: Mask | None = None  # what changed in the model from the last message but one to the last
         self._last_step: tuple[Mask, Mask | None, torch.dtype, Repeat | None] | None = None
         self._repeat: tuple[int, int, bytes | Repeat | None] | None = None  # from which version, nbytes, message
         self._ready: dict[tuple[str, int], Encoding] = {}
@@ -278,7 +284,7 @@ class Wire:
         self._wide = support is not None and self._like.dtype is not self._precision
         if support is not None and self._steps:
             support = repeat = None  # something else changed the model, too: nobody could repeat that
-        precision = torch.float64 if wide is not None and _host_copy(wide).any() else self._precision
+        precision = torch.float64 if wide is not None and wide.cpu().numpy().any() else self._precision
         # Copies, because the next replay of a GPU overwrites what this one gave.
         self._last_step = _host_copy(changed), None if support is None else _host_copy(support), precision, repeat
 
@@ -290,8 +296,7 @@ class Wire:
         self._steps.append(changed)
         self._repeat = None
         if support is not None and self.version:
-            places = np.flatnonzero(support)
-            nbytes = _RATES_NBYTES + _sparse_nbytes(places, len(self._like), precision.itemsize)
+            nbytes = _RATES_NBYTES + _sparse_nbytes(support, precision.itemsize)
             self._repeat = self.version, nbytes, None if repeat is None else replace(repeat, precision=precision)
 
     # --- messages ---
@@ -314,6 +319,7 @@ class Wire:
             self._before[name] = after.clone()
         if self._repeat is not None and self._repeat[0] != self.version - 1:
             self._repeat = None
+        self._news = self._steps[0] if len(self._steps) == 1 else None
         self._steps = []
         self._values = dict(vectors)
         self._ready.clear()
@@ -331,10 +337,21 @@ class Wire:
             precision = x.dtype
         if not base:
             return encoded(x, precision=precision)
-        best = encoded(x, self._marks[name] > base, precision)
-        if name != "xbar" or self._repeat is None or self._repeat[0] != base or self._repeat[1] >= best.nbytes:
-            return best
-        _, nbytes, message = self._repeat
+        fresh = name == "xbar" and base == self.version - 1 and self._news is not None
+        changed = self._news if fresh else self._marks[name] > base
+        assert changed is not None
+        if name == "xbar" and self._repeat is not None and self._repeat[0] == base:
+            repeat = self._repetition(self._repeat)
+            # Without saying where they belong; what they weigh with that need not be worked out for most models.
+            least = min(whole_nbytes(x, precision), 5 + int(np.count_nonzero(changed)) * precision.itemsize)
+            if repeat.nbytes < least or repeat.nbytes < encoded(x, changed, precision).nbytes:
+                return repeat
+        return encoded(x, changed, precision)
+
+    @staticmethod
+    def _repetition(repeat: tuple[int, int, bytes | Repeat | None]) -> Encoding:
+        """The last step for clients to repeat."""
+        _, nbytes, message = repeat
 
         def write() -> bytes:
             if message is None:
@@ -374,7 +391,7 @@ class Wire:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""
         held = {name: value.cpu().clone() for name, value in state.items()}
-        self._last_step, self._values = None, {}
+        self._last_step, self._news, self._values = None, None, {}
         self._ready.clear()
         self.version, self._wide = int(held["version"]), bool(held["wide"])
         self._steps = [held["steps"].numpy()] if held["steps"].numel() else []
