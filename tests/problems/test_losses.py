@@ -17,7 +17,7 @@ from fedfw.problems import modules, problem
 from fedfw.problems.completion import MatrixCompletion
 from fedfw.problems.known_losses import known_loss
 from fedfw.problems.linear import LinearLosses
-from fedfw.problems.modules import ModuleLosses
+from fedfw.problems.modules import ModuleLosses, with_products
 
 Pair = tuple[Tensor, Tensor]
 SIZES = (10, 9, 8, 3, 10)
@@ -503,3 +503,37 @@ def test_datasets_of_triples_are_refused() -> None:
     refused("client 3: item 0 of the dataset is 3 parts, expected a pair", layer(), nnf.cross_entropy, data)
     parts = torch.utils.data.TensorDataset(torch.zeros(5, 4), torch.zeros(5), torch.zeros(5))
     refused("client 0: expected a pair .* got 3 parts", layer(), nnf.cross_entropy, [parts])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(1, 4, 5),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(2, 5, (3, 2), stride=(2, 1), padding=(0, 1), bias=False),
+    ],
+)
+def test_convolutions_of_few_channels_are_the_same_as_products(layer: nn.Conv2d) -> None:
+    model = nn.Sequential(layer)
+    products = with_products(model)
+    assert type(products[0]) is not nn.Conv2d
+    assert type(model[0]) is nn.Conv2d
+    images = torch.rand(6, layer.in_channels, 11, 9, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(products(images), model(images))
+    for own, other in zip(_gradients(products, images), _gradients(model, images), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_other_convolutions_stay_as_they_are() -> None:
+    layers = (
+        nn.Conv2d(8, 4, 3),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+    )
+    assert all(type(layer) is nn.Conv2d for layer in with_products(nn.ModuleList(layers)))
+
+
+def _gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(model(images).square().mean(), list(model.parameters()))

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)")
     parser.add_argument("--baselines", action="store_true", help="also FedDA, FedADMM and FedAvg in table 1")
+    parser.add_argument("--mixed", action="store_true", help="table 2's CNN in bfloat16 on a GPU: faster, other bits")
     parser.add_argument(
         "--out", type=Path, default=Path("reproduction"), help="folder for report and cache [%(default)s]"
     )
@@ -48,6 +49,7 @@ def execute(options: argparse.Namespace) -> int:
             device=options.device,
             data_dir=options.data_dir,
             baselines=options.baselines,
+            mixed=options.mixed,
             markdown=options.markdown,
             only_kept=options.kept,
             seconds=options.seconds,

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as nnf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
@@ -24,6 +25,8 @@ A GPU gives them an eighth of its memory.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Selection = tuple[Stack, Tensor, Tensor]
 """A stack, the places (b,) of its clients among those that were asked for, and their rows (b,) of the stack."""
+_TOGETHER = 8
+"""Channels, or numbers in a row, that a GPU's units for bfloat16 take together."""
 _STREAMS = 5
 """Clients that a GPU convolves for at the same time: more bring no speed."""
 
@@ -70,6 +73,7 @@ class ModuleLosses(ClientLosses):
 
         device = stacks[0].inputs.device
         mixed = mixed and device.type == "cuda"
+        model = with_products(model) if mixed else model
 
         def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
             """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
@@ -257,6 +261,36 @@ def _compiled(value: Callable[..., Tensor]) -> Callable[..., Pair]:
         return gradient, loss.detach()
 
     return each
+
+
+class _AsProduct(nn.Conv2d):
+    """A convolution as one product with all patches of the images, where these are data."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or images.requires_grad:  # a gradient of patches is summed in any order
+            return super().forward(images)
+        (high, wide), (down, right) = self.kernel_size, self.stride
+        above, beside = (int(width) for width in self.padding)
+        patches = nnf.pad(images, (beside, beside, above, above)).unfold(2, high, down).unfold(3, wide, right)
+        m, _, rows, columns, _, _ = patches.shape
+        flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(m * rows * columns, -1)
+        spare = 0, -flat.shape[1] % _TOGETHER
+        outputs = nnf.linear(nnf.pad(flat, spare), nnf.pad(self.weight.flatten(1), spare), self.bias)
+        return outputs.reshape(m, rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def with_products(model: nn.Module) -> nn.Module:
+    """The model with convolutions of a few channels as products, for which cuDNN has no fast kernels in bfloat16."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if type(module) is nn.Conv2d and _can_be_product(module):
+            module.__class__ = _AsProduct
+    return model
+
+
+def _can_be_product(layer: nn.Conv2d) -> bool:
+    padded_as_here = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return padded_as_here and layer.in_channels < _TOGETHER and layer.groups == 1 and layer.dilation == (1, 1)
 
 
 def samples_at_once(model: nn.Module, inputs: Tensor) -> int:

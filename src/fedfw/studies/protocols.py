@@ -46,6 +46,8 @@ class Scale:
         For training, at most; None for all.
     some : int
         For figures that need no more than some samples.
+    mixed : bool
+        Whether the CNN of table 2 multiplies in bfloat16 on a GPU; other networks are too small to gain by it.
     """
 
     quick: bool = False
@@ -56,6 +58,7 @@ class Scale:
     network_rounds: int = 100
     network_samples: int | None = None
     some: int = 6000
+    mixed: bool = False
 
     def of(self, model: str) -> tuple[int, int | None]:
         """Rounds and samples for a model."""
@@ -115,6 +118,7 @@ def stated(dataset: str, partition: str, constraint: str, algorithm: str, model:
         rounds=rounds,
         momentum=0.0 if "momentum" in own else None,
         schedule="nonconvex" if "schedule" in own and network else None,
+        mixed=True if scale.mixed and model == "cnn" else None,
     )
     return Cell(
         config,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
@@ -37,6 +38,7 @@ def reproduce(
     device: str = "cpu",
     data_dir: Path | None = None,
     baselines: bool = False,
+    mixed: bool = False,
     markdown: Path | None = None,
     only_kept: bool = False,
     seconds: float | None = None,
@@ -60,6 +62,8 @@ def reproduce(
         Folder of the data sets; by default the usual one.
     baselines : bool
         Whether table 1 has FedDA, FedADMM and FedAvg, too.
+    mixed : bool
+        Whether table 2's CNN multiplies in bfloat16 on a GPU; its results are kept apart from those in float32.
     markdown : Path, optional
         Also write the report as this Markdown file, with its plots in a folder beside it.
     only_kept : bool
@@ -84,8 +88,10 @@ def reproduce(
         usable_device(device)
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds:g}, expected a positive number")
-    scale = QUICK if quick else FULL
+    scale = replace(QUICK if quick else FULL, mixed=mixed)
     chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
+    if mixed and all(section.name != "table2" for section in chosen):
+        raise ValueError(f"--mixed with {name}, expected table2 or all: other networks are too small to gain by it")
     site = Site(str(data_folder(data_dir)), device)
     lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
     begin = time.monotonic()
@@ -101,8 +107,9 @@ def reproduce(
         print(f"{len(results) - left} of {len(results)} tasks are done and kept in {lab.cache}; {left} are left")
         return 0
     command = f"fedfw reproduce {name}{' --quick' if quick else ''}{' --baselines' if baselines else ''}"
+    command += " --mixed" if mixed else ""
     page = _report(command, chosen, scale, results, seconds=time.monotonic() - begin)
-    target = out / f"{name}{'-quick' if quick else ''}.html"
+    target = out / f"{name}{'-quick' if quick else ''}{'-mixed' if mixed else ''}.html"
     save_html(page, target)
     if markdown is not None:
         save_markdown(page, markdown)

@@ -62,11 +62,12 @@ def summary(scale: Scale, results: Results) -> str:
 
 
 def show(scale: Scale, results: Results, page: Document) -> None:
+    mixed = "The CNN multiplies in bfloat16 on a GPU (`--mixed`). " if scale.mixed else ""
     tried = "" if scale.quick else "The grids are tried on a tenth of the data. "
     page.text(
         "Radius 10. Ours has one set for each parameter and steps that decay to zero; the stated protocol one joint "
         f"set and the schedule of the theory. FedLMO has a ball for each layer ({LAYERS}), which is not the paper's "
         "set, and stands beside the paper's best number on the l2 ball. "
-        f"{tried}The rows “3 labels” of the synthetic data follow the paper's text, “3 classes” its numbers."
+        f"{tried}{mixed}The rows “3 labels” of the synthetic data follow the paper's text, “3 classes” its numbers."
     )
     show_table("Table 2", lines(scale), COLUMNS, scale, results, page, how_published)
