@@ -154,6 +154,10 @@ class Rates:
     rho: float
 
 
+_RATES_KEPT = 64
+"""Rates that a plan remembers before it forgets them all."""
+
+
 def _unknown() -> float | None:
     return None
 
@@ -273,7 +277,7 @@ class Plan:
     ranks: Ranks = ALONE
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
-    _last: ClassVar[tuple[tuple[int, int], Rates] | None] = None
+    _known: ClassVar[dict[tuple[int, int], Rates] | None] = None
 
     def oracle_tol(self, t: int) -> float:
         """Relative accuracy asked in round t of oracles that iterate.
@@ -302,12 +306,12 @@ class Plan:
 
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""
-        last = self._last
-        if last is not None and last[0] == (t, k):  # a round asks for the same rates several times
-            return last[1]
-        rates = self._rates(t, k)
-        self.__dict__["_last"] = (t, k), rates  # beside the fields: this is no part of the plan
-        return rates
+        known = self._known  # a round asks for the same rates several times, and for those of the next one
+        if known is None or len(known) > _RATES_KEPT:
+            known = self.__dict__["_known"] = {}  # beside the fields: this is no part of the plan
+        if (t, k) not in known:
+            known[t, k] = self._rates(t, k)
+        return known[t, k]
 
     def _rates(self, t: int, k: int) -> Rates:
         assert self.schedule is not None

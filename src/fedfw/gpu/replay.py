@@ -216,7 +216,8 @@ class ReplayedRounds:
         this, other = self._lanes
         self._lanes, self._last = (other, this), now
         if then is not None:
-            state, names = now.taken.steps.states[0], replace(now.taken.names, wants_evidence=then)
+            state, names = now.taken.steps.states[0], now.taken.names
+            names = names if names.wants_evidence is then else replace(names, wants_evidence=then)
             if names in other.ways and other.ways[names].ready:
                 self._ahead = self._launch(plan, names, message.t + 1, (*state.values(), *_of_server(now.server)))
 
