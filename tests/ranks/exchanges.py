@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 import fedfw
@@ -66,6 +68,16 @@ def check_words(ranks: fedfw.Ranks) -> None:
     assert rows[own].tolist() == [[ranks.rank, ranks.rank]] * ranks.rank
 
 
+def check_meeting(ranks: fedfw.Ranks) -> None:
+    if not ranks.first:  # the others come later
+        torch.linalg.svd(torch.randn(400, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    came = time.time()
+    ranks.meet()
+    left = time.time()
+    times = ranks.numbers(came, left)
+    assert min(one[1] for one in times) >= max(one[0] for one in times)
+
+
 def check_tensors(ranks: fedfw.Ranks) -> None:
     held = {
         "numbers": torch.arange(6.0).view(2, 3),
@@ -122,7 +134,7 @@ def check_balance(ranks: fedfw.Ranks) -> None:
     torch.testing.assert_close(shared, alone, rtol=1e-9, atol=1e-12)
 
 
-CHECKS = (check_sums, check_sums_beside, check_words, check_tensors, check_queue, check_balance)
+CHECKS = (check_sums, check_sums_beside, check_words, check_meeting, check_tensors, check_queue, check_balance)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -71,6 +71,9 @@ class Ranks:
         """Some numbers of every rank, as many from each; integers are exact up to 2^53."""
         return [list(numbers)]
 
+    def meet(self) -> None:
+        """Wait until every rank has come here."""
+
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
         """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x (m, ...), stand."""
         return x, slice(0, len(x))

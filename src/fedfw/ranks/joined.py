@@ -94,6 +94,9 @@ class _Joined(Ranks):
         found: list[list[float]] = self._gathered(torch.tensor(numbers, dtype=torch.float64)).tolist()
         return found
 
+    def meet(self) -> None:
+        self.numbers(0.0)  # gloo does not wait for anybody where there is nothing to be sent
+
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
         counts = [int(count) for (count,) in self.numbers(len(x))]
         begin = sum(counts[: self.rank])
@@ -310,7 +313,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     try:
         yield ranks
         if began:
-            ranks.numbers()  # nobody leaves while others may still ask: the first rank may keep the store
+            ranks.meet()  # nobody leaves while others may still ask: the first rank may keep the store
     except RankLostError:
         raise
     except BaseException as error:
