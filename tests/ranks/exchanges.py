@@ -39,7 +39,7 @@ def check_sums(ranks: fedfw.Ranks) -> None:
                 again, _, _ = ranks.sum_with(each[ranks.rank], (ranks.rank, 0.5))
                 assert torch.equal(again, total)  # to the bit, whatever room the last parcels had
                 if ranks.size > 1:  # one exchange, and one more where long vectors are reduced
-                    assert ranks.exchanges - met == (2 if kind == "dense" and size == 100_000 else 1)
+                    assert ranks.exchanges - met == (2 if ranks.size > 2 and kind == "dense" and size == 100_000 else 1)
                 if kind != "dense" and size >= 1000:  # entries travel, not vectors
                     assert ranks.sent - before <= 32 + 2 * 64
                 one, two = ranks.sums(each[ranks.rank], torch.tensor([1, ranks.rank]))
