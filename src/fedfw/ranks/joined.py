@@ -31,7 +31,7 @@ _PATIENCE = timedelta(minutes=10)
 """How long a rank waits for the others in an exchange. A process that ended is noticed at once, because its connections
 are closed; this is for machines that vanish, and must be longer than any rank is busy with its clients."""
 _LONG = 2**18
-"""Bytes of one vector from each rank up to which all of them are sent to everybody."""
+"""Bytes of what all ranks add up in a round, up to which all of it is sent to everybody."""
 _LEAST_ROOM = 64
 """Bytes that a parcel has at least; more comes in multiples of it."""
 _AWAKE = 0.1
@@ -78,7 +78,7 @@ class _Joined(Ranks):
     ) -> tuple[Tensor, list[Tensor], list[list[float]]]:
         # Every rank is sent the parcels of all others. Long vectors of many ranks are reduced instead, which sends
         # about two of them whatever the number of ranks; between two ranks both are the same.
-        long = self.size > 2 and self.size * total.nbytes > _LONG
+        long = self.size > 2 and self.size * sum(tensor.nbytes for tensor in (total, *beside)) > _LONG
         count, body = pack(total, () if long else beside, 2 * total.nbytes // self.size if long else total.nbytes)
         bodies, told = self._parcels("sums", body[:0] if long and count == WHOLE else body, (count, *numbers))
         counts = [int(one[0]) for one in told]
