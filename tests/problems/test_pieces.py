@@ -85,6 +85,7 @@ def test_pieces_of_any_length_give_the_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
+    monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
     clients = clients_of(SIZES[sizes], loss, dtype)
     losses, tol = losses_of(clients, loss, bias), 1e-6 if dtype == torch.float32 else 1e-14
     for who in (torch.arange(5), torch.tensor([3, 0, 4])):
@@ -112,6 +113,7 @@ def test_a_client_alone_has_the_bits_that_it_has_among_others(
     dtype: torch.dtype, loss: str, size: int, samples: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
+    monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
     clients, x = clients_of([size] * 7, loss, dtype), points(7, True, dtype)
     losses, picks = losses_of(clients, loss, True), torch.arange(23).expand(7, -1) % size
     for chosen in (None, picks):
@@ -136,16 +138,18 @@ def test_a_client_alone_has_the_bits_that_it_has_among_others(
 def test_pieces_hold_every_sample_once_and_are_small(rows: Any, most: int, lanes: int) -> None:
     (stack,) = stack_clients(clients_of(SIZES["padded"], "cross-entropy", torch.float64), may_pad=True)
     seen: list[list[Tensor]] = [[] for _ in rows]
-    for clients, begin, inputs, targets, counts in stack.pieces(rows, None, most, lanes):
-        b, k = targets.shape
-        assert inputs.shape == (b, k, FEATURES)
-        assert k * FEATURES <= max(most, FEATURES)
-        assert inputs.numel() <= max(lanes * most, k * FEATURES)
-        assert isinstance(counts, Tensor)
-        assert torch.equal(counts, stack.sizes[list(rows)][clients])
-        for place, own in zip(range(*clients.indices(len(rows))), inputs, strict=True):
-            assert begin == sum(len(part) for part in seen[place])
-            seen[place].append(own)
+    for group in stack.groups(rows, None, most, lanes):
+        assert isinstance(group.counts, Tensor)
+        assert torch.equal(group.counts, stack.sizes[list(rows)][group.clients])
+        assert torch.equal(group.share, 1 / group.counts.double())
+        for begin, inputs, targets in group.pieces:
+            b, k = targets.shape
+            assert inputs.shape == (b, k, FEATURES)
+            assert k * FEATURES <= max(most, FEATURES)
+            assert inputs.numel() <= max(lanes * most, k * FEATURES)
+            for place, own in zip(range(*group.clients.indices(len(rows))), inputs, strict=True):
+                assert begin == sum(len(part) for part in seen[place])
+                seen[place].append(own)
     for row, parts in zip(rows, seen, strict=True):
         assert torch.equal(torch.cat(parts), stack.inputs[row])
 
@@ -171,7 +175,7 @@ def test_everyone_at_once_has_the_bits_of_the_general_way(
 ) -> None:
     losses, x = losses_of(clients_of(sizes, loss, dtype), loss, bias), points(len(sizes), bias, dtype)
     everyone = losses.everyone(x.device)
-    assert losses._is_one_piece(x)
+    assert losses._only_group(x) is not None
     values, gradients = losses.value_and_gradient(x, everyone, None)
     others_values, others = losses.value_and_gradient(x, everyone.clone(), None)
     assert torch.equal(values, others_values)

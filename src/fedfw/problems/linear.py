@@ -23,13 +23,17 @@ from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors
 from fedfw.problems.known_losses import KnownLoss
-from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
+from fedfw.problems.stacks import Group, Samples, Stack, samples_of, stack_clients
 
-_PIECE = {"cpu": 2**22, "cuda": 2**30}
+_PIECE = {"cpu": 2**20, "cuda": 2**30}
 """Bytes of one client's samples that are multiplied at a time, fixed because it decides in which order sums are made.
 
-A processor keeps these in its cache; on a GPU they bound what a conversion to float64 takes.
+A processor's core keeps these in its own cache; on a GPU they bound what a conversion to float64 takes.
 """
+_PER_WEIGHT = 4
+"""Numbers of samples in a piece for each weight at least, because every piece reads all weights."""
+_CONVERTED = {"cpu": 2**22, "cuda": 2**30}
+"""Bytes of samples of all clients that are converted to float64 at a time, where gradients are clipped."""
 
 Derivative = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps scores (b, c, m) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b, c, m).
@@ -39,15 +43,11 @@ It may overwrite the scores.
 
 
 def _cross_entropy(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    # As fast as torch's log_softmax and exp, and more exact.
     places = targets.unsqueeze(1)
-    scores -= scores.amax(1, keepdim=True)
-    wanted = scores.gather(1, places)
-    weights = scores.exp_()
-    total = weights.sum(1, keepdim=True)
-    weights /= total
-    weights.scatter_add_(1, places, _minus_one(weights.dtype, weights.device).expand_as(places))
-    return total.log_().sub_(wanted).squeeze(1), weights
+    logarithms = scores.log_softmax(1)
+    losses = logarithms.gather(1, places).squeeze(1).neg_()
+    weights = logarithms.exp_()
+    return losses, weights.scatter_add_(1, places, _minus_one(weights.dtype, weights.device).expand_as(places))
 
 
 @cache
@@ -119,9 +119,7 @@ class LinearLosses(ClientLosses):
         self.sizes, self.n = sizes, len(sizes)
         self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         self.plain_kernels = self._in_order
-        only = stacks[0]
-        plain = self._in_order and only.inputs.device.type == "cpu" and not only.padded
-        self._whole = (only.inputs.flatten(2), only.targets) if plain else None  # all samples, where nothing is padded
+        self._one_stack = self._in_order and stacks[0].inputs.device.type == "cpu"
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}
 
@@ -142,27 +140,21 @@ class LinearLosses(ClientLosses):
         return self._all(x, who, None, x.new_empty(0))
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
-        if picks is None and who is self._everyone and self._is_one_piece(x):
-            return self._at_once(x)
+        if picks is None and who is self._everyone and (group := self._only_group(x)) is not None:
+            return self._of_group(*self._weights_of(x), group)
         gradients = torch.empty_like(x)
         return self._all(x, who, picks, gradients), gradients
 
-    def _is_one_piece(self, x: Tensor) -> bool:
-        """Whether `_evaluate` would take the samples of all clients as they are and at once, on a processor."""
-        if self._whole is None or self._whole[0].dtype is not x.dtype:
-            return False
-        numbers, most = self._whole[0].numel(), _PIECE["cpu"] // x.element_size()
-        return numbers <= most * torch.get_num_threads() and numbers <= most * self.n
+    def _only_group(self, x: Tensor) -> Group | None:
+        """The samples of all clients, where they are taken at once and as they are: tiny rounds are mostly calls."""
+        if not self._one_stack or x.dtype is not self._stacks[0].inputs.dtype:
+            return None
+        groups = self._stacks[0].groups(range(self.n), None, self._most(x), torch.get_num_threads())
+        return groups[0] if len(groups) == 1 and len(groups[0].pieces) == 1 else None
 
-    def _at_once(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The values and gradients of `_evaluate`, to the bit, in fewer calls: tiny rounds are nothing but calls."""
-        assert self._whole is not None
-        A, y = self._whole
-        losses, R = self.derivative(self._scores(x, A), y)
-        values = losses.sum(1).mul_(1 / A.shape[1])
-        R *= 1 / A.shape[1]
-        gradients = torch.bmm(R, A).flatten(1)
-        return values, torch.cat([gradients, R.sum(2)], 1) if self.bias else gradients
+    def _most(self, x: Tensor) -> int:
+        """How many numbers of one client's samples make a piece."""
+        return max(_PIECE[x.device.type] // x.element_size(), _PER_WEIGHT * self.outputs * self.inputs)
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         """Samples are converted a piece at a time."""
@@ -206,7 +198,7 @@ class LinearLosses(ClientLosses):
             inputs, targets, sizes = (t[theirs] for t in (stack.inputs, stack.targets, stack.sizes.to(x.device)))
             points, looked = (x, keep) if at is None else (x[at], None if keep is None else keep[at])
             A = inputs.flatten(2)
-            _, R = self.derivative(self._scores(points, A), targets)
+            _, R = self.derivative(_scores(*self._weights_of(points), A), targets)
             own = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
             own = own if looked is None else own & looked[:, : A.shape[1]]
             factors = clip_factors(self._sample_norms(A, R, norm), clip) * own
@@ -214,7 +206,7 @@ class LinearLosses(ClientLosses):
             if not stack.finite:  # 0 * NaN is NaN: what is not finite must not be multiplied either
                 A = torch.where(factors.unsqueeze(2) > 0, A, 0.0)
             part = torch.zeros_like(points, dtype=torch.float64)
-            at_once = max(1, _PIECE[x.device.type] // (8 * len(points) * f))
+            at_once = max(1, _CONVERTED[x.device.type] // (8 * len(points) * f))
             for some, samples in zip(torch.split(R, at_once, 2), torch.split(A, at_once, 1), strict=True):
                 part[:, : c * f] += torch.bmm(some.double(), samples.double()).flatten(1)
             if self.bias:
@@ -246,41 +238,58 @@ class LinearLosses(ClientLosses):
             places[s].append(at)
         return [(stack, r, at) for stack, r, at in zip(self._stacks, rows, places, strict=True) if r]
 
-    def _scores(self, x: Tensor, A: Tensor) -> Tensor:
-        """(b, c, m) for points (b, p) and samples (b, m, f)."""
+    def _weights_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
         c, f = self.outputs, self.inputs
         # Kernels for operands that begin elsewhere than at multiples of 64 bytes add up in another order: a client's
         # weights are put there, whatever row of the points they come from.
-        weights, bias = torch.split_with_sizes(x, (c * f, c), 1) if self.bias else (x, None)
-        W = x.new_empty(x.shape[0], c, -(-f // 16) * 16).narrow(2, 0, f).copy_(weights.view(-1, c, f))
-        if A.shape[1] == 1:  # a product with one column is another kernel for one client than for several
-            scores = torch.bmm(A, W.mT).mT
-            return scores if bias is None else scores.add_(bias.unsqueeze(2))
-        return torch.bmm(W, A.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), W, A.mT)
+        W, bias = torch.split_with_sizes(x, (c * f, c), 1) if self.bias else (x, None)
+        padded = x.new_empty(x.shape[0], c, -(-f // 16) * 16).narrow(2, 0, f)
+        return padded.copy_(W.view(-1, c, f)), None if bias is None else bias.unsqueeze(2)
 
     def _evaluate(
         self, x: Tensor, stack: Stack, rows: Sequence[int], picks: Tensor | None, values: Tensor, gradients: Tensor
     ) -> None:
-        """Add to the zeros in ``values`` (b,) and, unless it is empty, fill ``gradients`` (b, p), for these rows."""
-        c, f, wanted, device = self.outputs, self.inputs, bool(gradients.numel()), x.device.type
-        lanes = torch.get_num_threads() if device == "cpu" else 1
-        for clients, begin, A, y, counts in stack.pieces(rows, picks, _PIECE[device] // x.element_size(), lanes):
-            A, points, value, gradient = A.to(x.dtype), x[clients], values[clients], gradients[clients]
-            alone = isinstance(counts, int) and counts == A.shape[1]  # the only piece of these clients, unpadded
-            if wanted and alone and self.derivative is _cross_entropy and can_fuse(A, c, y):
-                fused_softmax_gradient(A, y, points, c, value, gradient)
+        """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p), for these rows."""
+        c, wanted = self.outputs, bool(gradients.numel())
+        lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
+        W, bias = self._weights_of(x)
+        for group in stack.groups(rows, picks, self._most(x), lanes):
+            who = group.clients
+            _, A, y = group.pieces[0]
+            fits = self.derivative is _cross_entropy and isinstance(group.counts, int) and len(group.pieces) == 1
+            if wanted and fits and can_fuse(A, c, y):
+                fused_softmax_gradient(A, y, x[who], c, values[who], gradients[who])
                 continue
-            losses, R = self.derivative(self._scores(points, A), y)
-            if isinstance(counts, int):
-                share: float | Tensor = 1 / counts
-                value.add_(losses.sum(1), alpha=1 / counts)
-            else:
-                real = torch.arange(begin, begin + A.shape[1], device=x.device) < counts[:, None]
-                share = (real.to(x.dtype) / counts[:, None]).unsqueeze(1)
-                value += (losses * share.squeeze(1)).sum(1)
+            values[who], slopes = self._of_group(W[who], None if bias is None else bias[who], group, wanted)
             if wanted:
-                R *= share
-                put = Tensor.add_ if begin else Tensor.copy_
-                put(gradient[:, : c * f], torch.bmm(R, A).flatten(1))
-                if self.bias:
-                    put(gradient[:, c * f :], R.sum(2))
+                gradients[who] = slopes
+
+    def _of_group(self, W: Tensor, bias: Tensor | None, group: Group, wanted: bool = True) -> tuple[Tensor, Tensor]:
+        """The values (b,) and, where they are wanted, the gradients (b, p) of a group's clients at these weights."""
+        found: list[Tensor] = []
+        slopes = sums = W  # of W and of the bias, once a piece was looked at
+        for begin, A, y in group.pieces:
+            A = A if A.dtype is W.dtype else A.to(W.dtype)
+            losses, R = self.derivative(_scores(W, bias, A), y)
+            if isinstance(group.counts, Tensor):
+                real = torch.arange(begin, begin + A.shape[1], device=A.device) < group.counts[:, None]
+                losses, R = losses * real, R.mul_(real.unsqueeze(1))
+            found.append(losses)
+            if wanted:
+                slopes = slopes.baddbmm_(R, A) if begin else torch.bmm(R, A)
+                if bias is not None:
+                    sums = sums.add_(R.sum(2)) if begin else R.sum(2)
+        values = (found[0] if len(found) == 1 else torch.cat(found, 1)).sum(1).mul_(group.share)
+        if not wanted:
+            return values, sums
+        gradients = slopes.flatten(1) if bias is None else torch.cat([slopes.flatten(1), sums], 1)
+        return values, gradients.mul_(group.share if isinstance(group.share, float) else group.share.unsqueeze(1))
+
+
+def _scores(W: Tensor, bias: Tensor | None, A: Tensor) -> Tensor:
+    """(b, c, m) for weights (b, c, f), the bias (b, c, 1) and samples (b, m, f)."""
+    if A.shape[1] == 1:  # a product with one column is another kernel for one client than for several
+        scores = torch.bmm(A, W.mT).mT
+        return scores if bias is None else scores.add_(bias)
+    return torch.bmm(W, A.mT) if bias is None else torch.baddbmm(bias, W, A.mT)

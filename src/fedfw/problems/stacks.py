@@ -22,11 +22,18 @@ _FULLEST_WASTE = 0.2
 class Piece(NamedTuple):
     """Some samples of some clients."""
 
-    clients: slice  # their places among those that were asked for
     begin: int  # how many of their samples came before
     inputs: Tensor  # (b, k, features)
     targets: Tensor  # (b, k, ...)
+
+
+class Group(NamedTuple):
+    """Clients that are evaluated together, and their samples piece by piece."""
+
+    clients: slice  # their places among those that were asked for
     counts: int | Tensor  # samples of each in all pieces; (b,) where what is beyond them is padding
+    pieces: list[Piece]
+    share: float | Tensor  # of one sample: 1 / counts
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,8 @@ class Stack:
         """Whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
 
-    def pieces(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Iterator[Piece]:
-        """The samples of the clients in these rows, or those that they picked, a piece at a time.
+    def groups(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Sequence[Group]:
+        """The samples of the clients in these rows, or those that they picked, in pieces.
 
         A client's samples are cut every ``most`` numbers, whoever else is asked for: its sums have the same bits alone
         and among others. ``lanes`` times as many numbers make a piece, from several clients.
@@ -60,6 +67,19 @@ class Stack:
         picks
             (len(rows), batch) numbers of samples, or None for all.
         """
+        everyone = range(len(self.who))
+        if picks is not None or not (rows == everyone or list(rows) == list(everyone)):
+            return list(self._cut(rows, picks, most, lanes))
+        if (most, lanes) not in self._whole:  # views of the samples, which every round asks for
+            self._whole[most, lanes] = list(self._cut(rows, picks, most, lanes))
+        return self._whole[most, lanes]
+
+    @cached_property
+    def _whole(self) -> dict[tuple[int, int], list[Group]]:
+        """What `groups` gave for everyone with all samples."""
+        return {}
+
+    def _cut(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Iterator[Group]:
         features, device = math.prod(self.inputs.shape[2:]), self.inputs.device
         total = self.inputs.shape[1] if picks is None else picks.shape[1]
         samples = max(1, min(total, most // features))
@@ -69,12 +89,14 @@ class Stack:
             side_by_side = range(some[0], some[0] + len(some))
             adjacent = some == side_by_side or list(some) == list(side_by_side)
             theirs = slice(some[0], some[0] + len(some)) if adjacent else torch.tensor(some, device=device)
-            counts = self.sizes[theirs] if picks is None and self.padded else total
+            counts = self.sizes[theirs].to(device) if picks is None and self.padded else total
+            pieces = []
             for begin in range(0, total, samples):
                 part = slice(begin, min(begin + samples, total))
                 chosen = None if picks is None else picks[clients, part]
                 inputs, targets = (_cut(tensor, theirs, part, chosen) for tensor in (self.inputs, self.targets))
-                yield Piece(clients, begin, inputs.flatten(2), targets, counts)
+                pieces.append(Piece(begin, inputs.flatten(2), targets))
+            yield Group(clients, counts, pieces, 1 / (counts if isinstance(counts, int) else counts.double()))
 
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""
