@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 1024
-
 
 def first_argmax(a: Tensor) -> Tensor:
     """Index of the first largest entry of each row.
@@ -24,8 +22,7 @@ def first_argmax(a: Tensor) -> Tensor:
 
     Notes
     -----
-    On the CPU torch's argmax is some thirty times slower than its amax. Long rows are therefore cut into blocks: amax
-    finds the first block that holds the maximum, and argmax is used inside this block only.
+    On the CPU numpy compares with vector instructions, and torch does not: it takes four to twelve times as long.
 
     Examples
     --------
@@ -34,20 +31,9 @@ def first_argmax(a: Tensor) -> Tensor:
     >>> first_argmax(torch.tensor([[1.0, 5.0, 5.0], [2.0, 0.0, 1.0]])).tolist()
     [1, 0]
     """
-    n, p = a.shape
-    if p <= 4 * _BLOCK or a.is_cuda:
+    if a.device.type != "cpu" or a.requires_grad:
         return a.argmax(1)
-    whole = p // _BLOCK * _BLOCK
-    blocks = a[:, :whole].reshape(n, -1, _BLOCK)
-    highest = blocks.amax(2)
-    block = highest.argmax(1)
-    rows = torch.arange(n, device=a.device)
-    index = block * _BLOCK + blocks[rows, block].argmax(1)
-    if whole < p:
-        tail = a[:, whole:]
-        place = tail.argmax(1)
-        index = torch.where(tail[rows, place] > highest[rows, block], whole + place, index)
-    return index
+    return torch.from_numpy(a.numpy().argmax(1))
 
 
 def first_top_k(a: Tensor, k: int) -> Tensor:

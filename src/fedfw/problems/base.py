@@ -134,19 +134,20 @@ class Weights:
     --------
     >>> import torch
     >>> weights = Weights(torch.tensor([0.5, 0.5]))
-    >>> weights.times(1), weights.times(2) is None
-    (tensor([0.5000, 0.5000]), True)
+    >>> weights.times(2), Weights(torch.tensor([0.25, 0.75])).times(1)
+    (1.0, tensor([0.2500, 0.7500]))
     """
 
     def __init__(self, each: Tensor) -> None:
         self.each = each
-        self._multiples: dict[float, Tensor | None] = {}
+        self._multiples: dict[float, float | Tensor] = {}
 
-    def times(self, factor: float) -> Tensor | None:
-        """factor w_i (m,); None where that is 1 for all of them, so that nothing has to be multiplied."""
+    def times(self, factor: float) -> float | Tensor:
+        """factor w_i (m,), or one number where that is the same for all of them."""
         if factor not in self._multiples:
             multiple = self.each * factor
-            self._multiples[factor] = None if bool((multiple == 1).all()) else multiple
+            alike = bool((multiple == multiple[:1]).all()) and len(multiple) > 0
+            self._multiples[factor] = float(multiple[0]) if alike else multiple
         return self._multiples[factor]
 
 
@@ -191,10 +192,13 @@ class WeightedGradient:
         else:
             x = x.to(self._weights.each.dtype)
             values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
-        factors = None if plain else self._weights.times(times)
-        if factors is not None:
+        factors = 1.0 if plain else self._weights.times(times)
+        if isinstance(factors, Tensor):
             values = values * factors
             gradients *= factors.unsqueeze(1)
+        elif factors != 1:
+            values = values * factors
+            gradients *= factors
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

@@ -69,7 +69,7 @@ def narrowest(x: Tensor) -> torch.dtype:
 
 def whole_nbytes(like: Tensor, precision: torch.dtype | None = None) -> int:
     """What a vector like (p,) weighs when it travels whole, in its own type or in another precision."""
-    return 1 + len(like) * (like.dtype if precision is None else precision).itemsize
+    return 1 + like.shape[0] * (like.dtype if precision is None else precision).itemsize
 
 
 def whole(x: Tensor, precision: torch.dtype | None = None) -> Encoding:

@@ -70,16 +70,17 @@ class L1Ball(ConstraintSet):
         positive(self, r=self.r)
 
     def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
-        return can_select(g)
+        return True
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         if can_select(g):
             index, signs, checks = largest_entries(g)
-            if not all_finite(checks):
-                check_finite(g)
         else:
             index = first_argmax(g.abs())[:, None]
-            signs = torch.where(g.gather(1, index) > 0, _DOWN, _UP)
+            checks = g.gather(1, index)  # a NaN or an infinity is the largest entry, and so among them
+            signs = torch.where(checks > 0, _DOWN, _UP)
+        if not all_finite(checks):
+            check_finite(g)
         return SparseSigns(
             shape=shape, batched=True, precision=request.precision, indices=index, signs=signs, scale=self.r
         )
