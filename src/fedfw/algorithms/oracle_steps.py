@@ -284,5 +284,5 @@ def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: 
 
 
 def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float) -> Tensor:
-    """a + lam (x - xbar), (m, p), with one new tensor."""
-    return (x - xbar).mul_(lam).add_(a)
+    """a + lam (x - xbar), (m, p), in the precision of a: only the difference needs that of the points."""
+    return (x - xbar).to(a.dtype).mul_(lam).add_(a)

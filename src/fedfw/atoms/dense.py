@@ -81,11 +81,11 @@ class Dense(DenseAtom):
             return self.values * self.scale
         return self.values.to(dtype).mul_(self.scale)
 
+    def _add(self, x: Tensor, weight: Tensor) -> None:
+        x.addcmul_(self.values, weight * self.scale)
+
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        if self.scale == 1 and self.values.dtype is x.dtype:
-            x.add_(self.values.sum(0), alpha=weight)
-        else:
-            super()._add_sum(x, weight)
+        x.add_(self.values.sum(0, dtype=x.dtype), alpha=weight * self.scale)
 
     def _payload(self) -> bytes:
         return floats_to_bytes(self.values)

@@ -145,8 +145,8 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Every row is divided by its largest entry first. This keeps the squares of huge or tiny numbers finite, and makes
-    the result the same to the bit when g is scaled by a power of two.
+    The result is the same to the bit when g is scaled by a power of two. Rows in float64 are divided by their largest
+    entry first, which keeps the squares of huge or tiny numbers finite; float64 holds the squares of all others.
 
     Examples
     --------
@@ -156,9 +156,12 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> rows.round(decimals=6).tolist(), norms.tolist()
     ([[0.6, 0.8], [1.0, 0.0]], [5.0, 0.0])
     """
-    largest = g.abs().amax(1, keepdim=True).double()
-    zero = largest == 0
-    unit = g.to(torch.float64, copy=True).div_(largest.masked_fill(zero, 1.0))
+    if g.dtype is torch.float64:
+        largest = g.abs().amax(1, keepdim=True)
+        unit = g / largest.masked_fill(largest == 0, 1.0)
+    else:
+        largest, unit = g.new_ones(1, 1, dtype=torch.float64), g.double()
+    norms = row_norms(unit)[:, None]
+    zero = norms == 0
     unit[:, :1].masked_fill_(zero, 1.0)
-    norms = row_norms(unit)
-    return unit.div_(norms[:, None]), norms * largest[:, 0]
+    return unit.mul_(norms.masked_fill(zero, 1.0).reciprocal_()), (norms * largest)[:, 0]

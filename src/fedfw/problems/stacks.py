@@ -17,6 +17,8 @@ from torch import Tensor
 Samples = tuple[Tensor, Tensor]
 
 _FULLEST_WASTE = 0.2
+_TOGETHER = 16
+"""Pieces that are evaluated together at most, where they are whole clients: fewer calls are worth a larger cache."""
 
 
 class Piece(NamedTuple):
@@ -58,7 +60,8 @@ class Stack:
         """The samples of the clients in these rows, or those that they picked, in pieces.
 
         A client's samples are cut every ``most`` numbers, whoever else is asked for: its sums have the same bits alone
-        and among others. ``lanes`` times as many numbers make a piece, from several clients.
+        and among others. ``lanes`` times as many numbers make a piece, from several clients, and more where none of
+        them had to be cut.
 
         Parameters
         ----------
@@ -83,7 +86,8 @@ class Stack:
         features, device = math.prod(self.inputs.shape[2:]), self.inputs.device
         total = self.inputs.shape[1] if picks is None else picks.shape[1]
         samples = max(1, min(total, most // features))
-        together = max(1, lanes * most // (samples * features))
+        whole = 1 if samples < total else _TOGETHER
+        together = max(1, whole * lanes * most // (samples * features))
         for place in range(0, len(rows), together):
             clients, some = slice(place, place + together), rows[place : place + together]
             side_by_side = range(some[0], some[0] + len(some))
