@@ -1,8 +1,9 @@
 """The ranks of a simulation that several processes share: how they find each other, exchange, and notice a loss.
 
-Nothing is pickled: ranks exchange tensors, and JSON texts as bytes. Texts travel by gloo, and so do tensors in the
-host's memory; tensors of GPUs travel by NCCL where every rank of a machine has a GPU of its own, and through the host
-where ranks share one, which NCCL refuses.
+Nothing is pickled: ranks exchange tensors, and JSON texts as bytes. Texts and tensors in the host's memory travel by
+gloo, and short ones by a board that all can see where all ranks are on one machine (`fedfw.ranks.board`); tensors of
+GPUs travel by NCCL where every rank of a machine has a GPU of its own, and through the host where ranks share one,
+which NCCL refuses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,23 +24,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
 from fedfw.ranks.base import Balance, Ranks, Tensors
+from fedfw.ranks.board import AWAKE, PATIENCE, Board, give_way, has_ended, share_board
 from fedfw.ranks.parcels import WHOLE, add_unpacked, as_bytes, pack, padded
 from fedfw.ranks.queue import Queue, SharedQueue
 
-_PATIENCE = timedelta(minutes=10)
-"""How long a rank waits for the others in an exchange. A process that ended is noticed at once, because its connections
-are closed; this is for machines that vanish, and must be longer than any rank is busy with its clients."""
 _LONG = 2**18
 """Bytes of what all ranks add up in a round, up to which all of it is sent to everybody."""
 _LEAST_ROOM = 64
 """Bytes that a parcel has at least; more comes in multiples of it."""
-_AWAKE = 0.1
-"""Seconds that a rank waits for the others before it goes to sleep: ranks that were divided well are hardly apart."""
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
 _ENDED = "fedfw/ended"
-_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Lets other threads of this processor go first, those that receive among them."""
 
 
 class _Joined(Ranks):
@@ -52,6 +46,10 @@ class _Joined(Ranks):
         self._store, self._nccl, self._queues = store, nccl, 0
         self._apart: str | None = None
         self._rooms: dict[str, int] = {}  # bytes that parcels of a kind have
+        self._board: Board | None = None
+        self._processes = self.exchange(os.getpid())
+        self._board = share_board(self.rank, self.size, self.exchange, self._look_around)
+        self.sent = self.exchanges = 0  # from here on
 
     # --- exchanges ---
 
@@ -167,10 +165,12 @@ class _Joined(Ranks):
     def _gathered(self, x: Tensor) -> Tensor:
         """The tensors (size, ...) of all ranks, which have one shape."""
         mine = x if self._by_nccl(x) else x.cpu()
-        everyones = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._talking():
-            self._wait_for(dist.all_gather(everyones, mine.contiguous(), async_op=True), mine)
         self._count(x)
+        with self._talking():
+            if self._board is not None and not mine.is_cuda and self._board.takes(mine):
+                return self._board.gather(mine).to(x.device)
+            everyones = [torch.empty_like(mine) for _ in range(self.size)]
+            self._wait_for(dist.all_gather(everyones, mine.contiguous(), async_op=True), mine)
         return torch.stack(everyones).to(x.device)
 
     def _reduced(self, x: Tensor) -> Tensor:
@@ -183,9 +183,9 @@ class _Joined(Ranks):
 
     def _wait_for(self, work: Any, x: Tensor) -> None:
         """Wait for an exchange of x: awake at first, because a processor that was put to sleep comes back slowly."""
-        until = time.monotonic() + (0.0 if self._by_nccl(x) else _AWAKE)  # a GPU's queue waits, and not the host
+        until = time.monotonic() + (0.0 if self._by_nccl(x) else AWAKE)  # a GPU's queue waits, and not the host
         while time.monotonic() < until and not work.is_completed():
-            _give_way()
+            give_way()
         work.wait()
 
     def _count(self, given: Tensor) -> None:
@@ -236,6 +236,13 @@ class _Joined(Ranks):
         others = (other for other in range(self.size) if other != self.rank)
         if any(self._store.check([f"{_ENDED}/{other}"]) for other in others):
             raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone()}")
+
+    def _look_around(self) -> None:
+        """Raise an error if the process of another rank of this machine is gone, or has said that it ends."""
+        if any(map(has_ended, self._processes)):
+            raise RuntimeError("another rank is gone")
+        if self._store is not None:
+            self._refuse_ended()
 
     def told_to_end(self, *signal_and_frame: object) -> None:
         """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when time is up."""
@@ -306,7 +313,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     if began:
         store, rank, size = next(rendezvous("env://"))
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     ranks = _Joined(balance, device, store, nccl)
     if began and _in_main_thread():
         signal.signal(signal.SIGTERM, ranks.told_to_end)

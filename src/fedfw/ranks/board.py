@@ -1,0 +1,172 @@
+"""A board in memory that all ranks of one machine can see: each writes on its own part, and reads those of the others.
+
+Between two processes of one machine an exchange by gloo wakes four threads one after the other, which takes some
+milliseconds where all processors are busy. Here a rank copies its bytes to its part, writes the number of the exchange
+beside them, and looks at the others' numbers until they have come as far. Every part has two places, which take turns:
+nobody writes to a place again before everybody has begun the next exchange, and so has read what was there.
+
+The bytes must be there before the number is. Processors of the x86 family keep the order of what is written and of what
+is read; others need not, and their ranks use gloo.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FOLDER = Path("/dev/shm")  # a folder in memory
+_PLACE = 2**20
+"""Bytes of a place; longer tensors travel by gloo, where their length counts and not how soon somebody wakes up."""
+_LINE = 64
+"""Bytes in front of a place that hold its number: as many as processors hand to each other at a time."""
+AWAKE = 0.1
+"""Seconds that a rank waits for the others before it goes to sleep: ranks that were divided well are hardly apart."""
+_NAP = 1e-3
+_LOOK_AROUND = 0.5
+"""Seconds of a nap, and between two looks whether the others are still there."""
+PATIENCE = timedelta(minutes=10)
+"""How long a rank waits for the others in an exchange. A process that ended is noticed sooner; this is for those that
+vanish or never come, and must be longer than any rank is busy with its clients."""
+give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Lets other threads of this processor go first."""
+
+Exchange = Callable[[Any], list[Any]]
+"""What this rank says -> what every rank says."""
+
+
+class Board:
+    """The board as one rank sees it.
+
+    Parameters
+    ----------
+    memory : mmap
+        Shared by all ranks, and zero in the beginning.
+    rank, size : int
+        The number of this rank, and how many there are.
+    look_around : callable
+        Raises an error where another rank is gone.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, look_around: Callable[[], None]) -> None:
+        self._rank, self._look_around, self._count = rank, look_around, 0
+        places = torch.frombuffer(memory, dtype=torch.uint8).view(size, 2, _LINE + _PLACE)
+        self._bodies = places[:, :, _LINE:]
+        self._numbers = [places[:, turn, :8].view(torch.int64).numpy()[:, 0] for turn in (0, 1)]
+
+    @staticmethod
+    def takes(x: Tensor) -> bool:
+        """Whether a tensor in the host's memory is short enough; all ranks have tensors of one length."""
+        return x.nbytes <= _PLACE
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The tensors (size, ...) of all ranks, of which x is this rank's; all have one shape and type."""
+        self._count += 1
+        turn = self._count % 2
+        bodies = self._bodies[:, turn, : x.nbytes]
+        bodies[self._rank] = x.contiguous().view(-1).view(torch.uint8)
+        self._numbers[turn][self._rank] = self._count
+        self._wait(turn)
+        return bodies.clone().view(x.dtype).view(len(bodies), *x.shape)
+
+    def _wait(self, turn: int) -> None:
+        """Until every rank has written: awake at first, because a processor that was put to sleep comes back slowly."""
+        numbers, began = self._numbers[turn], time.monotonic()
+        looks_from = began + AWAKE
+        while int(numbers.min()) < self._count:
+            now = time.monotonic()
+            if now < began + AWAKE:
+                give_way()
+                continue
+            time.sleep(_NAP)
+            if now >= looks_from and int(numbers.min()) < self._count:  # who has written may have ended since
+                if now > began + PATIENCE.total_seconds():
+                    raise RuntimeError(f"waited {PATIENCE} for another rank")
+                self._look_around()
+                looks_from = now + _LOOK_AROUND
+
+
+def share_board(rank: int, size: int, exchange: Exchange, look_around: Callable[[], None]) -> Board | None:
+    """A board for all ranks, or None where they are on several machines, or on one that does not suit.
+
+    Parameters
+    ----------
+    rank, size : int
+        The number of this rank, and how many there are.
+    exchange : callable
+        By which the ranks agree.
+    look_around : callable
+        Raises an error where another rank is gone; it is called by ranks that wait long.
+    """
+    places = exchange(_whereabouts())
+    if None in places or len(set(places)) > 1:
+        return None
+    length, token, path = size * 2 * (_LINE + _PLACE), secrets.token_hex(16), ""
+    if rank == 0:
+        path = _make_file(length, token)
+    path, token = exchange([path, token])[0]
+    memory = _map_file(path, length, token) if path else None
+    seen = exchange(memory is not None)
+    if rank == 0 and path:
+        os.unlink(path)  # whoever has it keeps it, and nothing is left behind, however the ranks end
+    if not all(seen) or memory is None:
+        return None
+    if rank == 0:
+        memory[: len(token)] = bytes(len(token))
+    exchange(None)  # nobody writes before the token is gone
+    return Board(memory, rank, size, look_around)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process of this machine is gone, or has ended and waits to be noticed by whoever started it."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+def _whereabouts() -> str | None:
+    """The machine, since when it runs, and the part of its processes that this one can see; None where it won't do."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return None
+
+
+def _make_file(length: int, token: str) -> str:
+    """A file in memory that begins with the token; the empty text where there can be none."""
+    try:
+        number, path = tempfile.mkstemp(prefix="fedfw-", dir=_FOLDER)
+    except OSError:
+        return ""
+    with os.fdopen(number, "wb") as file:
+        try:
+            os.posix_fallocate(number, 0, length)  # a full disk is noticed now, and not when a rank writes
+            file.write(token.encode())
+        except OSError:
+            os.unlink(path)
+            return ""
+    return path
+
+
+def _map_file(path: str, length: int, token: str) -> mmap.mmap | None:
+    """The memory of the file; None where this rank sees no file that begins with the token."""
+    try:
+        with open(path, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), length)
+    except (OSError, ValueError):
+        return None
+    return memory if memory[: len(token)] == token.encode() else None
