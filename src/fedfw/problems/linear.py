@@ -258,7 +258,7 @@ class LinearLosses(ClientLosses):
             who = group.clients
             _, A, y = group.pieces[0]
             fits = self.derivative is _cross_entropy and isinstance(group.counts, int) and len(group.pieces) == 1
-            if wanted and fits and can_fuse(A, c, y):
+            if wanted and fits and A.dtype is x.dtype and can_fuse(A, c, y):
                 fused_softmax_gradient(A, y, x[who], c, values[who], gradients[who])
                 continue
             values[who], slopes = self._of_group(W[who], None if bias is None else bias[who], group, wanted)
