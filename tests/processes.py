@@ -65,7 +65,7 @@ class Started:
 
 
 def start_python(arguments: Sequence[Any], env: Mapping[str, str] | None = None, together: bool = False) -> Started:
-    """``python ARGUMENTS`` with these additions to the environment; ``together`` puts errors between what is printed."""
+    """``python ARGUMENTS`` with these additions to the environment; ``together`` has errors among what is printed."""
     ours, theirs = socket.socketpair()
     asked = {"arguments": list(map(str, arguments)), "env": {**os.environ, **(env or {})}, "cwd": os.getcwd()}
     outputs = [os.memfd_create(name) for name in ("output", "errors")]
@@ -91,6 +91,7 @@ def run_python(
 def _server() -> socket.socket:
     ours, theirs = socket.socketpair()
     env = os.environ | {
+        "PYTHONHASHSEED": "7",  # another order of sets than here
         "OMP_NUM_THREADS": "1",  # more threads than cores would wait for each other
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)]),
     }
@@ -181,7 +182,7 @@ def _run(asked: dict[str, Any]) -> None:
         arguments = arguments[2:]
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
-        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     elif arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

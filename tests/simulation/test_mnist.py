@@ -6,8 +6,6 @@ fourth image, which costs up to two percent of accuracy; with `pytest -m slow` i
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from fedfw.config import RunConfig, build_algorithm, completed
 from fedfw.data import Data, Part, load_data
 from fedfw.presets import ProblemOptions, make_problem
 from tests.data.files import DATA, needs
+from tests.processes import run_python
 
 pytestmark = needs("mnist")
 SHARES = [4, pytest.param(1, marks=pytest.mark.slow)]
@@ -84,10 +83,10 @@ def test_projected_baselines_at_their_defaults(every: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
     arguments = ["run", "--dataset", "mnist", "--data-dir", str(DATA), "--constraint", "l2:10", "--rounds", "3"]
-    # The peak of this program alone: getrusage would count what this test's process held when it started it.
+    # The peak of this program alone, which forked from one that holds little more than torch.
     script = (
         f"from fedfw.cli import main; assert main({[*arguments, '--out', str(tmp_path / 'run')]!r}) == 0; "
         "print(dict(line.split(':') for line in open('/proc/self/status'))['VmHWM'].split()[0])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python(["-c", script])
     assert int(done.stdout.splitlines()[-1]) * 1024 < 1e9  # told in kB
