@@ -182,6 +182,7 @@ def test_memory_is_of_those_who_took_part() -> None:
     assert sum(values.numel() for values in plain.clients.values()) == 0
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_interrupted_run_ends_with_the_same_bits(variant: str, tmp_path: Path) -> None:
     q = Quadratic(torch.float32)

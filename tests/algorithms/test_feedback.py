@@ -138,12 +138,8 @@ def test_what_goes_down_can_be_compressed_and_the_optimum_is_reached(dtype: torc
         run = fedfw.simulate(problem(q, dtype), algorithm, rounds=150, eval_every=150)
         assert residual(q, run.x) < 1e-4, algorithm
         assert q.constraint.contains(run.x)
-    dense, short = (
-        fedfw.simulate(
-            problem(q, dtype), fedfw.FrankWolfe(q.constraint, compress_down=down), rounds=150, eval_every=150
-        )
-        for down in ("none", "topk:2")
-    )
+    oracles = (fedfw.FrankWolfe(q.constraint, compress_down=down) for down in ("none", "topk:2"))
+    dense, short = (fedfw.simulate(problem(q, dtype), one, rounds=150, eval_every=150) for one in oracles)
     assert residual(q, short.x) < 0.05
     assert short.history.total("bytes_down") < dense.history.total("bytes_down")
 

@@ -101,6 +101,7 @@ def test_much_better_than_the_theory_on_a_badly_conditioned_problem() -> None:
         assert ends[name, "curvature"] - least < 0.5 * (ends[name, "convex"] - least)
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("name", PACED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_run_goes_on_to_the_same_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_folder_whose_configuration_was_changed_is_not_resumed(
 def test_data_that_changed_are_another_run(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{i % 2} 1:{i / 50} 2:{(i * 7 % 50) / 50}\n" for i in range(50)]
     Path("mine.txt").write_text("".join(lines))
-    run(capsys, "--dataset", "libsvm:mine.txt", "--rounds", "2", "--out", "r")
+    run(capsys, "--dataset", "libsvm:mine.txt", "--constraint", "l1:1", "--rounds", "2", "--out", "r")
     lines[7] = lines[7].replace("1 1:", "0 1:")
     Path("mine.txt").write_text("".join(lines))
     assert main(["resume", "r"]) == 2
