@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.data.files import DATA
+from tests.processes import run_python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -32,11 +30,9 @@ EXPECTED = {
 def test_example(name: str, expected: str) -> None:
     if not expected:
         pytest.skip("its data are not at hand")
-    script = [sys.executable, "-W", "error::DeprecationWarning:__main__", EXAMPLES / name]
-    # More threads than cores would wait for each other, and nobody looks at windows.
-    alone = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "FEDFW_DATA": str(DATA)}
-    done = subprocess.run(script, capture_output=True, text=True, check=True, env=alone)
-    assert expected in done.stdout
+    script = ["-W", "error::DeprecationWarning:__main__", EXAMPLES / name]
+    alone = {"MPLBACKEND": "Agg", "FEDFW_DATA": str(DATA)}  # nobody looks at windows
+    assert expected in run_python(script, alone).stdout
 
 
 def test_every_example_is_run() -> None:

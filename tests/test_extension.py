@@ -100,6 +100,7 @@ def test_they_keep_their_contract(algorithm: fedfw.Algorithm) -> None:
     fedfw.testing.check_algorithm(algorithm)
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(("name", "flags"), [("slow", ["--slowness", "0.2"]), ("descent", [])])
 def test_they_run_resume_tune_and_compare(name: str, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--algorithm", name, "--constraint", "l2:10", "--rounds", "3", "--clients", "3", "--partition", "iid"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(python|text|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -45,12 +46,13 @@ def test_python_runs_and_prints_what_the_page_says(page: str, monkeypatch: pytes
     assert ran
 
 
-def test_commands_of_getting_started_run(tmp_path: Path) -> None:
+def test_commands_of_getting_started_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     shell = "".join(text for language, text in blocks("docs/getting-started.md") if language == "bash")
     commands = [shlex.split(line, comments=True) for line in shell.splitlines() if line.startswith("fedfw ")]
     assert commands
     for _, *arguments in commands:
-        subprocess.run([sys.executable, "-m", "fedfw", *arguments], cwd=tmp_path, check=True, capture_output=True)
+        run_python(["-m", "fedfw", *arguments])
     assert (tmp_path / "first" / "model.pt").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def residual(q: Quadratics, x: torch.Tensor) -> float:
 def test_converges_to_the_independent_optimum(name: str) -> None:
     q = Quadratics.on(name)
     for algorithm in [*baselines(q.constraint), *peers(q.constraint)]:
-        run = fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400)
+        run = fedfw.simulate(q.problem, algorithm, rounds=150, eval_every=150)
         assert residual(q, run.x) < 1e-5, algorithm
         assert q.constraint.contains(run.x)
         assert run.lower_bound is not None
@@ -76,7 +77,7 @@ def test_stale_clients_count_as_they_last_were(name: str) -> None:
         assert torch.equal(server.xbar, q.constraint.project(server.vectors["xtilde"]))
 
     for algorithm in (fedfw.FedDR(q.constraint, eta=0.2), fedfw.FedADMM(q.constraint, eta=0.2)):
-        run = fedfw.simulate(q.problem, algorithm, rounds=1000, participation=0.4, eval_every=1000, callbacks=watch)
+        run = fedfw.simulate(q.problem, algorithm, rounds=300, participation=0.4, eval_every=300, callbacks=watch)
         assert residual(q, run.x) < 1e-4, algorithm
 
 
@@ -116,12 +117,12 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
 def test_local_steps_of_fedavg_drift_away_and_those_of_feddr_do_not() -> None:
     q = Quadratics.on("l2")
     drift, none = (
-        residual(q, fedfw.simulate(q.problem, a, rounds=400, local_steps=20, eval_every=400).x)
+        residual(q, fedfw.simulate(q.problem, a, rounds=150, local_steps=20, eval_every=150).x)
         for a in (fedfw.FedAvg(q.constraint), fedfw.FedDR(q.constraint, eta=0.5))
     )
     assert drift > 1e-3
     assert none < 1e-8
-    held = fedfw.simulate(q.problem, fedfw.FedAvg(q.constraint, mu=30.0), rounds=400, local_steps=20, eval_every=400)
+    held = fedfw.simulate(q.problem, fedfw.FedAvg(q.constraint, mu=30.0), rounds=150, local_steps=20, eval_every=150)
     assert residual(q, held.x) < drift / 3  # FedProx
 
 
@@ -174,7 +175,7 @@ def test_weights_scale_the_losses() -> None:
     plain = Quadratics.on("l2")
     q = Quadratics(plain.constraint, plain.A, plain.c, weights)
     for algorithm in [*baselines(q.constraint), *peers(q.constraint)]:
-        assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=600, eval_every=600).x) < 1e-4, algorithm
+        assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=150, eval_every=150).x) < 1e-4, algorithm
 
 
 def test_payloads_are_dense_and_counted_as_such() -> None:
@@ -332,6 +333,13 @@ def test_adam_converges_where_coordinates_are_projected_one_by_one(
 WEIGHTS = {"equal": None, "unequal": (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)}
 
 
+@cache
+def weighted(weights: str, D: fedfw.ConstraintSet) -> Quadratics:
+    """Their optimum is worked out once."""
+    plain = Quadratics.on("l2")
+    return Quadratics(D, plain.A, plain.c, WEIGHTS[weights])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("participation", [1.0, 3])
@@ -340,10 +348,10 @@ def test_control_variates_take_the_drift_out(weights: str, participation: float,
 
     Here the optimum lies inside of the set.
     """
-    plain = Quadratics.on("l2")
-    q = Quadratics(fedfw.LinfBall(10.0), plain.A, plain.c, WEIGHTS[weights])
+    q = weighted(weights, fedfw.LinfBall(10.0))
+    options: dict[str, Any] = {"rounds": 100, "local_steps": 10, "participation": participation, "eval_every": 100}
     drift, none = (
-        residual(q, fedfw.simulate(typed(q, dtype), a, rounds=400, local_steps=10, participation=participation).x)
+        residual(q, fedfw.simulate(typed(q, dtype), a, **options).x)
         for a in (fedfw.FedAvg(q.constraint, lr=0.02), fedfw.Scaffold(q.constraint, lr=0.02))
     )
     assert none < (1e-8 if dtype == torch.float64 else 1e-4)
@@ -357,9 +365,8 @@ def test_scaffold_comes_to_optima_at_the_border_with_any_number_of_local_steps(
     name: str, participation: float, dtype: torch.dtype
 ) -> None:
     """Because its gradients are taken in the set; where they were taken outside of it, it stayed away."""
-    plain = Quadratics.on(name)
-    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
-    options: dict[str, Any] = {"rounds": 300, "local_steps": 5, "participation": participation, "eval_every": 300}
+    q = weighted("unequal", SETS[name])
+    options: dict[str, Any] = {"rounds": 100, "local_steps": 5, "participation": participation, "eval_every": 100}
     x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=0.02), **options).x
     assert residual(q, x.double()) < (1e-7 if dtype == torch.float64 else 1e-4)
 

@@ -103,7 +103,8 @@ def test_it_is_its_equations(variant: str, attendance: str, weights: Any, dtype:
 
     algorithm = fedfw.FedLMO(D, **options)
     participation = ATTENDANCE[attendance]
-    run = fedfw.simulate(q.problem, algorithm, rounds=T, local_steps=K, participation=participation, callbacks=watch)
+    often = {"rounds": T, "local_steps": K, "participation": participation, "eval_every": T}
+    run = fedfw.simulate(q.problem, algorithm, callbacks=watch, **often)
     expected = by_hand(q, D, who, K, options)
     assert torch.allclose(run.x.double(), expected, atol=1e-4 if dtype is torch.float32 else 1e-9)
 
@@ -128,7 +129,8 @@ def test_the_model_stays_in_the_set_and_the_control_variates_add_up(
             assert torch.allclose(simulation.server.vectors["seen"].double(), seen.double(), atol=rough)
 
     algorithm = fedfw.FedLMO(D, schedule="convex", **VARIANTS[variant])
-    fedfw.simulate(q.problem, algorithm, rounds=25, local_steps=2, participation=0.5, callbacks=watch)
+    often = {"rounds": 25, "local_steps": 2, "participation": 0.5, "eval_every": 25}
+    fedfw.simulate(q.problem, algorithm, callbacks=watch, **often)
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"renew_every": 4, "momentum": 0.0}])
@@ -182,6 +184,7 @@ def test_memory_is_of_those_who_took_part() -> None:
     assert sum(values.numel() for values in plain.clients.values()) == 0
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_interrupted_run_ends_with_the_same_bits(variant: str, tmp_path: Path) -> None:
     q = Quadratic(torch.float32)

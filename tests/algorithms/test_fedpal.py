@@ -115,7 +115,7 @@ def test_converges_whoever_takes_part_and_with_local_steps(
 ) -> None:
     plain = Quadratics.on(name)
     q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS[weights])
-    options: dict[str, Any] = {"rounds": 300, "eval_every": 300, "participation": participation, "local_steps": 2}
+    options: dict[str, Any] = {"rounds": 200, "eval_every": 200, "participation": participation, "local_steps": 2}
     run = fedfw.simulate(typed(q, dtype), fedfw.FedPAL(q.constraint, eta=0.2, beta=5.0), **options)
     assert residual(q, run.x.double()) < (1e-6 if dtype == torch.float64 else 1e-4)
     assert q.constraint.contains(run.x)
@@ -127,7 +127,7 @@ def test_converges_whoever_takes_part_and_with_local_steps(
 def test_fewer_multipliers_come_to_the_same_point(name: str) -> None:
     q = Quadratics.on(name)
     algorithm = fedfw.FedPAL(q.constraint, eta=0.2, beta=5.0, multiplier_every=10)
-    assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400).x) < 1e-6
+    assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=200, eval_every=200).x) < 1e-6
 
 
 def test_on_the_digits_it_comes_near_the_optimum() -> None:

@@ -58,7 +58,8 @@ def test_both_sides_hold_the_same_memories_and_the_server_their_sum(
         assert float((h.sum(0) - total).abs().max()) <= (1e-12 if dtype is torch.float64 else 3e-6) * size
 
     for algorithm in compressed(fedfw.L1Ball(1.0), how):
-        run = fedfw.simulate(problem(q, dtype), algorithm, rounds=30, participation=participation, callbacks=watch)
+        options: dict[str, Any] = {"rounds": 30, "eval_every": 30, "participation": participation}
+        run = fedfw.simulate(problem(q, dtype), algorithm, callbacks=watch, **options)
         assert run.x.dtype == dtype
         assert fedfw.L1Ball(1.0).contains(run.x)
 
@@ -70,16 +71,16 @@ def test_compressed_gradients_reach_the_optimum(name: str, how: str) -> None:
     q = Quadratics.on(name)
     for algorithm in compressed(q.constraint, how)[:4]:
         slow = replace(algorithm, lr="auto:0.2")
-        run = fedfw.simulate(q.problem, slow, rounds=500, eval_every=500)
+        run = fedfw.simulate(q.problem, slow, rounds=150, eval_every=150)
         assert residual(q, run.x) < 1e-4, algorithm
     oracle = fedfw.FrankWolfe(q.constraint, compress=how)
-    assert residual(q, fedfw.simulate(q.problem, oracle, rounds=500, eval_every=500).x) < 0.01
+    assert residual(q, fedfw.simulate(q.problem, oracle, rounds=150, eval_every=150).x) < 0.01
 
 
 def test_absentees_count_as_they_last_were() -> None:
     q = Quadratics.on("l2")
     algorithm = fedfw.FedPGD(q.constraint, compress="topk:2", lr="auto:0.1")
-    run = fedfw.simulate(q.problem, algorithm, rounds=1000, participation=0.5, eval_every=1000)
+    run = fedfw.simulate(q.problem, algorithm, rounds=300, participation=0.5, eval_every=300)
     assert residual(q, run.x) < 1e-4
 
 
@@ -107,7 +108,7 @@ def test_extrapolation_needs_fewer_rounds(name: str) -> None:
         residual(
             q,
             fedfw.simulate(
-                q.problem, fedfw.FedPGD(q.constraint, extrapolation="nesterov"), rounds=400, eval_every=400
+                q.problem, fedfw.FedPGD(q.constraint, extrapolation="nesterov"), rounds=150, eval_every=150
             ).x,
         )
         < 1e-9
@@ -134,15 +135,16 @@ def test_what_goes_down_can_be_compressed_and_the_optimum_is_reached(dtype: torc
         fedfw.FedPGD(q.constraint, lr="auto:0.1", extrapolation="nesterov", compress_down="topk:4"),
         fedfw.FedAvg(q.constraint, lr="auto:0.3", compress_down="topk:2"),
     ):
-        run = fedfw.simulate(problem(q, dtype), algorithm, rounds=500, eval_every=500)
+        run = fedfw.simulate(problem(q, dtype), algorithm, rounds=150, eval_every=150)
         assert residual(q, run.x) < 1e-4, algorithm
         assert q.constraint.contains(run.x)
-    dense = fedfw.simulate(problem(q, dtype), fedfw.FrankWolfe(q.constraint), rounds=300)
-    short = fedfw.simulate(problem(q, dtype), fedfw.FrankWolfe(q.constraint, compress_down="topk:2"), rounds=300)
+    oracles = (fedfw.FrankWolfe(q.constraint, compress_down=down) for down in ("none", "topk:2"))
+    dense, short = (fedfw.simulate(problem(q, dtype), one, rounds=150, eval_every=150) for one in oracles)
     assert residual(q, short.x) < 0.05
     assert short.history.total("bytes_down") < dense.history.total("bytes_down")
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(
     "options",
     [

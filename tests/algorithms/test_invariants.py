@@ -59,10 +59,10 @@ def test_mean_membership_and_duals_in_every_round(name: str, attendance: str, lo
         run = fedfw.simulate(
             q.problem,
             algorithm,
-            rounds=40,
+            rounds=24,  # after which the anchors and the attendance that are given have begun anew
             participation=ATTENDANCE[attendance],  # type: ignore[arg-type]
             local_steps=local_steps,
-            eval_every=40,
+            eval_every=24,
             callbacks=[watch],
         )
         assert run.history[-1].distance == 0.0
@@ -163,7 +163,7 @@ def test_weights_scale_the_losses_and_leave_the_mean_alone() -> None:
     q = dataclasses.replace(plain, weights=weights)
     scaled = quadratic_problem(8 * q.w[:, None, None] * q.A, q.c, q.start)
     algorithm = fedfw.FedFWPlus(q.constraint, penalty=LAM)
-    one, other = (fedfw.simulate(problem, algorithm, rounds=200) for problem in (q.problem, scaled))
+    one, other = (fedfw.simulate(problem, algorithm, rounds=200, eval_every=200) for problem in (q.problem, scaled))
     assert torch.allclose(one.x, other.x, atol=1e-10)
     assert one.history[-1].loss - q.least < 0.05 * (q.value(q.start) - q.least)
 

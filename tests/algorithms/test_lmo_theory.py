@@ -30,12 +30,12 @@ def never_above(q: Quadratics, path: lmo_theory.Path, slack: float) -> float:
 
 
 def run(q: Quadratics, pattern: str = "everybody", dtype: torch.dtype = torch.float64, **how: Any) -> lmo_theory.Path:
-    """60 rounds of FedLMO after the control variates were exchanged."""
+    """45 rounds of FedLMO after the control variates were exchanged."""
     eta, who = exchanged(frank_wolfe_steps, WHO[pattern])
     steps = how.pop("local_steps", 3)
     algorithm = fedfw.FedLMO(q.constraint, **{"momentum": 0.0, "schedule": eta} | how)
     problem = quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype), q.weights, q.convex)
-    return follow(q, algorithm, who, problem, rounds=61, local_steps=steps)
+    return follow(q, algorithm, who, problem, rounds=46, local_steps=steps)
 
 
 @pytest.mark.parametrize("name", STUDIED)

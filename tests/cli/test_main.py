@@ -11,6 +11,7 @@ import pytest
 
 import fedfw
 from fedfw.cli.main import main
+from tests.processes import run_python
 
 
 def test_sets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +48,7 @@ def test_import_needs_torch_numpy_and_scipy_alone() -> None:
 def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
     """In a process of its own, because pytest takes warnings to itself."""
     flags = ["--model", "mlp", "--constraint", "l2:0.1", "--rounds", "1", "--out", tmp_path / "r"]
-    done = subprocess.run([sys.executable, "-m", "fedfw", "run", *flags], capture_output=True, text=True, check=True)
+    done = run_python(["-m", "fedfw", "run", *flags])
     noted = [line for line in done.stderr.splitlines() if "begins at the nearest point of the set" in line]
     assert len(noted) == 1
     assert noted[0].startswith("fedfw run: note: the model's parameters lie outside of the constraint set")

@@ -30,6 +30,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--algorithm", "feddr", "--constraint", "l2:20", "--rounds", "30"]
     assert main(["tune", *flags, "--grid", "lr=theory:0.1,theory:8 alpha=1,1.9"]) == 0

@@ -7,8 +7,6 @@ import math
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from fedfw.deployment import DeployedRecord, DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Answer, Hello, Kind
 from fedfw.errors import MessageError, NobodyTrainedError
 from fedfw.lipschitz import MaxMin
+from tests.processes import run_python
 
 from .loopback import Fields, Loopback, small_task
 
@@ -522,11 +521,11 @@ def test_what_the_server_keeps_is_its_own(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
     code = "import sys; from pathlib import Path; from fedfw.rounds.folders import RunFolder\n"
     code += "RunFolder(Path(sys.argv[1]), resume=True)"
-    other = [sys.executable, "-c", code, str(tmp_path / "server")]
-    refused = subprocess.run(other, capture_output=True, text=True, check=False)
+    other = ["-c", code, str(tmp_path / "server")]
+    refused = run_python(other, check=False)
     assert f"ValueError: {tmp_path / 'server'} is in use by another process ({os.getpid()})" in refused.stderr
     loop.server.finish()
-    subprocess.run(other, check=True)
+    run_python(other)
 
 
 @pytest.mark.filterwarnings("ignore:.*going back to the one before it")

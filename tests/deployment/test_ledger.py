@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
+from tests.processes import start_python
 
 ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, weight=0.25, data="0123")
 
@@ -126,9 +124,8 @@ def test_who_dies_before_the_witness_saw_the_line_goes_on(ledger: Ledger, tmp_pa
 
 def test_two_processes_never_make_the_same_release(ledger: Ledger) -> None:
     code = f"from pathlib import Path; from {__name__} import *; fill(Ledger(Path({str(ledger.path)!r})), 20)"
-    here = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    twins = [subprocess.Popen([sys.executable, "-c", code], env=here) for _ in range(2)]
-    assert [twin.wait() for twin in twins] == [0, 0]
+    twins = [start_python(["-c", code]) for _ in range(2)]
+    assert [twin.wait().returncode for twin in twins] == [0, 0]
     assert [one.release for one in ledger.releases()] == list(range(1, 41))
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ import torch
 import fedfw
 from fedfw import Privacy
 from fedfw.privacy.steps import PrivacyPlan
+from tests.processes import run_python
 
 pytest.importorskip("dp_accounting")
 SETS = {
@@ -46,10 +44,7 @@ def signature(name: str, **changes: int) -> str:
 
 def test_another_process_has_the_same_signatures() -> None:
     code = f"import json; from {__name__} import *; print(json.dumps({{name: signature(name) for name in SETS}}))"
-    here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "7"}
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | here, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    assert json.loads(done.stdout) == {name: signature(name) for name in SETS}
+    assert json.loads(run_python(["-c", code]).stdout) == {name: signature(name) for name in SETS}
 
 
 @pytest.mark.parametrize("name", SETS)

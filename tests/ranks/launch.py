@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import start_python
 
 
 @dataclass(frozen=True)
@@ -35,23 +31,10 @@ def run_ranks(size: int, arguments: Sequence[str], timeout: float = 180) -> list
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path]),
     }
     ranks = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env=os.environ | alike | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        start_python(arguments, alike | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, together=True)
         for rank in range(size)
     ]
-    try:
-        said = [rank.communicate(timeout=timeout)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [Ended(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+    ended = [rank.wait(timeout) for rank in ranks]
+    return [Ended(rank.returncode, rank.stdout) for rank in ended]

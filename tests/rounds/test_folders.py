@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +19,7 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.records import History, Record
 from fedfw.simulation import Simulation
 from fedfw.studies.quadratics import Quadratics
+from tests.processes import run_python, start_python
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -154,22 +152,19 @@ def test_relaxed_minibatch_local_steps_resume_to_the_same_bits(tmp_path: Path) -
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A process that is killed -9 in the middle; resuming gives the bits of an undisturbed run."""
-    base = [sys.executable, "-m", "fedfw"]
+    base = ["-m", "fedfw"]
     flags = ["--rounds", "300", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "50"]
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # more threads than cores would wait for each other
-    subprocess.run([*base, "run", *flags, "--out", whole], check=True, capture_output=True, env=alone)
-    process = subprocess.Popen(
-        [*base, "run", *flags, "--out", cut], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone
-    )
+    run_python([*base, "run", *flags, "--out", whole])
+    process = start_python([*base, "run", *flags, "--out", cut])
     try:
-        while not list(Path(cut).glob("checkpoint-*.safetensors")) and process.poll() is None:
+        while not list(Path(cut).glob("checkpoint-*.safetensors")) and not process.ended():
             os.sched_yield()
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
     assert not (Path(cut) / "model.pt").exists()  # it was killed before it was done
-    subprocess.run([*base, "resume", cut], check=True, capture_output=True, env=alone)
+    run_python([*base, "resume", cut])
     models = [torch.load(Path(folder) / "model.pt", weights_only=True) for folder in (whole, cut)]
     for name in models[0]:
         assert torch.equal(models[0][name], models[1][name])
@@ -228,20 +223,19 @@ def test_a_run_of_version_0_1_is_named_as_such(tmp_path: Path) -> None:
 def somebody_at_work(folder: Path) -> Iterator[int]:
     """Another process that has claimed the folder; gives its number."""
     code = "import sys; from pathlib import Path; from fedfw.rounds.folders import RunFolder\n"
-    code += "folder = RunFolder(Path(sys.argv[1]), resume=True); print('claimed', flush=True); sys.stdin.read()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    code += (
+        "import signal; folder = RunFolder(Path(sys.argv[1]), resume=True); Path(sys.argv[2]).touch(); signal.pause()"
     )
-    assert process.stdout is not None
-    assert process.stdin is not None
+    claimed = folder.parent / f"{folder.name} is claimed"
+    process = start_python(["-c", code, folder, claimed])
     try:
-        assert process.stdout.readline() == "claimed\n"
+        while not claimed.exists() and not process.ended():
+            os.sched_yield()
+        assert claimed.exists()
         yield process.pid
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
-        process.stdin.close()
 
 
 def test_a_folder_is_one_processs_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import fedfw
 from fedfw.ranks import ALONE
+from fedfw.report import plots
 from tests.simulation.shared_runs import many, outcome, problem
 
 CASES = ("some", "everyone", "many")
@@ -37,6 +38,9 @@ def go_on(case: str, folder: Path, rounds: int, ranks: fedfw.Ranks = ALONE) -> d
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # Pictures of the runs take longer than the runs, and nobody looks at them here.
+    plots.plot_runs = lambda *_: None  # type: ignore[assignment,misc]
+    plots.save_figure = lambda figure, path: path.write_bytes(b"")  # type: ignore[assignment]
     with fedfw.join_ranks() as everybody:
         found = []
         for step in sys.argv[2:]:

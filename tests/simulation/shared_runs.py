@@ -1,6 +1,6 @@
 """Runs that one process takes alone and several take together.
 
-``python -m tests.simulation.shared_runs OUT DTYPE [DEVICE]`` takes all of them.
+``python -m tests.simulation.shared_runs OUT DTYPE,... [DEVICE]`` takes all of them.
 """
 
 from __future__ import annotations
@@ -113,12 +113,16 @@ def take(case: Case, dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, **more: Any
 
 
 def main() -> None:
-    out, dtype, device = Path(sys.argv[1]), getattr(torch, sys.argv[2]), (*sys.argv[3:], None)[0]
+    out, dtypes, device = Path(sys.argv[1]), sys.argv[2].split(","), (*sys.argv[3:], None)[0]
     torch.set_num_threads(1)
     with fedfw.join_ranks() as ranks:
-        found = {name: take(case, dtype, ranks, device=device) for name, case in cases().items()}
+        found: dict[str, Any] = {}
         few = {"participation": 5, "rounds": 12, "eval_every": 6, "device": device}
-        found["many"] = outcome(fedfw.simulate(many(ranks), fedfw.FedFW("l1:5", penalty=0.1), **few))
+        of_many = outcome(fedfw.simulate(many(ranks), fedfw.FedFW("l1:5", penalty=0.1), **few))
+        for name in dtypes:
+            dtype = getattr(torch, name)
+            found[name] = {case: take(made, dtype, ranks, device=device) for case, made in cases().items()}
+            found[name]["many"] = of_many
         if ranks.first:
             out.write_text(json.dumps(found))
 

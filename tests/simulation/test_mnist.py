@@ -1,13 +1,11 @@
 """MNIST softmax regression: 10 clients with labels (i, i+1, i+2) mod 10, 100 rounds of one full-gradient step.
 
 Runs where the MNIST files are at hand (../shared/data beside the checkout, or $FEDFW_DATA). By default it is every
-fourth image, which costs up to two percent of accuracy; with `pytest -m slow` it is all of them.
+fourth or eighth image, which costs up to two percent of accuracy; with `pytest -m slow` it is all of them.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,14 +16,21 @@ from fedfw.config import RunConfig, build_algorithm, completed
 from fedfw.data import Data, Part, load_data
 from fedfw.presets import ProblemOptions, make_problem
 from tests.data.files import DATA, needs
+from tests.processes import run_python
 
 pytestmark = needs("mnist")
-SHARES = [4, pytest.param(1, marks=pytest.mark.slow)]
+ALL = pytest.param(1, marks=pytest.mark.slow)
+QUARTER, EIGHTH = [4, ALL], [8, ALL]
+
+
+@cache
+def loaded() -> Data:
+    return load_data("mnist", DATA)
 
 
 @cache
 def data(every: int) -> Data:
-    whole = load_data("mnist", DATA)
+    whole = loaded()
     train = Part(whole.train.inputs[::every], whole.train.targets[::every])
     return Data(whole.name, train, whole.test, whole.classes)
 
@@ -46,7 +51,7 @@ def last(every: int, algorithm: fedfw.Algorithm) -> fedfw.Record:
     return record
 
 
-@pytest.mark.parametrize("every", SHARES)
+@pytest.mark.parametrize("every", EIGHTH)
 def test_l2_ball(every: int) -> None:
     D = fedfw.L2Ball(10.0)
     assert last(every, fedfw.FedFW(D, penalty="theory")).accuracy >= floor(0.84, every)
@@ -61,7 +66,7 @@ def test_l2_ball(every: int) -> None:
         assert record.loss - optimum.lower_bound < 0.02 * (optimum.start_value - optimum.lower_bound)
 
 
-@pytest.mark.parametrize("every", SHARES)
+@pytest.mark.parametrize("every", QUARTER)
 def test_l1_ball(every: int) -> None:
     D = fedfw.L1Ball(10.0)
     optimum = fedfw.solve(problem(every), D, tol=0.01)
@@ -73,7 +78,7 @@ def test_l1_ball(every: int) -> None:
     assert (anchored.loss - below) / (start - below) < 0.02
 
 
-@pytest.mark.parametrize("every", SHARES)
+@pytest.mark.parametrize("every", EIGHTH)
 def test_projected_baselines_at_their_defaults(every: int) -> None:
     """What every way to start a run gives for softmax regression; on the digits all four are held to the optimum."""
     for name, least in {"fedavg": 0.89, "feddr": 0.89}.items():
@@ -84,10 +89,12 @@ def test_projected_baselines_at_their_defaults(every: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
     arguments = ["run", "--dataset", "mnist", "--data-dir", str(DATA), "--constraint", "l2:10", "--rounds", "3"]
-    # The peak of this program alone: getrusage would count what this test's process held when it started it.
+    # The peak of this program alone, which forked from one that holds little more than torch.
     script = (
+        # The solver that the run is compared with has all its memory in its first steps: one second, and not five.
+        "import fedfw.cli.residual; fedfw.cli.residual._SECONDS = 1.0; "
         f"from fedfw.cli import main; assert main({[*arguments, '--out', str(tmp_path / 'run')]!r}) == 0; "
         "print(dict(line.split(':') for line in open('/proc/self/status'))['VmHWM'].split()[0])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python(["-c", script])
     assert int(done.stdout.splitlines()[-1]) * 1024 < 1e9  # told in kB

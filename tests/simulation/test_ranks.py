@@ -22,10 +22,10 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
 @cache
-def together(size: int, dtype: torch.dtype, folder: Path) -> dict[str, Any]:
-    out = folder / f"{size}-{dtype}.json"
-    name = str(dtype).removeprefix("torch.")
-    for ended in run_ranks(size, ["-m", "tests.simulation.shared_runs", str(out), name]):
+def together(size: int, folder: Path) -> dict[str, Any]:
+    """All cases by the name of their dtype, in both of them."""
+    out = folder / f"{size}.json"
+    for ended in run_ranks(size, ["-m", "tests.simulation.shared_runs", str(out), "float64,float32"]):
         assert ended.status == 0, ended.said
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -54,7 +54,7 @@ def assert_same(found: dict[str, Any], alone: dict[str, Any], tolerance: float) 
 @pytest.mark.parametrize("name", [*cases(), "many"])
 @pytest.mark.xdist_group("ranks")
 def test_two_ranks_take_the_run_of_one_process(name: str, dtype: torch.dtype, folder: Path) -> None:
-    found = together(2, dtype, folder)[name]
+    found = together(2, folder)[str(dtype).removeprefix("torch.")][name]
     if name == "many":
         few = {"participation": 5, "rounds": 12, "eval_every": 6}
         alone = outcome(fedfw.simulate(many(), fedfw.FedFW("l1:5", penalty=0.1), **few))
@@ -72,6 +72,7 @@ def go_on_together(size: int, out: Path, steps: list[tuple[str, Path, int]]) -> 
     return found
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.xdist_group("ranks")
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
     two, begun, taken_over = (tmp_path / name for name in ("two", "begun by two", "begun by two, too"))
@@ -91,6 +92,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
         assert_same(of_three[i], whole, 1e-6)
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.xdist_group("ranks")
 def test_a_rank_that_is_killed_ends_the_run_for_all_and_it_goes_on(tmp_path: Path) -> None:
     first, second = run_ranks(2, ["-m", "tests.simulation.failing_runs", "killed", str(tmp_path / "run")], timeout=60)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_an_interrupted_call_keeps_what_was_done(tmp_path: Path) -> None:
     assert computed == [5, 13]
 
 
+@pytest.fixture
+def _quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers fork from a process that has torch imported and get their tasks pickled, as fresh interpreters do."""
+    workers = get_context("forkserver")
+    workers.set_forkserver_preload([__name__])
+    monkeypatch.setattr(lab, "get_context", lambda method: workers)
+
+
+@pytest.mark.usefixtures("_quick_workers")
 def test_two_processes_give_the_same(tmp_path: Path) -> None:
     tasks = [Square(n) for n in range(4)]
     alone, both = Lab(tmp_path / "1").run(tasks), Lab(tmp_path / "2", jobs=2).run(tasks)
@@ -85,6 +95,7 @@ def test_two_processes_give_the_same(tmp_path: Path) -> None:
     assert computed == [0, 1, 2, 3]  # the other four elsewhere
 
 
+@pytest.mark.usefixtures("_quick_workers")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_depends_on_other_results_comes_after_them_and_is_kept_as_what_it_became(
     tmp_path: Path, jobs: int

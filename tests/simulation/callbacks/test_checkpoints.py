@@ -46,6 +46,7 @@ def test_a_checkpoint_every_ten_rounds_and_at_the_end(tmp_path: Path) -> None:
     assert History.from_jsonl((tmp_path / "history.jsonl").read_text()).to_dict() == run.history.to_dict()
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("every", [1, 4])
 def test_as_often_as_it_is_asked_for(every: int, tmp_path: Path) -> None:
     often = Checkpoints(RunFolder(tmp_path), every=every)
@@ -53,12 +54,14 @@ def test_as_often_as_it_is_asked_for(every: int, tmp_path: Path) -> None:
     assert rounds_kept(tmp_path) == {1: [9, 10], 4: [8, 10]}[every]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_run_that_is_ended_early_is_kept_whole(tmp_path: Path) -> None:
     run = fedfw.simulate(Q.problem, ALGORITHM, rounds=23, out=tmp_path, callbacks=lambda s: s.t == 13)
     assert rounds_kept(tmp_path) == [10, 13]
     assert len(History.from_jsonl((tmp_path / "history.jsonl").read_text())) == len(run.history) == 13
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_run_that_is_ended_before_a_round_is_kept_whole(tmp_path: Path) -> None:
     class Before(Callback):
         def before_round(self, simulation: Simulation) -> bool:
@@ -70,6 +73,7 @@ def test_a_run_that_is_ended_before_a_round_is_kept_whole(tmp_path: Path) -> Non
     assert len(History.from_jsonl((tmp_path / "history.jsonl").read_text())) == 13
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_relaxed_clients_leave_the_model_that_lies_inside(tmp_path: Path) -> None:
     relax = dict.fromkeys(range(5), fedfw.L2Ball(4.0))
     run = fedfw.simulate(Q.problem, ALGORITHM, rounds=3, relax=relax, out=tmp_path)
