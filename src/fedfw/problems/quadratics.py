@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +25,13 @@ class QuadraticLosses(ClientLosses):
         return (away * gradients).sum(1) / 2, gradients
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        return QuadraticLosses(self.A.double(), self.c.double()).value_and_gradient(x.double(), who, None)
+        self._exact._everyone = self._everyone
+        return self._exact.value_and_gradient(x.double(), who, None)
+
+    @cached_property
+    def _exact(self) -> QuadraticLosses:
+        """The same in float64."""
+        return QuadraticLosses(self.A.double(), self.c.double())
 
     def smoothness(self) -> Tensor:
         largest: Tensor = torch.linalg.eigvalsh(self.A.double())[:, -1]

@@ -63,11 +63,10 @@ class Quadratics:
 
     def gradients(self, x: Tensor) -> Tensor:
         """a_i(x) = w_i grad f_i(x): (n, p)."""
-        return self.w[:, None] * torch.einsum("nij,nj->ni", self.A, x - self.c)
+        return self.w[:, None] * torch.bmm(self.A, (x - self.c).unsqueeze(2)).squeeze(2)
 
     def value(self, x: Tensor) -> float:
-        away = x - self.c
-        return float((self.w * torch.einsum("ni,nij,nj->n", away, self.A, away)).sum() / 2)
+        return float(((x - self.c) * self.gradients(x)).sum() / 2)
 
     @cached_property
     def optimum(self) -> Tensor:
