@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
 
 
 def boards_of(size: int, look_around: Callable[[], None] = lambda: None) -> list[Board]:
-    memory = mmap.mmap(-1, size * 2 * (board._LINE + board._PLACE))
+    memory = mmap.mmap(-1, board.length_of(size))
     return [Board(memory, rank, size, look_around) for rank in range(size)]
 
 
@@ -90,6 +90,22 @@ def test_a_rank_that_waits_looks_around_and_gives_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(board, "PATIENCE", -board.PATIENCE)
     with pytest.raises(RuntimeError, match="waited"):
         boards_of(2)[0].gather(torch.zeros(3))
+
+
+def test_last_words_are_found_by_those_who_wait() -> None:
+    class EndedError(Exception):
+        pass
+
+    def look_around() -> None:
+        raise EndedError(boards[0].words_of(1))
+
+    boards = boards_of(3, look_around)
+    assert [boards[0].words_of(rank) for rank in range(3)] == [b"", b"", b""]
+    boards[1].leave(b"enough")
+    with pytest.raises(EndedError, match="enough"):
+        boards[0].gather(torch.zeros(3))
+    boards[2].leave(b"?" * 10**5)
+    assert boards[0].words_of(2) == b"?" * board._WORDS
 
 
 def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> None:

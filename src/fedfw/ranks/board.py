@@ -3,7 +3,8 @@
 Between two processes of one machine an exchange by gloo wakes four threads one after the other, which takes some
 milliseconds where all processors are busy. Here a rank copies its bytes to its part, writes the number of the exchange
 beside them, and looks at the others' numbers until they have come as far. Every part has two places, which take turns:
-nobody writes to a place again before everybody has begun the next exchange, and so has read what was there.
+nobody writes to a place again before everybody has begun the next exchange, and so has read what was there. A rank that
+ends before its work is done leaves its last words beside them, which the others find while they wait.
 
 The bytes must be there before the number is. Processors of the x86 family keep the order of what is written and of what
 is read; others need not, and their ranks use gloo.
@@ -23,6 +24,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,6 +34,8 @@ _PLACE = 2**20
 """Bytes of a place; longer tensors travel by gloo, where their length counts and not how soon somebody wakes up."""
 _LINE = 64
 """Bytes in front of a place that hold its number: as many as processors hand to each other at a time."""
+_WORDS = 4096 - _LINE
+"""Bytes of a rank's last words at most; in front of them stands how many there are."""
 AWAKE = 0.1
 """Seconds that a rank waits for the others before it goes to sleep: ranks that were divided well are hardly apart."""
 _NAP = 1e-3
@@ -56,14 +61,16 @@ class Board:
     rank, size : int
         The number of this rank, and how many there are.
     look_around : callable
-        Raises an error where another rank is gone.
+        Raises an error where another rank is gone, or has left last words.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, look_around: Callable[[], None]) -> None:
         self._rank, self._look_around, self._count = rank, look_around, 0
-        places = torch.frombuffer(memory, dtype=torch.uint8).view(size, 2, _LINE + _PLACE)
-        self._bodies = places[:, :, _LINE:]
-        self._numbers = [places[:, turn, :8].view(torch.int64).numpy()[:, 0] for turn in (0, 1)]
+        parts = torch.frombuffer(memory, dtype=torch.uint8).view(size, length_of(1))
+        places = parts[:, : -_LINE - _WORDS].view(size, 2, _LINE + _PLACE)
+        self._bodies, self._words = places[:, :, _LINE:], parts[:, -_WORDS:].numpy()
+        self._numbers = [_first_number(places[:, turn]) for turn in (0, 1)]
+        self._ends = _first_number(parts[:, -_LINE - _WORDS :])
 
     @staticmethod
     def takes(x: Tensor) -> bool:
@@ -80,12 +87,23 @@ class Board:
         self._wait(turn)
         return bodies.clone().view(x.dtype).view(len(bodies), *x.shape)
 
+    def leave(self, words: bytes) -> None:
+        """Leave last words, at least one byte: this rank ends before its work is done."""
+        self._words[self._rank, : len(words)] = list(words[:_WORDS])
+        self._ends[self._rank] = len(words[:_WORDS])
+
+    def words_of(self, rank: int) -> bytes:
+        """The last words of a rank; none where it has left none."""
+        return self._words[rank, : int(self._ends[rank])].tobytes()
+
     def _wait(self, turn: int) -> None:
         """Until every rank has written: awake at first, because a processor that was put to sleep comes back slowly."""
         numbers, began = self._numbers[turn], time.monotonic()
         looks_from = began + AWAKE
         while int(numbers.min()) < self._count:
             now = time.monotonic()
+            if self._ends.any():
+                self._look_around()
             if now < began + AWAKE:
                 give_way()
                 continue
@@ -95,6 +113,17 @@ class Board:
                     raise RuntimeError(f"waited {PATIENCE} for another rank")
                 self._look_around()
                 looks_from = now + _LOOK_AROUND
+
+
+def length_of(size: int) -> int:
+    """Bytes of a board for so many ranks."""
+    return size * (2 * (_LINE + _PLACE) + _LINE + _WORDS)
+
+
+def _first_number(parts: Tensor) -> npt.NDArray[np.int64]:
+    """A view of the first eight bytes of each part (size, length) as a number."""
+    numbers: npt.NDArray[np.int64] = parts[:, :8].view(torch.int64).numpy()[:, 0]
+    return numbers
 
 
 def share_board(rank: int, size: int, exchange: Exchange, look_around: Callable[[], None]) -> Board | None:
@@ -112,7 +141,7 @@ def share_board(rank: int, size: int, exchange: Exchange, look_around: Callable[
     places = exchange(_whereabouts())
     if None in places or len(set(places)) > 1:
         return None
-    length, token, path = size * 2 * (_LINE + _PLACE), secrets.token_hex(16), ""
+    length, token, path = length_of(size), secrets.token_hex(16), ""
     if rank == 0:
         path = _make_file(length, token)
     path, token = exchange([path, token])[0]

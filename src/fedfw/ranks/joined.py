@@ -34,6 +34,8 @@ _LEAST_ROOM = 64
 """Bytes that a parcel has at least; more comes in multiples of it."""
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
+_LONGEST_WORDS = 600
+"""Characters of why a rank ended that the others are told: JSON takes up to six bytes for each."""
 _ENDED = "fedfw/ended"
 
 
@@ -213,36 +215,41 @@ class _Joined(Ranks):
 
     def _gone(self) -> str:
         """Which ranks ended and why; the empty text where nobody can say."""
-        if self._store is None:
+        if self._store is None and self._board is None:
             return ""
         if _in_main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all ranks now: first a word of why
         self.leave("lost contact with another rank", lost=True)
         words: dict[int, dict[str, Any]] = {}
         until = time.monotonic() + _LAST_WORDS
-        with suppress(RuntimeError):  # the store may be on a machine that is gone
-            while len(words) < self.size and time.monotonic() < until:
-                for other in set(range(self.size)) - words.keys():
-                    if self._store.check([f"{_ENDED}/{other}"]):
-                        words[other] = json.loads(self._store.get(f"{_ENDED}/{other}"))
-                time.sleep(0.05)
+        while len(words) < self.size and time.monotonic() < until:
+            for other in set(range(self.size)) - words.keys():
+                if said := self._last_words(other):
+                    words[other] = json.loads(said)
+            time.sleep(0.05)
         ended = [f"rank {other} ended: {said['why']}" for other, said in sorted(words.items()) if not said["lost"]]
         silent = ", ".join(str(other) for other in range(self.size) if other not in words)
         died = [f"rank {silent} is gone: its process or its machine ended without a word"] if silent else []
         return "; ".join([*ended, *died])
 
+    def _last_words(self, other: int) -> bytes:
+        """What a rank said when it ended; nothing where it has not said so."""
+        said = b"" if self._board is None else self._board.words_of(other)
+        with suppress(RuntimeError):  # the store may be on a machine that is gone
+            if not said and self._store is not None and self._store.check([f"{_ENDED}/{other}"]):
+                said = self._store.get(f"{_ENDED}/{other}")
+        return said
+
     def _refuse_ended(self) -> None:
         """Raise an error if another rank has said that it ends."""
-        others = (other for other in range(self.size) if other != self.rank)
-        if any(self._store.check([f"{_ENDED}/{other}"]) for other in others):
+        if any(self._last_words(other) for other in range(self.size) if other != self.rank):
             raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone()}")
 
     def _look_around(self) -> None:
         """Raise an error if the process of another rank of this machine is gone, or has said that it ends."""
+        self._refuse_ended()
         if any(map(has_ended, self._processes)):
             raise RuntimeError("another rank is gone")
-        if self._store is not None:
-            self._refuse_ended()
 
     def told_to_end(self, *signal_and_frame: object) -> None:
         """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when time is up."""
@@ -251,9 +258,12 @@ class _Joined(Ranks):
 
     def leave(self, why: str, lost: bool = False) -> None:
         """Tell the others why this rank ends before its work is done."""
+        words = json.dumps({"why": why[:_LONGEST_WORDS], "lost": lost})
+        if self._board is not None:
+            self._board.leave(words.encode())
         if self._store is not None:
             with suppress(RuntimeError):  # the store may be on a machine that is gone
-                self._store.set(f"{_ENDED}/{self.rank}", json.dumps({"why": why, "lost": lost}))
+                self._store.set(f"{_ENDED}/{self.rank}", words)
 
 
 def _in_main_thread() -> bool:
