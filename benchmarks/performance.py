@@ -1,7 +1,7 @@
 """Measures everything that docs/performance.md shows on this machine, and writes the page.
 
     python -m benchmarks.performance            about twenty minutes on a quiet machine with two cores
-    python -m benchmarks.performance --short    fewer rounds and repeats
+    python -m benchmarks.performance --short    fewer repeats, and a million clients for fewer rounds
     python -m benchmarks.performance --check    compares the ratios of a short run with the committed ones
 
 A GPU's figures are those of `python -m benchmarks.gpu --write`, which is run on a machine with one and keeps them in
@@ -137,7 +137,7 @@ def check() -> None:
 
 def write(short: bool) -> None:
     os.environ.setdefault("FEDFW_FRAMEWORKS", str(FRAMEWORKS))
-    numbers = bench(TASKS, *(("--rounds", "10", "--repeats", "3") if short else ()))
+    numbers = bench(TASKS, *(("--repeats", "3") if short else ()))
     RATIOS.write_text(json.dumps(ratios(numbers), indent=1) + "\n")
     scale = told("a million clients", ["-m", "benchmarks.scale", *(("--rounds", "20") if short else ())]).strip()
     wire = told("bytes", ["-m", "benchmarks.wire"]).strip()
@@ -162,7 +162,7 @@ def write(short: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare the ratios of a short run; writes nothing")
-    parser.add_argument("--short", action="store_true", help="fewer rounds and repeats: about five minutes")
+    parser.add_argument("--short", action="store_true", help="fewer repeats: about ten minutes")
     options = parser.parse_args()
     if options.check:
         check()

@@ -107,19 +107,21 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 
 @pytest.mark.deployment
 @pytest.mark.parametrize(
-    ("algorithm", "constraint", "batch"),
-    [("fedfw", "l1:10", None), ("fedfw-anchored", "l1:10", None), ("fedfw-sto", "l2:10", 32)],
+    ("algorithm", "constraint", "batch", "rounds"),
+    [("fedfw", "l1:10", None, 2), ("fedfw-anchored", "l1:10", None, 3), ("fedfw-sto", "l2:10", 32, 2)],
 )
 def test_deployed_runs_have_the_bits_of_simulated_ones(
-    federation: LocalFederation, algorithm: str, constraint: str, batch: int | None
+    federation: LocalFederation, algorithm: str, constraint: str, batch: int | None, rounds: int
 ) -> None:
-    chosen = {"algorithm": algorithm, "constraint": constraint} | ({"batch-size": batch} if batch else {})
+    """Two rounds have every form of a message, and three an anchor before and behind a round without one."""
+    chosen = {"algorithm": algorithm, "constraint": constraint, "rounds": rounds}
+    chosen |= {"batch-size": batch} if batch else {}
     chosen |= {"anchor-every": 2} if algorithm == "fedfw-anchored" else {}
     demo = Demo.of(merge(BASE, chosen, "test"))
     out = federation.folder / algorithm
     app = federation.folder / "app"
     history = finished(federation, deploy(federation, app, demo, out, share_gradients=True, tell_loss=True), out)
-    assert [record.participants for record in history] == [3, 3, 3]
+    assert [record.participants for record in history] == [3] * rounds
     for record, simulated in zip(history, demo.simulated.history, strict=True):
         for counter in ("bytes_up", "bytes_down", "evidence_up", "evidence_down"):
             assert getattr(record, counter) == getattr(simulated, counter), counter
