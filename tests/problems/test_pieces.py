@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -196,3 +197,13 @@ def test_everyone_at_once_has_the_bits_of_the_general_way(
     others_values, others = losses.value_and_gradient(x, everyone.clone(), None)
     assert torch.equal(values, others_values)
     assert torch.equal(gradients, others)
+
+
+def test_a_problem_that_was_used_is_pickled_with_its_samples_once() -> None:
+    losses = losses_of(clients_of([61] * 5, "cross-entropy", torch.float32), "cross-entropy", True)
+    x = points(5, True, torch.float32)
+    before = len(pickle.dumps(losses._stacks))
+    losses.value_and_gradient(x, losses.everyone(x.device), None)
+    copied = pickle.loads(pickle.dumps(losses._stacks))
+    assert len(pickle.dumps(losses._stacks)) < before + 100  # what was found out of the stack, but no samples again
+    assert torch.equal(copied[0].inputs, losses._stacks[0].inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import mmap
 import os
 import subprocess
@@ -17,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedfw.ranks import board
+from fedfw.ranks import board, joined
 from fedfw.ranks.board import Board, has_ended, share_board
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
 
 
-def boards_of(size: int, look_around: Callable[[], None] = lambda: None) -> list[Board]:
+def boards_of(size: int, is_one_gone: Callable[[], bool] = lambda: False) -> list[Board]:
     memory = mmap.mmap(-1, board.length_of(size))
-    return [Board(memory, rank, size, look_around) for rank in range(size)]
+    return [Board(memory, rank, size, is_one_gone) for rank in range(size)]
 
 
 def in_threads(each: Callable[[int], Any], size: int) -> list[Any]:
@@ -81,31 +83,46 @@ def test_long_tensors_are_not_taken() -> None:
 
 def test_a_rank_that_waits_looks_around_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "AWAKE", 0.0)
-
-    def look_around() -> None:
-        raise RuntimeError("another rank is gone")
-
     with pytest.raises(RuntimeError, match="another rank is gone"):
-        boards_of(2, look_around)[0].gather(torch.zeros(3))
+        boards_of(2, lambda: True)[0].gather(torch.zeros(3))
     monkeypatch.setattr(board, "PATIENCE", -board.PATIENCE)
     with pytest.raises(RuntimeError, match="waited"):
         boards_of(2)[0].gather(torch.zeros(3))
 
 
+def test_a_rank_that_has_written_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "AWAKE", 0.0)
+
+    def writes_and_ends() -> bool:
+        other._bodies[1, 1, :8] = 7
+        other._numbers[1][1] = 1
+        return True
+
+    boards = boards_of(2, writes_and_ends)
+    other = boards[1]
+    assert boards[0].gather(torch.zeros(8, dtype=torch.uint8)).tolist() == [[0] * 8, [7] * 8]
+
+
 def test_last_words_are_found_by_those_who_wait() -> None:
-    class EndedError(Exception):
-        pass
-
-    def look_around() -> None:
-        raise EndedError(boards[0].words_of(1))
-
-    boards = boards_of(3, look_around)
+    boards = boards_of(3, lambda: bool(boards[0].words_of(1)))
     assert [boards[0].words_of(rank) for rank in range(3)] == [b"", b"", b""]
     boards[1].leave(b"enough")
-    with pytest.raises(EndedError, match="enough"):
+    boards[1].leave(b"more than enough")
+    assert boards[0].words_of(1) == b"enough"  # the first words stay
+    with pytest.raises(RuntimeError, match="another rank is gone"):
         boards[0].gather(torch.zeros(3))
     boards[2].leave(b"?" * 10**5)
     assert boards[0].words_of(2) == b"?" * board._WORDS
+
+
+def test_there_is_room_for_all_of_the_words_that_a_rank_may_leave() -> None:
+    longest = json.dumps({"why": "\U0001f600" * joined._LONGEST_WORDS, "lost": False})
+    assert len(longest) <= board._WORDS
+
+
+def test_a_copy_is_the_same_board() -> None:
+    (mine,) = boards_of(1)
+    assert copy.deepcopy(mine) is mine
 
 
 def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> None:
@@ -142,7 +159,7 @@ class Talk:
 
 def shared(size: int, said: dict[int, Any] | None = None) -> list[Board | None]:
     talk = Talk(size, said)
-    return in_threads(lambda rank: share_board(rank, size, talk.of(rank), lambda: None), size)
+    return in_threads(lambda rank: share_board(rank, size, talk.of(rank), lambda: False), size)
 
 
 @pytest.mark.skipif(board._whereabouts() is None, reason="ranks use gloo on this kind of machine")

@@ -102,6 +102,10 @@ class Stack:
                 pieces.append(Piece(begin, inputs.flatten(2), targets))
             yield Group(clients, counts, pieces, 1 / (counts if isinstance(counts, int) else counts.double()))
 
+    def __getstate__(self) -> dict[str, object]:
+        # Each of the views would be pickled with all samples.
+        return {name: value for name, value in vars(self).items() if name != "_whole"}
+
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""
         inputs, targets = (t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets))

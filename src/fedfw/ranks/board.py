@@ -60,17 +60,20 @@ class Board:
         Shared by all ranks, and zero in the beginning.
     rank, size : int
         The number of this rank, and how many there are.
-    look_around : callable
-        Raises an error where another rank is gone, or has left last words.
+    is_one_gone : callable
+        Whether another rank is gone, or has left last words; it is asked now and then by a rank that waits.
     """
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, look_around: Callable[[], None]) -> None:
-        self._rank, self._look_around, self._count = rank, look_around, 0
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, is_one_gone: Callable[[], bool]) -> None:
+        self._rank, self._is_one_gone, self._count = rank, is_one_gone, 0
         parts = torch.frombuffer(memory, dtype=torch.uint8).view(size, length_of(1))
         places = parts[:, : -_LINE - _WORDS].view(size, 2, _LINE + _PLACE)
         self._bodies, self._words = places[:, :, _LINE:], parts[:, -_WORDS:].numpy()
         self._numbers = [_first_number(places[:, turn]) for turn in (0, 1)]
         self._ends = _first_number(parts[:, -_LINE - _WORDS :])
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> Board:
+        return self  # a copy would be memory that nobody else sees
 
     @staticmethod
     def takes(x: Tensor) -> bool:
@@ -88,7 +91,9 @@ class Board:
         return bodies.clone().view(x.dtype).view(len(bodies), *x.shape)
 
     def leave(self, words: bytes) -> None:
-        """Leave last words, at least one byte: this rank ends before its work is done."""
+        """Leave last words, at least one byte: this rank ends before its work is done. The first ones stay."""
+        if self._ends[self._rank]:
+            return
         self._words[self._rank, : len(words)] = list(words[:_WORDS])
         self._ends[self._rank] = len(words[:_WORDS])
 
@@ -102,17 +107,17 @@ class Board:
         looks_from = began + AWAKE
         while int(numbers.min()) < self._count:
             now = time.monotonic()
-            if self._ends.any():
-                self._look_around()
+            if self._ends.any() or now >= looks_from:
+                # Who has written may have ended since: only then is a number missing for good.
+                if self._is_one_gone() and int(numbers.min()) < self._count:
+                    raise RuntimeError("another rank is gone")
+                looks_from = max(looks_from, now + _LOOK_AROUND)
+            if now > began + PATIENCE.total_seconds():
+                raise RuntimeError(f"waited {PATIENCE} for another rank")
             if now < began + AWAKE:
                 give_way()
-                continue
-            time.sleep(_NAP)
-            if now >= looks_from and int(numbers.min()) < self._count:  # who has written may have ended since
-                if now > began + PATIENCE.total_seconds():
-                    raise RuntimeError(f"waited {PATIENCE} for another rank")
-                self._look_around()
-                looks_from = now + _LOOK_AROUND
+            else:
+                time.sleep(_NAP)
 
 
 def length_of(size: int) -> int:
@@ -126,7 +131,7 @@ def _first_number(parts: Tensor) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def share_board(rank: int, size: int, exchange: Exchange, look_around: Callable[[], None]) -> Board | None:
+def share_board(rank: int, size: int, exchange: Exchange, is_one_gone: Callable[[], bool]) -> Board | None:
     """A board for all ranks, or None where they are on several machines, or on one that does not suit.
 
     Parameters
@@ -135,8 +140,8 @@ def share_board(rank: int, size: int, exchange: Exchange, look_around: Callable[
         The number of this rank, and how many there are.
     exchange : callable
         By which the ranks agree.
-    look_around : callable
-        Raises an error where another rank is gone; it is called by ranks that wait long.
+    is_one_gone : callable
+        Whether another rank is gone; see `Board`.
     """
     places = exchange(_whereabouts())
     if None in places or len(set(places)) > 1:
@@ -144,17 +149,19 @@ def share_board(rank: int, size: int, exchange: Exchange, look_around: Callable[
     length, token, path = length_of(size), secrets.token_hex(16), ""
     if rank == 0:
         path = _make_file(length, token)
-    path, token = exchange([path, token])[0]
-    memory = _map_file(path, length, token) if path else None
-    seen = exchange(memory is not None)
-    if rank == 0 and path:
-        os.unlink(path)  # whoever has it keeps it, and nothing is left behind, however the ranks end
+    try:
+        path, token = exchange([path, token])[0]
+        memory = _map_file(path, length, token) if path else None
+        seen = exchange(memory is not None)
+    finally:
+        if rank == 0 and path:
+            os.unlink(path)  # whoever has mapped it keeps it, and nothing is left behind when the ranks end
     if not all(seen) or memory is None:
         return None
     if rank == 0:
         memory[: len(token)] = bytes(len(token))
     exchange(None)  # nobody writes before the token is gone
-    return Board(memory, rank, size, look_around)
+    return Board(memory, rank, size, is_one_gone)
 
 
 def has_ended(pid: int) -> bool:
@@ -171,7 +178,8 @@ def _whereabouts() -> str | None:
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+        if os.readlink("/proc/self") == str(os.getpid()):  # else it shows the processes of others
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     return None
 
 

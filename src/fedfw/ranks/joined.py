@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -34,9 +35,12 @@ _LEAST_ROOM = 64
 """Bytes that a parcel has at least; more comes in multiples of it."""
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
-_LONGEST_WORDS = 600
-"""Characters of why a rank ended that the others are told: JSON takes up to six bytes for each."""
+_LONGEST_WORDS = 300
+"""Characters of why a rank ended that the others are told: JSON takes up to twelve bytes for each."""
 _ENDED = "fedfw/ended"
+_stores: dict[tuple[str | None, ...], Any] = {}
+_joined: Counter[tuple[str | None, ...]] = Counter()
+"""The stores by which this process has met others, by their addresses, and how often."""
 
 
 class _Joined(Ranks):
@@ -50,7 +54,7 @@ class _Joined(Ranks):
         self._rooms: dict[str, int] = {}  # bytes that parcels of a kind have
         self._board: Board | None = None
         self._processes = self.exchange(os.getpid())
-        self._board = share_board(self.rank, self.size, self.exchange, self._look_around)
+        self._board = share_board(self.rank, self.size, self.exchange, self._is_one_gone)
         self.sent = self.exchanges = 0  # from here on
 
     # --- exchanges ---
@@ -225,7 +229,8 @@ class _Joined(Ranks):
         while len(words) < self.size and time.monotonic() < until:
             for other in set(range(self.size)) - words.keys():
                 if said := self._last_words(other):
-                    words[other] = json.loads(said)
+                    with suppress(ValueError):
+                        words[other] = json.loads(said)
             time.sleep(0.05)
         ended = [f"rank {other} ended: {said['why']}" for other, said in sorted(words.items()) if not said["lost"]]
         silent = ", ".join(str(other) for other in range(self.size) if other not in words)
@@ -240,16 +245,16 @@ class _Joined(Ranks):
                 said = self._store.get(f"{_ENDED}/{other}")
         return said
 
-    def _refuse_ended(self) -> None:
-        """Raise an error if another rank has said that it ends."""
+    def _is_one_gone(self) -> bool:
+        """Whether another rank has said that it ends, or its process is gone, where that can be seen from here."""
         if any(self._last_words(other) for other in range(self.size) if other != self.rank):
-            raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone()}")
+            return True
+        return self._board is not None and any(map(has_ended, self._processes))
 
-    def _look_around(self) -> None:
-        """Raise an error if the process of another rank of this machine is gone, or has said that it ends."""
-        self._refuse_ended()
-        if any(map(has_ended, self._processes)):
-            raise RuntimeError("another rank is gone")
+    def _refuse_ended(self) -> None:
+        """Raise an error if another rank is gone."""
+        if self._is_one_gone():
+            raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone() or 'another rank is gone'}")
 
     def told_to_end(self, *signal_and_frame: object) -> None:
         """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when time is up."""
@@ -283,6 +288,21 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def launched() -> bool:
     """Whether this process was started as one of several ranks, by torchrun for example."""
     return dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _new_store() -> tuple[Any, int, int]:
+    """A store that nobody has written to, the number of this rank, and how many there are.
+
+    Ranks that join again meet at the store of the first time, which is kept for that: a new one at the same address
+    might be looked for while the old one is still there.
+    """
+    address = tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
+    if address not in _stores:
+        _stores[address] = next(rendezvous("env://"))
+    store, rank, size = _stores[address]
+    _joined[address] += 1
+    apart = dist.PrefixStore(f"fedfw/{_joined[address]}", store)  # type: ignore[attr-defined]
+    return apart, rank, size
 
 
 @contextmanager
@@ -321,22 +341,26 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if began:
-        store, rank, size = next(rendezvous("env://"))
+        store, rank, size = _new_store()
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-    ranks = _Joined(balance, device, store, nccl)
-    if began and _in_main_thread():
-        signal.signal(signal.SIGTERM, ranks.told_to_end)
+    ranks: _Joined | None = None
     try:
+        ranks = _Joined(balance, device, store, nccl)
+        if began and _in_main_thread():
+            signal.signal(signal.SIGTERM, ranks.told_to_end)
         yield ranks
         if began:
             ranks.meet()  # nobody leaves while others may still ask: the first rank may keep the store
     except RankLostError:
         raise
     except BaseException as error:
-        ranks.leave(f"{type(error).__name__}: {error}")
+        if ranks is not None:
+            ranks.leave(f"{type(error).__name__}: {error}")
         raise
     finally:
+        if ranks is not None:
+            ranks._board = None
         if began and _in_main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if began:
