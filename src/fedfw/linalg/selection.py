@@ -22,7 +22,7 @@ def first_argmax(a: Tensor) -> Tensor:
 
     Notes
     -----
-    On the CPU numpy compares with vector instructions, and torch does not: it takes four to twelve times as long.
+    On the CPU numpy compares with vector instructions, and torch does not: it takes several times as long.
 
     Examples
     --------

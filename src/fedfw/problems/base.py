@@ -193,12 +193,9 @@ class WeightedGradient:
             x = x.to(self._weights.each.dtype)
             values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
         factors = 1.0 if plain else self._weights.times(times)
-        if isinstance(factors, Tensor):
+        if isinstance(factors, Tensor) or factors != 1:
             values = values * factors
-            gradients *= factors.unsqueeze(1)
-        elif factors != 1:
-            values = values * factors
-            gradients *= factors
+            gradients *= factors.unsqueeze(1) if isinstance(factors, Tensor) else factors
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

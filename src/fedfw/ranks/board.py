@@ -1,7 +1,7 @@
 """A board in memory that all ranks of one machine can see: each writes on its own part, and reads those of the others.
 
-Between two processes of one machine an exchange by gloo wakes four threads one after the other, which takes some
-milliseconds where all processors are busy. Here a rank copies its bytes to its part, writes the number of the exchange
+Between two processes of one machine an exchange by gloo wakes four threads one after the other, which takes long where
+all processors are busy. Here a rank copies its bytes to its part, writes the number of the exchange
 beside them, and looks at the others' numbers until they have come as far. Every part has two places, which take turns:
 nobody writes to a place again before everybody has begun the next exchange, and so has read what was there. A rank that
 ends before its work is done leaves its last words beside them, which the others find while they wait.
