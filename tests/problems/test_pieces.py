@@ -1,4 +1,7 @@
-"""A linear layer's samples are multiplied a piece at a time: the results are those of all at once."""
+"""A linear layer's samples are multiplied a piece at a time: the results are those of all at once.
+
+This is what torch does where there is no compiled code (`tests/cpu/test_softmax.py`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,11 @@ LOSSES: dict[str, Any] = {
 }
 DTYPES = [torch.float32, torch.float64]
 SIZES = {"equal": [21] * 5, "padded": [21, 20, 18, 21, 17], "stacks": [61, 7, 61, 300, 1]}
+
+
+@pytest.fixture(autouse=True)
+def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "is_compiled_for", lambda *samples: False)
 
 
 @pytest.fixture(params=[1, 2])

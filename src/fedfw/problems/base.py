@@ -77,6 +77,13 @@ class ClientLosses(ABC):
         (m,) values and (m, p) gradients.
         """
 
+    def weighted(
+        self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """As `value_and_gradient` at x in this precision, times one factor or (m,) of them."""
+        values, gradients = self.value_and_gradient(x.to(dtype), who, picks)
+        return times_factors(values, gradients, factors)
+
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
@@ -120,6 +127,13 @@ class ClientLosses(ABC):
     @abstractmethod
     def to(self, device: torch.device) -> ClientLosses:
         """The same on another device."""
+
+
+def times_factors(values: Tensor, gradients: Tensor, factors: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Values (m,) and gradients (m, p), which are overwritten, times one factor or (m,) of them."""
+    if isinstance(factors, Tensor):
+        return values * factors, gradients.mul_(factors.unsqueeze(1))
+    return (values, gradients) if factors == 1 else (values * factors, gradients.mul_(factors))
 
 
 class Weights:
@@ -187,15 +201,13 @@ class WeightedGradient:
         self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The weighted losses and gradients; see `fedfw.algorithms.base.Gradient`."""
+        factors = 1.0 if plain else self._weights.times(times)
         if exact:
             values, gradients = self._losses.exactly(x, self._who)
+            values, gradients = times_factors(values, gradients, factors)
         else:
-            x = x.to(self._weights.each.dtype)
-            values, gradients = self._losses.value_and_gradient(x, self._who, None if full else self._pick())
-        factors = 1.0 if plain else self._weights.times(times)
-        if isinstance(factors, Tensor) or factors != 1:
-            values = values * factors
-            gradients *= factors.unsqueeze(1) if isinstance(factors, Tensor) else factors
+            picks = None if full else self._pick()
+            values, gradients = self._losses.weighted(x, self._who, picks, factors, self._weights.each.dtype)
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

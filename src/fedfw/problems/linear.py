@@ -5,7 +5,8 @@
 with A the samples and R the derivative of the loss by the scores: softmax(Z) - onehot for cross-entropy,
 sigmoid(Z) - y for the logistic loss, 2 (Z - y) for the squared loss (over the outputs' number).
 
-On a processor the samples are taken a piece at a time: the second product finds in the cache what the first has read.
+Softmax regression in float32 has kernels of its own (`fedfw.cpu.softmax`, `fedfw.gpu.softmax`). Else, on a processor,
+samples are taken a piece at a time: the second product finds in the cache what the first has read.
 Scores are kept with the samples along the last axis, because there are many samples and few outputs: products and
 exponentials of long rows are up to twice as fast.
 """
@@ -19,9 +20,10 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from fedfw.cpu.softmax import is_compiled_for, softmax_gradient
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
-from fedfw.problems.base import ClientLosses, clip_factors
+from fedfw.problems.base import ClientLosses, clip_factors, times_factors
 from fedfw.problems.known_losses import KnownLoss
 from fedfw.problems.stacks import Group, Samples, Stack, samples_of, stack_clients
 
@@ -120,6 +122,8 @@ class LinearLosses(ClientLosses):
         self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         self.plain_kernels = self._in_order
         self._one_stack = self._in_order and stacks[0].inputs.device.type == "cpu"
+        softmax = derivative is _cross_entropy
+        self._compiled = softmax and all(is_compiled_for(stack.inputs, stack.targets, stack.sizes) for stack in stacks)
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}
 
@@ -140,10 +144,19 @@ class LinearLosses(ClientLosses):
         return self._all(x, who, None, x.new_empty(0))
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.weighted(x, who, picks, 1.0, x.dtype)
+
+    def weighted(
+        self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        if self._compiled and dtype is torch.float32:  # which rounds points in float64 itself, and multiplies
+            gradients = torch.empty(x.shape)
+            return self._all(x, who, picks, gradients, factors), gradients
+        x = x.to(dtype)
         if picks is None and who is self._everyone and (group := self._only_group(x)) is not None:
-            return self._of_group(*self._weights_of(x), group)
+            return times_factors(*self._of_group(*self._weights_of(x), group), factors)
         gradients = torch.empty_like(x)
-        return self._all(x, who, picks, gradients), gradients
+        return times_factors(self._all(x, who, picks, gradients), gradients, factors)
 
     def _only_group(self, x: Tensor) -> Group | None:
         """The samples of all clients, where they are taken at once and as they are: tiny rounds are mostly calls."""
@@ -161,17 +174,24 @@ class LinearLosses(ClientLosses):
         gradients = torch.empty_like(x, dtype=torch.float64)
         return self._all(x.double(), who, None, gradients), gradients
 
-    def _all(self, x: Tensor, who: Tensor, picks: Tensor | None, gradients: Tensor) -> Tensor:
-        """The values (m,); ``gradients`` (m, p) is filled, unless it is empty. They are in the points' precision."""
-        values, wanted = x.new_zeros(len(x)), bool(gradients.numel())
+    def _all(
+        self, x: Tensor, who: Tensor, picks: Tensor | None, gradients: Tensor, factors: float | Tensor = 1.0
+    ) -> Tensor:
+        """The values (m,); ``gradients`` (m, p) is filled, unless it is empty, and both have its precision.
+
+        Factors, one or (m,), are for compiled code alone.
+        """
+        values, wanted = gradients.new_zeros(len(x)), bool(gradients.numel())
         for stack, rows, at in self._select(who):
             if at is None:
-                self._evaluate(x, stack, rows, picks, values, gradients)
+                self._evaluate(x, stack, rows, picks, values, gradients, factors)
                 continue
             places = torch.tensor(at, device=x.device)
             points, chosen = x[places], None if picks is None else picks[places]
-            part_values, part_gradients = x.new_zeros(len(at)), torch.empty_like(points) if wanted else gradients
-            self._evaluate(points, stack, rows, chosen, part_values, part_gradients)
+            some = factors[places] if isinstance(factors, Tensor) else factors
+            part_values = values.new_zeros(len(at))
+            part_gradients = gradients.new_empty(points.shape) if wanted else gradients
+            self._evaluate(points, stack, rows, chosen, part_values, part_gradients, some)
             values[places] = part_values
             if wanted:
                 gradients[places] = part_gradients
@@ -248,22 +268,36 @@ class LinearLosses(ClientLosses):
         return padded.copy_(W.view(-1, c, f)), None if bias is None else bias.unsqueeze(2)
 
     def _evaluate(
-        self, x: Tensor, stack: Stack, rows: Sequence[int], picks: Tensor | None, values: Tensor, gradients: Tensor
+        self,
+        x: Tensor,
+        stack: Stack,
+        rows: Sequence[int],
+        picks: Tensor | None,
+        values: Tensor,
+        gradients: Tensor,
+        factors: float | Tensor,
     ) -> None:
         """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p), for these rows."""
+        if self._compiled and values.dtype is torch.float32:
+            who = stack.every_row if isinstance(rows, range) else torch.tensor(rows)
+            samples = stack.inputs, stack.targets, stack.sizes
+            factors = factors.double() if isinstance(factors, Tensor) else factors
+            softmax_gradient(*samples, who, picks, x, self.outputs, factors, values, gradients)
+            return
         c, wanted = self.outputs, bool(gradients.numel())
         lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
         W, bias = self._weights_of(x)
         for group in stack.groups(rows, picks, self._most(x), lanes):
-            who = group.clients
+            clients = group.clients
             _, A, y = group.pieces[0]
             fits = self.derivative is _cross_entropy and isinstance(group.counts, int) and len(group.pieces) == 1
             if wanted and fits and A.dtype is x.dtype and can_fuse(A, c, y):
-                fused_softmax_gradient(A, y, x[who], c, values[who], gradients[who])
+                fused_softmax_gradient(A, y, x[clients], c, values[clients], gradients[clients])
                 continue
-            values[who], slopes = self._of_group(W[who], None if bias is None else bias[who], group, wanted)
+            theirs = None if bias is None else bias[clients]
+            values[clients], slopes = self._of_group(W[clients], theirs, group, wanted)
             if wanted:
-                gradients[who] = slopes
+                gradients[clients] = slopes
 
     def _of_group(self, W: Tensor, bias: Tensor | None, group: Group, wanted: bool = True) -> tuple[Tensor, Tensor]:
         """The values (b,) and, where they are wanted, the gradients (b, p) of a group's clients at these weights."""

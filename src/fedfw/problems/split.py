@@ -102,6 +102,11 @@ class SplitLosses(ClientLosses):
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.inner.value_and_gradient(x, self._inside(who), picks)
 
+    def weighted(
+        self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        return self.inner.weighted(x, self._inside(who), picks, factors, dtype)
+
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.exactly(x, self._inside(who))
 

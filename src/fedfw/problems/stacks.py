@@ -52,6 +52,11 @@ class Stack:
         return bool((self.sizes != self.inputs.shape[1]).any())
 
     @cached_property
+    def every_row(self) -> Tensor:
+        """(b,): the numbers of all rows."""
+        return torch.arange(len(self.who))
+
+    @cached_property
     def finite(self) -> bool:
         """Whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
@@ -103,8 +108,8 @@ class Stack:
             yield Group(clients, counts, pieces, 1 / (counts if isinstance(counts, int) else counts.double()))
 
     def __getstate__(self) -> dict[str, object]:
-        # Each of the views would be pickled with all samples.
-        return {name: value for name, value in vars(self).items() if name != "_whole"}
+        # Each of the views would be pickled with all samples, and the rows are soon numbered again.
+        return {name: value for name, value in vars(self).items() if name not in ("_whole", "every_row")}
 
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""

@@ -1,0 +1,1 @@
+"""What is compiled for processors: the gradient of softmax regression."""

@@ -1,0 +1,342 @@
+/* Softmax regression's losses and gradients from one pass over the samples, in float32.
+
+Two products read all samples twice from memory. Here a block of samples that fits a core's cache is multiplied by the
+weights, its softmax is worked out, and it is multiplied again while it is still in the cache. Vectors of eight numbers
+are the compiler's: it makes of them what the processor has, and where it can choose at run time, it does.
+
+A client's sums depend on its own samples alone, in a fixed order: a block's terms one after the other, then blocks,
+then parts of PART samples. A client has the same bits alone, among others, and on any number of threads.
+
+`fedfw/cpu/softmax.py` checks what is handed over here by address. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PART 2048        /* samples whose sums are made by one thread, without a look at the others */
+#define MOST_IN_BLOCK 64 /* samples of a block at most, a multiple of 8 */
+#define BLOCK_BYTES (1 << 17)
+#define LANES 8
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__linux__)
+#define FOR_EVERY_PROCESSOR __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define FOR_EVERY_PROCESSOR
+#endif
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+
+INLINE v8 load(const float *from) {
+    v8 v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+INLINE void store(float *to, v8 v) { memcpy(to, &v, sizeof v); }
+
+INLINE v8 larger(v8 a, v8 b) {
+    i8 first = a > b;
+    return (v8)((first & (i8)a) | (~first & (i8)b));
+}
+
+/* The sums of neighbours: those of a first, then those of b. */
+INLINE v8 pairs(v8 a, v8 b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+/* The sums of eight vectors' lanes. */
+INLINE v8 lane_sums(const v8 a[8]) {
+    return pairs(pairs(pairs(a[0], a[1]), pairs(a[2], a[3])), pairs(pairs(a[4], a[5]), pairs(a[6], a[7])));
+}
+
+INLINE float sum(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
+
+/* exp of numbers up to 0, to two units in the last place; what is below -86 counts as -86. The polynomial is that of
+   the Cephes library. */
+INLINE v8 exponential(v8 x) {
+    const v8 magic = (v8){} + 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, in the lowest bits */
+    x = larger(x, (v8){} - 86.0f);
+    v8 shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    v8 r = x - n * 0.693359375f - n * -2.12194440e-4f;
+    v8 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return (v8)((i8)p + (((i8)shifted - (i8)magic) << 23));
+}
+
+/* Samples and weights lie in tiles of eight features. The last tile ends with the last feature and may begin inside the
+   one before it: the weights there are zero, and the slopes are left out. */
+typedef struct {
+    int64_t features, classes; /* as given, but at least eight features */
+    int64_t tiles, width;      /* numbers of a row of weights: 8 * tiles */
+    int64_t rows;              /* of weights: an even number, of which the first are for classes */
+} Shape;
+
+INLINE int64_t column(const Shape *s, int64_t tile) {
+    int64_t begin = LANES * tile;
+    return begin + LANES <= s->features ? begin : s->features - LANES;
+}
+
+/* Scores of `samples` samples for `classes` classes from class k; samples times classes is 8. A class has a row. */
+INLINE void score(const Shape *s, int samples, int classes, int64_t k, const float *const *a, const float *W,
+                  float *scores) {
+    v8 sums[8] = {{0}};
+    for (int64_t t = 0; t < s->tiles; t++) {
+        int64_t at = column(s, t);
+        v8 w[4];
+        for (int c = 0; c < classes; c++) w[c] = load(W + (k + c) * s->width + LANES * t);
+        for (int i = 0; i < samples; i++) {
+            v8 x = load(a[i] + at);
+            for (int c = 0; c < classes; c++) sums[i * classes + c] += x * w[c];
+        }
+    }
+    v8 found = lane_sums(sums);
+    for (int i = 0; i < samples; i++)
+        for (int c = 0; c < classes; c++) scores[(k + c) * MOST_IN_BLOCK + i] = found[i * classes + c];
+}
+
+/* Adds a block's slopes of `classes` classes from class k in `tiles` tiles from tile t. */
+INLINE void slope(const Shape *s, int classes, int tiles, int64_t k, int64_t t, int64_t count, const float *const *a,
+                  const float *R, float *G) {
+    v8 sums[8] = {{0}};
+    int64_t at[4];
+    for (int j = 0; j < tiles; j++) at[j] = column(s, t + j);
+    for (int64_t i = 0; i < count; i++) {
+        v8 x[4];
+        for (int j = 0; j < tiles; j++) x[j] = load(a[i] + at[j]);
+        for (int c = 0; c < classes; c++) {
+            float r = R[(k + c) * MOST_IN_BLOCK + i];
+            for (int j = 0; j < tiles; j++) sums[c * tiles + j] += x[j] * r;
+        }
+    }
+    for (int c = 0; c < classes; c++)
+        for (int j = 0; j < tiles; j++) {
+            float *to = G + (k + c) * s->width + LANES * (t + j);
+            store(to, load(to) + sums[c * tiles + j]);
+        }
+}
+
+/* Turns the scores of eight samples into the derivatives of their losses by them, and returns the sum of the first
+   `count` losses; the derivatives of the others are zero. */
+INLINE double softmax(const Shape *s, float *scores, const float *bias, const int64_t *y, int count) {
+    for (int64_t k = 0; k < s->classes && count < LANES; k++) /* what an earlier block left there may be a NaN */
+        for (int i = count; i < LANES; i++) scores[k * MOST_IN_BLOCK + i] = 0.0f;
+    v8 top = load(scores) + bias[0], strange = {0}, total = {0};
+    for (int64_t k = 0; k < s->classes; k++) {
+        v8 z = load(scores + k * MOST_IN_BLOCK) + bias[k];
+        top = larger(top, z);
+        strange += z * 0.0f; /* a NaN for numbers that are not finite, which comparisons may overlook */
+        store(scores + k * MOST_IN_BLOCK, z);
+    }
+    double loss = 0.0, product = 1.0;
+    for (int i = 0; i < count; i++) loss += top[i] - scores[y[i] * MOST_IN_BLOCK + i];
+    for (int64_t k = 0; k < s->classes; k++) {
+        v8 e = exponential(load(scores + k * MOST_IN_BLOCK) - top);
+        total += e;
+        store(scores + k * MOST_IN_BLOCK, e);
+    }
+    total += strange;
+    for (int i = 0; i < count; i++) product *= total[i]; /* at most classes^8: one logarithm for all */
+    v8 share = 1.0f / total;
+    for (int i = count; i < LANES; i++) share[i] = 0.0f;
+    for (int64_t k = 0; k < s->classes; k++)
+        store(scores + k * MOST_IN_BLOCK, load(scores + k * MOST_IN_BLOCK) * share);
+    for (int i = 0; i < count; i++) scores[y[i] * MOST_IN_BLOCK + i] -= 1.0f;
+    return loss + log(product);
+}
+
+typedef struct {
+    Shape shape;
+    int64_t given_features, bias, in_block;
+    const float *samples;
+    int64_t client_stride, sample_stride, most;
+    const int64_t *targets;
+    int64_t target_stride;
+    const int64_t *clients, *sizes, *picks; /* rows of the samples; how many of them count; which, or NULL */
+    int64_t batch, parts;
+    const char *points; /* float32 or float64 */
+    int64_t point_stride, doubles;
+    double factor;         /* of all clients, */
+    const double *factors; /* or of each; else NULL */
+    float *gradients;      /* one row a part; NULL where losses are enough */
+    float *losses;         /* one a part */
+    int64_t gradient_stride;
+} Task;
+
+/* The numbers that one thread works with. */
+typedef struct {
+    float *W, *G, *scores, *bias, *sums, *padded;
+} Room;
+
+INLINE float number(const Task *task, int64_t client, int64_t j) {
+    int64_t at = client * task->point_stride + j;
+    return task->doubles ? (float)((const double *)task->points)[at] : ((const float *)task->points)[at];
+}
+
+static void unpack_weights(const Task *task, int64_t client, const Room *room) {
+    const Shape *s = &task->shape;
+    int64_t f = task->given_features, c = s->classes;
+    memset(room->W, 0, sizeof(float) * s->rows * s->width);
+    for (int64_t k = 0; k < c; k++) {
+        float *row = room->W + k * s->width;
+        int64_t full = f - f % LANES, last = s->width - LANES;
+        for (int64_t j = 0; j < full; j++) row[j] = number(task, client, k * f + j);
+        for (int64_t j = full; j < f; j++) /* where the last tile begins inside another one, its first lanes are zero */
+            row[last + j - column(s, s->tiles - 1)] = number(task, client, k * f + j);
+        room->bias[k] = task->bias ? number(task, client, c * f + k) : 0.0f;
+    }
+}
+
+static void pack_slopes(const Task *task, const Room *room, float factor, float *to) {
+    const Shape *s = &task->shape;
+    int64_t f = task->given_features, c = s->classes, full = f - f % LANES, last = s->width - LANES;
+    for (int64_t k = 0; k < c; k++) {
+        const float *row = room->G + k * s->width;
+        for (int64_t j = 0; j < full; j++) to[k * f + j] = row[j] * factor;
+        for (int64_t j = full; j < f; j++) to[k * f + j] = row[last + j - column(s, s->tiles - 1)] * factor;
+        if (task->bias) to[c * f + k] = room->sums[k] * factor;
+    }
+}
+
+/* A block's losses, and its slopes where they are wanted; `count` is rounded up to a multiple of 4 with samples that
+   count for nothing. */
+FOR_EVERY_PROCESSOR
+static double take_block(const Shape *shape, int64_t count, const float *const *a, const int64_t *y, const Room *room,
+                         int with_slopes) {
+    const Shape own = *shape, *s = &own;
+    float *R = room->scores;
+    for (int64_t i = 0; i < count; i += 4) {
+        int64_t k = 0;
+        for (; k + 4 <= s->rows; k += 4) {
+            score(s, 2, 4, k, a + i, room->W, R + i);
+            score(s, 2, 4, k, a + i + 2, room->W, R + i + 2);
+        }
+        if (k < s->rows) score(s, 4, 2, k, a + i, room->W, R + i);
+    }
+    double loss = 0.0;
+    for (int64_t i = 0; i < count; i += LANES)
+        loss += softmax(s, R + i, room->bias, y + i, count - i < LANES ? (int)(count - i) : LANES);
+    if (!with_slopes) return loss;
+    for (int64_t k = 0; k < s->classes; k++) {
+        v8 sums = {0};
+        for (int64_t i = 0; i < count; i += LANES) sums += load(R + k * MOST_IN_BLOCK + i);
+        room->sums[k] += sum(sums);
+    }
+    int64_t k = 0;
+    for (; k + 4 <= s->rows; k += 4) {
+        int64_t t = 0;
+        for (; t + 2 <= s->tiles; t += 2) slope(s, 4, 2, k, t, count, a, R, room->G);
+        if (t < s->tiles) slope(s, 4, 1, k, t, count, a, R, room->G);
+    }
+    if (k < s->rows) {
+        int64_t t = 0;
+        for (; t + 4 <= s->tiles; t += 4) slope(s, 2, 4, k, t, count, a, R, room->G);
+        for (; t < s->tiles; t++) slope(s, 2, 1, k, t, count, a, R, room->G);
+    }
+    return loss;
+}
+
+/* One part of one client; returns whether its targets and picks are those of samples that there are. */
+static int take_part(const Task *task, int64_t client, int64_t part, const Room *room) {
+    const Shape *s = &task->shape;
+    const int64_t row = task->clients[client], size = task->sizes[row], f = task->given_features;
+    const int64_t all = task->picks ? task->batch : size;
+    const int64_t end = (part + 1) * PART < all ? (part + 1) * PART : all;
+    const float *samples = task->samples + row * task->client_stride;
+    const int64_t *targets = task->targets + row * task->target_stride;
+    const float *a[MOST_IN_BLOCK];
+    int64_t y[MOST_IN_BLOCK];
+    double loss = 0.0;
+    if (task->gradients) {
+        memset(room->G, 0, sizeof(float) * s->rows * s->width);
+        memset(room->sums, 0, sizeof(float) * s->rows);
+    }
+    for (int64_t begin = part * PART; begin < end; begin += task->in_block) {
+        int64_t count = end - begin < task->in_block ? end - begin : task->in_block;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t at = task->picks ? task->picks[client * task->batch + begin + i] : begin + i;
+            if (at < 0 || at >= size) return 0;
+            y[i] = targets[at];
+            if (y[i] < 0 || y[i] >= s->classes) return 0;
+            a[i] = samples + at * task->sample_stride;
+            if (f < LANES) {
+                a[i] = memcpy(room->padded + i * LANES, a[i], sizeof(float) * f);
+            }
+        }
+        for (int64_t i = count; i < (count + 3) / 4 * 4; i++) a[i] = a[0];
+        loss += take_block(s, count, a, y, room, task->gradients != NULL);
+    }
+    double share = (task->factors ? task->factors[client] : task->factor) / (double)all;
+    task->losses[client * task->parts + part] = (float)(loss * share);
+    if (task->gradients)
+        pack_slopes(task, room, (float)share, task->gradients + (client * task->parts + part) * task->gradient_stride);
+    return 1;
+}
+
+static float *numbers(int64_t count) {
+    void *place = NULL;
+    return posix_memalign(&place, 64, sizeof(float) * (size_t)count) ? NULL : memset(place, 0, sizeof(float) * count);
+}
+
+PyDoc_STRVAR(gradients_doc, "Fill losses and gradients of some clients; all arguments are numbers, addresses among them.");
+
+static PyObject *gradients(PyObject *module, PyObject *args) {
+    (void)module;
+    Task task;
+    Shape *s = &task.shape;
+    long long first, last, samples, targets, clients, sizes, picks, points, factors, into, losses;
+    long long client_stride, sample_stride, target_stride, batch, parts, point_stride, doubles, classes, features, bias;
+    long long gradient_stride;
+    if (!PyArg_ParseTuple(args, "LLLLLLLLLLLLLLLLLLdLLLL", &first, &last, &samples, &client_stride, &sample_stride,
+                          &targets, &target_stride, &clients, &sizes, &picks, &batch, &parts, &points, &point_stride,
+                          &doubles, &classes, &features, &bias, &task.factor, &factors, &losses, &into, &gradient_stride))
+        return NULL;
+    task.given_features = features, task.bias = bias, task.batch = batch, task.parts = parts;
+    task.samples = (const float *)(intptr_t)samples, task.targets = (const int64_t *)(intptr_t)targets;
+    task.client_stride = client_stride, task.sample_stride = sample_stride, task.target_stride = target_stride;
+    task.clients = (const int64_t *)(intptr_t)clients, task.sizes = (const int64_t *)(intptr_t)sizes;
+    task.picks = (const int64_t *)(intptr_t)picks, task.points = (const char *)(intptr_t)points;
+    task.point_stride = point_stride, task.doubles = doubles, task.factors = (const double *)(intptr_t)factors;
+    task.gradients = (float *)(intptr_t)into, task.losses = (float *)(intptr_t)losses;
+    task.gradient_stride = gradient_stride;
+    s->features = features < LANES ? LANES : features, s->classes = classes;
+    s->tiles = (s->features + LANES - 1) / LANES, s->width = s->tiles * LANES;
+    s->rows = (classes + 1) / 2 * 2;
+    task.in_block = BLOCK_BYTES / (4 * s->features) / 4 * 4;
+    task.in_block = task.in_block < 4 ? 4 : task.in_block > MOST_IN_BLOCK ? MOST_IN_BLOCK : task.in_block;
+    const int64_t weights = s->rows * s->width, scores = MOST_IN_BLOCK * s->rows, padded = MOST_IN_BLOCK * LANES;
+    float *all = numbers(2 * weights + scores + 2 * s->rows + padded);
+    if (!all) return PyErr_NoMemory();
+    Room room = {all, all + weights, all + 2 * weights, NULL, NULL, NULL};
+    room.bias = room.scores + scores, room.sums = room.bias + s->rows, room.padded = room.sums + s->rows;
+    long long refused = -1;
+    Py_BEGIN_ALLOW_THREADS;
+    int64_t unpacked = -1;
+    for (int64_t job = first; job < last && refused < 0; job++) {
+        int64_t client = job / parts;
+        if (client != unpacked) unpack_weights(&task, client, &room);
+        unpacked = client;
+        if (!take_part(&task, client, job % parts, &room)) refused = client;
+    }
+    Py_END_ALLOW_THREADS;
+    free(all);
+    return PyLong_FromLongLong(refused);
+}
+
+static PyMethodDef methods[] = {{"gradients", gradients, METH_VARARGS, gradients_doc}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_softmax", .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__softmax(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module) PyModule_AddIntConstant(module, "PART", PART);
+    return module;
+}

@@ -1,0 +1,109 @@
+"""Softmax regression's losses and gradients on a processor, from one pass over the samples in compiled code.
+
+`softmax.c` beside this file is compiled when fedfw is installed. Where there was no compiler, batched products of torch
+do the same (`fedfw.problems.linear`); results agree to about 1e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from math import prod
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_compiled: ModuleType | None
+try:
+    from fedfw.cpu import _softmax as _compiled
+except ImportError:  # no compiler, no kernel
+    _compiled = None
+
+_WORTH_A_THREAD = 2**24
+"""Products of a feature and a weight, some milliseconds of work, below which no further thread is started."""
+
+
+def is_compiled_for(inputs: Tensor, targets: Tensor, sizes: Tensor) -> bool:
+    """Whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and sizes (n,) like these."""
+    numbers = all(one.dtype is torch.int64 and one.is_contiguous() for one in (targets, sizes))
+    fits = inputs.dtype is torch.float32 and inputs.device.type == "cpu" and inputs.is_contiguous()
+    return _compiled is not None and numbers and fits and inputs.numel() > 0
+
+
+def softmax_gradient(
+    inputs: Tensor,
+    targets: Tensor,
+    sizes: Tensor,
+    rows: Tensor,
+    picks: Tensor | None,
+    x: Tensor,
+    classes: int,
+    factors: float | Tensor,
+    values: Tensor,
+    gradients: Tensor,
+) -> None:
+    """Fill the mean losses ``values`` (b,) of some clients and their ``gradients`` (b, p), times factors, in float32.
+
+    Parameters
+    ----------
+    inputs, targets, sizes : Tensor
+        (n, m, ...) and (n, m): samples of n clients, of which the first (n,) are theirs; see `is_compiled_for`.
+    rows : Tensor
+        (b,): which of the clients.
+    picks : Tensor or None
+        (b, batch): the numbers of the samples that are looked at; None for all.
+    x : Tensor
+        (b, p): a point for each of them, in float32 or float64: the weights (c, f), flattened, and perhaps a bias (c,).
+    classes : int
+        c.
+    factors : float or Tensor
+        One, or (b,) in float64.
+    values, gradients : Tensor
+        To be filled; no gradients are worked out where these are empty.
+
+    Raises
+    ------
+    ValueError
+        For targets that are no classes, and picks that are no samples.
+    """
+    b, p = x.shape
+    most, f, wanted = inputs.shape[1], prod(inputs.shape[2:]), gradients.shape[0] > 0
+    x = x if x.stride(1) == 1 else x.contiguous()
+    picks = None if picks is None else picks.contiguous()
+    samples = most if picks is None else picks.shape[1]
+    assert _compiled is not None
+    parts = -(-samples // _compiled.PART)
+    losses, slopes = values, gradients
+    if parts > 1:
+        losses, slopes = values.new_empty(b * parts), gradients.new_empty(b * parts if wanted else 0, p)
+    factor, each = (1.0, factors.data_ptr()) if isinstance(factors, Tensor) else (factors, 0)
+    arguments = (
+        *(inputs.data_ptr(), most * f, f, targets.data_ptr(), most),
+        *(rows.data_ptr(), sizes.data_ptr(), 0 if picks is None else picks.data_ptr(), samples, parts),
+        *(x.data_ptr(), x.stride(0), x.dtype is torch.float64, classes, f, p > classes * f),
+        *(factor, each, losses.data_ptr(), slopes.data_ptr() if wanted else 0, p),
+    )
+    _in_threads(b * parts, b * samples * f * classes, arguments, rows)
+    if parts > 1:
+        np.add.reduce(losses.view(b, parts).numpy(), axis=1, out=values.numpy())
+        if wanted:
+            np.add.reduce(slopes.view(b, parts, p).numpy(), axis=1, out=gradients.numpy())
+
+
+def _in_threads(jobs: int, work: int, arguments: Sequence[float], rows: Tensor) -> None:
+    """Take all jobs, on as many threads as torch has where that is worth it."""
+    assert _compiled is not None
+    take = _compiled.gradients
+    lanes = min(torch.get_num_threads(), jobs, 1 + work // _WORTH_A_THREAD)
+    if lanes == 1:
+        refused = [take(0, jobs, *arguments)]
+    else:
+        ends = [jobs * lane // lanes for lane in range(lanes + 1)]
+        with ThreadPoolExecutor(lanes) as pool:
+            refused = list(pool.map(lambda some: take(*some, *arguments), pairwise(ends)))
+    wrong = [int(rows[client]) for client in refused if client >= 0]
+    if wrong:
+        raise ValueError(f"client {wrong[0]} has targets or picks outside of its classes or samples")
