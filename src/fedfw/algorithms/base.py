@@ -500,12 +500,15 @@ class Aggregate:
         count = sum(upload.who.shape[0] for upload in uploads) if count is None else count
         everyone, total = count == n, torch.zeros_like(like)
         sums = {name: like.new_zeros(size) for name, size in beside.items()} if beside else {}
-        sent, weight, new = [], 0.0, None
+        sparse, weight, new = everyone, 0.0, None
         for upload in uploads:
-            first, *rest = upload.atoms.parts if sums and isinstance(upload.atoms, TupleAtom) else (upload.atoms,)
-            for atoms, into in zip((first, *rest), (total, *sums.values()), strict=True):
-                _add_up(atoms, upload.weights, into)
-            sent.append(first)
+            first = upload.atoms
+            if sums and isinstance(first, TupleAtom):
+                first, *rest = first.parts
+                for atoms, into in zip(rest, sums.values(), strict=True):
+                    _add_up(atoms, upload.weights, into)
+            _add_up(first, upload.weights, total)
+            sparse = sparse and is_sparse(first)
             weight += upload.who.shape[0] if upload.weights is None else float(upload.weights.sum())
             if upload.visited is not None:
                 came = 1 - upload.visited if upload.weights is None else (1 - upload.visited) * upload.weights[:, None]
@@ -514,7 +517,6 @@ class Aggregate:
                 total -= upload.x.sum(0)
             elif points and not everyone:
                 total[upload.columns] -= upload.x.sum(0)
-        sparse = everyone and all(is_sparse(atoms) for atoms in sent)
         return cls(count, everyone, total, sparse, sums, weight, new)
 
     def over(self, ranks: Ranks, uploads: Sequence[Upload]) -> Aggregate:

@@ -247,7 +247,7 @@ def move_server(server: Server, keep: float, scale: float, aggregate: Aggregate)
     if rest is None:
         return replace(server, xbar=moved)
     if aggregate.sparse:  # clients repeat this step, and the rest is no part of it
-        return replace(server, xbar=moved, vectors=server.vectors | {"rest": keep * rest})
+        return Server(moved, server.vectors | {"rest": rest * keep})
     return with_mean(server, moved + keep * rest)
 
 
@@ -283,6 +283,7 @@ def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: 
     return (xbar * keep).add_(total, alpha=scale)
 
 
-def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float) -> Tensor:
+def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
     """a + lam (x - xbar), (m, p), in the precision of a: only the difference needs that of the points."""
-    return (x - xbar).to(a.dtype).mul_(lam).add_(a)
+    apart = (x - xbar).to(a.dtype)
+    return torch.addcmul(a, apart, lam.to(a.dtype)) if isinstance(lam, Tensor) else torch.add(a, apart, alpha=lam)

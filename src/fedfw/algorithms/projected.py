@@ -37,6 +37,7 @@ from fedfw.options import option
 
 NETWORK_LR = 0.1
 """Step size of gradient steps where no smoothness constant is known."""
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 _NETWORK_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
@@ -184,7 +185,7 @@ def vital(*names: str) -> dict[str, Kept]:
 def descend(plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:
     """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,)."""
     step = 1 / (1 / plan.lr_at(t) + weight)
-    if step > torch.finfo(x.dtype).max:
+    if step > _LARGEST[x.dtype]:
         raise NonFiniteError(f"round {t}: a step size of {step:g} is infinite in {x.dtype}, expected a smaller lr")
     for _ in range(plan.local_steps):
         _, slope = gradient(x, times=plan.n)  # grad h_i

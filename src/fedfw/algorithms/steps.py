@@ -12,6 +12,9 @@ from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
 from fedfw.checks import all_finite, bits_of
 from fedfw.errors import NonFiniteError
 
+_VECTORS = (Dense, Moved, Quantised)
+"""Atoms that have not been through an oracle."""
+
 
 @dataclass(frozen=True)
 class Party:
@@ -126,8 +129,7 @@ def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) 
 
     A sum is finite only if what was added up is: the vectors themselves are looked at where it is not.
     """
-    parts = ((upload.who, part) for upload in uploads for part in _parts(upload.atoms))
-    vectors = [(who, part) for who, part in parts if isinstance(part, Dense | Moved | Quantised)]
+    vectors = [(upload.who, part) for upload in uploads for part in _parts(upload.atoms) if isinstance(part, _VECTORS)]
     if not vectors or all(map(all_finite, (aggregate.total, *aggregate.beside.values()))):
         return
     for who, part in vectors:

@@ -179,9 +179,9 @@ def is_sparse(atom: Atom) -> bool:
     >>> is_sparse(fedfw.L1Ball(1.0).lmo(g)), is_sparse(fedfw.L2Ball(1.0).lmo(g))
     (True, False)
     """
-    if isinstance(atom, Mixture | TupleAtom):
-        return all(is_sparse(part) for part in atom.parts)
-    return isinstance(atom, SparseAtom)
+    if isinstance(atom, SparseAtom):
+        return True
+    return isinstance(atom, Mixture | TupleAtom) and all(is_sparse(part) for part in atom.parts)
 
 
 def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:

@@ -177,23 +177,23 @@ typedef struct {
     float *W, *G, *scores, *bias, *sums, *padded;
 } Room;
 
-INLINE float number(const Task *task, int64_t client, int64_t j) {
-    int64_t at = client * task->point_stride + j;
-    return task->doubles ? (float)((const double *)task->points)[at] : ((const float *)task->points)[at];
+/* Numbers of a client's point, in float32. */
+static void copy_numbers(const Task *task, int64_t client, int64_t begin, int64_t count, float *to) {
+    int64_t at = client * task->point_stride + begin;
+    if (!task->doubles) memcpy(to, (const float *)task->points + at, sizeof(float) * count);
+    else
+        for (int64_t j = 0; j < count; j++) to[j] = (float)((const double *)task->points)[at + j];
 }
 
 static void unpack_weights(const Task *task, int64_t client, const Room *room) {
     const Shape *s = &task->shape;
-    int64_t f = task->given_features, c = s->classes;
-    memset(room->W, 0, sizeof(float) * s->rows * s->width);
-    for (int64_t k = 0; k < c; k++) {
+    int64_t f = task->given_features, c = s->classes, full = f - f % LANES;
+    for (int64_t k = 0; k < c; k++) { /* what is left out is zero: classes that there are not, and lanes of a last tile */
         float *row = room->W + k * s->width;
-        int64_t full = f - f % LANES, last = s->width - LANES;
-        for (int64_t j = 0; j < full; j++) row[j] = number(task, client, k * f + j);
-        for (int64_t j = full; j < f; j++) /* where the last tile begins inside another one, its first lanes are zero */
-            row[last + j - column(s, s->tiles - 1)] = number(task, client, k * f + j);
-        room->bias[k] = task->bias ? number(task, client, c * f + k) : 0.0f;
+        copy_numbers(task, client, k * f, full, row);
+        copy_numbers(task, client, k * f + full, f - full, row + s->width - LANES + full - column(s, s->tiles - 1));
     }
+    if (task->bias) copy_numbers(task, client, c * f, c, room->bias);
 }
 
 static void pack_slopes(const Task *task, const Room *room, float factor, float *to) {

@@ -26,11 +26,16 @@ _WORTH_A_THREAD = 2**24
 """Products of a feature and a weight, some milliseconds of work, below which no further thread is started."""
 
 
+def is_compiled() -> bool:
+    """Whether there was a compiler when fedfw was installed."""
+    return _compiled is not None
+
+
 def is_compiled_for(inputs: Tensor, targets: Tensor, sizes: Tensor) -> bool:
     """Whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and sizes (n,) like these."""
     numbers = all(one.dtype is torch.int64 and one.is_contiguous() for one in (targets, sizes))
     fits = inputs.dtype is torch.float32 and inputs.device.type == "cpu" and inputs.is_contiguous()
-    return _compiled is not None and numbers and fits and inputs.numel() > 0
+    return is_compiled() and numbers and fits and inputs.numel() > 0
 
 
 def softmax_gradient(

@@ -151,6 +151,10 @@ class LinearLosses(ClientLosses):
     ) -> tuple[Tensor, Tensor]:
         if self._compiled and dtype is torch.float32:  # which rounds points in float64 itself, and multiplies
             gradients = torch.empty(x.shape)
+            if self._in_order and who is self._everyone:
+                values = torch.empty(self.n)
+                self._by_kernel(self._stacks[0], who, picks, x, factors, values, gradients)
+                return values, gradients
             return self._all(x, who, picks, gradients, factors), gradients
         x = x.to(dtype)
         if picks is None and who is self._everyone and (group := self._only_group(x)) is not None:
@@ -280,9 +284,7 @@ class LinearLosses(ClientLosses):
         """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p), for these rows."""
         if self._compiled and values.dtype is torch.float32:
             who = stack.every_row if isinstance(rows, range) else torch.tensor(rows)
-            samples = stack.inputs, stack.targets, stack.sizes
-            factors = factors.double() if isinstance(factors, Tensor) else factors
-            softmax_gradient(*samples, who, picks, x, self.outputs, factors, values, gradients)
+            self._by_kernel(stack, who, picks, x, factors, values, gradients)
             return
         c, wanted = self.outputs, bool(gradients.numel())
         lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
@@ -298,6 +300,21 @@ class LinearLosses(ClientLosses):
             values[clients], slopes = self._of_group(W[clients], theirs, group, wanted)
             if wanted:
                 gradients[clients] = slopes
+
+    def _by_kernel(
+        self,
+        stack: Stack,
+        rows: Tensor,
+        picks: Tensor | None,
+        x: Tensor,
+        factors: float | Tensor,
+        values: Tensor,
+        gradients: Tensor,
+    ) -> None:
+        """`_evaluate` for rows (b,) of a stack by compiled code."""
+        each = factors.double() if isinstance(factors, Tensor) else factors
+        samples = stack.inputs, stack.targets, stack.sizes
+        softmax_gradient(*samples, rows, picks, x, self.outputs, each, values, gradients)
 
     def _of_group(self, W: Tensor, bias: Tensor | None, group: Group, wanted: bool = True) -> tuple[Tensor, Tensor]:
         """The values (b,) and, where they are wanted, the gradients (b, p) of a group's clients at these weights."""

@@ -20,9 +20,9 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._begin = device, 0.0
+        self._device, self._on_gpu, self._begin = device, device.type == "cuda", 0.0
         self._spans: list[tuple[str, Moment, Moment]] = []
-        self._now: Callable[[], Moment] = self._event if device.type == "cuda" else time.perf_counter
+        self._now: Callable[[], Moment] = self._event if self._on_gpu else time.perf_counter
 
     def _event(self) -> Moment:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -48,11 +48,11 @@ class Stopwatch:
 
     def split(self) -> dict[str, float]:
         """The parts' seconds so far."""
-        if self._device.type == "cuda" and any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
+        if self._on_gpu and any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:
-            parts[part] = parts.get(part, 0.0) + _seconds(begin, end)
+            parts[part] = parts.get(part, 0.0) + (_seconds(begin, end) if self._on_gpu else end - begin)  # type: ignore[operator]
         rest = time.perf_counter() - self._begin - sum(parts.values())
         return {**parts, "rest": rest}
 

@@ -29,7 +29,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -284,7 +284,7 @@ class Wire:
         self._wide = support is not None and self._like.dtype is not self._precision
         if support is not None and self._steps:
             support = repeat = None  # something else changed the model, too: nobody could repeat that
-        precision = torch.float64 if wide is not None and wide.cpu().numpy().any() else self._precision
+        precision = torch.float64 if wide is not None and np.count_nonzero(wide.cpu().numpy()) else self._precision
         # Copies, because the next replay of a GPU overwrites what this one gave.
         self._last_step = _host_copy(changed), None if support is None else _host_copy(support), precision, repeat
 
@@ -297,7 +297,9 @@ class Wire:
         self._repeat = None
         if support is not None and self.version:
             nbytes = _RATES_NBYTES + _sparse_nbytes(support, precision.itemsize)
-            self._repeat = self.version, nbytes, None if repeat is None else replace(repeat, precision=precision)
+            # As `dataclasses.replace` would make it, which takes several times as long.
+            message = None if repeat is None else Repeat(repeat.keep, repeat.scale, repeat.total, precision)
+            self._repeat = self.version, nbytes, message
 
     # --- messages ---
 
@@ -363,7 +365,8 @@ class Wire:
     def nbytes(self, bases: npt.ArrayLike) -> int:
         """What the last message weighs for clients that hold the messages ``bases`` (m,), all together."""
         held = np.asarray(bases)
-        alike = len(held) > 0 and bool((held == held[0]).all())  # as in every round that everyone takes part in
+        # Where all are alike, as in every round that everyone takes part in, counting them is a comparison.
+        alike = len(held) > 0 and np.count_nonzero(held == held[0]) == len(held)
         counts = {int(held[0]): len(held)} if alike else Counter(held.tolist())
         return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
 

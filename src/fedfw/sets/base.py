@@ -168,6 +168,10 @@ class ConstraintSet(ABC):
         """x (n, p) in float64 -> the nearest points of the set, (n, p)."""
         raise NoProjectionError(f"no projection for this set: {self!r} has only a linear minimization oracle")
 
+    def _surely_holds(self, x: Tensor) -> bool:
+        """Whether it is known at little cost that all rows of x (n, p) are finite and in the set."""
+        return False
+
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         """Finite x (n, p) in float64 -> points of the set near them, (n, p) in ``precision``.
 
@@ -299,6 +303,8 @@ class ConstraintSet(ABC):
         [0.5, -1.0]
         """
         rows, shape = self._stack(x, batch)
+        if self._surely_holds(rows):
+            return x
         check_finite(rows)
         return self._project(rows.double(), shape).to(x.dtype).reshape(x.shape)
 

@@ -15,14 +15,13 @@ from torch import Tensor
 from fedfw.atoms import Atom, Dense, ReadAtom, SignVector, SparseSigns
 from fedfw.atoms.floats import round_inside, scaled_into
 from fedfw.checks import all_finite
-from fedfw.linalg.entries import can_select, largest_entries
-from fedfw.linalg.selection import first_argmax, row_norms, unit_rows
+from fedfw.linalg.entries import largest_entries
+from fedfw.linalg.selection import row_norms, unit_rows
 from fedfw.linalg.stacks import check_finite
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
 
-_UP, _DOWN = torch.tensor(1, dtype=torch.int8), torch.tensor(-1, dtype=torch.int8)
-"""The signs of an atom's entries, as numbers that need not be made tensors and converted in every call."""
+_EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +72,7 @@ class L1Ball(ConstraintSet):
         return True
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        if can_select(g):
-            index, signs, checks = largest_entries(g)
-        else:
-            index = first_argmax(g.abs())[:, None]
-            checks = g.gather(1, index)  # a NaN or an infinity is the largest entry, and so among them
-            signs = torch.where(checks > 0, _DOWN, _UP)
+        index, signs, checks = largest_entries(g)
         if not all_finite(checks):
             check_finite(g)
         return SparseSigns(
@@ -161,9 +155,14 @@ class L2Ball(ConstraintSet):
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         norm = row_norms(x)[:, None]
-        if not x.is_cuda and x.shape[0] == 1 and norm.item() <= self.r:  # a server's model that the ball does not bind
-            return x
         return torch.where(norm > self.r, x * (self.r / norm), x)
+
+    def _surely_holds(self, x: Tensor) -> bool:
+        """Of one row, such as a server's model: of more it would take as long as the projection."""
+        if x.is_cuda or x.shape[0] != 1:
+            return False
+        square, rounding = torch.dot(x[0], x[0]).item(), 4 * x.shape[1] * _EPSILON[x.dtype]
+        return square * (1 + rounding) <= self.r * self.r  # never for a NaN, and never where the square overflows
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return scaled_into(x, row_norms(x), self.r, precision)
