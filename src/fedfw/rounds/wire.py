@@ -195,7 +195,8 @@ def _sparse_nbytes(mask: Mask, itemsize: int) -> int:
     k, p = int(np.count_nonzero(mask)), len(mask)
     places = fixed_nbytes(k, p, 0)
     if places is None:
-        places = index_set_nbytes(np.flatnonzero(mask)[None], p, 0)
+        fewer = mask if 2 * k <= p else ~mask  # what is written is the smaller of the two sets: both are as long
+        places = index_set_nbytes(np.flatnonzero(fewer)[None], p, 0)
     return 1 + 4 + places + k * itemsize
 
 
