@@ -92,11 +92,11 @@ INLINE void score(const Shape *s, int samples, int classes, int64_t k, const flo
     v8 sums[8] = {{0}};
     for (int64_t t = 0; t < s->tiles; t++) {
         int64_t at = column(s, t);
-        v8 w[4];
-        for (int c = 0; c < classes; c++) w[c] = load(W + (k + c) * s->width + LANES * t);
-        for (int i = 0; i < samples; i++) {
-            v8 x = load(a[i] + at);
-            for (int c = 0; c < classes; c++) sums[i * classes + c] += x * w[c];
+        v8 x[4];
+        for (int i = 0; i < samples; i++) x[i] = load(a[i] + at);
+        for (int c = 0; c < classes; c++) {
+            v8 w = load(W + (k + c) * s->width + LANES * t);
+            for (int i = 0; i < samples; i++) sums[i * classes + c] += x[i] * w;
         }
     }
     v8 found = lane_sums(sums);
@@ -214,14 +214,10 @@ static double take_block(const Shape *shape, int64_t count, const float *const *
                          int with_slopes) {
     const Shape own = *shape, *s = &own;
     float *R = room->scores;
-    for (int64_t i = 0; i < count; i += 4) {
-        int64_t k = 0;
-        for (; k + 4 <= s->rows; k += 4) {
-            score(s, 2, 4, k, a + i, room->W, R + i);
-            score(s, 2, 4, k, a + i + 2, room->W, R + i + 2);
-        }
-        if (k < s->rows) score(s, 4, 2, k, a + i, room->W, R + i);
-    }
+    int64_t k = 0; /* a few classes for all samples, so that their weights stay in the first cache */
+    for (; k + 4 <= s->rows; k += 4)
+        for (int64_t i = 0; i < count; i += 2) score(s, 2, 4, k, a + i, room->W, R + i);
+    for (int64_t i = 0; i < count && k < s->rows; i += 4) score(s, 4, 2, k, a + i, room->W, R + i);
     double loss = 0.0;
     for (int64_t i = 0; i < count; i += LANES)
         loss += softmax(s, R + i, room->bias, y + i, count - i < LANES ? (int)(count - i) : LANES);
@@ -231,8 +227,7 @@ static double take_block(const Shape *shape, int64_t count, const float *const *
         for (int64_t i = 0; i < count; i += LANES) sums += load(R + k * MOST_IN_BLOCK + i);
         room->sums[k] += sum(sums);
     }
-    int64_t k = 0;
-    for (; k + 4 <= s->rows; k += 4) {
+    for (k = 0; k + 4 <= s->rows; k += 4) {
         int64_t t = 0;
         for (; t + 2 <= s->tiles; t += 2) slope(s, 4, 2, k, t, count, a, R, room->G);
         if (t < s->tiles) slope(s, 4, 1, k, t, count, a, R, room->G);
