@@ -3,6 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh all
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MPLBACKEND=Agg
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MPLBACKEND=Agg PYTHONDONTWRITEBYTECODE=
 .venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html "$@"
 echo "the site is in docs/_build/html/index.html"

@@ -1,18 +1,37 @@
-"""One thread a test process and fixed seeds."""
+"""One thread a test process, fixed seeds, and which tests a worker takes together."""
 
+from __future__ import annotations
+
+import gc
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.load_profile("fixed")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts the tests in the background does that
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # and tests that interrupt a process would wait for it
+    if config.getoption("dist", "no") != "no":
+        return  # workers run the tests: who hands them out would spend seconds on torch before they start
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and thousands of tests stay until the end: to look through them again and again is no use
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import torch
+
     if torch.cuda.is_available():
         torch.manual_seed(0)
     else:  # torch.manual_seed would put a call with the whole stack on a list for devices that never come
@@ -25,3 +44,18 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("fedfw.report.plots", "fedfw.cli.compare"):  # which has them by name
         monkeypatch.setattr(f"{module}.plot_runs", lambda runs, residuals=None: None)
         monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: Path(path).write_bytes(b""))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker takes all cases of a test, so that what they share is worked out once; groups are as they were."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class CasesTogether(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return group.partition("[")[0] if group == nodeid else group
+
+    return CasesTogether(config, log)

@@ -1,6 +1,6 @@
-"""Python processes for tests, without the two seconds in which each would import torch.
+"""Python processes for tests, without the seconds in which each would import torch and Matplotlib.
 
-One process a test worker has torch and fedfw imported; it forks whenever a test wants a process, and the fork runs what
+One process a test worker has them and fedfw imported; it forks whenever a test wants a process, and the fork runs what
 ``python ARGUMENTS`` would run: an own process with its own number, folder locks, signals, output and exit status. What
 is about the start of the interpreter itself, or about what is imported, belongs into ``subprocess``.
 """
@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = "import torch, fedfw, fedfw.cli.run, fedfw.deployment, fedfw.simulation; fedfw.FedFW"
+PRELOADED = (
+    "import matplotlib.pyplot, torch, fedfw, fedfw.cli.run, fedfw.deployment.client, fedfw.deployment.server, "
+    "fedfw.report.plots, fedfw.simulation; fedfw.FedFW"
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair()
     env = os.environ | {
         "PYTHONHASHSEED": "7",  # another order of sets than here
+        "MPLBACKEND": "Agg",  # nobody looks at windows
         "OMP_NUM_THREADS": "1",  # more threads than cores would wait for each other
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)]),
     }

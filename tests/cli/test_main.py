@@ -45,6 +45,21 @@ def test_import_needs_torch_numpy_and_scipy_alone() -> None:
     assert out.strip() == "[]"
 
 
+@pytest.mark.parametrize("verb", ["hub", "proxy"])
+def test_what_stands_before_a_superlink_does_without_torch(verb: str) -> None:
+    pytest.importorskip("flwr")
+    script = (
+        f"import sys, fedfw.cli, fedfw.deployment.flower.{verb}\n"
+        "try:\n"
+        f"    fedfw.cli.main(['deploy', '{verb}', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, 'torch' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "--listen" in out
+    assert out.splitlines()[-1] == "0 False"
+
+
 def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
     """In a process of its own, because pytest takes warnings to itself."""
     flags = ["--model", "mlp", "--constraint", "l2:0.1", "--rounds", "1", "--out", tmp_path / "r"]

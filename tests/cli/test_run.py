@@ -16,6 +16,7 @@ from fedfw.config import RunConfig, build_algorithm, build_problem, completed, l
 from fedfw.problems.digest import describe_problem, text_of
 from fedfw.solving import Optimum
 
+pytestmark = pytest.mark.xdist_group("runs")  # one worker, so that it finds their optima once
 FOUND: dict[str, Optimum | None] = {}
 """Optima that runs of these tests were compared with; many have the same problem, and each is solved once."""
 

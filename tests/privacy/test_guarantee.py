@@ -78,10 +78,11 @@ def test_the_penalty_is_worked_out_without_data() -> None:
 )
 def test_much_data_and_a_large_budget_come_close_to_no_noise(algorithm: Any, mechanism: str) -> None:
     p = problem(4000)
-    exact = fedfw.simulate(p, algorithm(fedfw.L2Ball(3.0), **_penalty(algorithm)), rounds=20).x
+    exact = fedfw.simulate(p, algorithm(fedfw.L2Ball(3.0), **_penalty(algorithm)), rounds=20, eval_every=20).x
     for constraint in (fedfw.L2Ball(3.0), fedfw.LinfBall(0.5)):
         promise = Privacy(50.0, DELTA, clip=10.0, mechanism=mechanism, not_private_seed=0)
-        run = fedfw.simulate(p, algorithm(constraint, **_penalty(algorithm)), rounds=20, privacy=promise)
+        options = {"rounds": 20, "eval_every": 20, "privacy": promise}  # the account of a large budget takes its time
+        run = fedfw.simulate(p, algorithm(constraint, **_penalty(algorithm)), **options)
         assert constraint.contains(run.x, 1e-4)
         if isinstance(constraint, fedfw.L2Ball):
             assert float((run.x - exact).norm()) < 0.3

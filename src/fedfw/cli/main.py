@@ -115,9 +115,10 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         if name == command:
             with _quick_end(command):
                 module = import_module(module_name)
+                verb = next((word for word in typed[typed.index(command) + 1 :] if not word.startswith("-")), "")
+                own.set_defaults(execute=module.execute, parser=own)
+                module.add_arguments(own, *([verb] if hasattr(module, "VERBS") else []))  # verbs import more
             own.description = f"{help_[0].upper()}{help_[1:]}."
-            own.set_defaults(execute=module.execute, parser=own)
-            module.add_arguments(own)
     options, unknown = parser.parse_known_args(typed)
     if unknown:
         from fedfw.options import nearest
