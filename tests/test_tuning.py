@@ -82,13 +82,13 @@ def test_anchors_are_paid_for() -> None:
 def test_runs_take_no_more_gradients_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted where gradients are computed; the evaluation at the end is nobody's step."""
     counted: list[float] = []
-    asked = LinearLosses.value_and_gradient
+    asked = LinearLosses.weighted
 
-    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None) -> Any:
+    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None, *how: Any) -> Any:
         counted.append(1.0 if picks is None else picks.shape[1] / 20)
-        return asked(self, x, who, picks)
+        return asked(self, x, who, picks, *how)
 
-    monkeypatch.setattr(LinearLosses, "value_and_gradient", counting)
+    monkeypatch.setattr(LinearLosses, "weighted", counting)
     spent = []
 
     def note(trial: Trial) -> None:

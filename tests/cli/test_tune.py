@@ -6,6 +6,7 @@ import csv
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,13 +64,13 @@ def test_every_point_has_the_same_budget_of_gradients(
 ) -> None:
     """Counted where the gradients are computed; the evaluation of the last round comes on top."""
     counted: list[float] = []
-    gradient = LinearLosses.value_and_gradient
+    gradient = LinearLosses.weighted
 
-    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None) -> Pair:
+    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None, *how: Any) -> Pair:
         assert self.sizes is not None
         each = self.sizes[who] if picks is None else torch.full((len(who),), picks.shape[1])
         counted[-1] += float(each.sum())
-        return gradient(self, x, who, picks)
+        return gradient(self, x, who, picks, *how)
 
     penalty = 0.0 if "fedfw" in algorithm else None
     config = RunConfig.of(algorithm=algorithm, penalty=penalty)
@@ -81,7 +82,7 @@ def test_every_point_has_the_same_budget_of_gradients(
         counted.append(0.0)
         axes = {key: [value] for key, value in zip(parse_grid(grid), values, strict=True)}
         with monkeypatch.context() as patch:
-            patch.setattr(LinearLosses, "value_and_gradient", counting)
+            patch.setattr(LinearLosses, "weighted", counting)
             (trial,) = search(problem, [trial for _, trial in grid_points(config, data, axes)], 12.0)
         spent = counted[number] / kept - 1  # the evaluation at the end
         a_round = spent / trial.rounds
