@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +24,10 @@ needs_compiled = pytest.mark.skipif(not is_compiled(), reason="there was no comp
 
 
 def test_where_there_is_a_compiler_the_code_was_compiled() -> None:
-    assert is_compiled() or not (shutil.which("gcc") or shutil.which("clang"))
+    gcc = shutil.which("gcc")
+    if gcc is None or int(subprocess.run([gcc, "-dumpversion"], capture_output=True).stdout.partition(b".")[0]) < 12:
+        pytest.skip("there is no GCC 12 or newer")
+    assert is_compiled()
 
 
 def stack(n: int, m: int, f: int, c: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,7 +48,8 @@ def found(
 ) -> tuple[Tensor, Tensor]:
     values, gradients = torch.empty(len(rows)), torch.empty(x.shape)
     picks, factors = options.get("picks"), options.get("factors", 1.0)
-    softmax_gradient(*data, rows, picks, x, c, factors, values, gradients)
+    bias = x.shape[1] > c * data[0].shape[2]
+    softmax_gradient(*data, rows, picks, x, c, bias, factors, values, gradients)
     return values, gradients
 
 
@@ -113,6 +119,78 @@ def test_clients_with_many_samples_have_the_same_bits_on_any_number_of_threads(
             assert torch.equal(on_threads[1], gradients)
     finally:
         torch.set_num_threads(before)
+
+
+@needs_compiled
+def test_a_client_of_many_parts_has_its_bits_whoever_has_more() -> None:
+    for seed in range(5):
+        inputs, targets, _ = stack(2, 16 * 2048, 1, 3, seed)
+        sizes, x = torch.tensor([15 * 2048, 16 * 2048]), point(2, 6, seed, 0.3)
+        among = found((inputs, targets, sizes), torch.arange(2), x, 3)
+        short = inputs[:1, : sizes[0]].contiguous(), targets[:1, : sizes[0]].contiguous(), sizes[:1]
+        alone = found(short, torch.arange(1), x[:1], 3)
+        assert torch.equal(among[0][0], alone[0][0])
+        assert torch.equal(among[1][0], alone[1][0])
+
+
+@pytest.fixture
+def _other_defaults() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@needs_compiled
+@pytest.mark.usefixtures("_other_defaults")
+@pytest.mark.parametrize("sizes", [(20, 20), (20, 20, 5)])
+def test_the_default_type_of_tensors_is_nobodys(sizes: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(m, 6, generator=generator, dtype=torch.float32), torch.randint(0, 3, (m,), generator=generator))
+        for m in sizes
+    ]
+    losses = fedfw.Problem(nn.Linear(6, 3, dtype=torch.float32), nnf.cross_entropy, clients).losses
+    x, who = point(len(sizes), 21, 0, 0.3), losses.everyone(torch.device("cpu"))
+    factors = torch.arange(1.0, len(sizes) + 1)
+    values, gradients = losses.weighted(x, who, None, factors, torch.float32)
+    assert values.dtype is gradients.dtype is torch.float32
+    for i, (inputs, targets) in enumerate(clients):
+        value, gradient = by_autograd(x[i], inputs, targets, 3)
+        assert float(values[i]) == pytest.approx(float(factors[i] * value), rel=1e-5)
+        assert torch.allclose(gradients[i].double(), factors[i] * gradient, atol=1e-5)
+
+
+@needs_compiled
+def test_what_is_handed_over_by_address_has_to_fit() -> None:
+    there = problem()
+    for length in (5, 19, 22):
+        with pytest.raises(ValueError, match="points of shape"):
+            there.value_and_gradient(torch.zeros(length))
+        with pytest.raises(ValueError, match="points of shape"):
+            there.value(torch.zeros(length))
+    same_sizes = fedfw.Problem(nn.Linear(6, 3), nnf.cross_entropy, [(torch.ones(4, 6), torch.zeros(4).long())] * 2)
+    everyone = same_sizes.losses.everyone(torch.device("cpu"))
+    for count in (1, 3):
+        with pytest.raises(ValueError, match="points of shape"):
+            same_sizes.losses.value_and_gradient(torch.zeros(count, 21), everyone, None)
+    with pytest.raises(ValueError, match="picks of shape"):
+        same_sizes.losses.value_and_gradient(torch.zeros(2, 21), everyone, torch.zeros(1, 3).long())
+    inputs, targets, _ = stack(3, 5, 9, 4, 0)
+    for sizes, rows in (([5, 6, 5], [0, 1, 2]), ([5, 5, 5], [0, 3, 1])):
+        data = inputs, targets, torch.tensor(sizes)
+        with pytest.raises(ValueError, match="size"):
+            found(data, torch.tensor(rows), point(3, 40, 0, 0.3), 4)
+
+
+@needs_compiled
+def test_other_types_are_converted() -> None:
+    data, rows, x = stack(3, 5, 9, 4, 0), torch.arange(3), point(3, 40, 0, 0.3)
+    picks = torch.zeros(3, 2, dtype=torch.int64)
+    wanted = found(data, rows, x, 4, picks=picks, factors=2.0)
+    given = found(data, rows, x, 4, picks=picks.int(), factors=torch.tensor(2.0))
+    assert all(torch.equal(*pair) for pair in zip(wanted, given, strict=True))
+    half = found(data, rows, x.half(), 4)
+    assert torch.equal(half[0], found(data, rows, x.half().float(), 4)[0])
 
 
 @needs_compiled

@@ -331,3 +331,20 @@ class TestHardCases:
         bad = torch.full((4, 4), math.nan)
         for name in fedfw.SETS:
             assert not fedfw.SETS[name].example((4, 4)).contains(bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_projection_is_never_the_point_itself(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 0.2], dtype=dtype)
+    fedfw.L2Ball(1.0).project(x).mul_(9)
+    assert x.tolist() == pytest.approx([0.1, 0.2])
+    assert not fedfw.L2Ball(1.0).project(x.clone().requires_grad_()).requires_grad
+
+
+def test_balls_of_huge_and_tiny_radius_hold_what_they_hold() -> None:
+    far = torch.tensor([1e170, 0.0], dtype=torch.float64)
+    assert float(fedfw.L2Ball(1e160).project(far).abs().max()) <= 1e160
+    with pytest.raises(fedfw.NonFiniteError):
+        fedfw.L2Ball(1e160).project(torch.tensor([float("inf"), 0.0]))
+    near = torch.tensor([1e-30, 0.0])
+    assert float(fedfw.L2Ball(1e-35).project(near)[0]) == pytest.approx(1e-35, rel=1e-3)

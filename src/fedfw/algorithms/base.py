@@ -503,8 +503,8 @@ class Aggregate:
         sparse, weight, new = everyone, 0.0, None
         for upload in uploads:
             first = upload.atoms
-            if sums and isinstance(first, TupleAtom):
-                first, *rest = first.parts
+            if sums:
+                first, *rest = first.parts if isinstance(first, TupleAtom) else (first,)
                 for atoms, into in zip(rest, sums.values(), strict=True):
                     _add_up(atoms, upload.weights, into)
             _add_up(first, upload.weights, total)

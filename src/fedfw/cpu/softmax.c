@@ -158,7 +158,8 @@ typedef struct {
     Shape shape;
     int64_t given_features, bias, in_block;
     const float *samples;
-    int64_t client_stride, sample_stride, most;
+    int64_t stacked, most; /* clients, and samples that there is room for in each */
+    int64_t client_stride, sample_stride;
     const int64_t *targets;
     int64_t target_stride;
     const int64_t *clients, *sizes, *picks; /* rows of the samples; how many of them count; which, or NULL */
@@ -222,7 +223,7 @@ static double take_block(const Shape *shape, int64_t count, const float *const *
     for (int64_t i = 0; i < count; i += LANES)
         loss += softmax(s, R + i, room->bias, y + i, count - i < LANES ? (int)(count - i) : LANES);
     if (!with_slopes) return loss;
-    for (int64_t k = 0; k < s->classes; k++) {
+    for (k = 0; k < s->classes; k++) {
         v8 sums = {0};
         for (int64_t i = 0; i < count; i += LANES) sums += load(R + k * MOST_IN_BLOCK + i);
         room->sums[k] += sum(sums);
@@ -240,11 +241,13 @@ static double take_block(const Shape *shape, int64_t count, const float *const *
     return loss;
 }
 
-/* One part of one client; returns whether its targets and picks are those of samples that there are. */
+/* One part of one client; returns whether it, its samples, its targets and its picks are among those that there are. */
 static int take_part(const Task *task, int64_t client, int64_t part, const Room *room) {
     const Shape *s = &task->shape;
-    const int64_t row = task->clients[client], size = task->sizes[row], f = task->given_features;
-    const int64_t all = task->picks ? task->batch : size;
+    const int64_t row = task->clients[client], f = task->given_features;
+    if (row < 0 || row >= task->stacked) return 0;
+    const int64_t size = task->sizes[row], all = task->picks ? task->batch : size;
+    if (size < 0 || size > task->most) return 0;
     const int64_t end = (part + 1) * PART < all ? (part + 1) * PART : all;
     const float *samples = task->samples + row * task->client_stride;
     const int64_t *targets = task->targets + row * task->target_stride;
@@ -288,13 +291,14 @@ static PyObject *gradients(PyObject *module, PyObject *args) {
     (void)module;
     Task task;
     Shape *s = &task.shape;
-    long long first, last, samples, targets, clients, sizes, picks, points, factors, into, losses;
+    long long first, last, stacked, most, samples, targets, clients, sizes, picks, points, factors, into, losses;
     long long client_stride, sample_stride, target_stride, batch, parts, point_stride, doubles, classes, features, bias;
     long long gradient_stride;
-    if (!PyArg_ParseTuple(args, "LLLLLLLLLLLLLLLLLLdLLLL", &first, &last, &samples, &client_stride, &sample_stride,
+    if (!PyArg_ParseTuple(args, "LLLLLLLLLLLLLLLLLLLLdLLLL", &first, &last, &stacked, &most, &samples, &client_stride, &sample_stride,
                           &targets, &target_stride, &clients, &sizes, &picks, &batch, &parts, &points, &point_stride,
                           &doubles, &classes, &features, &bias, &task.factor, &factors, &losses, &into, &gradient_stride))
         return NULL;
+    task.stacked = stacked, task.most = most;
     task.given_features = features, task.bias = bias, task.batch = batch, task.parts = parts;
     task.samples = (const float *)(intptr_t)samples, task.targets = (const int64_t *)(intptr_t)targets;
     task.client_stride = client_stride, task.sample_stride = sample_stride, task.target_stride = target_stride;

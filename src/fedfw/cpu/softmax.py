@@ -12,7 +12,6 @@ from itertools import pairwise
 from math import prod
 from types import ModuleType
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +45,7 @@ def softmax_gradient(
     picks: Tensor | None,
     x: Tensor,
     classes: int,
+    bias: bool,
     factors: float | Tensor,
     values: Tensor,
     gradients: Tensor,
@@ -64,38 +64,53 @@ def softmax_gradient(
         (b, p): a point for each of them, in float32 or float64: the weights (c, f), flattened, and perhaps a bias (c,).
     classes : int
         c.
+    bias : bool
+        Whether points have one.
     factors : float or Tensor
-        One, or (b,) in float64.
+        One, or (b,).
     values, gradients : Tensor
-        To be filled; no gradients are worked out where these are empty.
+        To be filled, contiguous; no gradients are worked out where these are empty.
 
     Raises
     ------
     ValueError
-        For targets that are no classes, and picks that are no samples.
+        For shapes that do not fit, targets that are no classes, and picks that are no samples.
     """
     b, p = x.shape
-    most, f, wanted = inputs.shape[1], prod(inputs.shape[2:]), gradients.shape[0] > 0
+    stacked, most, f, wanted = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:]), gradients.shape[0] > 0
+    if not rows.shape == values.shape == (b,) or p != classes * (f + bias):  # which are handed over by address
+        wanted_shape = f"({rows.shape[0]}, {classes * (f + bias)})"
+        raise ValueError(f"points of shape {tuple(x.shape)}, expected {wanted_shape}: one for each client")
+    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
     x = x if x.stride(1) == 1 else x.contiguous()
-    picks = None if picks is None else picks.contiguous()
-    samples = most if picks is None else picks.shape[1]
+    samples, chosen, factor, each = most, 0, 1.0, 0
+    if picks is not None:
+        if picks.shape[0] != b:
+            raise ValueError(f"picks of shape {tuple(picks.shape)}, expected a row for each of {b} clients")
+        picks, samples = picks.to(torch.int64).contiguous(), picks.shape[1]
+        chosen = picks.data_ptr()
+    if isinstance(factors, Tensor):
+        factors = factors.double().expand(b).contiguous()
+        each = factors.data_ptr()
+    else:
+        factor = factors
     assert _compiled is not None
-    parts = -(-samples // _compiled.PART)
+    parts = max(1, -(-samples // _compiled.PART))
     losses, slopes = values, gradients
     if parts > 1:
-        losses, slopes = values.new_empty(b * parts), gradients.new_empty(b * parts if wanted else 0, p)
-    factor, each = (1.0, factors.data_ptr()) if isinstance(factors, Tensor) else (factors, 0)
+        losses, slopes = values.new_empty(b, parts), gradients.new_empty(b if wanted else 0, parts, p)
     arguments = (
-        *(inputs.data_ptr(), most * f, f, targets.data_ptr(), most),
-        *(rows.data_ptr(), sizes.data_ptr(), 0 if picks is None else picks.data_ptr(), samples, parts),
-        *(x.data_ptr(), x.stride(0), x.dtype is torch.float64, classes, f, p > classes * f),
+        *(stacked, most, inputs.data_ptr(), most * f, f, targets.data_ptr(), most),
+        *(rows.data_ptr(), sizes.data_ptr(), chosen, samples, parts),
+        *(x.data_ptr(), x.stride(0), x.dtype is torch.float64, classes, f, bias),
         *(factor, each, losses.data_ptr(), slopes.data_ptr() if wanted else 0, p),
     )
     _in_threads(b * parts, b * samples * f * classes, arguments, rows)
     if parts > 1:
-        np.add.reduce(losses.view(b, parts).numpy(), axis=1, out=values.numpy())
-        if wanted:
-            np.add.reduce(slopes.view(b, parts, p).numpy(), axis=1, out=gradients.numpy())
+        for into, found in ((values, losses), (gradients, slopes))[: 1 + wanted]:
+            into.copy_(found[:, 0])
+            for part in range(1, parts):  # one after the other: a client's bits do not depend on who has more parts
+                into += found[:, part]
 
 
 def _in_threads(jobs: int, work: int, arguments: Sequence[float], rows: Tensor) -> None:
@@ -103,12 +118,12 @@ def _in_threads(jobs: int, work: int, arguments: Sequence[float], rows: Tensor) 
     assert _compiled is not None
     take = _compiled.gradients
     lanes = min(torch.get_num_threads(), jobs, 1 + work // _WORTH_A_THREAD)
-    if lanes == 1:
+    if lanes <= 1:
         refused = [take(0, jobs, *arguments)]
     else:
         ends = [jobs * lane // lanes for lane in range(lanes + 1)]
         with ThreadPoolExecutor(lanes) as pool:
             refused = list(pool.map(lambda some: take(*some, *arguments), pairwise(ends)))
-    wrong = [int(rows[client]) for client in refused if client >= 0]
+    wrong = [rows[client].item() for client in refused if client >= 0]
     if wrong:
-        raise ValueError(f"client {wrong[0]} has targets or picks outside of its classes or samples")
+        raise ValueError(f"client {wrong[0]} has targets, picks or a size outside of its classes and samples")

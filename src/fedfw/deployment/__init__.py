@@ -27,6 +27,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """What is asked for is imported then: the proxy and the hub do without torch."""
+    if name in _HOMES.values():
+        return import_module(f"fedfw.deployment.{name}")
     if name in _HOMES:
         return getattr(import_module(f"fedfw.deployment.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,7 +50,7 @@ def largest_entries(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return index, signs, checks
     n, p = g.shape
     plain = g.dtype in (torch.float32, torch.float64) and g.stride(1) == 1 and p < 2**31 - _BLOCK
-    if triton is None or not plain:
+    if triton is None or not plain or not g.is_cuda:
         index = g.abs().argmax(1, keepdim=True)
         checks = g.gather(1, index)
         return index, torch.where(checks > 0, -1, 1).to(torch.int8), checks.flatten()

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from math import prod
 
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
-from fedfw.cpu.softmax import is_compiled_for, softmax_gradient
+from fedfw.cpu.softmax import is_compiled, is_compiled_for, softmax_gradient
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses, clip_factors, times_factors
@@ -122,8 +123,8 @@ class LinearLosses(ClientLosses):
         self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         self.plain_kernels = self._in_order
         self._one_stack = self._in_order and stacks[0].inputs.device.type == "cpu"
-        softmax = derivative is _cross_entropy
-        self._compiled = softmax and all(is_compiled_for(stack.inputs, stack.targets, stack.sizes) for stack in stacks)
+        fits = derivative is _cross_entropy and all(prod(s.inputs.shape[2:]) == self.inputs for s in stacks)
+        self._compiled = fits and all(is_compiled_for(s.inputs, s.targets, s.sizes) for s in stacks)
         # Where a client stands: which stack, which row of it.
         self._places = {int(i): (s, row) for s, stack in enumerate(stacks) for row, i in enumerate(stack.who.tolist())}
 
@@ -149,10 +150,10 @@ class LinearLosses(ClientLosses):
     def weighted(
         self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        if self._compiled and dtype is torch.float32:  # which rounds points in float64 itself, and multiplies
-            gradients = torch.empty(x.shape)
+        if dtype is torch.float32 and self._may_use_kernel(x):  # which rounds points in float64 itself, and multiplies
+            gradients = x.new_empty(x.shape, dtype=dtype)
             if self._in_order and who is self._everyone:
-                values = torch.empty(self.n)
+                values = x.new_empty(self.n, dtype=dtype)
                 self._by_kernel(self._stacks[0], who, picks, x, factors, values, gradients)
                 return values, gradients
             return self._all(x, who, picks, gradients, factors), gradients
@@ -183,7 +184,7 @@ class LinearLosses(ClientLosses):
     ) -> Tensor:
         """The values (m,); ``gradients`` (m, p) is filled, unless it is empty, and both have its precision.
 
-        Factors, one or (m,), are for compiled code alone.
+        Factors, one or (m,), are for compiled code alone (`_may_use_kernel`).
         """
         values, wanted = gradients.new_zeros(len(x)), bool(gradients.numel())
         for stack, rows, at in self._select(who):
@@ -282,10 +283,12 @@ class LinearLosses(ClientLosses):
         factors: float | Tensor,
     ) -> None:
         """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p), for these rows."""
-        if self._compiled and values.dtype is torch.float32:
-            who = stack.every_row if isinstance(rows, range) else torch.tensor(rows)
+        if values.dtype is torch.float32 and self._may_use_kernel(x):
+            who = stack.every_row if isinstance(rows, range) else torch.tensor(rows, device=x.device)
             self._by_kernel(stack, who, picks, x, factors, values, gradients)
             return
+        assert not isinstance(factors, Tensor)
+        assert factors == 1
         c, wanted = self.outputs, bool(gradients.numel())
         lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
         W, bias = self._weights_of(x)
@@ -301,6 +304,10 @@ class LinearLosses(ClientLosses):
             if wanted:
                 gradients[clients] = slopes
 
+    def _may_use_kernel(self, x: Tensor) -> bool:
+        """Whether compiled code is for points x (b, p): it is on this machine, and does not differentiate."""
+        return self._compiled and is_compiled() and x.device.type == "cpu" and not x.requires_grad
+
     def _by_kernel(
         self,
         stack: Stack,
@@ -312,9 +319,8 @@ class LinearLosses(ClientLosses):
         gradients: Tensor,
     ) -> None:
         """`_evaluate` for rows (b,) of a stack by compiled code."""
-        each = factors.double() if isinstance(factors, Tensor) else factors
         samples = stack.inputs, stack.targets, stack.sizes
-        softmax_gradient(*samples, rows, picks, x, self.outputs, each, values, gradients)
+        softmax_gradient(*samples, rows, picks, x, self.outputs, self.bias, factors, values, gradients)
 
     def _of_group(self, W: Tensor, bias: Tensor | None, group: Group, wanted: bool = True) -> tuple[Tensor, Tensor]:
         """The values (b,) and, where they are wanted, the gradients (b, p) of a group's clients at these weights."""

@@ -54,7 +54,7 @@ class Stack:
     @cached_property
     def every_row(self) -> Tensor:
         """(b,): the numbers of all rows."""
-        return torch.arange(len(self.who))
+        return torch.arange(len(self.who), device=self.inputs.device)
 
     @cached_property
     def finite(self) -> bool:

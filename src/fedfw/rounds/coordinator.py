@@ -365,9 +365,8 @@ class Coordinator:
 
     def _at(self, now: Round, groups: Sequence[Tensor]) -> Rows:
         """The clients of a round that arrived, on the host; those of other ranks are never lost on the way."""
-        if now.together or self.plan.ranks.size > 1 or sum(rows.shape[0] for rows in groups) == len(now.bases):
-            return now.at
-        return _on_host(groups)
+        whole = self.plan.ranks.size > 1 or sum(rows.shape[0] for rows in groups) == len(now.bases)
+        return now.at if whole else _on_host(groups)
 
     def _follow(self, plan: Plan, upload: Upload, message: Message) -> None:
         """Work out what clients hold that sent this."""

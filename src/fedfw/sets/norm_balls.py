@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod, sqrt
+from math import inf, prod, sqrt
 from typing import ClassVar
 
 import torch
@@ -162,7 +162,8 @@ class L2Ball(ConstraintSet):
         if x.is_cuda or x.shape[0] != 1:
             return False
         square, rounding = torch.dot(x[0], x[0]).item(), 4 * x.shape[1] * _EPSILON[x.dtype]
-        return square * (1 + rounding) <= self.r * self.r  # never for a NaN, and never where the square overflows
+        # Never for a NaN, for squares that overflow, and for balls so small that squares of their points vanish.
+        return square * (1 + rounding) <= self.r * self.r and 1e-20 < self.r * self.r < inf
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return scaled_into(x, row_norms(x), self.r, precision)
