@@ -210,10 +210,10 @@ def test_targets_and_picks_that_there_are_not_are_refused() -> None:
     inputs, targets, sizes = stack(3, 5, 9, 4, 0)
     x, rows = point(3, 40, 0, 0.3), torch.arange(3)
     for wrong in (-1, 5):
-        with pytest.raises(ValueError, match="client 0"):
+        with pytest.raises(ValueError, match="row 0"):
             found((inputs, targets, sizes), rows, x, 4, picks=torch.full((3, 2), wrong))
     targets[2, 0] = 4
-    with pytest.raises(ValueError, match="client 2"):
+    with pytest.raises(ValueError, match="row 2"):
         found((inputs, targets, sizes), rows, x, 4)
 
 

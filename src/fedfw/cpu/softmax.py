@@ -1,7 +1,7 @@
 """Softmax regression's losses and gradients on a processor, from one pass over the samples in compiled code.
 
 `softmax.c` beside this file is compiled when fedfw is installed. Where there was no compiler, batched products of torch
-do the same (`fedfw.problems.linear`); results agree to about 1e-6.
+do the same (`fedfw.problems.linear`); results agree to some 1e-6.
 """
 
 from __future__ import annotations
@@ -126,4 +126,4 @@ def _in_threads(jobs: int, work: int, arguments: Sequence[float], rows: Tensor) 
             refused = list(pool.map(lambda some: take(*some, *arguments), pairwise(ends)))
     wrong = [rows[client].item() for client in refused if client >= 0]
     if wrong:
-        raise ValueError(f"client {wrong[0]} has targets, picks or a size outside of its classes and samples")
+        raise ValueError(f"the client in row {wrong[0]} has targets, picks or a size that there are not")

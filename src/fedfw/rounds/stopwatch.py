@@ -52,7 +52,7 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:
-            parts[part] = parts.get(part, 0.0) + (_seconds(begin, end) if self._on_gpu else end - begin)  # type: ignore[operator]
+            parts[part] = parts.get(part, 0.0) + _seconds(begin, end)
         rest = time.perf_counter() - self._begin - sum(parts.values())
         return {**parts, "rest": rest}
 

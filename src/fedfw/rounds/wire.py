@@ -366,7 +366,7 @@ class Wire:
     def nbytes(self, bases: npt.ArrayLike) -> int:
         """What the last message weighs for clients that hold the messages ``bases`` (m,), all together."""
         held = np.asarray(bases)
-        # Where all are alike, as in every round that everyone takes part in, counting them is a comparison.
+        # All hold the same in every round that everyone takes part in; numpy counts faster than it asks `all`.
         alike = len(held) > 0 and np.count_nonzero(held == held[0]) == len(held)
         counts = {int(held[0]): len(held)} if alike else Counter(held.tolist())
         return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
