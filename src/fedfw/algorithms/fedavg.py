@@ -87,7 +87,7 @@ class FedAvg(Feedback, ProjectedAlgorithm):
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self._sends_models:
-            return replace(server, xbar=plan.project(aggregate.total / aggregate.count))
+            return Server(plan.project(aggregate.total / aggregate.count), server.vectors)
         server, way = self.received(plan, server, aggregate)
         return replace(server, xbar=plan.project(server.xbar - way / plan.n))
 

@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedfw.algorithms.base import Message, Plan, Rates, Setting, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled
+from fedfw.algorithms.oracle_steps import OracleAlgorithm
 from fedfw.algorithms.scheduled import Momentum, running_average
+from fedfw.linalg.pull import pulled
 
 
 @dataclass(frozen=True)

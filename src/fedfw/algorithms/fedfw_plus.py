@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, Server, Setting, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled, sent_down
+from fedfw.algorithms.oracle_steps import OracleAlgorithm, sent_down
 from fedfw.algorithms.scheduled import Momentum, running_average
+from fedfw.linalg.pull import pulled
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedfw.algorithms.base import Message, Plan, Rates, Setting, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, pulled
+from fedfw.algorithms.oracle_steps import OracleAlgorithm
 from fedfw.algorithms.scheduled import running_average
+from fedfw.linalg.pull import pulled
 from fedfw.schedules import Schedule, nonconvex, stochastic
 
 

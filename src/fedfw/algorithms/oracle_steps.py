@@ -95,7 +95,7 @@ class OracleSteps(Scheduled):
             rates = plan.rates(message.t, k)
             loss, a = gradient(at)
             state, g = self.direction(plan, state, message, a, rates)
-            g = g.to(a.dtype)
+            g = g if g.dtype is a.dtype else g.to(a.dtype)
             proves = k == 0 and message.wants_evidence and self.exact and self.contract.proves
             given, first = (loss, a) if proves else None, a if k == 0 and self.tells else None
             del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
@@ -281,9 +281,3 @@ def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: 
     if isinstance(scale, Tensor):
         return (xbar * keep).addcmul_(total, scale.to(xbar.dtype))
     return (xbar * keep).add_(total, alpha=scale)
-
-
-def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
-    """a + lam (x - xbar), (m, p), in the precision of a: only the difference needs that of the points."""
-    apart = (x - xbar).to(a.dtype)
-    return torch.addcmul(a, apart, lam.to(a.dtype)) if isinstance(lam, Tensor) else torch.add(a, apart, alpha=lam)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
-from fedfw.checks import all_finite, bits_of
+from fedfw.checks import Mask, all_finite, beyond_float32, other_bits
 from fedfw.errors import NonFiniteError
 
 _VECTORS = (Dense, Moved, Quantised)
@@ -40,20 +40,20 @@ class ServerStep:
         Its new memory.
     aggregate : Aggregate
         The sum that the step was made from.
-    changed : Tensor
+    changed : Tensor or array
         (p,) of bool: which coordinates of xbar changed.
-    support : Tensor or None
+    support : Tensor, array or None
         (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were absent or atoms are not
         sparse.
-    wide : Tensor or None
+    wide : Tensor, array or None
         (p,) of bool, where there is a support: where float32 does not hold that sum exactly.
     """
 
     server: Server
     aggregate: Aggregate
-    changed: Tensor
-    support: Tensor | None = None
-    wide: Tensor | None = None
+    changed: Tensor | Mask
+    support: Tensor | Mask | None = None
+    wide: Tensor | Mask | None = None
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ def _step_from(
 ) -> ServerStep:
     aggregate = aggregate.over(plan.ranks, uploads)
     after = algorithm.server_step(plan, server, aggregate, t)
-    changed = bits_of(server.xbar) != bits_of(after.xbar)
+    changed = other_bits(server.xbar, after.xbar)
     if not aggregate.sparse:
         return ServerStep(after, aggregate, changed)
     total = aggregate.total
-    return ServerStep(after, aggregate, changed, bits_of(total) != 0, total.float() != total)
+    return ServerStep(after, aggregate, changed, other_bits(total), beyond_float32(total))
 
 
 def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) -> None:

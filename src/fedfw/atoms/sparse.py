@@ -29,7 +29,7 @@ from fedfw.atoms.bits import (
     write_permutation,
 )
 from fedfw.atoms.floats import floats_to_bytes, read_floats
-from fedfw.linalg.entries import add_entries, can_add_entries, step_to_entries
+from fedfw.linalg.entries import add_entries, can_add_entries, scaled_signs, step_to_entries, stepped_to_entries
 
 _NO_BITS: Bits = np.empty(0, np.uint8)
 
@@ -95,13 +95,12 @@ class SparseAtom(Atom):
     def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
         if x.is_cuda or x.dtype is not torch.float64 or not isinstance(eta, float):
             return super().stepped(x, eta)
-        # The same in fewer calls, of which rounds of tiny models are made.
-        indices, values = self.entries(x.dtype)
-        return (self._rows(x) * (1 - eta)).scatter_add_(1, indices, values * eta).view(x.shape)
+        moved = stepped_to_entries(self._rows(x), *self.entries(x.dtype), eta)
+        return moved if moved.shape == x.shape else moved.view(x.shape)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
         indices, values = self.entries(x.dtype)
-        if can_add_entries(x, indices):
+        if can_add_entries(x, indices) or (weight == 1 and not x.is_cuda):
             add_entries(x, indices, values if weight == 1 else values * weight)
         elif x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
             super()._add_sum(x, weight)
@@ -204,7 +203,7 @@ class SparseSigns(SparseAtom):
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         made: dict[torch.dtype, Tensor] = self.__dict__.setdefault("_values", {})  # clients and server ask for the same
         if dtype not in made:
-            made[dtype] = self.signs.to(dtype).mul_(self.scale)
+            made[dtype] = scaled_signs(self.signs, self.scale, dtype)
         return self.indices, made[dtype]
 
     def _frame(self) -> bytes:

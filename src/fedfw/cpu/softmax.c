@@ -44,15 +44,17 @@ INLINE v8 larger(v8 a, v8 b) {
     return (v8)((first & (i8)a) | (~first & (i8)b));
 }
 
-/* The sums of neighbours: those of a first, then those of b. */
+/* The sums of neighbours, half by half: those of a's half first, then those of b's. One instruction on many processors. */
 INLINE v8 pairs(v8 a, v8 b) {
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
-           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
 /* The sums of eight vectors' lanes. */
 INLINE v8 lane_sums(const v8 a[8]) {
-    return pairs(pairs(pairs(a[0], a[1]), pairs(a[2], a[3])), pairs(pairs(a[4], a[5]), pairs(a[6], a[7])));
+    v8 first = pairs(pairs(a[0], a[1]), pairs(a[2], a[3])), then = pairs(pairs(a[4], a[5]), pairs(a[6], a[7]));
+    return __builtin_shufflevector(first, then, 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(first, then, 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 INLINE float sum(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
@@ -96,12 +98,13 @@ INLINE void score(const Shape *s, int samples, int classes, int64_t k, const flo
         for (int i = 0; i < samples; i++) x[i] = load(a[i] + at);
         for (int c = 0; c < classes; c++) {
             v8 w = load(W + (k + c) * s->width + LANES * t);
-            for (int i = 0; i < samples; i++) sums[i * classes + c] += x[i] * w;
+            for (int i = 0; i < samples; i++) sums[c * samples + i] += x[i] * w;
         }
     }
-    v8 found = lane_sums(sums);
-    for (int i = 0; i < samples; i++)
-        for (int c = 0; c < classes; c++) scores[(k + c) * MOST_IN_BLOCK + i] = found[i * classes + c];
+    float found[8];
+    store(found, lane_sums(sums));
+    for (int c = 0; c < classes; c++)
+        memcpy(scores + (k + c) * MOST_IN_BLOCK, found + c * samples, sizeof(float) * samples);
 }
 
 /* Adds a block's slopes of `classes` classes from class k in `tiles` tiles from tile t. */
@@ -159,9 +162,7 @@ typedef struct {
     int64_t given_features, bias, in_block;
     const float *samples;
     int64_t stacked, most; /* clients, and samples that there is room for in each */
-    int64_t client_stride, sample_stride;
     const int64_t *targets;
-    int64_t target_stride;
     const int64_t *clients, *sizes, *picks; /* rows of the samples; how many of them count; which, or NULL */
     int64_t batch, parts;
     const char *points; /* float32 or float64 */
@@ -170,7 +171,6 @@ typedef struct {
     const double *factors; /* or of each; else NULL */
     float *gradients;      /* one row a part; NULL where losses are enough */
     float *losses;         /* one a part */
-    int64_t gradient_stride;
 } Task;
 
 /* The numbers that one thread works with. */
@@ -179,14 +179,14 @@ typedef struct {
 } Room;
 
 /* Numbers of a client's point, in float32. */
-static void copy_numbers(const Task *task, int64_t client, int64_t begin, int64_t count, float *to) {
+INLINE void copy_numbers(const Task *task, int64_t client, int64_t begin, int64_t count, float *to) {
     int64_t at = client * task->point_stride + begin;
     if (!task->doubles) memcpy(to, (const float *)task->points + at, sizeof(float) * count);
     else
         for (int64_t j = 0; j < count; j++) to[j] = (float)((const double *)task->points)[at + j];
 }
 
-static void unpack_weights(const Task *task, int64_t client, const Room *room) {
+INLINE void unpack_weights(const Task *task, int64_t client, const Room *room) {
     const Shape *s = &task->shape;
     int64_t f = task->given_features, c = s->classes, full = f - f % LANES;
     for (int64_t k = 0; k < c; k++) { /* what is left out is zero: classes that there are not, and lanes of a last tile */
@@ -197,7 +197,7 @@ static void unpack_weights(const Task *task, int64_t client, const Room *room) {
     if (task->bias) copy_numbers(task, client, c * f, c, room->bias);
 }
 
-static void pack_slopes(const Task *task, const Room *room, float factor, float *to) {
+INLINE void pack_slopes(const Task *task, const Room *room, float factor, float *to) {
     const Shape *s = &task->shape;
     int64_t f = task->given_features, c = s->classes, full = f - f % LANES, last = s->width - LANES;
     for (int64_t k = 0; k < c; k++) {
@@ -210,8 +210,7 @@ static void pack_slopes(const Task *task, const Room *room, float factor, float 
 
 /* A block's losses, and its slopes where they are wanted; `count` is rounded up to a multiple of 4 with samples that
    count for nothing. */
-FOR_EVERY_PROCESSOR
-static double take_block(const Shape *shape, int64_t count, const float *const *a, const int64_t *y, const Room *room,
+INLINE double take_block(const Shape *shape, int64_t count, const float *const *a, const int64_t *y, const Room *room,
                          int with_slopes) {
     const Shape own = *shape, *s = &own;
     float *R = room->scores;
@@ -242,15 +241,15 @@ static double take_block(const Shape *shape, int64_t count, const float *const *
 }
 
 /* One part of one client; returns whether it, its samples, its targets and its picks are among those that there are. */
-static int take_part(const Task *task, int64_t client, int64_t part, const Room *room) {
+INLINE int take_part(const Task *task, int64_t client, int64_t part, const Room *room) {
     const Shape *s = &task->shape;
     const int64_t row = task->clients[client], f = task->given_features;
     if (row < 0 || row >= task->stacked) return 0;
     const int64_t size = task->sizes[row], all = task->picks ? task->batch : size;
     if (size < 0 || size > task->most) return 0;
     const int64_t end = (part + 1) * PART < all ? (part + 1) * PART : all;
-    const float *samples = task->samples + row * task->client_stride;
-    const int64_t *targets = task->targets + row * task->target_stride;
+    const float *samples = task->samples + row * task->most * f;
+    const int64_t *targets = task->targets + row * task->most;
     const float *a[MOST_IN_BLOCK];
     int64_t y[MOST_IN_BLOCK];
     double loss = 0.0;
@@ -265,7 +264,7 @@ static int take_part(const Task *task, int64_t client, int64_t part, const Room 
             if (at < 0 || at >= size) return 0;
             y[i] = targets[at];
             if (y[i] < 0 || y[i] >= s->classes) return 0;
-            a[i] = samples + at * task->sample_stride;
+            a[i] = samples + at * f;
             if (f < LANES) {
                 a[i] = memcpy(room->padded + i * LANES, a[i], sizeof(float) * f);
             }
@@ -276,8 +275,22 @@ static int take_part(const Task *task, int64_t client, int64_t part, const Room 
     double share = (task->factors ? task->factors[client] : task->factor) / (double)all;
     task->losses[client * task->parts + part] = (float)(loss * share);
     if (task->gradients)
-        pack_slopes(task, room, (float)share, task->gradients + (client * task->parts + part) * task->gradient_stride);
+        pack_slopes(task, room, (float)share,
+                    task->gradients + (client * task->parts + part) * s->classes * (f + task->bias));
     return 1;
+}
+
+/* The jobs from `first` on, before `last`, a part of a client each; returns the client that is refused, or -1. */
+FOR_EVERY_PROCESSOR
+static int64_t take_jobs(const Task *task, int64_t first, int64_t last, const Room *room) {
+    int64_t unpacked = -1;
+    for (int64_t job = first; job < last; job++) {
+        int64_t client = job / task->parts;
+        if (client != unpacked) unpack_weights(task, client, room);
+        unpacked = client;
+        if (!take_part(task, client, job % task->parts, room)) return client;
+    }
+    return -1;
 }
 
 static float *numbers(int64_t count) {
@@ -292,21 +305,18 @@ static PyObject *gradients(PyObject *module, PyObject *args) {
     Task task;
     Shape *s = &task.shape;
     long long first, last, stacked, most, samples, targets, clients, sizes, picks, points, factors, into, losses;
-    long long client_stride, sample_stride, target_stride, batch, parts, point_stride, doubles, classes, features, bias;
-    long long gradient_stride;
-    if (!PyArg_ParseTuple(args, "LLLLLLLLLLLLLLLLLLLLdLLLL", &first, &last, &stacked, &most, &samples, &client_stride, &sample_stride,
-                          &targets, &target_stride, &clients, &sizes, &picks, &batch, &parts, &points, &point_stride,
-                          &doubles, &classes, &features, &bias, &task.factor, &factors, &losses, &into, &gradient_stride))
+    long long batch, parts, point_stride, doubles, classes, features, bias;
+    if (!PyArg_ParseTuple(args, "LLLLLLLLLLLLLLLLLdLLL", &first, &last, &stacked, &most, &samples, &targets, &clients,
+                          &sizes, &picks, &batch, &parts, &points, &point_stride, &doubles, &classes, &features, &bias,
+                          &task.factor, &factors, &losses, &into))
         return NULL;
     task.stacked = stacked, task.most = most;
     task.given_features = features, task.bias = bias, task.batch = batch, task.parts = parts;
     task.samples = (const float *)(intptr_t)samples, task.targets = (const int64_t *)(intptr_t)targets;
-    task.client_stride = client_stride, task.sample_stride = sample_stride, task.target_stride = target_stride;
     task.clients = (const int64_t *)(intptr_t)clients, task.sizes = (const int64_t *)(intptr_t)sizes;
     task.picks = (const int64_t *)(intptr_t)picks, task.points = (const char *)(intptr_t)points;
     task.point_stride = point_stride, task.doubles = doubles, task.factors = (const double *)(intptr_t)factors;
     task.gradients = (float *)(intptr_t)into, task.losses = (float *)(intptr_t)losses;
-    task.gradient_stride = gradient_stride;
     s->features = features < LANES ? LANES : features, s->classes = classes;
     s->tiles = (s->features + LANES - 1) / LANES, s->width = s->tiles * LANES;
     s->rows = (classes + 1) / 2 * 2;
@@ -317,15 +327,9 @@ static PyObject *gradients(PyObject *module, PyObject *args) {
     if (!all) return PyErr_NoMemory();
     Room room = {all, all + weights, all + 2 * weights, NULL, NULL, NULL};
     room.bias = room.scores + scores, room.sums = room.bias + s->rows, room.padded = room.sums + s->rows;
-    long long refused = -1;
+    int64_t refused;
     Py_BEGIN_ALLOW_THREADS;
-    int64_t unpacked = -1;
-    for (int64_t job = first; job < last && refused < 0; job++) {
-        int64_t client = job / parts;
-        if (client != unpacked) unpack_weights(&task, client, &room);
-        unpacked = client;
-        if (!take_part(&task, client, job % parts, &room)) refused = client;
-    }
+    refused = take_jobs(&task, first, last, &room);
     Py_END_ALLOW_THREADS;
     free(all);
     return PyLong_FromLongLong(refused);

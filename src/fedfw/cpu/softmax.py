@@ -100,10 +100,10 @@ def softmax_gradient(
     if parts > 1:
         losses, slopes = values.new_empty(b, parts), gradients.new_empty(b if wanted else 0, parts, p)
     arguments = (
-        *(stacked, most, inputs.data_ptr(), most * f, f, targets.data_ptr(), most),
+        *(stacked, most, inputs.data_ptr(), targets.data_ptr()),
         *(rows.data_ptr(), sizes.data_ptr(), chosen, samples, parts),
         *(x.data_ptr(), x.stride(0), x.dtype is torch.float64, classes, f, bias),
-        *(factor, each, losses.data_ptr(), slopes.data_ptr() if wanted else 0, p),
+        *(factor, each, losses.data_ptr(), slopes.data_ptr() if wanted else 0),
     )
     _in_threads(b * parts, b * samples * f * classes, arguments, rows)
     if parts > 1:

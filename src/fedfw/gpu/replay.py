@@ -313,7 +313,7 @@ def _is_well(check: npt.NDArray[Any]) -> bool:
 def _marks(taken: RoundSteps) -> list[Tensor]:
     """What the host must see of a round: which coordinates changed and, for sparse atoms, what their sum is like."""
     step = taken.step
-    return [mark for mark in (step.changed, step.support, step.wide) if mark is not None]
+    return [torch.as_tensor(mark) for mark in (step.changed, step.support, step.wide) if mark is not None]
 
 
 def _sorted_out(names: _Names, tensors: tuple[Tensor, ...], t: int) -> tuple[Server, State, Message]:

@@ -1,8 +1,9 @@
-"""The l1 ball's oracle, and steps to and sums of sparse atoms, on NVIDIA GPUs with Triton: one kernel each.
+"""The l1 ball's oracle, and steps to and sums of sparse atoms: one call of compiled code, or one kernel of a GPU each.
 
-A kernel takes two microseconds or more however little it does, its wait for the one before it included. torch needs
-seven for the oracle, one of which, the argmax of a few rows, takes fifteen, six for a sum in a fixed order and four for
-a step. Results are the same to the bit.
+On NVIDIA GPUs the kernels are Triton's. A kernel takes two microseconds or more however little it does, its wait for
+the one before it included. torch needs seven for the oracle, one of which, the argmax of a few rows, takes fifteen, six
+for a sum in a fixed order and four for a step. On processors a call of torch takes some microseconds, too
+(`compiled.c`). Results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedfw.linalg.compiled import REAL, compiled, may_be_handed_over
 
 try:
     import triton
@@ -20,13 +23,15 @@ except ImportError:  # no Triton, no kernels: torch does the same
 _BLOCK = 4096  # of a row that a program looks at in one go
 _UP, _DOWN = np.int8(1), np.int8(-1)
 _MOST_ENTRIES = 256
-"""Of sparse atoms that one kernel adds up: every coordinate looks at all of them."""
+"""Of sparse atoms that one kernel of a GPU adds up: every coordinate looks at all of them."""
+_ON_ONE_THREAD = 2**15
+"""Numbers up to which torch, too, computes on one thread."""
 
 
 def largest_entries(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The first entry of the largest magnitude of each row (n, p).
 
-    On the CPU numpy compares with vector instructions, and torch does not: it takes several times as long.
+    On the CPU torch would take several times as long as compiled code, or as numpy where there was no compiler.
 
     Returns
     -------
@@ -41,12 +46,20 @@ def largest_entries(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> index.tolist(), sign.tolist()
     ([[1], [0]], [[1], [-1]])
     """
+    if g.dtype in REAL and may_be_handed_over(g):
+        n, p = g.shape
+        index = torch.empty((n, 1), dtype=torch.int64, device=g.device)
+        signs, checks = index.new_empty((n, 1), dtype=torch.int8), g.new_empty(n)
+        assert compiled is not None
+        found = index.data_ptr(), signs.data_ptr(), checks.data_ptr()
+        compiled.select(g.data_ptr(), n, p, g.dtype is torch.float64, *found)
+        return index, signs, checks
     if not g.is_cuda and not g.requires_grad:
         rows = g.numpy()
         places = np.abs(rows).argmax(1)  # a NaN or an infinity is the largest entry
         largest = rows[np.arange(len(rows)), places]
-        found = places[:, None], np.where(largest > 0, _DOWN, _UP)[:, None], largest
-        index, signs, checks = map(torch.from_numpy, found)
+        arrays = places[:, None], np.where(largest > 0, _DOWN, _UP)[:, None], largest
+        index, signs, checks = map(torch.from_numpy, arrays)
         return index, signs, checks
     n, p = g.shape
     plain = g.dtype in (torch.float32, torch.float64) and g.stride(1) == 1 and p < 2**31 - _BLOCK
@@ -62,13 +75,68 @@ def largest_entries(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return indices, signs, checks
 
 
+def scaled_signs(signs: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Signs, int8, times a number, in this type.
+
+    Examples
+    --------
+    >>> import torch
+    >>> scaled_signs(torch.tensor([[1, -1]], dtype=torch.int8), 3.0, torch.float64).tolist()
+    [[3.0, -3.0]]
+    """
+    if dtype is not torch.float64 or signs.dtype is not torch.int8 or not may_be_handed_over(signs):
+        return signs.to(dtype).mul_(scale)
+    into = torch.empty_like(signs, dtype=dtype)
+    assert compiled is not None
+    compiled.scale(signs.data_ptr(), signs.numel(), into.data_ptr(), scale)
+    return into
+
+
 def can_add_entries(x: Tensor, indices: Tensor) -> bool:
-    """Whether `add_entries` is for a vector x (p,), and `step_to_entries` for rows (n, p), with entries at indices."""
+    """Whether `add_entries` is for a vector x (p,) on a GPU, and `step_to_entries` for rows (n, p) there.
+
+    The entries are those at indices (n, k).
+    """
     return triton is not None and x.is_cuda and 0 < indices.numel() <= _MOST_ENTRIES and x.is_contiguous()
+
+
+def stepped_to_entries(x: Tensor, indices: Tensor, values: Tensor, eta: float) -> Tensor:
+    """(1 - eta) x + eta s, in float64 on a processor, for vectors s with these values at these indices, both (n, k).
+
+    Examples
+    --------
+    >>> import torch
+    >>> x, values = torch.ones(1, 2, dtype=torch.float64), torch.tensor([[4.0]], dtype=torch.float64)
+    >>> stepped_to_entries(x, torch.tensor([[1]]), values, 0.5).tolist()
+    [[0.5, 2.5]]
+    """
+    # torch computes larger ones on several threads.
+    if x.numel() > _ON_ONE_THREAD or not _are_entries(x, indices, values):
+        return (x * (1 - eta)).scatter_add_(1, indices, values * eta)
+    (n, p), into = x.shape, torch.empty_like(x)
+    if indices.shape[0] != n:
+        raise ValueError(f"entries of {indices.shape[0]} vectors, expected {n}")
+    entries = indices.data_ptr(), values.data_ptr()
+    assert compiled is not None
+    compiled.step(x.data_ptr(), n, p, indices.shape[1], *entries, into.data_ptr(), eta)
+    return into
+
+
+def _are_entries(x: Tensor, indices: Tensor, values: Tensor) -> bool:
+    """Whether compiled code is for x, and for entries with these values at these indices."""
+    fit = x.dtype is values.dtype is torch.float64 and indices.dtype is torch.int64 and indices.shape == values.shape
+    return fit and may_be_handed_over(x, indices, values)
 
 
 def add_entries(x: Tensor, indices: Tensor, values: Tensor) -> None:
     """x (p,) += the sum of the vectors with these values at these indices, both (n, k), in their order."""
+    if not x.is_cuda:
+        if _are_entries(x, indices, values):
+            assert compiled is not None
+            compiled.add(x.data_ptr(), x.shape[0], indices.numel(), indices.data_ptr(), values.data_ptr())
+        else:
+            x.index_add_(0, indices.flatten(), values.flatten())
+        return
     p, block = len(x), 256
     with torch.cuda.device(x.device):
         _add[(triton.cdiv(p, block),)](

@@ -160,8 +160,9 @@ class Weights:
         """factor w_i (m,), or one number where that is the same for all of them."""
         if factor not in self._multiples:
             multiple = self.each * factor
-            alike = bool((multiple == multiple[:1]).all()) and len(multiple) > 0
-            self._multiples[factor] = float(multiple[0]) if alike else multiple
+            listed = multiple.tolist()
+            alike = len(listed) > 0 and listed.count(listed[0]) == len(listed)
+            self._multiples[factor] = listed[0] if alike else multiple
         return self._multiples[factor]
 
 

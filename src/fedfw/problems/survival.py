@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_PAIRS = 2**22
+"""Pairs of patients that are looked at in one go: all of many patients would not fit."""
+
 
 def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The negative logarithm of Cox's partial likelihood, over the number of patients, with Breslow's ties.
@@ -72,9 +75,9 @@ def concordance(outputs: Tensor, targets: Tensor) -> float | None:
     """
     scores, (event, time) = _scores(outputs, targets), targets.unbind(1)
     right, pairs = 0.0, 0
-    for i in event.nonzero().flatten().tolist():  # a row at a time: all pairs of many patients would not fit
-        after = (time > time[i]) | ((time == time[i]) & (event == 0))
-        right += float((scores[i] > scores[after]).sum()) + float((scores[i] == scores[after]).sum()) / 2
+    for some in torch.split(event.nonzero(), max(1, _PAIRS // max(1, len(time)))):
+        after = (time > time[some]) | ((time == time[some]) & (event == 0))
+        right += int((after & (scores[some] > scores)).sum()) + int((after & (scores[some] == scores)).sum()) / 2
         pairs += int(after.sum())
     return right / pairs if pairs else None
 

@@ -36,7 +36,7 @@ from fedfw.algorithms.base import (
 from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.certificates import LowerBound, frank_wolfe_gap
-from fedfw.checks import bits_of
+from fedfw.checks import other_bits
 from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
 from fedfw.rounds.split import SplitMemory
@@ -250,7 +250,7 @@ class Coordinator:
         for rows, state in zip(groups, now.states, strict=True):
             self.memory.scatter(rows, self._rebuilt(state))
         if self.server.xbar is not xbar:
-            self.wire.stepped(bits_of(self.server.xbar) != bits_of(xbar))
+            self.wire.stepped(other_bits(self.server.xbar, xbar))
         now.at = self._at(now, groups)
         self.holds[now.at] = now.version
         now.bases = self.holds[now.at].copy()
@@ -449,7 +449,7 @@ class Coordinator:
         narrow = narrow_server(self.server, columns)
         regrouped = self.algorithm.regroup(narrow, self._every_row().rows, weights)
         self.server = widen_server(regrouped, self.server, narrow, columns)
-        self.wire.stepped(bits_of(before) != bits_of(self.server.xbar))
+        self.wire.stepped(other_bits(before, self.server.xbar))
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
         self.bound, self.best_bound = self._new_bound(), self._floor
 

@@ -39,7 +39,7 @@ from torch import Tensor
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
-from fedfw.checks import bits_of
+from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
 
 WHOLE, CHANGED, REPEATED = 0, 1, 2
@@ -51,7 +51,6 @@ NUMBER_NBYTES = 8
 _NO_BITS = np.empty(0, np.uint8)
 _RATES_NBYTES = 16
 Versions = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def encoded(x: Tensor, changed: Mask | None = None, precision: torch.dtype | Non
     precision : torch.dtype, optional
         One that holds the numbers of x; by default its type.
     """
-    changed = bits_of(x.detach().cpu()).numpy() != 0 if changed is None else changed
+    changed = on_host(other_bits(x.detach())) if changed is None else changed
     precision = x.dtype if precision is None else precision
     longest, itemsize = whole_nbytes(x, precision), precision.itemsize
     if 5 + np.count_nonzero(changed) * itemsize < longest:  # without saying where they belong
@@ -221,7 +220,7 @@ class Repeat:
     def write(self) -> bytes:
         """The message that says so."""
         total, precision = self.total.cpu(), self.precision or self.total.dtype
-        places = np.flatnonzero(bits_of(total).numpy())
+        places = np.flatnonzero(on_host(other_bits(total)))
         rates = np.array([self.keep, self.scale], "<f8").tobytes()
         values = total[torch.from_numpy(places)]
         return bytes([REPEATED | _flag(precision)]) + rates + _sparse(places, values, len(total), precision)
@@ -262,32 +261,31 @@ class Wire:
 
     def stepped(
         self,
-        changed: Tensor,
-        support: Tensor | None = None,
+        changed: Tensor | Mask,
+        support: Tensor | Mask | None = None,
         repeat: Repeat | None = None,
         *,
-        wide: Tensor | None = None,
+        wide: Tensor | Mask | None = None,
     ) -> None:
         """Note what a step did to the model.
 
         Parameters
         ----------
-        changed : Tensor
+        changed : Tensor or array
             (p,) of bool: which coordinates changed.
-        support : Tensor, optional
+        support : Tensor or array, optional
             (p,) of bool: where the sum of the atoms is not zero, for steps that clients can repeat.
         repeat : Repeat, optional
             That step, where its bytes will be asked for.
-        wide : Tensor, optional
+        wide : Tensor or array, optional
             (p,) of bool: where that sum needs float64.
         """
         self._settle()
         self._wide = support is not None and self._like.dtype is not self._precision
         if support is not None and self._steps:
             support = repeat = None  # something else changed the model, too: nobody could repeat that
-        precision = torch.float64 if wide is not None and np.count_nonzero(wide.cpu().numpy()) else self._precision
-        # Copies, because the next replay of a GPU overwrites what this one gave.
-        self._last_step = _host_copy(changed), None if support is None else _host_copy(support), precision, repeat
+        precision = torch.float64 if wide is not None and np.count_nonzero(on_host(wide)) else self._precision
+        self._last_step = on_host(changed), None if support is None else on_host(support), precision, repeat
 
     def _settle(self) -> None:
         """Work out the last step: the next message asks for it, and by then a GPU is busy with the next round."""
@@ -318,7 +316,7 @@ class Wire:
                 continue
             zero = torch.zeros(len(self._like), dtype=self._like.dtype)
             before, after = self._before.get(name, zero), vectors[name].cpu() if name in vectors else zero
-            np.putmask(marks, (bits_of(before) != bits_of(after)).numpy(), self.version)
+            np.putmask(marks, on_host(other_bits(before, after)), self.version)
             self._before[name] = after.clone()
         if self._repeat is not None and self._repeat[0] != self.version - 1:
             self._repeat = None
@@ -365,10 +363,10 @@ class Wire:
 
     def nbytes(self, bases: npt.ArrayLike) -> int:
         """What the last message weighs for clients that hold the messages ``bases`` (m,), all together."""
-        held = np.asarray(bases)
-        # All hold the same in every round that everyone takes part in; numpy counts faster than it asks `all`.
-        alike = len(held) > 0 and np.count_nonzero(held == held[0]) == len(held)
-        counts = {int(held[0]): len(held)} if alike else Counter(held.tolist())
+        held = np.asarray(bases).tolist()
+        # All hold the same in every round that everyone takes part in: that is sooner seen than counted.
+        alike = len(held) > 0 and held.count(held[0]) == len(held)
+        counts = {held[0]: len(held)} if alike else Counter(held)
         return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
 
     def write(self, base: int) -> dict[str, bytes]:
@@ -406,11 +404,6 @@ class Wire:
             base, nbytes = held["repeat"].tolist()
             message = held["repeat_message"].numpy().tobytes() if "repeat_message" in held else None
             self._repeat = base, nbytes, message
-
-
-def _host_copy(mask: Tensor) -> Mask:
-    copied: Mask = mask.cpu().numpy().copy()
-    return copied
 
 
 def _named(held: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
