@@ -16,6 +16,7 @@ from fedfw.errors import NonFiniteError
 from fedfw.linalg import compiled
 from fedfw.linalg.entries import add_entries, largest_entries, scaled_signs, stepped_to_entries
 from fedfw.linalg.pull import pulled
+from fedfw.linalg.sums import add_rows
 
 DTYPES = (torch.float32, torch.float64)
 needs_compiled = pytest.mark.skipif(compiled.compiled is None, reason="there was no compiler when fedfw was installed")
@@ -111,7 +112,7 @@ def test_entries_that_there_are_not_are_refused(index: int) -> None:
 
 
 @needs_compiled
-@pytest.mark.parametrize("name", ["select", "pull", "scale", "step", "add"])
+@pytest.mark.parametrize("name", ["select", "pull", "scale", "step", "add", "add_rows"])
 def test_other_numbers_of_arguments_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match="0 arguments, expected"):
         getattr(compiled.compiled, name)()
@@ -141,3 +142,11 @@ def test_a_run_without_a_compiler(name: str, request: pytest.FixtureRequest) -> 
     other = fedfw.simulate(problem, algorithm, rounds=20)
     assert torch.allclose(run.x, other.x, rtol=1e-5, atol=1e-7)
     assert run.history["bytes_up"] == other.history["bytes_up"]
+
+
+@given(st.integers(0, 4), st.integers(1, 600), st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.integers(0, 10**6))
+def test_sums_of_rows(n: int, p: int, dtype: torch.dtype, of: torch.dtype, seed: int) -> None:
+    x, rows = drawn((p,), seed, dtype), drawn((n, p), seed + 1, of)
+    expected = x.double() - 3 * rows.double().sum(0)
+    add_rows(x, rows, -3.0)
+    assert torch.allclose(x.double(), expected, rtol=0, atol=30 * torch.finfo(dtype).eps * 4)

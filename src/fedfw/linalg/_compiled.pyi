@@ -14,3 +14,6 @@ def step(x: int, n: int, p: int, k: int, indices: int, values: int, into: int, e
 
 def add(x: int, p: int, count: int, indices: int, values: int) -> None:
     """`fedfw.linalg.entries.add_entries`; raises IndexError for indices that there are not."""
+
+def add_rows(x: int, doubles: bool, rows: int, rows_of_doubles: bool, n: int, p: int, factor: float) -> None:
+    """`fedfw.linalg.sums.add_rows`."""

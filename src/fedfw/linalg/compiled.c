@@ -1,5 +1,5 @@
-/* What a client of FedFW computes beside its gradient, on a processor: the direction, the l1 ball's oracle, a step to a
-sparse atom and a sum of sparse atoms, one call each.
+/* What a round computes beside gradients, on a processor: FedFW's direction, the l1 ball's oracle, a step to a sparse
+atom, and sums of sparse and of dense atoms, one call each.
 
 On tiny models a call of torch costs many times what it computes, and on large ones three calls read and write three
 times as much. A product is rounded before it is added (-ffp-contract=off), so that steps and sums are torch's to the
@@ -22,9 +22,22 @@ static int arguments(PyObject *const *args, Py_ssize_t given, int64_t *whole, Py
     return !PyErr_Occurred();
 }
 
+#define COLUMNS 256 /* whose sums stay in the first cache */
+#define SUM_OF(REAL, ROWS, NAME)                                                                                       \
+    static void NAME(REAL *x, const ROWS *rows, int64_t n, int64_t p, REAL factor) {                                   \
+        for (int64_t begin = 0; begin < p; begin += COLUMNS) {                                                         \
+            REAL sums[COLUMNS] = {0};                                                                                  \
+            int64_t width = p - begin < COLUMNS ? p - begin : COLUMNS;                                                 \
+            for (int64_t i = 0; i < n; i++)                                                                            \
+                for (int64_t j = 0; j < width; j++) sums[j] += (REAL)rows[i * p + begin + j];                          \
+            for (int64_t j = 0; j < width; j++) x[begin + j] += factor * sums[j];                                      \
+        }                                                                                                              \
+    }
+
 /* For each type of number, with vectors of 16 bytes and their bits. SELECT finds, in each of n rows (p,), the first entry
-   of the largest magnitude, and a number that is finite where all of the row is. PULL is a + lam (x - xbar). */
-#define DEFINE(REAL, VECTOR, BITS, ABS, SELECT, PULL)                                                                  \
+   of the largest magnitude, and a number that is finite where all of the row is. PULL is a + lam (x - xbar). SUM adds
+   the sum of n rows, times a number, to x (p,): in its own type, one row after the other. */
+#define DEFINE(REAL, VECTOR, BITS, ABS, SELECT, PULL, SUM)                                                             \
     static void SELECT(const REAL *g, int64_t n, int64_t p, int64_t *indices, int8_t *signs, REAL *checks) {           \
         const int lanes = sizeof(VECTOR) / sizeof(REAL);                                                               \
         for (; n--; g += p) {                                                                                          \
@@ -53,15 +66,17 @@ static int arguments(PyObject *const *args, Py_ssize_t given, int64_t *whole, Py
     static void PULL(const REAL *a, const double *x, const double *xbar, int64_t n, int64_t p, REAL lam, REAL *into) { \
         for (; n--; a += p, x += p, into += p)                                                                         \
             for (int64_t j = 0; j < p; j++) into[j] = a[j] + lam * (REAL)(x[j] - xbar[j]);                             \
-    }
+    }                                                                                                                  \
+    SUM_OF(REAL, float, SUM##_of_floats)                                                                               \
+    SUM_OF(REAL, double, SUM##_of_doubles)
 
 typedef float floats __attribute__((vector_size(16)));
 typedef double doubles __attribute__((vector_size(16)));
 typedef uint32_t words __attribute__((vector_size(16)));
 typedef uint64_t long_words __attribute__((vector_size(16)));
 
-DEFINE(float, floats, words, fabsf, select_float, pull_float)
-DEFINE(double, doubles, long_words, fabs, select_double, pull_double)
+DEFINE(float, floats, words, fabsf, select_float, pull_float, float_sum)
+DEFINE(double, doubles, long_words, fabs, select_double, pull_double, double_sum)
 
 PyDoc_STRVAR(select_doc, "select(g, n, p, doubles, indices, signs, checks), with addresses of arrays");
 
@@ -140,10 +155,25 @@ static PyObject *add(PyObject *module, PyObject *const *args, Py_ssize_t given) 
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(add_rows_doc, "add_rows(x, doubles, rows, rows_of_doubles, n, p, factor), with addresses of arrays");
+
+static PyObject *add_rows(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    int64_t a[6];
+    double factor = 0;
+    if (!arguments(args, given, a, 6, &factor)) return NULL;
+    int64_t n = a[4], p = a[5];
+    if (a[1] && a[3]) double_sum_of_doubles(AT(double, a[0]), AT(double, a[2]), n, p, factor);
+    else if (a[1]) double_sum_of_floats(AT(double, a[0]), AT(float, a[2]), n, p, factor);
+    else if (a[3]) float_sum_of_doubles(AT(float, a[0]), AT(double, a[2]), n, p, (float)factor);
+    else float_sum_of_floats(AT(float, a[0]), AT(float, a[2]), n, p, (float)factor);
+    Py_RETURN_NONE;
+}
+
 #define METHOD(name, function) {#name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {METHOD(select, select_entries), METHOD(pull, pull), METHOD(scale, scale),
-                                METHOD(step, step), METHOD(add, add), {NULL, NULL, 0, NULL}};
+                                METHOD(step, step), METHOD(add, add), METHOD(add_rows, add_rows), {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_compiled", .m_methods = methods};
 
 PyMODINIT_FUNC PyInit__compiled(void) { return PyModule_Create(&definition); }

@@ -13,6 +13,11 @@ try:
 except ImportError:  # no compiler: torch and numpy do the same
     compiled = None
 
+REAL = (torch.float32, torch.float64)
+"""The types of numbers that compiled code is for."""
+ON_ONE_THREAD = 2**15
+"""Numbers up to which torch, too, computes on one thread."""
+
 
 def may_be_handed_over(*tensors: Tensor) -> bool:
     """Whether there is compiled code that can be given the addresses of these tensors."""
@@ -21,7 +26,3 @@ def may_be_handed_over(*tensors: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
-
-
-REAL = (torch.float32, torch.float64)
-"""The types of numbers that compiled code is for."""

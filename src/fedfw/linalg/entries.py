@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.linalg.compiled import REAL, compiled, may_be_handed_over
+from fedfw.linalg.compiled import ON_ONE_THREAD, REAL, compiled, may_be_handed_over
 
 try:
     import triton
@@ -24,8 +24,6 @@ _BLOCK = 4096  # of a row that a program looks at in one go
 _UP, _DOWN = np.int8(1), np.int8(-1)
 _MOST_ENTRIES = 256
 """Of sparse atoms that one kernel of a GPU adds up: every coordinate looks at all of them."""
-_ON_ONE_THREAD = 2**15
-"""Numbers up to which torch, too, computes on one thread."""
 
 
 def largest_entries(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +109,7 @@ def stepped_to_entries(x: Tensor, indices: Tensor, values: Tensor, eta: float) -
     [[0.5, 2.5]]
     """
     # torch computes larger ones on several threads.
-    if x.numel() > _ON_ONE_THREAD or not _are_entries(x, indices, values):
+    if x.numel() > ON_ONE_THREAD or not _are_entries(x, indices, values):
         return (x * (1 - eta)).scatter_add_(1, indices, values * eta)
     (n, p), into = x.shape, torch.empty_like(x)
     if indices.shape[0] != n:
