@@ -403,18 +403,19 @@ class Simulation:
                 self.stopped = self.stopped or str(asked)
         count = len(now.bases)
         rates = None if self.ended_at_gather else self.rates
-        record = Record(
-            round=self.t,
-            anchor_gap=now.anchor_gap,
-            lower_bound=self.best_bound,
-            participants=count,
+        values = {
+            "round": self.t,
+            "anchor_gap": now.anchor_gap,
+            "lower_bound": self.best_bound,
+            "participants": count,
             **({} if rates is None else vars(rates)),
             **vars(now.traffic),
-            bytes_dense=2 * count * self.coordinator.wire.dense_nbytes,
-            **found,
-            seconds=self.clock.split(),
-        )
-        self.history.append(record)
+            "bytes_dense": 2 * count * self.coordinator.wire.dense_nbytes,
+            "seconds": self.clock.split(),
+        }
+        if twice := found.keys() & values.keys():
+            raise TypeError(f"callbacks give {sorted(twice)} for the record, which the simulation fills in itself")
+        self.history.append(Record.quickly(values | found))
 
     def _call(self, hook: str) -> bool:
         """Call a method of every callback that has one; returns whether one of them ends the run."""

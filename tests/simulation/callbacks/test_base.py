@@ -92,6 +92,19 @@ def test_a_run_ends_from_a_record() -> None:
     assert fedfw.simulate(Q.problem, ALGORITHM, rounds=5, callbacks=Full()).stopped == "enough"
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mood", r"Own.record gives \['mood'\]"), ("round", "fills in itself"), ("bytes_up", "fills in itself")],
+)
+def test_a_record_has_its_own_fields_and_nobody_rewrites_what_was_counted(name: str, message: str) -> None:
+    class Own(Callback):
+        def record(self, simulation: Simulation) -> Mapping[str, Any]:
+            return {name: 7}
+
+    with pytest.raises(TypeError, match=message):
+        fedfw.simulate(Q.problem, ALGORITHM, rounds=2, callbacks=Own())
+
+
 @pytest.mark.parametrize("result", [1, "yes", [True], np.bool_(True), torch.tensor(True), object(), False, None])
 def test_only_true_ends_a_run(result: object) -> None:
     """A function may return anything, a logger's result for example."""
