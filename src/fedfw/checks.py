@@ -30,7 +30,7 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor | Mask:
-    """Where the bits of x differ from those of y, which has its type and shape; by default from those of zeros.
+    """Where the bits of x differ from those of y, which has its shape; by default from those of zeros.
 
     On a processor it is an array of numpy, whose calls cost less than torch's: rounds of tiny models are made of calls.
 
@@ -43,8 +43,8 @@ def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor | Mask:
     """
     if not x.is_cpu:
         return bits_of(x) != (0 if y is None else bits_of(y))
-    kind = _NUMPY_INTEGERS[x.dtype]
-    differ: Mask = x.numpy().view(kind) != (0 if y is None else y.numpy().view(kind))
+    bits = x.numpy().view(_NUMPY_INTEGERS[x.dtype])
+    differ: Mask = bits != (0 if y is None else y.numpy().view(_NUMPY_INTEGERS[y.dtype]))
     return differ
 
 
@@ -60,7 +60,8 @@ def beyond_float32(x: Tensor) -> Tensor | Mask:
     if not x.is_cpu:
         return x.float() != x
     numbers = x.numpy()
-    differ: Mask = numbers.astype(np.float32) != numbers
+    with np.errstate(all="ignore"):  # what float32 cannot hold may be infinite or zero there
+        differ: Mask = numbers.astype(np.float32) != numbers
     return differ
 
 

@@ -253,3 +253,16 @@ def test_a_run_is_that_of_torch(participation: float, batch_size: int | None, mo
 def test_a_run_names_the_client_and_the_round() -> None:
     with pytest.raises(NonFiniteError, match=r"round 1: .* client 2"):
         fedfw.simulate(problem(nan=True), fedfw.FedFW(fedfw.L2Ball(2.0), penalty=0.1), rounds=3)
+
+
+@needs_compiled
+def test_points_that_lie_in_another_order_have_the_same_gradients() -> None:
+    inputs, targets, _ = stack(3, 12, 5, 4, seed=0)
+    problem = fedfw.Problem(nn.Linear(5, 4), nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
+    x = point(3, 24, 1, 1.0)
+    by_columns = x.t().contiguous().t()
+    given, other = (problem.losses.value_and_gradient(one, torch.arange(3), None)[1] for one in (x, by_columns))
+    assert torch.equal(given, other)
+    rows, values = torch.tensor([0, 0, 1, 0])[::2], torch.empty(2)
+    with pytest.raises(ValueError, match="expected contiguous"):
+        softmax_gradient(inputs, targets, torch.full((3,), 12), rows, None, x[:2], 4, True, 1.0, values, x[:2].clone())

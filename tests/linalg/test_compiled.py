@@ -10,6 +10,8 @@ import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 
 import fedfw
 from fedfw.errors import NonFiniteError
@@ -130,6 +132,49 @@ def test_rows_that_do_not_lie_together_are_not_handed_over() -> None:
     stepped_to_entries(step, at, values, 0.25).sum().backward()  # what torch differentiates stays with torch
     assert step.grad is not None
     assert (step.grad == 0.75).all()
+
+
+def test_a_parameter_without_entries_has_no_largest_one() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        largest_entries(torch.empty(2, 0))
+
+
+def test_what_torch_looks_at_stays_with_torch() -> None:
+    atom, x = fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0, 2.0])), torch.ones(3, dtype=torch.float64)
+
+    def step(x: Tensor) -> Tensor:
+        return atom.stepped(x, 0.25)
+
+    assert torch.func.vmap(step)(x.expand(2, 3).clone()).tolist() == [[0.75, 1.25, 0.75]] * 2
+    assert torch.func.jvp(step, (x,), (x,))[1].tolist() == [0.75] * 3
+    assert (
+        torch.func.grad(lambda w: (w * step(torch.ones(3, dtype=torch.float64))).sum())(x).tolist() == step(x).tolist()
+    )
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(step(forward_ad.make_dual(x, x))).tangent.tolist() == [0.75] * 3
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(step(torch.ones(3, dtype=torch.float64))) is FakeTensor
+    assert step(torch._neg_view(x)).tolist() == [-0.75, -0.25, -0.75]
+    lam = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    pulled(x[None], 3 * x[None], x, lam).sum().backward()
+    assert lam.grad == 6
+
+
+def test_what_is_changed_counts_as_changed() -> None:
+    atoms = fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0, 2.0])), fedfw.L2Ball(2.0).lmo(torch.tensor([1.0, -3.0, 2.0]))
+    for atom in atoms:
+        w, x = torch.tensor(2.0, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.float64)
+        y = (w * x).sum()
+        atom.add_sum_to(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_many_rows_stay_exact(dtype: torch.dtype) -> None:
+    x = torch.zeros(1, dtype=dtype)
+    add_rows(x, torch.full((30_000, 1), 0.1, dtype=dtype), 1.0)
+    assert float(x) == pytest.approx(3000, rel=4 * torch.finfo(dtype).eps + 1e-11)
 
 
 @pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto"])

@@ -16,7 +16,7 @@ import fedfw
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
-from fedfw.checks import bits_of
+from fedfw.checks import beyond_float32, bits_of, on_host
 from fedfw.errors import AtomError
 from fedfw.rounds.wire import (
     CHANGED,
@@ -496,3 +496,15 @@ def test_a_simulation_counts_what_its_wire_would_write(name: str, set_: str, par
     algorithm = fedfw.ALGORITHMS[name](q.constraint)
     fedfw.simulate(q.problem, algorithm, rounds=12, participation=participation, callbacks=watch)
     assert len(held) == q.n
+
+
+@pytest.mark.filterwarnings("error")
+def test_vectors_of_another_type_and_numbers_beyond_float32_are_announced() -> None:
+    wire = Wire(torch.zeros(2, dtype=torch.float64), torch.float32)
+    wire.announce({"xbar": torch.zeros(2, dtype=torch.float64), "v": torch.tensor([1.0, 0.0])})
+    assert wire.state()["marks.v"].tolist() == [1, 0]
+    assert on_host(beyond_float32(torch.tensor([1e300, 1e-300, 0.5], dtype=torch.float64))).tolist() == [
+        True,
+        True,
+        False,
+    ]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedfw
-from fedfw.atoms import Dense, ReadAtom
+from fedfw.atoms import Dense, ReadAtom, SignVector
 from fedfw.atoms.floats import round_inside
 from fedfw.linalg.selection import row_norms, unit_rows
 from fedfw.sets.base import ConstraintSet, Request, Shape
@@ -348,3 +348,14 @@ def test_balls_of_huge_and_tiny_radius_hold_what_they_hold() -> None:
         fedfw.L2Ball(1e160).project(torch.tensor([float("inf"), 0.0]))
     near = torch.tensor([1e-30, 0.0])
     assert float(fedfw.L2Ball(1e-35).project(near)[0]) == pytest.approx(1e-35, rel=1e-3)
+
+
+def test_atoms_and_projections_share_nothing_with_the_set_and_lie_in_rows() -> None:
+    ball = fedfw.LinfBall(1.0)
+    atom = ball.lmo(torch.ones(3))
+    assert isinstance(atom, SignVector)
+    atom.hi.mul_(5)
+    assert ball.project(torch.full((3,), 9.0)).tolist() == [1.0] * 3
+    columns = torch.arange(6.0).reshape(2, 3).t() / 100
+    for r in (5.0, 0.01):
+        assert fedfw.L2Ball(r).project(columns).is_contiguous()

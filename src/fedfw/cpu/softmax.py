@@ -81,6 +81,8 @@ def softmax_gradient(
     if not rows.shape == values.shape == (b,) or p != classes * (f + bias):  # which are handed over by address
         wanted_shape = f"({rows.shape[0]}, {classes * (f + bias)})"
         raise ValueError(f"points of shape {tuple(x.shape)}, expected {wanted_shape}: one for each client")
+    if not (rows.is_contiguous() and values.is_contiguous() and gradients.is_contiguous()):
+        raise ValueError("rows, values or gradients that do not lie together, expected contiguous tensors")
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
     x = x if x.stride(1) == 1 else x.contiguous()
     samples, chosen, factor, each = most, 0, 1.0, 0

@@ -2,8 +2,8 @@
 atom, and sums of sparse and of dense atoms, one call each.
 
 On tiny models a call of torch costs many times what it computes, and on large ones three calls read and write three
-times as much. A product is rounded before it is added (-ffp-contract=off), so that steps and sums are torch's to the
-bit. `fedfw/linalg/entries.py` and `pull.py` check what is handed over here by address. */
+times as much. A product is rounded before it is added (-ffp-contract=off), so that steps to and sums of sparse atoms
+are torch's to the bit. `fedfw/linalg/entries.py`, `pull.py` and `sums.py` check what is handed over here by address. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -24,19 +24,19 @@ static int arguments(PyObject *const *args, Py_ssize_t given, int64_t *whole, Py
 
 #define COLUMNS 256 /* whose sums stay in the first cache */
 #define SUM_OF(REAL, ROWS, NAME)                                                                                       \
-    static void NAME(REAL *x, const ROWS *rows, int64_t n, int64_t p, REAL factor) {                                   \
+    static void NAME(REAL *x, const ROWS *rows, int64_t n, int64_t p, double factor) {                                 \
         for (int64_t begin = 0; begin < p; begin += COLUMNS) {                                                         \
-            REAL sums[COLUMNS] = {0};                                                                                  \
+            double sums[COLUMNS] = {0};                                                                                \
             int64_t width = p - begin < COLUMNS ? p - begin : COLUMNS;                                                 \
             for (int64_t i = 0; i < n; i++)                                                                            \
-                for (int64_t j = 0; j < width; j++) sums[j] += (REAL)rows[i * p + begin + j];                          \
-            for (int64_t j = 0; j < width; j++) x[begin + j] += factor * sums[j];                                      \
+                for (int64_t j = 0; j < width; j++) sums[j] += rows[i * p + begin + j];                                \
+            for (int64_t j = 0; j < width; j++) x[begin + j] += (REAL)(factor * sums[j]);                              \
         }                                                                                                              \
     }
 
 /* For each type of number, with vectors of 16 bytes and their bits. SELECT finds, in each of n rows (p,), the first entry
    of the largest magnitude, and a number that is finite where all of the row is. PULL is a + lam (x - xbar). SUM adds
-   the sum of n rows, times a number, to x (p,): in its own type, one row after the other. */
+   the sum of n rows, times a number, to x (p,): in float64, one row after the other. */
 #define DEFINE(REAL, VECTOR, BITS, ABS, SELECT, PULL, SUM)                                                             \
     static void SELECT(const REAL *g, int64_t n, int64_t p, int64_t *indices, int8_t *signs, REAL *checks) {           \
         const int lanes = sizeof(VECTOR) / sizeof(REAL);                                                               \
@@ -165,8 +165,8 @@ static PyObject *add_rows(PyObject *module, PyObject *const *args, Py_ssize_t gi
     int64_t n = a[4], p = a[5];
     if (a[1] && a[3]) double_sum_of_doubles(AT(double, a[0]), AT(double, a[2]), n, p, factor);
     else if (a[1]) double_sum_of_floats(AT(double, a[0]), AT(float, a[2]), n, p, factor);
-    else if (a[3]) float_sum_of_doubles(AT(float, a[0]), AT(double, a[2]), n, p, (float)factor);
-    else float_sum_of_floats(AT(float, a[0]), AT(float, a[2]), n, p, (float)factor);
+    else if (a[3]) float_sum_of_doubles(AT(float, a[0]), AT(double, a[2]), n, p, factor);
+    else float_sum_of_floats(AT(float, a[0]), AT(float, a[2]), n, p, factor);
     Py_RETURN_NONE;
 }
 

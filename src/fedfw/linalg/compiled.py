@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 compiled: ModuleType | None
 try:
@@ -21,8 +22,16 @@ ON_ONE_THREAD = 2**15
 
 def may_be_handed_over(*tensors: Tensor) -> bool:
     """Whether there is compiled code that can be given the addresses of these tensors."""
-    return compiled is not None and all(map(_is_plain, tensors))
+    return compiled is not None and all(map(_is_plain, tensors)) and not _is_watched()
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
+    """Whether a tensor is numbers in the host's memory, one behind the other, and nothing else."""
+    usual = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
+    return usual and not (tensor.requires_grad or tensor.is_neg())
+
+
+def _is_watched() -> bool:
+    """Whether torch looks at every operation, to transform, record or fake it: compiled code would escape it."""
+    transforms = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+    return transforms or forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from fedfw.linalg.compiled import ON_ONE_THREAD, REAL, compiled, may_be_handed_over
 
@@ -44,7 +45,7 @@ def largest_entries(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> index.tolist(), sign.tolist()
     ([[1], [0]], [[1], [-1]])
     """
-    if g.dtype in REAL and may_be_handed_over(g):
+    if g.dtype in REAL and g.shape[1] > 0 and may_be_handed_over(g):
         n, p = g.shape
         index = torch.empty((n, 1), dtype=torch.int64, device=g.device)
         signs, checks = index.new_empty((n, 1), dtype=torch.int8), g.new_empty(n)
@@ -132,6 +133,7 @@ def add_entries(x: Tensor, indices: Tensor, values: Tensor) -> None:
         if _are_entries(x, indices, values):
             assert compiled is not None
             compiled.add(x.data_ptr(), x.shape[0], indices.numel(), indices.data_ptr(), values.data_ptr())
+            increment_version(x)  # as torch does: who differentiates must see that x was changed
         else:
             x.index_add_(0, indices.flatten(), values.flatten())
         return

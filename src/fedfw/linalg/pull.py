@@ -32,8 +32,10 @@ def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
     >>> pulled(torch.zeros(1, 2), x, xbar, 0.5)
     tensor([[1., 0.]])
     """
+    a, x, xbar = a.contiguous(), x.contiguous(), xbar.contiguous()
     fit = x.shape == a.shape and xbar.shape == a.shape[1:] and x.dtype is xbar.dtype is torch.float64
-    if fit and a.dtype in REAL and may_be_handed_over(a, x, xbar):
+    number = may_be_handed_over(lam) and lam.ndim == 0 if isinstance(lam, Tensor) else True
+    if fit and number and a.dtype in REAL and may_be_handed_over(a, x, xbar):
         (n, p), into = a.shape, torch.empty_like(a)
         assert compiled is not None
         addresses = a.data_ptr(), x.data_ptr(), xbar.data_ptr()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from fedfw.linalg.compiled import ON_ONE_THREAD, REAL, compiled, may_be_handed_over
 
 
 def add_rows(x: Tensor, rows: Tensor, factor: float) -> None:
-    """x (p,) += factor times the sum of the rows (n, p), which is worked out in the type of x.
+    """x (p,) += factor times the sum of the rows (n, p), which is at least as exact as the type of x.
 
     Examples
     --------
@@ -27,3 +28,4 @@ def add_rows(x: Tensor, rows: Tensor, factor: float) -> None:
     doubles = x.dtype is torch.float64, rows.dtype is torch.float64
     assert compiled is not None
     compiled.add_rows(x.data_ptr(), doubles[0], rows.data_ptr(), doubles[1], *rows.shape, factor)
+    increment_version(x)

@@ -151,7 +151,7 @@ class LinearLosses(ClientLosses):
         self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         if dtype is torch.float32 and self._may_use_kernel(x):  # which rounds points in float64 itself, and multiplies
-            gradients = torch.empty_like(x, dtype=dtype)
+            gradients = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
             if self._in_order and who is self._everyone:
                 values = x.new_empty(self.n, dtype=dtype)
                 self._by_kernel(self._stacks[0], who, picks, x, factors, values, gradients)

@@ -304,7 +304,7 @@ class ConstraintSet(ABC):
         """
         rows, shape = self._stack(x, batch)
         if self._surely_holds(rows):
-            return (x.detach() if x.requires_grad else x).clone()
+            return (x.detach() if x.requires_grad else x).clone(memory_format=torch.contiguous_format)
         check_finite(rows)
         return self._project(rows.double(), shape).to(x.dtype).reshape(x.shape)
 

@@ -77,7 +77,7 @@ def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> b
         case LinearLayerSet(), LinearLayerSet():
             return _is_proven(larger.inner, smaller.inner, larger._matrix)
         case Box(), _:
-            (lo, hi), (least, most) = larger._bounds, _range(smaller, shape)
+            (lo, hi), (least, most) = larger._bounds(), _range(smaller, shape)
             return bool((lo <= least).all() and (most <= hi).all())
         case CappedSimplex(), Simplex() | Hypersimplex():  # a CappedSimplex is a Simplex here
             return largest_norm(smaller, "l1", shape) <= larger.r * _ROUNDING
@@ -93,6 +93,6 @@ def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> b
 def _range(constraint: ConstraintSet, shape: Shape) -> tuple[Tensor, Tensor]:
     """Numbers between which every coordinate of a set's points lies, float64, each of shape () or (p,)."""
     if isinstance(constraint, Box):
-        return constraint._bounds
+        return constraint._bounds()
     most = torch.tensor(largest_norm(constraint, "linf", shape), dtype=torch.float64)
     return torch.zeros_like(most) if isinstance(constraint, Simplex | Hypersimplex) else -most, most

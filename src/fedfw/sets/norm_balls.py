@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import inf, prod, sqrt
 from typing import ClassVar
 
@@ -261,15 +261,14 @@ class _Corners(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p"
 
-    @property
     @abstractmethod
     def _bounds(self) -> tuple[Tensor, Tensor]:
         """Lowest and highest values, float64, each of shape () or (p,)."""
 
     def _bounds_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The bounds of `_bounds` on ``device``."""
-        lo, hi = self._bounds
-        if device.type == "cpu" and lo.is_cpu and hi.is_cpu:
+        lo, hi = self._bounds()
+        if device == lo.device == hi.device:
             return lo, hi
         # A scalar bound is created on the device directly, because a copy to a GPU would make the host wait.
         return tuple(  # type: ignore[return-value]
@@ -295,15 +294,15 @@ class _Corners(ConstraintSet):
         return torch.where(rounded.double() < lo, rounded.nextafter(torch.full_like(rounded, torch.inf)), rounded)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        lo, hi = self._bounds
+        lo, hi = self._bounds()
         return {SignVector: partial(SignVector.read, shape=shape, lo=lo, hi=hi)}
 
     def diameter(self, shape: Shape) -> float:
-        lo, hi = self._bounds
+        lo, hi = self._bounds()
         return float((hi - lo).expand(prod(shape)).norm())
 
     def _norms(self, shape: Shape) -> dict[str, float]:
-        lo, hi = self._bounds
+        lo, hi = self._bounds()
         largest = torch.maximum(lo.abs(), hi.abs()).expand(prod(shape))
         return {"l1": float(largest.sum()), "l2": float(largest.norm()), "linf": float(largest.max())}
 
@@ -348,9 +347,8 @@ class LinfBall(_Corners):
     def __post_init__(self) -> None:
         positive(self, r=self.r)
 
-    @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        hi = torch.tensor(self.r, dtype=torch.float64, device="cpu")
+        hi = torch.tensor(self.r, dtype=torch.float64)
         return -hi, hi
 
 
@@ -397,26 +395,21 @@ class Box(_Corners):
     hi: float | Tensor
 
     def __post_init__(self) -> None:
-        lo, hi = self._bounds
+        lo, hi = self._bounds()
         if lo.ndim and hi.ndim and lo.shape != hi.shape:
             raise ValueError(f"Box: lo has {lo.numel()} entries and hi {hi.numel()}")
         if not bool(lo.isfinite().all() & hi.isfinite().all() & (lo <= hi).all() & (lo < hi).any()):
             raise ValueError(f"Box: lo={self.lo}, hi={self.hi}, expected finite lo <= hi that differ somewhere")
 
-    @cached_property
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        lo, hi = (
-            torch.as_tensor(bound, dtype=torch.float64, device=bound.device if isinstance(bound, Tensor) else "cpu")
-            for bound in (self.lo, self.hi)
-        )
-        lo, hi = lo.detach(), hi.detach()
+        lo, hi = (torch.as_tensor(bound, dtype=torch.float64).detach() for bound in (self.lo, self.hi))
         return (lo if lo.ndim == 0 else lo.flatten()), (hi if hi.ndim == 0 else hi.flatten())
 
     @property
     def fixed_size(self) -> int | None:
-        return max((bound.numel() for bound in self._bounds if bound.ndim), default=None)
+        return max((bound.numel() for bound in self._bounds() if bound.ndim), default=None)
 
     def _check_shape(self, shape: Shape) -> None:
-        for bound in self._bounds:
+        for bound in self._bounds():
             if bound.ndim and bound.numel() != prod(shape):
                 raise ValueError(f"Box: bounds with {bound.numel()} entries for a parameter of shape {shape}")
