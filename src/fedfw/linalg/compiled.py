@@ -14,6 +14,8 @@ try:
 except ImportError:  # no compiler: torch and numpy do the same
     compiled = None
 
+_transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
+_recording = torch._C._get_tracing_state
 REAL = (torch.float32, torch.float64)
 """The types of numbers that compiled code is for."""
 ON_ONE_THREAD = 2**15
@@ -22,16 +24,12 @@ ON_ONE_THREAD = 2**15
 
 def may_be_handed_over(*tensors: Tensor) -> bool:
     """Whether there is compiled code that can be given the addresses of these tensors."""
-    return compiled is not None and all(map(_is_plain, tensors)) and not _is_watched()
+    # Where torch looks at every operation, to transform, fake, differentiate or record it, compiled code would escape.
+    watched = _transforms() or _modes() or forward_ad._current_level >= 0 or _recording() is not None
+    return compiled is not None and not watched and all(map(_is_plain, tensors))
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is numbers in the host's memory, one behind the other, and nothing else."""
     usual = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
     return usual and not (tensor.requires_grad or tensor.is_neg())
-
-
-def _is_watched() -> bool:
-    """Whether torch looks at every operation, to transform, record or fake it: compiled code would escape it."""
-    transforms = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-    return transforms or forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None
