@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedfw.linalg.lanczos import advance
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.squaring import leading_vector
 
@@ -164,7 +165,7 @@ def _iterated(g: Tensor, tol: float, start: Tensor | None, max_steps: int) -> To
     if g.shape[1] >= g.shape[2]:
         pair = _lanczos(g, tol, min(max_steps, g.shape[2]))
     else:  # on the smaller side, so that the full Krylov space contains the solution
-        pair = _lanczos(g.mT, tol, min(max_steps, g.shape[1]))
+        pair = _lanczos(g.mT.contiguous(), tol, min(max_steps, g.shape[1]))
         pair = replace(pair, u=pair.v, v=pair.u)
     if known is None:
         return pair
@@ -182,17 +183,15 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
     frobenius = _frobenius(g)
     basis = g.new_empty(n, max_steps + 1, columns)
     basis[:, 0] = _noise(columns).to(g)
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    diagonal = g.new_zeros(n, max_steps, dtype=torch.float64)
+    beside = torch.zeros_like(diagonal)
     top_v = g.new_zeros(n, columns, dtype=torch.float64)
     error = g.new_full((n,), torch.inf, dtype=torch.float64)
-    for k in range(1, max_steps + 1):
-        alpha, beta = _advance(g, basis, k - 1)
-        diagonal.append(alpha)
-        beside.append(beta)
-        if k % _CHECK_EVERY and k < max_steps:
-            continue
-        on, off = torch.cat(diagonal, 1).double(), torch.cat(beside, 1).double()
+    k = 0
+    while k < max_steps and bool(error.isinf().any()):
+        done, k = k, min(k + _CHECK_EVERY, max_steps)
+        advance(g, basis, done, k, diagonal, beside)
+        on, off = diagonal[:, :k], beside[:, :k]
         early = k < min(_LEAST_STEPS, max_steps)
         provable = bool((frobenius.square() < 2 * on.amax(1)).any())
         if early and not provable:
@@ -208,32 +207,10 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
             latest = torch.minimum(latest, _proven_error(top, _upper_bound(top, residual, frobenius) * _slack(g)))
         # A matrix keeps the pair that first met the tolerance, so that its result does not depend on the others.
         fresh = ((latest <= tol) | (k == max_steps)) & error.isinf()
-        if not bool(fresh.any()):
-            continue
-        error[fresh] = latest[fresh]
-        top_v[fresh] = _unit(torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1))
-        if not bool(error.isinf().any()):
-            break
+        if bool(fresh.any()):
+            error[fresh] = latest[fresh]
+            top_v[fresh] = _unit(torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1))
     return replace(_certified(g, top_v, frobenius), error=error, steps=k)
-
-
-def _advance(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Step k of Lanczos, which fills in vector k + 1 of ``basis`` (n, steps + 1, columns).
-
-    G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic, and then what
-    rounding left of it in all vectors. Returns the entries on and beside the diagonal of the tridiagonal matrix, each
-    of shape (n, 1).
-    """
-    w = torch.bmm(g.mT, torch.bmm(g, basis[:, k].unsqueeze(2)))
-    recent, everything = basis[:, max(k - 1, 0) : k + 1], basis[:, : k + 1]
-    parts = torch.bmm(recent, w)
-    w = torch.baddbmm(w, recent.mT, parts, alpha=-1)
-    w = torch.baddbmm(w, everything.mT, torch.bmm(everything, w), alpha=-1).squeeze(2)
-    beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-    # After the Krylov space is exhausted only rounding noise is left, which must not become a direction.
-    beta = beta * (beta > 32 * torch.finfo(g.dtype).eps * torch.linalg.vector_norm(parts, dim=1))
-    basis[:, k + 1] = torch.where(beta > 0, w / beta, 0.0)
-    return parts[:, -1], beta
 
 
 def _from_start(g: Tensor, start: Tensor) -> TopSingular:
