@@ -34,6 +34,7 @@ from fedfw.ranks import ALONE, Ranks
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.sets.registry import as_set
+from fedfw.values import value_class
 
 State = dict[str, Tensor]
 """A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
@@ -145,7 +146,7 @@ class Contract:
 # --- what is known before the first round ---
 
 
-@dataclass(frozen=True)
+@value_class
 class Rates:
     """Step size eta, penalty lam and averaging weight rho at one tick of the clock."""
 
@@ -339,7 +340,7 @@ class Plan:
 # --- what travels in a round ---
 
 
-@dataclass(frozen=True)
+@value_class
 class Message:
     """What the server sends to the clients of round t.
 
@@ -366,7 +367,7 @@ class Message:
         return replace(self, xbar=self.xbar.to(dtype), vectors=vectors)
 
 
-@dataclass(frozen=True)
+@value_class
 class Evidence:
     """What a client's first local step proves about the optimum (see `fedfw.certificates`): from exact gradients only.
 
@@ -383,7 +384,7 @@ class Evidence:
     q: Tensor | None
 
 
-@dataclass(frozen=True)
+@value_class
 class Upload:
     """What the clients ``who`` hand to the server.
 
@@ -415,7 +416,7 @@ class Upload:
     visited: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@value_class
 class Server:
     """The server's memory: the mean of all x_i, and further vectors (p,) by name."""
 
@@ -423,7 +424,7 @@ class Server:
     vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value_class
 class Elsewhere:
     """What clients of other ranks sent: how many bytes, and how many of them sent evidence."""
 
@@ -431,7 +432,7 @@ class Elsewhere:
     proofs: int = 0
 
 
-@dataclass(frozen=True)
+@value_class
 class Aggregate:
     """All that the server is given of a round's uploads.
 

@@ -217,7 +217,7 @@ class Atom(ABC):
         """
         if tuple(x.shape) != self.shape:
             raise ValueError(f"expected one tensor of shape {self.shape}, got {tuple(x.shape)}")
-        self._add_sum(x.view(-1), weight)
+        self._add_sum(x if x.ndim == 1 else x.view(-1), weight)
         return x
 
     def step(self, x: Tensor, eta: float | Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 /* What a round computes beside gradients, on a processor: FedFW's direction, the l1 ball's oracle, a step to a sparse
-atom, and sums of sparse and of dense atoms, one call each.
+atom, sums of sparse and of dense atoms, multiples of a vector, and what is asked of the bits of vectors, one call each.
 
 On tiny models a call of torch costs many times what it computes, and on large ones three calls read and write three
 times as much. A product is rounded before it is added (-ffp-contract=off), so that steps to and sums of sparse atoms
-are torch's to the bit. `fedfw/linalg/entries.py`, `pull.py` and `sums.py` check what is handed over here by address. */
+are torch's to the bit. `fedfw/linalg/entries.py`, `pull.py`, `sums.py` and `masks.py` check what is handed over here by
+address. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -170,10 +171,83 @@ static PyObject *add_rows(PyObject *module, PyObject *const *args, Py_ssize_t gi
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(times_doc, "times(x, count, doubles, into, factor), with addresses of arrays");
+
+static PyObject *times(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    int64_t a[4];
+    double factor = 0;
+    if (!arguments(args, given, a, 4, &factor)) return NULL;
+    if (a[2]) for (int64_t j = 0; j < a[1]; j++) AT(double, a[3])[j] = AT(double, a[0])[j] * factor;
+    else for (int64_t j = 0; j < a[1]; j++) AT(float, a[3])[j] = AT(float, a[0])[j] * (float)factor;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(square_doc, "square(x, count, doubles) -> float, with the address of an array");
+
+/* The sum of squares of all entries, in float64; a NaN or an infinity where one of them is not finite, or too large. */
+static PyObject *square(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    int64_t a[3];
+    if (!arguments(args, given, a, 3, NULL)) return NULL;
+    double sums[4] = {0};
+    for (int64_t j = 0; j < a[1]; j++) {
+        double x = a[2] ? AT(double, a[0])[j] : (double)AT(float, a[0])[j];
+        sums[j % 4] += x * x;
+    }
+    return PyFloat_FromDouble((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+/* Reads whole numbers, the last of which says how many entries there are, and behind them an array of bool of as many
+   entries, which the caller releases; 0 and an error for anything else. */
+static int masked(PyObject *const *args, Py_ssize_t given, int64_t *whole, Py_ssize_t count, Py_buffer *mask) {
+    if (given != count + 1) PyErr_Format(PyExc_TypeError, "%zd arguments, expected %zd", given, count + 1);
+    if (PyErr_Occurred() || !arguments(args, count, whole, count, NULL)) return 0;
+    if (PyObject_GetBuffer(args[count], mask, PyBUF_WRITABLE) < 0) return 0;
+    if (mask->len == whole[count - 1]) return 1;
+    PyErr_Format(PyExc_ValueError, "a mask of %zd bytes, expected %lld", mask->len, (long long)whole[count - 1]);
+    PyBuffer_Release(mask);
+    return 0;
+}
+
+#define DIFFER(WORD, y)                                                                                                \
+    for (int64_t j = 0; j < a[3]; j++) into[j] = AT(WORD, a[0])[j] != (y)
+
+PyDoc_STRVAR(differ_doc, "differ(x, y, doubles, count, mask), with addresses of arrays: where bits differ; y may be 0");
+
+static PyObject *differ(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    int64_t a[4];
+    Py_buffer mask;
+    if (!masked(args, given, a, 4, &mask)) return NULL;
+    uint8_t *into = mask.buf;
+    if (a[2] && a[1]) DIFFER(uint64_t, AT(uint64_t, a[1])[j]);
+    else if (a[2]) DIFFER(uint64_t, 0);
+    else if (a[1]) DIFFER(uint32_t, AT(uint32_t, a[1])[j]);
+    else DIFFER(uint32_t, 0);
+    PyBuffer_Release(&mask);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(beyond_doc, "beyond(x, count, mask), with the address of doubles: where float32 does not hold them");
+
+static PyObject *beyond(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    int64_t a[2];
+    Py_buffer mask;
+    if (!masked(args, given, a, 2, &mask)) return NULL;
+    uint8_t *into = mask.buf;
+    for (int64_t j = 0; j < a[1]; j++) into[j] = (double)(float)AT(double, a[0])[j] != AT(double, a[0])[j];
+    PyBuffer_Release(&mask);
+    Py_RETURN_NONE;
+}
+
 #define METHOD(name, function) {#name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {METHOD(select, select_entries), METHOD(pull, pull), METHOD(scale, scale),
-                                METHOD(step, step), METHOD(add, add), METHOD(add_rows, add_rows), {NULL, NULL, 0, NULL}};
+                                METHOD(step, step), METHOD(add, add), METHOD(add_rows, add_rows),
+                                METHOD(times, times), METHOD(square, square), METHOD(differ, differ),
+                                METHOD(beyond, beyond), {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_compiled", .m_methods = methods};
 
 PyMODINIT_FUNC PyInit__compiled(void) { return PyModule_Create(&definition); }

@@ -25,11 +25,9 @@ ON_ONE_THREAD = 2**15
 def may_be_handed_over(*tensors: Tensor) -> bool:
     """Whether there is compiled code that can be given the addresses of these tensors."""
     # Where torch looks at every operation, to transform, fake, differentiate or record it, compiled code would escape.
-    watched = _transforms() or _modes() or forward_ad._current_level >= 0 or _recording() is not None
-    return compiled is not None and not watched and all(map(_is_plain, tensors))
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is numbers in the host's memory, one behind the other, and nothing else."""
-    usual = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
-    return usual and not (tensor.requires_grad or tensor.is_neg())
+    if compiled is None or _transforms() or _modes() or forward_ad._current_level >= 0 or _recording() is not None:
+        return False
+    for one in tensors:  # numbers in the host's memory, one behind the other, and nothing else
+        if type(one) is not Tensor or not one.is_cpu or not one.is_contiguous() or one.requires_grad or one.is_neg():
+            return False
+    return True

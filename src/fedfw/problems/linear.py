@@ -306,7 +306,7 @@ class LinearLosses(ClientLosses):
 
     def _may_use_kernel(self, x: Tensor) -> bool:
         """Whether compiled code is for points x (b, p): it is on this machine, and does not differentiate."""
-        return self._compiled and is_compiled() and x.device.type == "cpu" and not x.requires_grad
+        return self._compiled and is_compiled() and x.is_cpu and not x.requires_grad
 
     def _by_kernel(
         self,

@@ -29,7 +29,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +38,10 @@ from torch import Tensor
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
-from fedfw.checks import Mask, bits_of, on_host, other_bits
+from fedfw.checks import bits_of
 from fedfw.errors import AtomError
+from fedfw.linalg.masks import Mask, on_host, other_bits
+from fedfw.values import value_class
 
 WHOLE, CHANGED, REPEATED = 0, 1, 2
 _IN_FLOAT64 = 4
@@ -53,7 +54,7 @@ _RATES_NBYTES = 16
 Versions = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@value_class
 class Encoding:
     """How one vector goes to one client: the number of bytes, and the function that writes them."""
 
@@ -207,7 +208,7 @@ def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
     return torch.from_numpy(indices), read_floats(reader, (k,), dtype)
 
 
-@dataclass(frozen=True)
+@value_class
 class Repeat:
     """A step xbar <- keep xbar + scale total with a sparse ``total`` (p,), which clients can repeat."""
 
