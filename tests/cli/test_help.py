@@ -45,7 +45,10 @@ def test_a_demonstration_without_options_is_what_its_help_says(capsys: pytest.Ca
     assert text.count("[120.0]") == 1
 
 
-@pytest.mark.parametrize(("verb", "default"), [("sign", "[bundles]"), ("hub", "[127.0.0.1:8600]"), ("proxy", "[64]")])
+@pytest.mark.parametrize(
+    ("verb", "default"),
+    [("sign", "[bundles]"), ("hub", "[127.0.0.1:8600]"), ("proxy", "[64]"), ("executor", "[127.0.0.1:9094]")],
+)
 def test_verbs_say_their_defaults(capsys: pytest.CaptureFixture[str], verb: str, default: str) -> None:
     assert default in help_of(capsys, "deploy", verb)
 

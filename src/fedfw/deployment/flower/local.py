@@ -85,6 +85,7 @@ class LocalFederation:
         self.names = ["superlink"] if simulated else [*_SERVER, *nodes]
         self.tell: Callable[[str], object] = lambda name: None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._executors: dict[str, subprocess.Popen[bytes]] = {}  # those of nodes, in the groups of these
         self._environment = (
             os.environ
             | QUIET
@@ -179,29 +180,41 @@ class LocalFederation:
         self.flwr("supernode", "register", f"{path}.pub", _CONNECTION)
 
     def start_node(self, client: int, key: Path | None = None, settings: str = "") -> str:
-        """A client's SuperNode, with another key or without one if asked for; returns the name of its process."""
-        name = f"client-{client}"
+        """A client's SuperNode, with another key or without one if asked for; returns the name of its process.
+
+        Its executor is in the same group of processes, and ends with it.
+        """
+        name, port = f"client-{client}", str(free_port())
+        secret = ("--superexec-auth-secret-file", str(self.folder / "keys" / "superexec.secret"))
         key = key or self.folder / "keys" / name
         consent = self.folder / "consent" / name / CONSENT
         if not consent.exists():
             replace(self.consent, data_set=name).write(consent.parent)
         self.start(
             name,
-            *("flower-supernode", "--superlink", self.address, "--host", HOST, "--port", str(free_port())),
+            *("flower-supernode", "--superlink", self.address, "--host", HOST, "--port", port),
+            *("--isolation", "process", *secret),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),
             *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
             *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
         )
+        node = str(self._processes[name].pid)
+        where = ("--runtime-api-address", f"{HOST}:{port}", "--parent-pid", node)
+        self._executors[name] = self._open(name, *_FEDFW, "executor", *where, *secret, group=int(node))
         return name
 
     def start(self, name: str, *command: str) -> None:
         """A process in a group of its own, so that what it starts ends with it."""
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._environment, cwd=self.folder, start_new_session=True
-            )
+        self._processes[name] = self._open(name, *command, group=0)
         self.tell(name)
+
+    def _open(self, name: str, *command: str, group: int) -> subprocess.Popen[bytes]:
+        """A process that writes to the log of this name."""
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=self._environment, cwd=self.folder, process_group=group
+            )
 
     def kill(self, name: str) -> None:
         """End a process and its children at once."""
@@ -229,7 +242,8 @@ class LocalFederation:
             process.wait(10)
         with suppress(ProcessLookupError):  # children that outlived it
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for one in (process, self._executors.pop(name, process)):
+            one.wait()
 
     # --- runs ---
 
