@@ -12,6 +12,7 @@ from hypothesis import settings
 
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.load_profile("fixed")
+gc.disable()  # until the tests are collected: nothing of what that makes is garbage
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and thousands of tests stay until the end: to look through them again and again is no use
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
