@@ -503,9 +503,7 @@ def test_a_run_in_which_nobody_was_counted_ends_with_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", ["farewell", "silence"])
-def test_a_run_that_everybody_left_ends_with_an_error(
-    how: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_run_that_everybody_left_ends_with_an_error(how: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     task, settings = small_task(FEDFW, rounds=8), Deployment(out=tmp_path / "server")
     loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
     loop.run(2)
