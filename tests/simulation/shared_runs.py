@@ -66,10 +66,7 @@ def cases() -> dict[str, Case]:
     for name, kind in ALGORITHMS.items():
         found[name] = (lambda kind=kind: kind("l2:5")), short
         if not kind.contract.serverless:
-            found[f"{name}, some"] = (
-                (lambda kind=kind: kind("l1:5")),
-                short | {"participation": 0.4, "weights": WEIGHTS},
-            )
+            found[f"{name}, some"] = (lambda kind=kind: kind("l1:5")), some
         if name not in ("frank-wolfe", "fedpgd", "defw"):
             found[f"{name}, local"] = (lambda kind=kind: kind("l1:5")), short | {"local_steps": 2, "batch_size": 4}
     larger, seeded = fedfw.L2Ball(4.0), fedfw.Privacy(eps=4, delta=1e-5, not_private_seed=1)
