@@ -83,21 +83,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def enough_rounds(algorithm: fedfw.Algorithm) -> int:
+    """The first round and two that begin with what the one before has left.
+
+    Where there are anchors or renewed control variates they come in the first and the fourth, and a round follows them.
+    """
+    return 5 if hasattr(algorithm, "anchor_every") or getattr(algorithm, "renew_every", 1) > 1 else 3
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(
     "options", [{}, {"participation": 2}, {"local_steps": 3}], ids=["plain", "two of three", "local"]
 )
 def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Bits of the model, and bytes in all four counters, counted from what really went over the wire.
-
-    Five rounds: anchors and renewed control variates come in the first and the fourth, and a round follows them.
-    """
+    """Bits of the model, and bytes in all four counters, counted from what really went over the wire."""
     algorithm = ALGORITHMS[name]
     if algorithm.name in ("frank-wolfe", "fedpgd") and "local_steps" in options:
         return  # they take their steps at the server
     if name == "Frank-Wolfe, steps from curvature" and options:
         return  # it needs everybody's gradients
-    options = options | {"rounds": 5, "batch_size": 5 if name == "FedFW-sto" else None}
+    options = options | {"rounds": enough_rounds(algorithm), "batch_size": 5 if name == "FedFW-sto" else None}
     task = small_task(algorithm, **options)
     loop = Loopback(DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path)
     run = fedfw.simulate(problem_of(task), algorithm, **options)
@@ -117,10 +122,11 @@ def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.contract.weighted])
 def test_same_model_as_simulated_with_unequal_weights(name: str, tmp_path: Path) -> None:
     """Both sides divide the weights up in other orders, so their last bits may differ."""
-    options: dict[str, Any] = {"rounds": 5, "participation": 2, "local_steps": 2}
+    rounds = enough_rounds(ALGORITHMS[name])
+    options: dict[str, Any] = {"rounds": rounds, "eval_every": rounds, "participation": 2, "local_steps": 2}
     task = replace(small_task(ALGORITHMS[name], **options), weights=[1.0, 2.0, 5.0])
     loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
-    loop.run(5)
+    loop.run(rounds)
     run = fedfw.simulate(problem_of(task), ALGORITHMS[name], **options)
     equal = fedfw.simulate(problem_of(replace(task, weights=None)), ALGORITHMS[name], **options)
     assert torch.allclose(loop.server.xbar, run.x, atol=1e-5)
@@ -139,7 +145,7 @@ def test_same_bits_where_the_server_keeps_few_coordinates(name: str, tmp_path: P
     model = torch.nn.Linear(201, 3)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    options: dict[str, Any] = {"rounds": 8, "participation": 0.7}
+    options: dict[str, Any] = {"rounds": 5, "eval_every": 5, "participation": 0.7}
     task = Task(model, torch.nn.functional.cross_entropy, algorithm, data, 24, options=Options(**options))
     loop = Loopback(DeployedServer(task), tmp_path)
     run = fedfw.simulate(problem_of(task), algorithm, **options)
@@ -196,13 +202,13 @@ def test_orders_tell_the_model_in_the_shortest_way_and_no_atom_of_another(tmp_pa
 
 
 def test_told_losses_and_bounds(tmp_path: Path) -> None:
-    task = small_task(ALGORITHMS["FedFW+"], rounds=12)
+    task = small_task(ALGORITHMS["FedFW+"], rounds=6)
     quiet, telling = (
         Loopback(DeployedServer(task, Deployment(tell_loss=tell)), tmp_path / str(tell)) for tell in (False, True)
     )
-    quiet.run(12)
-    telling.run(12)
-    run = fedfw.simulate(problem_of(task), task.algorithm, rounds=12)
+    quiet.run(6)
+    telling.run(6)
+    run = fedfw.simulate(problem_of(task), task.algorithm, rounds=6)
     assert torch.equal(quiet.server.xbar, telling.server.xbar)
     assert all(r.loss is None and r.lower_bound is None and r.gap is None for r in quiet.server.history)
     told = [r.loss for r in telling.server.history]
@@ -236,14 +242,14 @@ def test_automatic_numbers_come_from_one_number_of_each_client(algorithm: fedfw.
     """With clients' consent "auto" gives the simulator's number, and so its bits; without it is refused."""
     with pytest.raises(ValueError, match="give a number"):
         DeployedServer(small_task(algorithm))
-    task = small_task(algorithm, rounds=6)
+    task = small_task(algorithm, rounds=4)
     settings = Deployment(tell_loss=True, out=tmp_path / "server")
     loop = Loopback(DeployedServer(task, settings), tmp_path)
     loop.greet()
-    loop.run(3)
+    loop.run(2)
     loop.server = DeployedServer(task, replace(settings, resume=True))  # a restarted server keeps the number
-    loop.run(3)
-    run = fedfw.simulate(problem_of(task), algorithm, rounds=6)
+    loop.run(2)
+    run = fedfw.simulate(problem_of(task), algorithm, rounds=4, eval_every=4)
     assert (loop.server.plan.lam_0, loop.server.plan.lr) == (run.plan.lam_0, run.plan.lr)
     assert torch.equal(loop.server.xbar, run.x)
 

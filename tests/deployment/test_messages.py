@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfw.deployment.messages import MOST_BYTES, MOST_CLIENTS, MOST_FIELDS, Answer, Hello, Order, refuse_oversized
+from fedfw.deployment.messages import (
+    MOST_BYTES,
+    MOST_CLIENTS,
+    MOST_FIELDS,
+    SCHEMA,
+    Answer,
+    Hello,
+    Order,
+    refuse_oversized,
+)
 from fedfw.errors import MessageError
 
 from .loopback import damaged
@@ -99,7 +108,7 @@ OTHER_KEYS = st.sampled_from(["vectors.x", "memory.", "payload", "loss", "number
 @given(st.dictionaries(KEYS | OTHER_KEYS | st.text(max_size=9) | st.integers(), JUNK, max_size=20), st.booleans())
 def test_whatever_comes_in_is_a_message_or_refused(junk: dict[Any, Any], ours: bool) -> None:
     """Nothing but `MessageError` is raised, and what gets through can be sent again."""
-    fields = junk | {"schema": 2} if ours else junk
+    fields = junk | {"schema": SCHEMA} if ours else junk
     for kind in (Order, Answer, Hello):
         with contextlib.suppress(MessageError):
             message = kind.of(fields)
@@ -134,7 +143,7 @@ def test_an_order_with_one_strange_field_is_an_order_or_refused(order: Order, na
 )
 def test_sizes_are_looked_at_first(kind: Any, hostile: dict[str, Any]) -> None:
     """A refusal takes next to no memory, and its text is short."""
-    fields = {"schema": 2, "run": "run", "t": 3, "client": 0} | hostile
+    fields = {"schema": SCHEMA, "run": "run", "t": 3, "client": 0} | hostile
     tracemalloc.start()
     try:
         with pytest.raises(MessageError) as refused:

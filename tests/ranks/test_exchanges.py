@@ -86,6 +86,7 @@ def test_every_rank_needs_a_client() -> None:
         Ranks(balance="size")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.xdist_group("ranks")
 def test_the_command_line_shares_a_run_and_trials(tmp_path: Path) -> None:
     """Under torchrun `fedfw run` divides the clients and `fedfw tune` the trials; one process finds the same."""

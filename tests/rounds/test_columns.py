@@ -62,15 +62,14 @@ class Course:
 
     def sent(self, t: int, who: Tensor) -> Atom:
         """Atoms at few coordinates, each client's net of its local steps."""
-        atoms = []
-        for _ in who:
-            g = torch.zeros(self.plan.local_steps, P, dtype=self.dtype)
-            at = torch.randint(P, (self.plan.local_steps, 4), generator=self.generator) % (25 + 3 * t)
-            at = (at * 7) % P
-            g.scatter_(1, at, torch.randn(at.shape, generator=self.generator, dtype=self.dtype))
-            steps = [self.plan.constraint.lmo(row) for row in g]
-            atoms.append(mix(steps, self.plan.mixing(t)[1]))
-        return stack_atoms(atoms)
+        n, k = len(who), self.plan.local_steps
+        at = torch.randint(P, (n * k, 4), generator=self.generator) % (25 + 3 * t)
+        at = (at * 7) % P
+        g = torch.zeros(n * k, P, dtype=self.dtype)
+        g.scatter_(1, at, torch.randn(at.shape, generator=self.generator, dtype=self.dtype))
+        steps = self.plan.constraint.lmo(g, batch=True)
+        weights = self.plan.mixing(t)[1]
+        return stack_atoms([mix([steps[i * k + j] for j in range(k)], weights) for i in range(n)])
 
     def round(self, t: int) -> tuple[Tensor, Tensor, Atom, Tensor]:
         """Who is asked, who answers, what, and the certificate's numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,7 @@ def test_exchanging_bytes_is_the_simulated_run(name: str, set_: str, local_steps
     sets = {"ksparse": fedfw.KSparse(3, 0.5), "product": fedfw.Product({"x": fedfw.L1Ball(1.0)})}
     D = sets.get(set_) or Quadratics.on(set_).constraint
     algorithm = fedfw.ALGORITHMS[name](D, **({} if name in ("naive", "fedlmo") else {"penalty": 0.05}))
-    options = {"rounds": 7, "participation": ATTENDANCE[attendance], "seed": 3, "local_steps": local_steps}
+    options = {"rounds": 4, "participation": ATTENDANCE[attendance], "seed": 3, "local_steps": local_steps}
     there = Federation.of(algorithm, **options)
     run = fedfw.simulate(there.problem, algorithm, eval_every=1, **options)  # type: ignore[arg-type]
     attends = Participation(ATTENDANCE[attendance], N, 3)
@@ -233,8 +234,9 @@ def test_exchanging_bytes_is_the_simulated_run(name: str, set_: str, local_steps
             continue
         now = there.round(record.round, who, wants_evidence=algorithm.exact)
         assert (now.traffic.bytes_up, now.traffic.bytes_down) == (record.bytes_up, record.bytes_down), record.round
+        points = there.points
         for i in who:
-            assert torch.equal(there.points[i], there.clients[i]["x"][0])
+            assert torch.equal(points[i], there.clients[i]["x"][0])
     assert torch.allclose(there.xbar, run.x, atol=1e-12)
 
 
@@ -440,22 +442,20 @@ def test_stored_and_loaded_to_the_bit(name: str, set_: str, dtype: torch.dtype, 
     algorithm = fedfw.ALGORITHMS[name](Quadratics.on(set_).constraint, penalty=0.05)
     rounds = [[*range(N)], [0, 2, 5], [*range(N)], [1], [*range(N)], [3, 4]]
 
-    def course(stored_after: int | None) -> tuple[dict[str, Tensor], list[object]]:
-        there, traffic = Federation.of(algorithm, dtype), []
-        for t, who in enumerate(rounds, 1):
-            now = there.round(t, who, wants_evidence=algorithm.exact)
-            traffic.append(now.traffic)
-            if t == stored_after:
-                save_checkpoint(tmp_path / "here", there.coordinator.state(), {})
-                there.coordinator = Federation.of(algorithm, dtype).coordinator
-                there.coordinator.load(load_checkpoint(tmp_path / "here")[0])
-        return there.coordinator.state(), traffic
-
-    whole, traffic = course(None)
+    there, traffic, clients = Federation.of(algorithm, dtype), [], []
+    for t, who in enumerate(rounds, 1):
+        traffic.append(there.round(t, who, wants_evidence=algorithm.exact).traffic)
+        save_checkpoint(tmp_path / str(t), there.coordinator.state(), {})
+        clients.append(deepcopy((there.clients, there.held)))
+    whole = there.coordinator.state()
     assert any(float(value.double().abs().sum()) for value in whole.values())
     for t in range(1, len(rounds)):
-        again, same_traffic = course(t)
-        assert same_traffic == traffic
+        there = Federation.of(algorithm, dtype)
+        there.coordinator.load(load_checkpoint(tmp_path / str(t))[0])
+        there.clients, there.held = clients[t - 1]
+        later = [there.round(s, who, wants_evidence=algorithm.exact) for s, who in enumerate(rounds[t:], t + 1)]
+        assert [now.traffic for now in later] == traffic[t:]
+        again = there.coordinator.state()
         assert again.keys() == whole.keys()
         for key, value in whole.items():
             assert again[key].numpy().tobytes() == value.numpy().tobytes(), key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.records import History, Record
 from fedfw.simulation import Simulation
 from fedfw.studies.quadratics import Quadratics
-from tests.processes import run_python, start_python
+from tests.processes import start_python
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -57,7 +58,7 @@ def names(folder: Path, pattern: str = "*") -> list[str]:
 def test_interrupted_and_resumed(name: str, participation: float, tmp_path: Path) -> None:
     q = Quadratics.on("l1")
     algorithm = algorithms(q.constraint)[name]
-    options: dict[str, Any] = {"rounds": 24, "participation": participation, "seed": 5}
+    options: dict[str, Any] = {"rounds": 24, "eval_every": 6, "participation": participation, "seed": 5}
     whole = fedfw.simulate(q.problem, algorithm, **options)
     with pytest.raises(KeyboardInterrupt):
         fedfw.simulate(q.problem, algorithm, out=tmp_path, callbacks=interrupt(17), **options)
@@ -138,6 +139,7 @@ def test_relaxed_minibatch_local_steps_resume_to_the_same_bits(tmp_path: Path) -
     algorithm = fedfw.FedFWPlus(fedfw.L1Ball(3.0), penalty=0.01, momentum=0.5)
     options: dict[str, Any] = {
         "rounds": 25,
+        "eval_every": 25,
         "participation": 3,
         "relax": {0: fedfw.L2Ball(3.0)},
         "local_steps": 2,
@@ -152,19 +154,18 @@ def test_relaxed_minibatch_local_steps_resume_to_the_same_bits(tmp_path: Path) -
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A process that is killed -9 in the middle; resuming gives the bits of an undisturbed run."""
-    base = ["-m", "fedfw"]
     flags = ["--rounds", "300", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "50"]
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
-    run_python([*base, "run", *flags, "--out", whole])
-    process = start_python([*base, "run", *flags, "--out", cut])
+    assert main(["run", *flags, "--out", whole]) == 0
+    process = start_python(["-m", "fedfw", "run", *flags, "--out", cut])
     try:
         while not list(Path(cut).glob("checkpoint-*.safetensors")) and not process.ended():
-            os.sched_yield()
+            time.sleep(0.002)
     finally:
         process.kill()
         process.wait()
     assert not (Path(cut) / "model.pt").exists()  # it was killed before it was done
-    run_python([*base, "resume", cut])
+    assert main(["resume", cut]) == 0
     models = [torch.load(Path(folder) / "model.pt", weights_only=True) for folder in (whole, cut)]
     for name in models[0]:
         assert torch.equal(models[0][name], models[1][name])
@@ -230,7 +231,7 @@ def somebody_at_work(folder: Path) -> Iterator[int]:
     process = start_python(["-c", code, folder, claimed])
     try:
         while not claimed.exists() and not process.ended():
-            os.sched_yield()
+            time.sleep(0.002)
         assert claimed.exists()
         yield process.pid
     finally:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from fedfw.algorithms import ALGORITHMS
 from fedfw.ranks import ALONE
 
 SIZES = (9, 4, 7, 12, 5, 8, 3)
-WEIGHTS = [1, 2, 3, 1, 2, 3, 1]
+WEIGHTS = (1, 2, 3, 1, 2, 3, 1)
 TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down")
 
 
-def problem(dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, weights: Any = None) -> fedfw.Problem:
+@cache
+def problem(dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, weights: tuple[int, ...] | None = None) -> fedfw.Problem:
     """Seven clients of different sizes, and 31 test samples."""
     draw = torch.Generator().manual_seed(3)
 
@@ -53,15 +55,22 @@ Case = tuple[Callable[[], fedfw.Algorithm], dict[str, Any]]
 
 
 def cases() -> dict[str, Case]:
-    """An algorithm with its set and the options of its run, by name."""
+    """An algorithm with its set and the options of its run, by name.
+
+    Every algorithm takes three rounds: of those who take part some come again, and in the third only one client does,
+    so that a rank has none. What is about more rounds, or about every evaluation, has a case of its own.
+    """
     found: dict[str, Case] = {}
+    short: dict[str, Any] = {"rounds": 3, "eval_every": 3}
+    some = short | {"participation": 0.4, "weights": WEIGHTS}
     for name, kind in ALGORITHMS.items():
-        found[name] = (lambda kind=kind: kind("l2:5")), {}
+        found[name] = (lambda kind=kind: kind("l2:5")), short
         if not kind.contract.serverless:
-            found[f"{name}, some"] = (lambda kind=kind: kind("l1:5")), {"participation": 0.4, "weights": WEIGHTS}
+            found[f"{name}, some"] = (lambda kind=kind: kind("l1:5")), some
         if name not in ("frank-wolfe", "fedpgd", "defw"):
-            found[f"{name}, local"] = (lambda kind=kind: kind("l1:5")), {"local_steps": 2, "batch_size": 4}
+            found[f"{name}, local"] = (lambda kind=kind: kind("l1:5")), short | {"local_steps": 2, "batch_size": 4}
     larger, seeded = fedfw.L2Ball(4.0), fedfw.Privacy(eps=4, delta=1e-5, not_private_seed=1)
+    noisy = replace(seeded, noise=2.0)  # to find the least noise for parts of the data takes longer than the run
     for compress in ("topk:4", "randk:4", "bits:4", "sign"):
         found[f"frank-wolfe, {compress}"] = (
             (lambda compress=compress: fedfw.FrankWolfe("l2:5", compress=compress, compress_down="topk:4")),
@@ -74,7 +83,7 @@ def cases() -> dict[str, Case]:
         "private": (lambda: fedfw.FedFW("l1:2"), {"privacy": seeded}),
         "private, some": (
             lambda: fedfw.FedAvg("l2:2", lr=0.1),
-            {"privacy": seeded, "batch_size": 2, "participation": 0.5},
+            {"privacy": noisy, "batch_size": 2, "participation": 0.5},
         ),
         "anchors, compressed": (lambda: fedfw.FedFWAnchored("l1:5", compress="topk:4"), {"participation": 0.6}),
         "anchors, own points": (

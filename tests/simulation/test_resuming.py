@@ -110,7 +110,7 @@ def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
 def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype: torch.dtype, tmp_path: Path) -> None:
     given = {"penalty": 0.05} if name.startswith("fedfw") else {} if name == "frank-wolfe" else {"lr": 0.1}
     algorithm = fedfw.ALGORITHMS[name](Q.constraint, **given)
-    options: dict[str, Any] = {"participation": participation, "seed": 3}
+    options: dict[str, Any] = {"participation": participation, "seed": 3, "eval_every": 11}
     straight = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, **options)
     fedfw.simulate(quadratics(dtype), algorithm, rounds=11, out=tmp_path, **options)
     longer = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, out=tmp_path, resume=True, **options)
