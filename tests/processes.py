@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import gc
 import json
 import os
 import runpy
@@ -114,6 +115,7 @@ def _server() -> socket.socket:
 def serve(number: int) -> dict[str, Any]:
     """Fork for every request, of which this is what the fork is to do; the server itself ends in here."""
     requests = socket.socket(fileno=number)
+    gc.freeze()  # what is imported stays: forks would look through it, and copy it, again and again
     while True:
         head, given, _, _ = socket.recv_fds(requests, 8, 3)
         if not head:

@@ -15,6 +15,7 @@ from fedfw.studies.hospitals import METHODS, RADII, Chosen, _folds, _interval, m
 from fedfw.studies.lab import Site
 from fedfw.studies.protocols import FULL
 from tests.data.files import DATA, needs
+from tests.studies.pictures import draw_nothing
 
 
 @pytest.fixture
@@ -65,8 +66,9 @@ def test_the_interval_is_a_point_where_every_draw_says_the_same() -> None:
 
 @needs("tcga-brca")
 def test_the_page_has_every_method_beside_what_was_published(
-    tmp_path: object, capsys: pytest.CaptureFixture[str]
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    draw_nothing(monkeypatch)
     assert main(["reproduce", "hospitals", "--quick", "--data-dir", str(DATA), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for name in METHODS:
