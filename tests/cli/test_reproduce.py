@@ -253,7 +253,7 @@ def test_a_browser_shows_tables_and_plots_without_errors(some: Path, tmp_path: P
 def test_the_emnist_rows_of_table_3_on_the_images_at_hand(tmp_path: Path) -> None:
     """The full files are large: the same lines with the small one in their place."""
     entry = ("EMNIST-62", "20 labels, unequal", "emnist-small", "labels:20,unequal")
-    lines = table3.lines(replace(TINY, samples=400), (entry,))
+    lines = table3.lines(replace(TINY, samples=400, long_rounds=2), (entry,))
     results = Lab(tmp_path, Site(str(DATA))).run([cell for line in lines for cell in line.cells.values()])
     for line in lines:
         for cell in line.cells.values():
