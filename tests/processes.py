@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import gc
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ PRELOADED = (
     "import matplotlib.pyplot, torch, fedfw, fedfw.cli.run, fedfw.deployment.client, fedfw.deployment.server, "
     "fedfw.report.plots, fedfw.simulation; fedfw.FedFW"
 )
+NETWORKS = ("torch._dynamo",)
+"""What torch imports with the first gradient of a network, in two seconds: for processes that train one."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,19 @@ class Started:
         os.kill(self.pid, 9)
 
 
-def start_python(arguments: Sequence[Any], env: Mapping[str, str] | None = None, together: bool = False) -> Started:
-    """``python ARGUMENTS`` with these additions to the environment; ``together`` has errors among what is printed."""
+def start_python(
+    arguments: Sequence[Any],
+    env: Mapping[str, str] | None = None,
+    together: bool = False,
+    loaded: Sequence[str] = (),
+) -> Started:
+    """``python ARGUMENTS`` with these additions to the environment; ``together`` has errors among what is printed.
+
+    What is ``loaded`` is imported already, in this process and in all that come later, and only once for all of them.
+    """
     ours, theirs = socket.socketpair()
     asked = {"arguments": list(map(str, arguments)), "env": {**os.environ, **(env or {})}, "cwd": os.getcwd()}
+    asked["loaded"] = list(loaded)
     outputs = [os.memfd_create(name) for name in ("output", "errors")]
     request = json.dumps(asked).encode()
     server = _server()
@@ -82,10 +95,10 @@ def start_python(arguments: Sequence[Any], env: Mapping[str, str] | None = None,
 
 
 def run_python(
-    arguments: Sequence[Any], env: Mapping[str, str] | None = None, check: bool = True
+    arguments: Sequence[Any], env: Mapping[str, str] | None = None, check: bool = True, loaded: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """What ``python ARGUMENTS`` ended with; with ``check`` it has to end well."""
-    done = start_python(arguments, env).wait()
+    done = start_python(arguments, env, loaded=loaded).wait()
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -115,12 +128,16 @@ def serve(number: int) -> dict[str, Any]:
     """Fork for every request, of which this is what the fork is to do; the server itself ends in here."""
     requests = socket.socket(fileno=number)
     while True:
+        gc.freeze()  # what is imported stays: forks would look through it, and copy it, again and again
         head, given, _, _ = socket.recv_fds(requests, 8, 3)
         if not head:
             os._exit(0)
         left, request = int.from_bytes(head, "big"), b""
         while len(request) < left:
             request += requests.recv(left - len(request))
+        found: dict[str, Any] = json.loads(request)
+        for name in found["loaded"]:
+            import_module(name)
         if os.fork():
             for one in given:
                 os.close(one)
@@ -141,7 +158,6 @@ def serve(number: int) -> dict[str, Any]:
                 os.dup2(source, target)
         for one in set(given[1:]):
             os.close(one)
-        found: dict[str, Any] = json.loads(request)
         return found
 
 

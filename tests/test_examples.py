@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.files import DATA
-from tests.processes import run_python
+from tests.processes import NETWORKS, run_python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -32,7 +32,7 @@ def test_example(name: str, expected: str) -> None:
         pytest.skip("its data are not at hand")
     script = ["-W", "error::DeprecationWarning:__main__", EXAMPLES / name]
     alone = {"MPLBACKEND": "Agg", "FEDFW_DATA": str(DATA)}  # nobody looks at windows
-    assert expected in run_python(script, alone).stdout
+    assert expected in run_python(script, alone, loaded=NETWORKS).stdout
 
 
 def test_every_example_is_run() -> None:

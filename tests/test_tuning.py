@@ -112,7 +112,7 @@ def test_the_best_is_the_one_that_a_run_of_its_own_confirms() -> None:
         assert told == found.trials
         assert len(found.trials) == 6
         for trial in found.trials:
-            last = fedfw.simulate(problem(), fedfw.FedAvg(D, **trial.choice), rounds=6).history[-1]
+            last = fedfw.simulate(problem(), fedfw.FedAvg(D, **trial.choice), rounds=6, eval_every=6).history[-1]
             assert trial.held_out_loss == pytest.approx(last.test_loss)
             assert trial.held_out_accuracy == last.accuracy
             assert trial.loss == pytest.approx(last.loss)
@@ -152,8 +152,8 @@ def test_an_algorithm_without_options_is_tuned_as_a_single_point() -> None:
 def test_every_algorithm_is_tuned_on_its_own_grid(name: str) -> None:
     algorithm = fedfw.ALGORITHMS[name](D)
     for there in (problem(), problem(network=True)):
-        grid = usual_grid(there, algorithm, Options(rounds=4))
-        found = tune(there, algorithm, rounds=4)
+        grid = usual_grid(there, algorithm, Options(rounds=2))
+        found = tune(there, algorithm, rounds=2)
         assert len(found.trials) == math.prod(len(values) for values in grid.values())
         assert math.isfinite(found.best.held_out_loss)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedfw.cli.main import main
-from fedfw.studies import bounds, counterexample, reproduce, table1, table3, theory
+from fedfw.studies import bounds, certificate, counterexample, reproduce, table1, table3, theory
 from fedfw.studies.catalogue import sections
 from fedfw.studies.cells import Cell
 from fedfw.studies.lab import Json, Lab, Site
@@ -23,10 +23,16 @@ from fedfw.studies.names import REPRODUCTIONS
 from fedfw.studies.protocols import FULL, Scale
 from fedfw.studies.theory import Effort, Study
 from tests.data.files import DATA, needs
+from tests.studies.pictures import draw_nothing
 
 SMALL = Effort(rounds=100, seeds=2, every=20)
 TINY = Scale(True, 1, 3, 3, samples=150, network_rounds=2, network_samples=100, some=150)
+SHORT_PATHS = [replace(path, rounds=40) for path in counterexample._paths()]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CERTIFIED = {  # a9a takes seconds to read
+    "mushrooms, l1:2, IID": ("mushrooms", "logistic", "iid", "l1:2", "theory:0.001"),
+    **{title: setting for title, setting in certificate.SETTINGS.items() if "a9a" not in title},
+}
 
 
 def few(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
@@ -40,7 +46,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "QUICK", TINY)
 
 
-def test_theory_and_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_theory_and_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
     first = capsys.readouterr()
     assert "1/2 theory, T2 on box" in first.err
@@ -48,6 +56,7 @@ def test_theory_and_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert page.count("<svg") == page.count('.csv" href="data:') == 2
     assert "quick" in page
     next((tmp_path / "cache").iterdir()).unlink()  # as if the call had been interrupted
+    draw_nothing(monkeypatch)
     assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
     again = capsys.readouterr()
     assert "1 of 2 tasks are kept from before" in again.err
@@ -65,6 +74,7 @@ def test_a_bound_that_fails_is_told(
         return [replace(study, limit=study.limit * 1e-6)]
 
     monkeypatch.setattr(bounds, "studies", lambda effort: iter([("wrong", wrong)]))
+    draw_nothing(monkeypatch)
     assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 1
     assert "failed: T2 on box" in capsys.readouterr().err
     page = (tmp_path / "theory-quick.html").read_text()
@@ -99,6 +109,8 @@ def test_an_interrupt_keeps_what_is_done(
         return compute(self, site)
 
     monkeypatch.setattr(counterexample.Path, "compute", interrupted)
+    monkeypatch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
+    draw_nothing(monkeypatch)
     arguments = ["reproduce", "counterexample", "--quick", "--out", str(tmp_path)]
     assert main(arguments) == 130
     assert "the same command goes on" in capsys.readouterr().out
@@ -119,6 +131,7 @@ def test_results_in_bfloat16_are_kept_apart(
         return {"chosen": {}, "trials": [], "runs": []}
 
     monkeypatch.setattr(Cell, "compute", nothing)
+    draw_nothing(monkeypatch)
     arguments = ["reproduce", "table2", "--quick", "--out", str(tmp_path)]
     assert main(arguments) == 0
     assert not any(cell.config.mixed for cell in computed)
@@ -148,6 +161,8 @@ def report(out: Path, names: tuple[str, ...]) -> Path:
         patch.setattr(bounds, "studies", few)
         patch.setattr(reproduce, "QUICK", TINY)
         patch.setattr(table1, "SMALL", table1.SMALL[:1])
+        patch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
+        patch.setattr(certificate, "SETTINGS", CERTIFIED)
         few_sections = {name: section for name, section in sections().items() if name in names}
         patch.setattr(reproduce, "sections", lambda baselines: few_sections)
         patch.setenv("FEDFW_DATA", str(DATA))
@@ -238,7 +253,7 @@ def test_a_browser_shows_tables_and_plots_without_errors(some: Path, tmp_path: P
 def test_the_emnist_rows_of_table_3_on_the_images_at_hand(tmp_path: Path) -> None:
     """The full files are large: the same lines with the small one in their place."""
     entry = ("EMNIST-62", "20 labels, unequal", "emnist-small", "labels:20,unequal")
-    lines = table3.lines(replace(TINY, samples=400), (entry,))
+    lines = table3.lines(replace(TINY, samples=400, long_rounds=2), (entry,))
     results = Lab(tmp_path, Site(str(DATA))).run([cell for line in lines for cell in line.cells.values()])
     for line in lines:
         for cell in line.cells.values():

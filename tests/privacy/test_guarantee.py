@@ -80,7 +80,7 @@ def test_much_data_and_a_large_budget_come_close_to_no_noise(algorithm: Any, mec
     p = problem(4000)
     exact = fedfw.simulate(p, algorithm(fedfw.L2Ball(3.0), **_penalty(algorithm)), rounds=20, eval_every=20).x
     for constraint in (fedfw.L2Ball(3.0), fedfw.LinfBall(0.5)):
-        promise = Privacy(50.0, DELTA, clip=10.0, mechanism=mechanism, not_private_seed=0)
+        promise = Privacy(20.0, DELTA, clip=10.0, mechanism=mechanism, not_private_seed=0)
         options = {"rounds": 20, "eval_every": 20, "privacy": promise}  # the account of a large budget takes its time
         run = fedfw.simulate(p, algorithm(constraint, **_penalty(algorithm)), **options)
         assert constraint.contains(run.x, 1e-4)
@@ -106,7 +106,9 @@ def test_what_would_tell_of_the_data_is_refused(options: dict[str, Any], algorit
         fedfw.simulate(problem(), algorithm, rounds=3, privacy=Privacy(1.0, DELTA), **options)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_plots: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--privacy", "eps=4,delta=1e-5", "--rounds", "3", "--json"]) == 0
     told = capsys.readouterr()

@@ -220,7 +220,7 @@ def test_minibatches_of_unequal_clients_some_of_them_absent(kind: str, constrain
         rounds=3,
         participation=lambda t: [[1], [2, 0], [0, 1, 2]][t - 1],
         batch_size=3,
-        privacy=Privacy(5.0, 1e-3),
+        privacy=Privacy(1.0, 1e-3),
     )
     assert len(run.history) == 3
 
@@ -266,7 +266,7 @@ def test_a_private_run_does_not_stop_at_a_sample(kind: str) -> None:
         unequal(kind, spoil=torch.nan),
         fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1),
         rounds=2,
-        privacy=Privacy(5.0, 1e-3),
+        privacy=Privacy(1.0, 1e-3),
     )
     assert bool(run.x.isfinite().all())
 

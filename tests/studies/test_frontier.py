@@ -18,6 +18,7 @@ from fedfw.studies.frontier.fronts import Point, front, holders, reached, steps,
 from fedfw.studies.frontier.methods import METHODS, depends_on_horizon, grid, seen
 from fedfw.studies.frontier.problems import FULL, QUICK, Studied
 from fedfw.studies.lab import Site
+from tests.studies.pictures import draw_nothing
 
 DIGITS = RunConfig.of(dataset="digits", model="mclr", partition="labels:3", constraint="l1:10", algorithm="fedfw+")
 
@@ -126,7 +127,7 @@ def one_problem(monkeypatch: pytest.MonkeyPatch) -> Studied:
 
 
 def test_the_page_and_the_table_that_advice_is_made_from(
-    tmp_path: Path, one_problem: Studied, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, one_problem: Studied, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, empty = tmp_path / "out", tmp_path / "empty"
     arguments = ["reproduce", "frontier", "--quick", "--out", str(out), "--data-dir", str(empty)]
@@ -142,5 +143,6 @@ def test_the_page_and_the_table_that_advice_is_made_from(
     assert [problem.title for problem in table.problems] == [one_problem.title]
     advice = advise("l1:10", sees="atoms", table=table)
     assert advice.method.title in ("FedFW", "FedFW+")
+    draw_nothing(monkeypatch)
     assert main([*arguments, "--kept", "--markdown", str(out / "page.md")]) == 0
     assert (out / "page.md").read_text().partition("### not there")[0] == page.partition("### not there")[0]

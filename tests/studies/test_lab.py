@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from fedfw.data import MissingDataError
 from fedfw.studies import lab
 from fedfw.studies.lab import NOT_YET, Json, Lab, Results, Site, was_run
+from tests.processes import start_python
 
 computed: list[int] = []
 
@@ -87,6 +86,10 @@ def _quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "get_context", lambda method: workers)
 
 
+quick_workers = pytest.mark.xdist_group("quick workers")  # who runs them all waits once until the first can fork
+
+
+@quick_workers
 @pytest.mark.usefixtures("_quick_workers")
 def test_two_processes_give_the_same(tmp_path: Path) -> None:
     tasks = [Square(n) for n in range(4)]
@@ -95,6 +98,7 @@ def test_two_processes_give_the_same(tmp_path: Path) -> None:
     assert computed == [0, 1, 2, 3]  # the other four elsewhere
 
 
+@quick_workers
 @pytest.mark.usefixtures("_quick_workers")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_depends_on_other_results_comes_after_them_and_is_kept_as_what_it_became(
@@ -159,21 +163,18 @@ class CtrlC:
 
 def test_workers_say_nothing_when_they_are_interrupted(tmp_path: Path) -> None:
     script = (
+        "import os\n"
         "from pathlib import Path\n"
         "from fedfw.studies.lab import Lab\n"
         "from tests.studies.test_lab import CtrlC\n"
         "if __name__ == '__main__':\n"
+        "    os.setsid()\n"  # else everybody who runs tests would be interrupted
         "    try:\n"
         f"        Lab(Path({str(tmp_path)!r}), jobs=2).run([CtrlC(1), CtrlC(2)])\n"
         "    except KeyboardInterrupt:\n"
         "        print('interrupted')\n"
     )
     (tmp_path / "script.py").write_text(script)
-    root = str(Path(__file__).parents[2])
-    found = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(tmp_path / "script.py")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=found, start_new_session=True, timeout=120, check=False
-    )
+    done = start_python([tmp_path / "script.py"]).wait(120)
     assert (done.returncode, done.stdout) == (0, "interrupted\n")
     assert "Traceback" not in done.stderr

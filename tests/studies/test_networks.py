@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,9 @@ from fedfw.studies.catalogue import sections
 from fedfw.studies.lab import Json, Lab, Site
 from fedfw.studies.networks import protocol, study
 from fedfw.studies.networks.trainings import Best, Training, all_seeds
-from fedfw.studies.protocols import FULL, QUICK
+from fedfw.studies.protocols import FULL, QUICK, Scale
+from tests.processes import run_python
+from tests.studies.pictures import draw_nothing
 
 DIGITS = RunConfig.of(
     dataset="digits",
@@ -138,7 +138,15 @@ def test_peers_that_did_better_than_in_the_prototype_are_named() -> None:
     assert "SCAFFOLD" not in told
 
 
-def test_a_page_is_made_from_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_made_from_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = protocol._clients
+
+    def two_rounds(scale: Scale, **values: Any) -> RunConfig:
+        return replace(clients(scale, **values), rounds=2)
+
+    monkeypatch.setattr(protocol, "_clients", two_rounds)
     arguments = ["reproduce", "networks-mnist", "--quick", "--out", str(tmp_path)]
     assert main([*arguments, "--seconds", "1e-9"]) == 0
     assert "0 of 28 tasks are done" in capsys.readouterr().out
@@ -149,6 +157,7 @@ def test_a_page_is_made_from_what_there_is(tmp_path: Path, capsys: pytest.Captur
     assert all(f"| {label} |" in page for label in ("FedLMO", "FedAvg", "LocalMuon"))
     assert (tmp_path / "page" / "networks-mnist.svg").is_file()
     next((tmp_path / "cache").iterdir()).unlink()  # as if time had been short
+    draw_nothing(monkeypatch)
     assert main([*arguments, "--kept"]) == 0
     page = (tmp_path / "networks-mnist-quick.html").read_text()
     assert "tasks not run: not yet" in page
@@ -171,5 +180,12 @@ def test_without_data_nothing_is_claimed(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_only_computes_needs_no_pictures() -> None:
-    absent = "import sys; sys.modules.update(matplotlib=None, scipy=None, sklearn=None)"
-    subprocess.run([sys.executable, "-c", f"{absent}; import fedfw.studies.reproduce"], check=True)
+    absent = (
+        "import sys; kept = {*sys.stdlib_module_names, 'torch', 'numpy'}\n"
+        "for name in [name for name in sys.modules if name.partition('.')[0] not in kept]: del sys.modules[name]\n"
+        "sys.modules.update(matplotlib=None, scipy=None, sklearn=None)\n"
+    )
+    done = run_python(["-c", f"{absent}import fedfw.studies.reproduce; print(fedfw.studies.reproduce.reproduce)"])
+    assert "function reproduce" in done.stdout
+    refused = run_python(["-c", f"{absent}import fedfw.report.plots"], check=False)  # it is as if they were not there
+    assert "matplotlib" in refused.stderr

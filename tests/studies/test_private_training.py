@@ -18,11 +18,11 @@ pytest.importorskip("dp_accounting")
 
 @needs("libsvm")
 def test_the_study_of_what_privacy_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_training, "PROBLEMS", {"a9a": ("a9a", "logistic", "l1:10")})
+    monkeypatch.setattr(private_training, "PROBLEMS", {"mushrooms": ("mushrooms", "logistic", "l1:10")})
     monkeypatch.setattr(private_training, "budgets", lambda scale: (1.0, math.inf))
     clip = ("clip", (0.5, 1.0))
     grid = (("rounds", (2,)), ("penalty", ("theory:1",)), clip)
-    config = RunConfig.of(dataset="a9a", model="logistic", constraint="l1:10", partition="iid", algorithm="fedfw")
+    config = RunConfig.of(dataset="mushrooms", model="logistic", constraint="l1:10", partition="iid", algorithm="fedfw")
     few = dict.fromkeys((private_training.SELECTION, private_training.NOISE), (config, grid, "auto"))
     steps = (("rounds", (2,)), ("lr", (0.5,)), clip)
     few[private_training.DP_SGD] = (replace(config, algorithm="fedavg"), steps, "auto")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedfw.cli.main import main
+from fedfw.studies import reproduce
 from fedfw.studies.protocols import FULL, QUICK
 from fedfw.studies.steps import METHODS, PROBLEMS, TUNED, Row, cells, tasks
+from tests.studies.pictures import draw_nothing
 
 
 def row(theory: float, best: float, auto: float) -> Row:
@@ -38,7 +41,9 @@ def test_all_that_is_compared() -> None:
     assert len(set(tasks(QUICK))) == 2 + 2 * len(METHODS) * 4
 
 
-def test_the_report(tmp_path: Path) -> None:
+def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_nothing(monkeypatch)
+    monkeypatch.setattr(reproduce, "QUICK", replace(QUICK, rounds=4))
     assert main(["reproduce", "steps", "--quick", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "steps-quick.html").read_text()
     assert "digits, labels:3, l2:10" in page
