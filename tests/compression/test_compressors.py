@@ -41,9 +41,8 @@ def exchanged(compressor: Compressor, x: Tensor, pieces: Sequence[int], draw: in
     shape = (x.shape[1],)
     sent = compressor.encode(x, shape, pieces, draw=draw)
     readers = compressor.readers(shape, pieces, draw=draw)
-    back = []
-    for one in sent:
-        data = one.to_bytes()
+    back, messages = [], [one.to_bytes() for one in sent]
+    for one, data in zip(sent, messages, strict=True):
         assert len(data) == one.nbytes
         reader = Reader(data)
         back.append(read_framed(reader, readers))
@@ -55,7 +54,7 @@ def exchanged(compressor: Compressor, x: Tensor, pieces: Sequence[int], draw: in
     assert sent.nbytes == together.nbytes
     # A stack and its rows have the same bits: a client encodes alone what a simulator encodes for all.
     alone = [compressor.encode(row[None], shape, pieces, draw=draw)[0].to_bytes() for row in x]
-    assert alone == [one.to_bytes() for one in sent]
+    assert alone == messages
     assert torch.equal(together.dense(x.dtype), sent.dense(x.dtype))
     return sent.dense(torch.float64)
 

@@ -13,11 +13,15 @@ from fedfw.lipschitz.norms import convolution_bound, matrix_bound, shared_window
 
 
 def operator_norm(layer: nn.Module, channels: int, side: int) -> float:
-    """The largest singular value of the matrix of a linear layer, from its values at the unit images."""
+    """The largest singular value of the matrix of a linear layer, from its values at the unit images.
+
+    From the smaller Gram matrix, of which it is known to some 1e-15, in a fraction of the time of a decomposition.
+    """
     units = torch.eye(channels * side * side, dtype=torch.float64).reshape(-1, channels, side, side)
     with torch.no_grad():
         columns: Tensor = layer(units).flatten(1)
-    return float(torch.linalg.svdvals(columns)[0])
+    gram = columns @ columns.T if len(columns) <= columns.shape[1] else columns.T @ columns
+    return math.sqrt(float(torch.linalg.eigvalsh(gram)[-1]))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (3, 7), (4, 6, 5)])

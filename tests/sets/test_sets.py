@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -179,16 +179,22 @@ class TestModels:
             fedfw.Product({"weight": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2", "linf", "spectral", "nuclear"])
-@pytest.mark.parametrize("name", fedfw.SETS)
-def test_enclosing_sets_enclose(name: str, norm: str) -> None:
+@cache
+def example_and_atoms(name: str) -> tuple[ConstraintSet, torch.Tensor]:
+    """A set of matrices (6, 6) and 60 of its extreme points."""
     shape = (6, 6)
     D = fedfw.SETS[name].example(shape)
-    around = fedfw.enclosing(D, norm, shape)
     G = torch.randn(60, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     G[30:] = G[30:].sign()
     G[:10] *= (torch.rand(10, 6, 6, generator=torch.Generator().manual_seed(1)) < 0.1).double()
-    atoms = D.lmo(G, batch=True).dense(torch.float64)
+    return D, D.lmo(G, batch=True).dense(torch.float64)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf", "spectral", "nuclear"])
+@pytest.mark.parametrize("name", fedfw.SETS)
+def test_enclosing_sets_enclose(name: str, norm: str) -> None:
+    D, atoms = example_and_atoms(name)
+    around = fedfw.enclosing(D, norm, (6, 6))
     assert bool(around.contains(atoms, batch=True).all())  # type: ignore[union-attr]
 
 

@@ -35,10 +35,10 @@ def test_decoded_atoms_are_inside_and_their_bounds_true(
 ) -> None:
     for dtype in (torch.float32, torch.float64):
         G = gaussian(2, *shape).to(dtype)
+        norms = [float(sigma(g).sum()) for g in G]
         for D in SETS:
             atoms = D.lmo(G, batch=True, precision=precision, tol=tol)
-            for g, atom in zip(G, atoms, strict=True):
-                nuclear = float(sigma(g).sum())
+            for g, nuclear, atom in zip(G, norms, atoms, strict=True):
                 received = fedfw.Atom.from_bytes(atom.to_bytes(), D, shape)
                 assert D.accepts(received, shape)
                 assert D.accepts(received, shape, tol=0.0)
