@@ -43,9 +43,12 @@ def _seeded() -> None:
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of run folders that are not about plots: drawing them takes longer than such a run."""
-    for module in ("fedfw.report.plots", "fedfw.cli.compare"):  # which has them by name
-        monkeypatch.setattr(f"{module}.plot_runs", lambda runs, residuals=None: None)
-        monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: Path(path).write_bytes(b""))
+    import fedfw.cli.compare
+    import fedfw.report.plots
+
+    for module in (fedfw.report.plots, fedfw.cli.compare):  # which has them by name, from before they are replaced
+        monkeypatch.setattr(module, "plot_runs", lambda runs, residuals=None: None)
+        monkeypatch.setattr(module, "save_figure", lambda figure, path: Path(path).write_bytes(b""))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -147,7 +147,7 @@ class Task:
 
     def resolved(self, *, penalty: float | None = None, lr: float | None = None) -> Algorithm:
         """The algorithm with its defaults filled in, and with these numbers where its own are still open."""
-        algorithm = self.algorithm.resolved(self.setting())
+        algorithm = self._settled
         numbers = {"penalty": penalty, "lr": lr}
         known = {
             name: value
@@ -159,7 +159,7 @@ class Task:
     @cached_property
     def _settled(self) -> Algorithm:
         """The algorithm with those defaults filled in that say what travels."""
-        return self.resolved()
+        return self.algorithm.resolved(self.setting())
 
     def setting(
         self,
