@@ -217,7 +217,8 @@ class _Checker:
 def _climb(constraint: ConstraintSet, shape: Shape, G: Tensor, enough: float) -> float:
     """Largest distance found between extreme points: s = lmo(t - s), t = lmo(s - t) only ever drives them apart.
 
-    It ends with the first that is ``enough``. From random starts, and from directions with few non-zeros, which random ones seldom look like.
+    From random starts, and from directions with few non-zeros, which random ones seldom look like. It ends with the
+    first that is ``enough``.
     """
     sparse = torch.zeros_like(G).flatten(1)
     places = torch.arange(len(G)) % sparse.shape[1]
