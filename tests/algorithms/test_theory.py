@@ -15,6 +15,8 @@ import fedfw.problems.quadratics
 from fedfw.studies import theory
 from fedfw.studies.quadratics import SETS, P, Quadratics, slope
 
+from .paths import gaps_at, values_at
+
 # A curved set and one with corners by default; `pytest -m slow` has the others.
 MINUTES_OF_THEM = [name if name in ("l1", "l2") else pytest.param(name, marks=pytest.mark.slow) for name in SETS]
 
@@ -36,8 +38,7 @@ def models_of_all_rounds(
 def residuals_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any) -> torch.Tensor:
     """F - F* after every round, worked out here from the models: an evaluation costs more than such a round."""
     models, _ = models_of_all_rounds(q, algorithm, rounds, **options)
-    away = models[:, None] - q.c
-    values = (q.w * torch.einsum("tni,nij,tnj->tn", away, q.A, away)).sum(1) / 2
+    values = values_at(q, models)
     assert float(values[-1]) == pytest.approx(q.value(models[-1]), rel=1e-12)
     return values - q.least
 
@@ -45,10 +46,7 @@ def residuals_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: i
 def gaps_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any) -> torch.Tensor:
     """The Frank-Wolfe gap at xbar^1, ..., xbar^{T+1}, worked out here from the models with one call of the oracle."""
     models, run = models_of_all_rounds(q, algorithm, rounds, **options)
-    models = torch.cat([q.start[None], models])
-    gradients = torch.einsum("n,nij,tnj->ti", q.w, q.A, models[:, None] - q.c)
-    atoms = q.constraint.lmo(gradients, batch=True)
-    gaps = (gradients * models).sum(1) - (atoms.dot(gradients) if atoms.bound is None else atoms.bound)
+    gaps = gaps_at(q, torch.cat([q.start[None], models]))
     assert float(gaps[-1]) == pytest.approx(run.history[-1].gap, rel=1e-9)
     return gaps
 
