@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,23 +34,23 @@ def minimised(value: Any, start: torch.Tensor) -> torch.Tensor:
     return x.detach()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("K", [1, 3])
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("everyone", [True, False])
-def test_the_steps_are_those_that_are_written_out_here(
-    everyone: bool, every: int, K: int, weights: str, dtype: torch.dtype
-) -> None:
-    """The server's problem is solved by an optimizer here, and by one projection there."""
-    q, lr, eta, beta, rounds = weighted(weights, SETS["l2"]), 0.05, 0.3, 4.0, 7
+LR, ETA, BETA, ROUNDS = 0.05, 0.3, 4.0, 7
+
+
+def attending(t: int, everyone: bool, n: int) -> list[int]:
+    return list(range(n)) if everyone else [t % n, (3 * t + 1) % n, (t + 5) % n]
+
+
+def nearest(x: torch.Tensor) -> torch.Tensor:
+    """In the ball of radius 1."""
+    return x / x.norm().clamp(min=1.0)
+
+
+@cache
+def written_out(everyone: bool, every: int, K: int, weights: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The server's model and its multiplier after all rounds, (p,) each, in float64."""
+    q, lr, eta, beta = weighted(weights, SETS["l2"]), LR, ETA, BETA
     A, c, w, n = q.A, q.c, q.w, q.n
-
-    def attendance(t: int) -> list[int]:
-        return list(range(n)) if everyone else [t % n, (3 * t + 1) % n, (t + 5) % n]
-
-    def nearest(x: torch.Tensor) -> torch.Tensor:
-        return x / x.norm().clamp(min=1.0)
 
     def far(x: torch.Tensor) -> torch.Tensor:
         """The square of the distance from the ball of radius 1."""
@@ -59,8 +60,8 @@ def test_the_steps_are_those_that_are_written_out_here(
     y = torch.zeros(P, dtype=torch.float64)
     x, z = q.start.repeat(n, 1), torch.zeros(n, P, dtype=torch.float64)
     share = 1 / ((n + 1) * beta)
-    for t in range(1, rounds + 1):
-        for i in set(attendance(t)):
+    for t in range(1, ROUNDS + 1):
+        for i in set(attending(t, everyone, n)):
             for _ in range(K):  # the linearised loss, with all else exact
                 slope = n * w[i] * A[i] @ (x[i] - c[i])
                 pulls = slope + n * share * (x[i] - centre) + z[i] + (x[i] - model) / eta
@@ -77,8 +78,23 @@ def test_the_steps_are_those_that_are_written_out_here(
         )
         if t % every == 0:
             y, centre = y + beta * (model - nearest(model + y / beta)), model
-    algorithm = fedfw.FedPAL(q.constraint, lr=lr, eta=eta, beta=beta, multiplier_every=every)
-    options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
+    return model, y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("everyone", [True, False])
+def test_the_steps_are_those_that_are_written_out_here(
+    everyone: bool, every: int, K: int, weights: str, dtype: torch.dtype
+) -> None:
+    """The server's problem is solved by an optimizer here, and by one projection there."""
+    q = weighted(weights, SETS["l2"])
+    model, y = written_out(everyone, every, K, weights)
+    algorithm = fedfw.FedPAL(q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every)
+    options: dict[str, Any] = {"rounds": ROUNDS, "eval_every": ROUNDS, "local_steps": K}
+    options["participation"] = lambda t: attending(t, everyone, q.n)
     seen: list[Server] = []
     run = fedfw.simulate(typed(q, dtype), algorithm, callbacks=lambda s: seen.append(s.server), **options)
     rough = 1e-7 if dtype == torch.float64 else 1e-4
