@@ -140,20 +140,22 @@ def test_float32_ends_where_float64_does(name: str, participation: float, rounds
 @pytest.mark.parametrize("name", ["box", "l1"])
 def test_the_mean_and_the_duals_do_not_drift_in_float32(name: str, participation: float) -> None:
     n, p = 10, 8
-    drifts = []
+    points: list[tuple[Tensor, Tensor]] = []
+    duals: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def watch(simulation: Any) -> None:
         held, server = simulation.clients, simulation.server
-        mean = held["x"].mean(0)
-        drifts.append(float((mean - server.xbar).abs().max()))
-        duals = held["y"].mean(0)
-        owed = simulation.plan.lam_0 * server.vectors["owed"] + server.vectors["ybar"]
-        assert torch.allclose(duals, owed, atol=1e-9 * (1 + simulation.plan.lam_0))
-        assert float(server.vectors["owed"].abs().max()) <= 2e-6
+        points.append((held["x"].mean(0), server.xbar.clone()))
+        duals.append((held["y"].mean(0), server.vectors["owed"].clone(), server.vectors["ybar"].clone()))
 
     options = {"rounds": 300, "eval_every": 300, "participation": participation, "callbacks": watch}
-    fedfw.simulate(problem(*clients(n, p, 0, False), torch.float32), fedfw.FedFWPlus(SETS[name]), **options)
-    assert max(drifts) <= 1e-6  # some units in the last place of float32
+    run = fedfw.simulate(problem(*clients(n, p, 0, False), torch.float32), fedfw.FedFWPlus(SETS[name]), **options)
+    mean, xbar = (torch.stack(each) for each in zip(*points, strict=True))
+    y, owed, ybar = (torch.stack(each) for each in zip(*duals, strict=True))
+    assert len(mean) == 300
+    assert torch.allclose(y, run.plan.lam_0 * owed + ybar, atol=1e-9 * (1 + run.plan.lam_0))
+    assert float(owed.abs().max()) <= 2e-6
+    assert float((mean - xbar).abs().max()) <= 1e-6  # some units in the last place of float32
 
 
 # --- losses and gradients in float64 from data in float32 ---

@@ -107,7 +107,8 @@ def test_compressed_duals_add_up_to_what_the_server_knows(
         assert float((simulation.server.xbar - memory["x"].mean(0)).norm()) < 1e-5
 
     algorithm = fedfw.FedFWAnchored(D, penalty=0.1, anchor_every=2, compress="bits:4")
-    fedfw.simulate(quadratics(dtype, weights), algorithm, rounds=12, participation=attendance, callbacks=watch)
+    options: dict[str, Any] = {"rounds": 12, "eval_every": 12, "participation": attendance}
+    fedfw.simulate(quadratics(dtype, weights), algorithm, callbacks=watch, **options)
 
 
 @DTYPES

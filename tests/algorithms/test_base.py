@@ -60,7 +60,9 @@ def test_messages_memories_and_means_are_as_the_contract_says(
         if contract.points:
             assert torch.allclose(simulation.clients["x"].mean(0).to(dtype), xbar, atol=rough)
 
-    run = fedfw.simulate(problem(dtype), algorithm(name), rounds=8, participation=participation, callbacks=watch)
+    # Rounds that are evaluated, whose uploads carry evidence, and rounds that are not.
+    options: dict[str, Any] = {"rounds": 8, "eval_every": 4, "participation": participation}
+    run = fedfw.simulate(problem(dtype), algorithm(name), callbacks=watch, **options)
     assert run.x.dtype == dtype
     assert (run.dense_sums > 0) == run.algorithm.contract.sums
     assert run.algorithm.contract.sums == isinstance(run.algorithm, GathersSums)

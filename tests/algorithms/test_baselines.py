@@ -50,6 +50,16 @@ def adams(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
     ]
 
 
+WEIGHTS = {"equal": None, "unequal": (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)}
+
+
+@cache
+def weighted(weights: str, D: fedfw.ConstraintSet) -> Quadratics:
+    """Their optimum is worked out once."""
+    plain = Quadratics.on("l2")
+    return Quadratics(D, plain.A, plain.c, WEIGHTS[weights])
+
+
 def residual(q: Quadratics, x: torch.Tensor) -> float:
     return (q.value(x) - q.least) / (q.value(q.start) - q.least)
 
@@ -70,15 +80,20 @@ def test_stale_clients_count_as_they_last_were(name: str) -> None:
     """FedDR and FedADMM keep every client's last word, so absentees change nothing of where they converge."""
     q = Quadratics.on(name)
 
+    held: list[Tensor] = []
+
     def watch(simulation: Simulation) -> None:
         state, server = simulation.clients, simulation.server
         said = state["xhat"] if "xhat" in state else state["x"] + 0.2 * state["z"]
-        assert torch.allclose(said.mean(0), server.vectors["xtilde"], atol=1e-10)
+        held.append(torch.stack([said.mean(0), server.vectors["xtilde"]]))
         assert torch.equal(server.xbar, q.constraint.project(server.vectors["xtilde"]))
 
     for algorithm in (fedfw.FedDR(q.constraint, eta=0.2), fedfw.FedADMM(q.constraint, eta=0.2)):
         run = fedfw.simulate(q.problem, algorithm, rounds=300, participation=0.4, eval_every=300, callbacks=watch)
         assert residual(q, run.x) < 1e-4, algorithm
+    said, known = torch.stack(held).unbind(1)
+    assert len(said) == 600
+    assert torch.allclose(said, known, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -106,7 +121,7 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
             {"start": q.start, "z": x - slope - q.start},
         )
     for algorithm, (clients, vectors) in rest.items():
-        simulation = Simulation(q.problem, algorithm, Options(rounds=5, local_steps=local_steps))
+        simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5, local_steps=local_steps))
         simulation.coordinator.memory, simulation.coordinator.server = EveryRow(clients), Server(x, vectors)
         run = simulation.run()
         assert torch.allclose(run.x, x, atol=1e-7), algorithm
@@ -159,21 +174,21 @@ def test_one_client(name: str) -> None:
         fedfw.FedADMM(q.constraint, eta=eta): admm,
     }
     for algorithm, answer in expected.items():
-        assert torch.allclose(fedfw.simulate(q.problem, algorithm, rounds=20).x, answer, atol=1e-9), algorithm
+        x = fedfw.simulate(q.problem, algorithm, rounds=20, eval_every=20).x
+        assert torch.allclose(x, answer, atol=1e-9), algorithm
 
 
 def test_a_seed_fixes_the_run_to_the_bit() -> None:
     q = Quadratics.on("l1")
     for algorithm in [*baselines(q.constraint), *peers(q.constraint), *adams(q.constraint)]:
-        runs = [fedfw.simulate(q.problem, algorithm, rounds=15, participation=0.5, seed=s) for s in (3, 3, 4)]
+        options: dict[str, Any] = {"rounds": 15, "eval_every": 15, "participation": 0.5}
+        runs = [fedfw.simulate(q.problem, algorithm, seed=s, **options) for s in (3, 3, 4)]
         assert torch.equal(runs[0].x, runs[1].x)
         assert not torch.equal(runs[0].x, runs[2].x)
 
 
 def test_weights_scale_the_losses() -> None:
-    weights = (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)
-    plain = Quadratics.on("l2")
-    q = Quadratics(plain.constraint, plain.A, plain.c, weights)
+    q = weighted("unequal", SETS["l2"])
     for algorithm in [*baselines(q.constraint), *peers(q.constraint)]:
         assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=150, eval_every=150).x) < 1e-4, algorithm
 
@@ -195,7 +210,7 @@ def test_a_stack_of_one_client_is_its_row_of_the_stack() -> None:
     """A deployed client calls the same step alone."""
     q = Quadratics.on("l2")
     for algorithm in [*baselines(q.constraint), *peers(q.constraint), *adams(q.constraint)]:
-        simulation = Simulation(q.problem, algorithm, Options(rounds=6))
+        simulation = Simulation(q.problem, algorithm, Options(rounds=6, eval_every=6))
         simulation.run()
         simulation.t = 7
         who = torch.arange(q.n)
@@ -245,6 +260,12 @@ def test_a_set_without_projection_and_an_unknown_smoothness_are_refused() -> Non
 # --- methods from the training of networks ---
 
 
+@cache
+def digits_and_their_optimum() -> tuple[fedfw.Problem, fedfw.ConstraintSet, fedfw.solving.Optimum]:
+    problem, D = fedfw.load_problem("digits", clients=10, partition="labels:3"), fedfw.L2Ball(10.0)
+    return problem, D, fedfw.solve(problem, D, tol=1e-3)
+
+
 def typed(q: Quadratics, dtype: torch.dtype) -> fedfw.Problem:
     return quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype), q.weights)
 
@@ -283,7 +304,7 @@ def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, d
         ),
     }
     for algorithm, answer in expected.items():
-        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=rounds, local_steps=K).x
+        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=rounds, eval_every=rounds, local_steps=K).x
         assert torch.allclose(x, answer, atol=1e-12 if dtype == torch.float64 else 1e-5), algorithm
 
 
@@ -291,7 +312,7 @@ def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, d
 def test_without_momentum_or_differences_they_are_fedavg(dtype: torch.dtype) -> None:
     """Everybody has the same weight here: FedAvg counts the losses with n w_i, and these take weighted means."""
     q = Quadratics.on("l2")
-    options: dict[str, Any] = {"rounds": 12, "local_steps": 3, "participation": 0.6, "seed": 5}
+    options: dict[str, Any] = {"rounds": 12, "eval_every": 12, "local_steps": 3, "participation": 0.6, "seed": 5}
     fedavg = fedfw.simulate(typed(q, dtype), fedfw.FedAvg(q.constraint, lr=0.03), **options).x
     rough = 1e-12 if dtype == torch.float64 else 1e-5
     for same in (
@@ -301,7 +322,7 @@ def test_without_momentum_or_differences_they_are_fedavg(dtype: torch.dtype) -> 
         assert torch.allclose(fedfw.simulate(typed(q, dtype), same, **options).x, fedavg, atol=rough), same
     one = Quadratics.on("l2", n=1)
     x, y = (
-        fedfw.simulate(typed(one, dtype), cls(FREE, lr=0.03), rounds=12, local_steps=3).x
+        fedfw.simulate(typed(one, dtype), cls(FREE, lr=0.03), rounds=12, eval_every=12, local_steps=3).x
         for cls in (fedfw.FedAvg, fedfw.Scaffold)
     )
     assert torch.allclose(x, y, atol=rough)
@@ -315,29 +336,16 @@ def test_the_shared_momentum_of_fedcm_is_the_running_average_of_gradients() -> N
         m = beta * m + (1 - beta) * q.gradients(x).sum(0)
         x = x - lr * m
     free = quadratic_problem(q.A, q.c, q.start)
-    run = fedfw.simulate(free, fedfw.FedCM(FREE, lr=lr, momentum=beta), rounds=20)
+    run = fedfw.simulate(free, fedfw.FedCM(FREE, lr=lr, momentum=beta), rounds=20, eval_every=20)
     assert torch.allclose(run.x, x, atol=1e-9)
 
 
 @pytest.mark.parametrize("D", [fedfw.Box(-0.5, 0.5), fedfw.LinfBall(10.0)], ids=["at the border", "inside"])
-@pytest.mark.parametrize("weights", [None, (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)], ids=["equal", "unequal"])
-def test_adam_converges_where_coordinates_are_projected_one_by_one(
-    D: fedfw.ConstraintSet, weights: tuple[float, ...] | None
-) -> None:
-    plain = Quadratics.on("l2")
-    q = Quadratics(D, plain.A, plain.c, weights)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_adam_converges_where_coordinates_are_projected_one_by_one(D: fedfw.ConstraintSet, weights: str) -> None:
+    q = weighted(weights, D)
     for algorithm in adams(D):
         assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400).x) < 1e-5, algorithm
-
-
-WEIGHTS = {"equal": None, "unequal": (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)}
-
-
-@cache
-def weighted(weights: str, D: fedfw.ConstraintSet) -> Quadratics:
-    """Their optimum is worked out once."""
-    plain = Quadratics.on("l2")
-    return Quadratics(D, plain.A, plain.c, WEIGHTS[weights])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -378,8 +386,7 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
     everyone: bool, weights: str, dtype: torch.dtype
 ) -> None:
     """The paper's two vectors: models and control variates, whose means are taken apart from each other."""
-    plain = Quadratics.on("l2")
-    q, lr, K, rounds = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS[weights]), 0.03, 4, 9
+    q, lr, K, rounds = weighted(weights, SETS["l2"]), 0.03, 4, 9
     A, c, w = q.A.to(dtype), q.c.to(dtype), q.w.to(dtype)
 
     def nearest(x: Tensor) -> Tensor:
@@ -400,7 +407,7 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
             ends += w[i] * y / w[who].sum()
         own = renewed
         xbar, shared = nearest(ends), (w[:, None] * own).sum(0)
-    options: dict[str, Any] = {"rounds": rounds, "local_steps": K, "participation": attendance}
+    options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
     x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=lr), **options).x
     assert torch.allclose(x, xbar, atol=1e-12 if dtype == torch.float64 else 1e-4)
 
@@ -410,8 +417,7 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
 def test_the_servers_mean_is_the_weighted_mean_of_all_control_variates(
     cls: type[fedfw.Algorithm], dtype: torch.dtype
 ) -> None:
-    plain = Quadratics.on("l2")
-    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
+    q = weighted("unequal", SETS["l2"])
     rough = 1e-10 if dtype == torch.float64 else 1e-4
 
     def watch(simulation: Simulation) -> None:
@@ -421,7 +427,8 @@ def test_the_servers_mean_is_the_weighted_mean_of_all_control_variates(
         again = simulation.algorithm.regroup(simulation.server, simulation.clients, counts)
         assert torch.allclose(again.vectors["c"], mean, atol=rough)
 
-    fedfw.simulate(typed(q, dtype), cls(q.constraint), rounds=12, participation=3, local_steps=2, callbacks=watch)
+    options: dict[str, Any] = {"rounds": 12, "eval_every": 12, "participation": 3, "local_steps": 2}
+    fedfw.simulate(typed(q, dtype), cls(q.constraint), callbacks=watch, **options)
 
 
 def muons(D: fedfw.ConstraintSet, **options: Any) -> list[fedfw.Algorithm]:
@@ -449,7 +456,7 @@ def test_one_client_takes_the_oracle_steps_of_the_central_optimizer(dtype: torch
         fedfw.FedMuonCV(q.constraint, **options): central(0.6),
     }
     for algorithm, answer in expected.items():
-        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=10).x
+        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=10, eval_every=10).x
         assert torch.allclose(x, answer, atol=1e-9 if dtype == torch.float64 else 1e-4), algorithm
 
 
@@ -473,7 +480,7 @@ def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
         end, a = torch.stack(ends).mean(0), 1 - (1 - eta) ** K
         m, s, xbar = torch.stack(momenta).mean(0), (end - (1 - a) * xbar) / a, end
     algorithm = fedfw.FedMuon(q.constraint, alignment=alpha, momentum=beta, schedule="linear-decay:0.3")
-    run = fedfw.simulate(q.problem, algorithm, rounds=rounds, local_steps=K)
+    run = fedfw.simulate(q.problem, algorithm, rounds=rounds, eval_every=rounds, local_steps=K)
     assert torch.allclose(run.x, xbar, atol=1e-6)  # net atoms are rounded to float32
 
 
@@ -481,23 +488,23 @@ def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
 @pytest.mark.parametrize("participation", [1.0, 3])
 @pytest.mark.parametrize("name", SETS)
 def test_oracle_steps_stay_in_the_set_whoever_takes_part(name: str, participation: float, dtype: torch.dtype) -> None:
-    plain = Quadratics.on(name)
-    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
-
-    def watch(simulation: Simulation) -> None:
-        assert q.constraint.contains(simulation.xbar, 1e-12 if dtype == torch.float64 else 1e-5)
-
+    q, rough = weighted("unequal", SETS[name]), 1e-12 if dtype == torch.float64 else 1e-5
+    options: dict[str, Any] = {"rounds": 10, "eval_every": 10, "local_steps": 3, "participation": participation}
     for algorithm in muons(q.constraint):
+        seen: list[Tensor] = []
         fedfw.simulate(
-            typed(q, dtype), algorithm, rounds=10, local_steps=3, participation=participation, callbacks=watch
+            typed(q, dtype), algorithm, callbacks=lambda s, seen=seen: seen.append(s.xbar.clone()), **options
         )
+        assert len(seen) == 10
+        assert bool(torch.as_tensor(q.constraint.contains(torch.stack(seen), rough, batch=True)).all())
 
 
 def test_local_muon_stays_where_clients_disagree_and_control_variates_move_it() -> None:
     """The oracle's bias: what is proven of LocalMuon, on the line."""
     two = fedfw.testing.two_quadratics()
     local, aligned, corrected = (
-        float(fedfw.simulate(two, algorithm, rounds=100, local_steps=2).x) for algorithm in muons(fedfw.Box(-1.0, 1.0))
+        float(fedfw.simulate(two, algorithm, rounds=100, eval_every=100, local_steps=2).x)
+        for algorithm in muons(fedfw.Box(-1.0, 1.0))
     )
     assert abs(local) < 1e-6
     assert aligned > 0.5  # the shared momentum has the sign of the mean gradient, until clients' own are added

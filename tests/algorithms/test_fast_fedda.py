@@ -14,7 +14,7 @@ from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw.studies.quadratics import SETS, P, Quadratics
 
-from .test_baselines import DTYPES, WEIGHTS, residual, typed
+from .test_baselines import DTYPES, WEIGHTS, digits_and_their_optimum, residual, typed, weighted
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -23,8 +23,7 @@ from .test_baselines import DTYPES, WEIGHTS, residual, typed
 @pytest.mark.parametrize("everyone", [True, False])
 def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weights: str, dtype: torch.dtype) -> None:
     """The paper's two sums, of gradients and of points; absentees' sums are those of the server."""
-    plain = Quadratics.on("l2")
-    q, lr, strong, rounds = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS[weights]), 0.04, 0.3, 12
+    q, lr, strong, rounds = weighted(weights, SETS["l2"]), 0.04, 0.3, 12
     A, c, w, start = q.A.to(dtype), q.c.to(dtype), q.w.to(dtype), q.start.to(dtype)
     mu = strong / lr
 
@@ -47,16 +46,16 @@ def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weig
             sums.append(torch.stack([own_g, own_points]))
         g, points = torch.stack(sums).mean(0)
     algorithm = fedfw.FastFedDA(q.constraint, lr=lr, strong=strong)
-    run = fedfw.simulate(typed(q, dtype), algorithm, rounds=rounds, local_steps=K, participation=attendance)
+    options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
+    run = fedfw.simulate(typed(q, dtype), algorithm, **options)
     expected = point(g, points, rounds * K)
     assert torch.allclose(run.x, expected, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_strong_convexity_it_is_fedda(dtype: torch.dtype) -> None:
-    plain = Quadratics.on("l1")
-    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
-    options: dict[str, Any] = {"rounds": 15, "local_steps": 3, "participation": 0.5, "seed": 2}
+    q = weighted("unequal", SETS["l1"])
+    options: dict[str, Any] = {"rounds": 15, "eval_every": 15, "local_steps": 3, "participation": 0.5, "seed": 2}
     fast, plain_steps = (
         fedfw.simulate(typed(q, dtype), algorithm, **options).x
         for algorithm in (fedfw.FastFedDA(q.constraint, lr=0.03, strong=0.0), fedfw.FedDA(q.constraint, lr=0.03))
@@ -69,7 +68,7 @@ def test_the_minimiser_is_a_fixed_point(name: str) -> None:
     q, strong = Quadratics.on(name), 0.2
     algorithm = fedfw.FastFedDA(q.constraint, lr=0.05, strong=strong)
     u = q.optimum - 2 / (strong / 0.05) * q.gradients(q.optimum).sum(0)
-    simulation = Simulation(q.problem, algorithm, Options(rounds=5))
+    simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5))
     simulation.coordinator.server = Server(q.optimum, {"u": u})
     simulation.coordinator.memory = EveryRow({"x": torch.zeros(q.n, 0, dtype=torch.float64)})
     run = simulation.run()
@@ -80,8 +79,7 @@ def test_the_minimiser_is_a_fixed_point(name: str) -> None:
 @pytest.mark.parametrize("strong", [0.01, 0.1])
 @pytest.mark.parametrize("name", SETS)
 def test_converges_to_the_independent_optimum(name: str, strong: float) -> None:
-    plain = Quadratics.on(name)
-    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS["unequal"])
+    q = weighted("unequal", SETS[name])
     run = fedfw.simulate(q.problem, fedfw.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300)
     assert residual(q, run.x) < 1e-5
     assert q.constraint.contains(run.x)
@@ -115,8 +113,7 @@ def test_a_round_that_nobody_joins_moves_nothing() -> None:
 
 
 def test_on_the_digits_it_comes_near_the_optimum() -> None:
-    problem, D = fedfw.load_problem("digits", clients=10, partition="labels:3"), fedfw.L2Ball(10.0)
-    optimum = fedfw.solve(problem, D, tol=1e-3)
+    problem, D, optimum = digits_and_their_optimum()
     loss = fedfw.simulate(problem, fedfw.FastFedDA(D), rounds=100, eval_every=100).history[-1].loss
     assert loss is not None
     assert loss - optimum.value < 0.002 * (problem.value(problem.start) - optimum.value)

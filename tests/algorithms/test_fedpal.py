@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw.studies.quadratics import SETS, P, Quadratics
 
-from .test_baselines import DTYPES, WEIGHTS, residual, typed
+from .test_baselines import DTYPES, WEIGHTS, digits_and_their_optimum, residual, typed, weighted
 
 
 def minimised(value: Any, start: torch.Tensor) -> torch.Tensor:
@@ -33,24 +34,23 @@ def minimised(value: Any, start: torch.Tensor) -> torch.Tensor:
     return x.detach()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("K", [1, 3])
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("everyone", [True, False])
-def test_the_steps_are_those_that_are_written_out_here(
-    everyone: bool, every: int, K: int, weights: str, dtype: torch.dtype
-) -> None:
-    """The server's problem is solved by an optimizer here, and by one projection there."""
-    plain = Quadratics.on("l2")
-    q, lr, eta, beta, rounds = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS[weights]), 0.05, 0.3, 4.0, 7
+LR, ETA, BETA, ROUNDS = 0.05, 0.3, 4.0, 7
+
+
+def attending(t: int, everyone: bool, n: int) -> list[int]:
+    return list(range(n)) if everyone else [t % n, (3 * t + 1) % n, (t + 5) % n]
+
+
+def nearest(x: torch.Tensor) -> torch.Tensor:
+    """In the ball of radius 1."""
+    return x / x.norm().clamp(min=1.0)
+
+
+@cache
+def written_out(everyone: bool, every: int, K: int, weights: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The server's model and its multiplier after all rounds, (p,) each, in float64."""
+    q, lr, eta, beta = weighted(weights, SETS["l2"]), LR, ETA, BETA
     A, c, w, n = q.A, q.c, q.w, q.n
-
-    def attendance(t: int) -> list[int]:
-        return list(range(n)) if everyone else [t % n, (3 * t + 1) % n, (t + 5) % n]
-
-    def nearest(x: torch.Tensor) -> torch.Tensor:
-        return x / x.norm().clamp(min=1.0)
 
     def far(x: torch.Tensor) -> torch.Tensor:
         """The square of the distance from the ball of radius 1."""
@@ -60,8 +60,8 @@ def test_the_steps_are_those_that_are_written_out_here(
     y = torch.zeros(P, dtype=torch.float64)
     x, z = q.start.repeat(n, 1), torch.zeros(n, P, dtype=torch.float64)
     share = 1 / ((n + 1) * beta)
-    for t in range(1, rounds + 1):
-        for i in set(attendance(t)):
+    for t in range(1, ROUNDS + 1):
+        for i in set(attending(t, everyone, n)):
             for _ in range(K):  # the linearised loss, with all else exact
                 slope = n * w[i] * A[i] @ (x[i] - c[i])
                 pulls = slope + n * share * (x[i] - centre) + z[i] + (x[i] - model) / eta
@@ -78,8 +78,23 @@ def test_the_steps_are_those_that_are_written_out_here(
         )
         if t % every == 0:
             y, centre = y + beta * (model - nearest(model + y / beta)), model
-    algorithm = fedfw.FedPAL(q.constraint, lr=lr, eta=eta, beta=beta, multiplier_every=every)
-    options: dict[str, Any] = {"rounds": rounds, "local_steps": K, "participation": attendance}
+    return model, y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("everyone", [True, False])
+def test_the_steps_are_those_that_are_written_out_here(
+    everyone: bool, every: int, K: int, weights: str, dtype: torch.dtype
+) -> None:
+    """The server's problem is solved by an optimizer here, and by one projection there."""
+    q = weighted(weights, SETS["l2"])
+    model, y = written_out(everyone, every, K, weights)
+    algorithm = fedfw.FedPAL(q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every)
+    options: dict[str, Any] = {"rounds": ROUNDS, "eval_every": ROUNDS, "local_steps": K}
+    options["participation"] = lambda t: attending(t, everyone, q.n)
     seen: list[Server] = []
     run = fedfw.simulate(typed(q, dtype), algorithm, callbacks=lambda s: seen.append(s.server), **options)
     rough = 1e-7 if dtype == torch.float64 else 1e-4
@@ -97,7 +112,7 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int, every: int)
     algorithm = fedfw.FedPAL(q.constraint, eta=eta, beta=2.0, multiplier_every=every)
     clients = {"x": x.repeat(q.n, 1), "z": -q.n * q.gradients(x)}
     vectors = {"mean": x - eta * slope, "w": x, "centre": x, "y": -slope}
-    simulation = Simulation(q.problem, algorithm, Options(rounds=6, local_steps=local_steps))
+    simulation = Simulation(q.problem, algorithm, Options(rounds=6, eval_every=6, local_steps=local_steps))
     simulation.coordinator.memory, simulation.coordinator.server = EveryRow(clients), Server(x, vectors)
     assert torch.allclose(simulation.run().x, x, atol=1e-7)
     for key, value in clients.items():
@@ -113,8 +128,7 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int, every: int)
 def test_converges_whoever_takes_part_and_with_local_steps(
     name: str, weights: str, participation: float, dtype: torch.dtype
 ) -> None:
-    plain = Quadratics.on(name)
-    q = Quadratics(plain.constraint, plain.A, plain.c, WEIGHTS[weights])
+    q = weighted(weights, SETS[name])
     options: dict[str, Any] = {"rounds": 200, "eval_every": 200, "participation": participation, "local_steps": 2}
     run = fedfw.simulate(typed(q, dtype), fedfw.FedPAL(q.constraint, eta=0.2, beta=5.0), **options)
     assert residual(q, run.x.double()) < (1e-6 if dtype == torch.float64 else 1e-4)
@@ -131,8 +145,7 @@ def test_fewer_multipliers_come_to_the_same_point(name: str) -> None:
 
 
 def test_on_the_digits_it_comes_near_the_optimum() -> None:
-    problem, D = fedfw.load_problem("digits", clients=10, partition="labels:3"), fedfw.L2Ball(10.0)
-    optimum = fedfw.solve(problem, D, tol=1e-3)
+    problem, D, optimum = digits_and_their_optimum()
     loss = fedfw.simulate(problem, fedfw.FedPAL(D), rounds=100, eval_every=100).history[-1].loss
     assert loss is not None
     assert loss - optimum.value < 0.01 * (problem.value(problem.start) - optimum.value)

@@ -16,7 +16,7 @@ from fedfw.algorithms import FedFWSto
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.schedules import Schedule, constant, convex
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, Quadratics
+from fedfw.studies.quadratics import SETS, P, Quadratics
 
 LAM = 0.05
 ATTENDANCE = {
@@ -45,17 +45,18 @@ def algorithms(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_mean_membership_and_duals_in_every_round(name: str, attendance: str, local_steps: int) -> None:
     q = Quadratics.on(name)
+    held: list[tuple[Tensor, Tensor]] = []  # what the clients and the server have after every round
+    duals: list[tuple[Tensor, Tensor]] = []
 
     def watch(simulation: Simulation) -> None:
-        x, xbar = simulation.clients["x"], simulation.server.xbar
-        assert torch.allclose(x.mean(0), xbar, atol=1e-12)
-        assert bool(torch.as_tensor(q.constraint.contains(x, 1e-7, batch=True)).all())
-        assert q.constraint.contains(xbar, 1e-7)
-        if "y" in simulation.clients:
-            ybar = simulation.server.vectors["ybar"]
-            assert torch.allclose(simulation.clients["y"].mean(0), ybar, atol=1e-12)
+        clients, server = simulation.clients, simulation.server
+        held.append((clients["x"].clone(), server.xbar.clone()))
+        if "y" in clients:
+            duals.append((clients["y"].clone(), server.vectors["ybar"].clone()))
 
     for algorithm in algorithms(q.constraint):
+        held.clear()
+        duals.clear()
         run = fedfw.simulate(
             q.problem,
             algorithm,
@@ -66,6 +67,15 @@ def test_mean_membership_and_duals_in_every_round(name: str, attendance: str, lo
             callbacks=[watch],
         )
         assert run.history[-1].distance == 0.0
+        x, xbar = (torch.stack(each) for each in zip(*held, strict=True))
+        assert x.shape == (24, 8, P)
+        assert torch.allclose(x.mean(1), xbar, atol=1e-12)
+        assert bool(torch.as_tensor(q.constraint.contains(x.flatten(0, 1), 1e-7, batch=True)).all())
+        assert bool(torch.as_tensor(q.constraint.contains(xbar, 1e-7, batch=True)).all())
+        assert len(duals) == (24 if hasattr(algorithm, "anchor_every") or algorithm.name == "fedfw+" else 0)
+        if duals:
+            y, ybar = (torch.stack(each) for each in zip(*duals, strict=True))
+            assert torch.allclose(y.mean(1), ybar, atol=1e-12)
 
 
 def frank_wolfe_path(q: Quadratics, rounds: int) -> torch.Tensor:
@@ -82,7 +92,8 @@ def test_one_client_is_frank_wolfe(name: str) -> None:
     q = Quadratics.on(name, n=1)
     expected = frank_wolfe_path(q, 30)
     for algorithm in (fedfw.FedFW(q.constraint, penalty=1.0), fedfw.FedFWPlus(q.constraint, penalty=1.0)):
-        assert torch.allclose(fedfw.simulate(q.problem, algorithm, rounds=30).x, expected, atol=1e-10)
+        run = fedfw.simulate(q.problem, algorithm, rounds=30, eval_every=30)
+        assert torch.allclose(run.x, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -90,18 +101,20 @@ def test_identical_clients_stay_together_on_the_path_of_frank_wolfe(name: str) -
     one = Quadratics.on(name, n=1)
     same = Quadratics(one.constraint, one.A.repeat(5, 1, 1), one.c.repeat(5, 1))
 
+    expected = frank_wolfe_path(same, 30)
+
     def watch(simulation: Simulation) -> None:
         assert torch.allclose(simulation.clients["x"], simulation.server.xbar.expand(5, -1), atol=1e-12)
 
     for algorithm in (fedfw.FedFW(same.constraint, penalty=1.0), fedfw.FedFWPlus(same.constraint, penalty=1.0)):
-        run = fedfw.simulate(same.problem, algorithm, rounds=30, callbacks=[watch])
-        assert torch.allclose(run.x, frank_wolfe_path(same, 30), atol=1e-9)
+        run = fedfw.simulate(same.problem, algorithm, rounds=30, eval_every=30, callbacks=[watch])
+        assert torch.allclose(run.x, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_central_frank_wolfe(name: str) -> None:
     q = Quadratics.on(name)
-    run = fedfw.simulate(q.problem, fedfw.FrankWolfe(q.constraint), rounds=30)
+    run = fedfw.simulate(q.problem, fedfw.FrankWolfe(q.constraint), rounds=30, eval_every=30)
     assert torch.allclose(run.x, frank_wolfe_path(q, 30), atol=1e-9)
 
 
@@ -110,7 +123,8 @@ def test_sto_with_full_batches_and_rho_one_is_fedfw() -> None:
     rates = convex(0.6)
     sto = FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth))
     plain = fedfw.FedFW(q.constraint, penalty=LAM)
-    one, other = (fedfw.simulate(q.problem, a, rounds=50, participation=0.6).x for a in (sto, plain))
+    options: dict[str, Any] = {"rounds": 50, "eval_every": 50, "participation": 0.6}
+    one, other = (fedfw.simulate(q.problem, a, **options).x for a in (sto, plain))
     assert torch.equal(one, other)
 
 
@@ -119,7 +133,8 @@ def test_momentum_is_the_sto_estimator_with_constant_rho() -> None:
     rates = convex(0.6)
     sto = FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth, lambda t: 0.1))
     momentum = fedfw.FedFW(q.constraint, penalty=LAM, momentum=0.9)
-    one, other = (fedfw.simulate(q.problem, a, rounds=50, participation=0.6).x for a in (sto, momentum))
+    options: dict[str, Any] = {"rounds": 50, "eval_every": 50, "participation": 0.6}
+    one, other = (fedfw.simulate(q.problem, a, **options).x for a in (sto, momentum))
     assert torch.allclose(one, other, atol=1e-12)
 
 
@@ -131,7 +146,8 @@ def test_a_late_clients_first_average_is_its_first_gradient() -> None:
         held[simulation.t] = simulation.clients["d"].clone()
 
     late = fedfw.FedFWSto(q.constraint, penalty=LAM)
-    fedfw.simulate(q.problem, late, rounds=30, participation=lambda t: [0] if t < 30 else [0, 1], callbacks=[watch])
+    options: dict[str, Any] = {"rounds": 30, "eval_every": 30, "callbacks": watch}
+    fedfw.simulate(q.problem, late, participation=lambda t: [0] if t < 30 else [0, 1], **options)
     assert torch.allclose(held[30][1], q.gradients(q.start)[1])
 
 
@@ -141,14 +157,19 @@ def test_renaming_clients_changes_nothing(name: str) -> None:
     order = torch.tensor([3, 1, 7, 0, 5, 2, 6, 4])
     renamed = quadratic_problem(q.A[order], q.c[order], q.start)
     for algorithm in algorithms(q.constraint):
-        one, other = (fedfw.simulate(problem, algorithm, rounds=25).x for problem in (q.problem, renamed))
+        one, other = (
+            fedfw.simulate(problem, algorithm, rounds=25, eval_every=25).x for problem in (q.problem, renamed)
+        )
         assert torch.allclose(one, other, atol=1e-9)
 
 
 def test_a_seed_fixes_the_run_to_the_bit() -> None:
     q = Quadratics.on("l2")
     for algorithm in algorithms(q.constraint):
-        runs = [fedfw.simulate(q.problem, algorithm, rounds=20, participation=0.5, seed=seed) for seed in (7, 7, 8)]
+        runs = [
+            fedfw.simulate(q.problem, algorithm, rounds=20, participation=0.5, seed=seed, eval_every=every)
+            for seed, every in ((7, 1), (7, 1), (8, 20))
+        ]
         assert torch.equal(runs[0].x, runs[1].x)
         assert not torch.equal(runs[0].x, runs[2].x)
         columns = [run.history.to_dict() for run in runs[:2]]
@@ -194,17 +215,13 @@ def test_a_gradient_that_is_not_finite_names_client_and_round() -> None:
 class TestCounterexample:
     """f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1]: F is least at 1."""
 
-    problem = fedfw.Problem.from_losses(
-        [lambda x: (x - 3).square().sum(), lambda x: (x + 1).square().sum()],
-        torch.zeros(1, dtype=torch.float64),
-        convex=True,
-    )
+    problem = fedfw.testing.two_quadratics()
     D = fedfw.Box(-1.0, 1.0)
 
     @pytest.mark.parametrize("local_steps", [1, 5])
     def test_local_steps_and_averaging_stay_at_zero(self, local_steps: int) -> None:
         naive = fedfw.NaiveFW(self.D, schedule="constant:0.3")
-        run = fedfw.simulate(self.problem, naive, rounds=100, local_steps=local_steps)
+        run = fedfw.simulate(self.problem, naive, rounds=100, eval_every=100, local_steps=local_steps)
         assert abs(float(run.x)) < 1e-12
         assert run.history[-1].gap > 1
 
@@ -226,7 +243,7 @@ class TestCounterexample:
         assert abs(1 - float(run.x)) < 0.001
 
     def test_anchors_reach_it_at_once(self) -> None:
-        run = fedfw.simulate(self.problem, fedfw.FedFWAnchored(self.D, anchor_every=5), rounds=20)
+        run = fedfw.simulate(self.problem, fedfw.FedFWAnchored(self.D, anchor_every=5), rounds=20, eval_every=20)
         assert float(run.x) == pytest.approx(1.0)
 
 

@@ -75,7 +75,7 @@ def test_steps_are_short_enough_and_the_bound_holds(name: str, options: dict[str
     algorithm, problem = PACED[name], digits()
     if name == "Frank-Wolfe" and options:
         return
-    run = fedfw.simulate(problem, algorithm, rounds=40, **options)
+    run = fedfw.simulate(problem, algorithm, rounds=40, eval_every=5, **options)
     p, K = options.get("participation", 1.0), options.get("local_steps", 1)
     for record in run.history:
         longest = 2 / (p * (record.round - 1) * K + 2)
@@ -101,7 +101,7 @@ def test_much_better_than_the_theory_on_a_badly_conditioned_problem() -> None:
     ends = {}
     for schedule in ("convex", "curvature"):
         for algorithm in (fedfw.FedFWPlus(BALL, schedule=schedule), fedfw.FrankWolfe(BALL, schedule=schedule)):
-            run = fedfw.simulate(problem, algorithm, rounds=100)
+            run = fedfw.simulate(problem, algorithm, rounds=100, eval_every=100)
             ends[algorithm.name, schedule] = run.history[-1].loss or 0.0
     least = float(((centres - centres.mean(0)) ** 2 * scales).sum(1).mean() / 2)
     for name in ("fedfw+", "frank-wolfe"):
@@ -113,9 +113,9 @@ def test_much_better_than_the_theory_on_a_badly_conditioned_problem() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_run_goes_on_to_the_same_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     problem, algorithm = fedfw.testing.quadratics(5, 8, condition=100.0, dtype=dtype), PACED[name]
-    whole = fedfw.simulate(problem, algorithm, rounds=24)
-    fedfw.simulate(problem, algorithm, rounds=13, out=tmp_path / "run")
-    resumed = fedfw.simulate(problem, algorithm, rounds=24, out=tmp_path / "run", resume=True)
+    whole = fedfw.simulate(problem, algorithm, rounds=24, eval_every=4)
+    fedfw.simulate(problem, algorithm, rounds=13, eval_every=4, out=tmp_path / "run")
+    resumed = fedfw.simulate(problem, algorithm, rounds=24, eval_every=4, out=tmp_path / "run", resume=True)
     assert torch.equal(whole.x, resumed.x)
     assert [record.eta for record in whole.history] == [record.eta for record in resumed.history]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedfw
+from fedfw.presets import ProblemOptions, make_problem
 from tests.data.files import DATA, needs
 
 pytestmark = needs("libsvm/a9a.gz", "libsvm/a9a.t.gz")
@@ -17,7 +18,9 @@ pytestmark = needs("libsvm/a9a.gz", "libsvm/a9a.t.gz")
 def test_the_certificate_closes_on_the_answer_of_scikit_learn() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    problem = fedfw.load_problem("a9a", "logistic", clients=10, partition="iid", weights="samples", data_dir=DATA)
+    data = fedfw.data.load_data("a9a", DATA)
+    options = ProblemOptions("a9a", "logistic", clients=10, partition="iid", weights="samples")
+    problem = make_problem(data, options)
     D = fedfw.L1Ball(2.0)
     run = fedfw.simulate(problem, fedfw.FedFWPlus(D, penalty="theory:0.01"), rounds=1000, tol=1e-3, eval_every=10)
     assert run.stopped == "within tol=0.001 of the optimum"
@@ -27,7 +30,7 @@ def test_the_certificate_closes_on_the_answer_of_scikit_learn() -> None:
 
     # The same optimum with a penalty instead of a radius: its weight is the largest slope at the constrained optimum.
     _, gradient = problem.value_and_gradient(fedfw.solve(problem, D, tol=1e-4).x)
-    inputs, labels = fedfw.data.load_data("a9a", DATA).train.take()
+    inputs, labels = data.train.take()
     features = np.hstack([inputs.numpy(), np.ones((len(inputs), 1))])  # the bias is in the ball too
     C = 1 / (len(features) * float(gradient.abs().max()))
     with warnings.catch_warnings():
