@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms import FedLMO
-from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems import Problem
 from fedfw.problems.quadratics import random_quadratics
 from fedfw.sets import NuclearBall
@@ -133,7 +132,8 @@ def remainders(q: Quadratics, path: Path) -> tuple[Tensor, Tensor]:
     visited = torch.full((q.n,), torch.nan, dtype=torch.float64)  # the sum of the steps before the client's last visit
     moved, E = 0.0, None
     steps, rests = [], []
-    for t, (x, eta, who) in enumerate(zip(path.points, path.etas, path.present, strict=False), start=1):
+    slopes = torch.einsum("nij,tnj->tni", q.A, path.points[:, None] - q.c)  # of the f_i at all points
+    for t, (gradients, eta, who) in enumerate(zip(slopes, path.etas, path.present, strict=False), start=1):
         if not who:
             steps.append(0.0)
             rests.append(0.0)
@@ -141,7 +141,6 @@ def remainders(q: Quadratics, path: Path) -> tuple[Tensor, Tensor]:
         seen = ~visited.isnan()
         A = torch.where(seen, moved - visited, 0.0)
         shares = torch.where(seen, q.w, 0.0) / q.w[seen].sum().clamp(min=1e-300)
-        gradients = q.gradients(x) / q.w[:, None]
         off = gradients - q.w @ gradients
         off[seen] = shares @ gradients - q.w @ gradients
         errors = L * d * (eta + A + seen * (shares @ A)) + off.norm(dim=1)
@@ -161,9 +160,12 @@ def remainders(q: Quadratics, path: Path) -> tuple[Tensor, Tensor]:
 def round_bound(q: Quadratics, path: Path) -> tuple[Tensor, Tensor]:
     """F(xbar_{t+1}) - F* for t = 1, ..., T, and the theorem's bound on it, (T,) each."""
     a, R = remainders(q, path)
-    values = torch.tensor([q.value(x) for x in path.points], dtype=torch.float64)
-    gaps = [frank_wolfe_gap(q.constraint, x, q.gradients(x).sum(0)) for x in path.points[:-1]]
-    return values[1:] - q.least, values[:-1] - a * torch.tensor(gaps, dtype=torch.float64) + R - q.least
+    points, away = path.points[:-1], path.points[:, None] - q.c
+    values = (q.w * torch.einsum("tni,nij,tnj->tn", away, q.A, away)).sum(1) / 2
+    gradients = torch.einsum("n,nij,tnj->ti", q.w, q.A, away[:-1])
+    atoms = q.constraint.lmo(gradients, batch=True)
+    gaps = (gradients * points).sum(1) - (atoms.dot(gradients) if atoms.bound is None else atoms.bound)
+    return values[1:] - q.least, values[:-1] - a * gaps + R - q.least
 
 
 def rate_bound(q: Quadratics, h_2: float, t: Tensor) -> Tensor:
