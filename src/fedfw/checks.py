@@ -32,6 +32,11 @@ _HANDFUL = 64
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
 
 
+def looks() -> bool:
+    """Whether numbers are looked at where they stand, and not noted for later."""
+    return _noted.get() is None
+
+
 def holds(condition: Tensor) -> bool:
     """Whether all entries of ``condition`` are true; where checks are postponed it is noted and taken to be so."""
     noted = _noted.get()

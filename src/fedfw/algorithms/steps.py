@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
-from fedfw.checks import all_finite
+from fedfw.checks import all_finite, looks
 from fedfw.errors import NonFiniteError
 from fedfw.linalg.masks import Mask, beyond_float32, other_bits
 from fedfw.linalg.sums import square
@@ -146,7 +146,7 @@ def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) 
 
 def _are_finite(x: Tensor) -> bool:
     """`all_finite`, which on a processor is one short call where no square overflows."""
-    return (x.is_cpu and isfinite(square(x))) or all_finite(x)
+    return (x.is_cpu and looks() and isfinite(square(x))) or all_finite(x)
 
 
 def _parts(sent: Atom) -> Sequence[Atom]:

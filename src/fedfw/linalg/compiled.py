@@ -28,6 +28,8 @@ def may_be_handed_over(*tensors: Tensor) -> bool:
     if compiled is None or _transforms() or _modes() or forward_ad._current_level >= 0 or _recording() is not None:
         return False
     for one in tensors:  # numbers in the host's memory, one behind the other, and nothing else
-        if type(one) is not Tensor or not one.is_cpu or not one.is_contiguous() or one.requires_grad or one.is_neg():
+        if type(one) is not Tensor or not one.is_cpu or not one.is_contiguous():
+            return False
+        if one.requires_grad or one.is_neg() or one._is_zerotensor():
             return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, prod
 from typing import ClassVar, overload
 
@@ -17,7 +17,6 @@ from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.stacks import check_finite
 from fedfw.notebook import html_card
-from fedfw.values import value_class
 
 Shape = tuple[int, ...]
 """The shape of one parameter."""
@@ -26,7 +25,7 @@ Shapes = Mapping[str, Shape]
 """Shapes of a model's parameters by name, in ``named_parameters()`` order."""
 
 
-@value_class
+@dataclass(frozen=True)
 class Request:
     """Options that a caller of an oracle may give in addition to the direction.
 

@@ -203,6 +203,8 @@ def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reas
         ("--root-certificates", "--insecure --other", "flower-supernode is started with --insecure"),
         ("--auth-supernode-private-key", "--other", "flower-supernode is started without --auth-supernode-private-key"),
         ("--superlink", "--host 0.0.0.0 --superlink", "flower-supernode listens on 0.0.0.0"),
+        ("--isolation process", "", "flower-supernode is started without --isolation process"),
+        ("--superexec-auth-secret-file", "--o", "flower-supernode is started without --superexec-auth-secret-file"),
     ],
 )
 def test_a_supernode_that_is_started_open(node: Path, old: str, new: str, reason: str) -> None:

@@ -61,38 +61,65 @@ def test_other_tasks_are_started_as_flower_does_it(other: ExecutionSpec, monkeyp
     assert len(started) == 1
 
 
-def test_a_template_that_is_gone_is_a_failed_launch() -> None:
+def test_without_a_template_the_executor_ends_so_that_its_supervisor_starts_it_again() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
-    with ours:
-        result = ForkingExecutor(ours).launch(spec())
+    with ours, pytest.raises(SystemExit, match="the process that others are forked from is gone") as end:
+        ForkingExecutor(ours).launch(spec())
+    assert TOKEN not in str(end.value)
+
+
+def test_a_request_that_the_template_would_not_read_whole_is_refused() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        result = ForkingExecutor(ours).launch(spec(token=70_000 * "t"))
     assert result.status is LaunchResultStatus.FAILED
-    assert "is gone" in str(result.message)
-    assert TOKEN not in str(result.message)
+    assert "bytes, expected at most 65536" in str(result.message)
 
 
 TEMPLATE = """
-import json, os, socket, sys
+import atexit, ctypes, json, os, re, socket, sys
+import numpy as np, torch
 from fedfw.deployment.flower import executor
 
 def run_clientapp(**asked):
+    preloaded = "sklearn.datasets" in sys.modules
+    drawn = [torch.rand(1).item(), np.random.rand()]
     shown = asked["token"] in open("/proc/self/cmdline").read()
-    kept = {"torch": "torch" in sys.modules, "threads": len(os.listdir("/proc/self/task")), "shown": shown, **asked}
+    kept = {"preloaded": preloaded, "threads": len(os.listdir("/proc/self/task")), "shown": shown, "drawn": drawn}
+    kept |= asked | {"others": strangers(asked["token"]), "private": prctl(3, 0, 0, 0, 0) == 0}
+    atexit.register(open(f"{sys.argv[1]}/{asked['token']}.end", "w").close)
     with open(f"{sys.argv[1]}/{asked['token']}.part", "w") as file:
         json.dump(kept, file)
     os.rename(file.name, file.name.removesuffix(".part"))
     raise SystemExit(3 if asked["token"] == "bad" else 0)
 
+def strangers(own):  # tokens of others that are in this process's memory
+    found = set()
+    if os.getuid():
+        return []  # a process that nobody may look into cannot look into itself, but for root's
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            begin, end = (int(one, 16) for one in line.split()[0].split("-"))
+            if line.split()[1].startswith("rw") and end - begin < 2**28:
+                try:
+                    memory.seek(begin)
+                    found |= {one.decode() for one in re.findall(rb'"token": "([a-z]+)"', memory.read(end - begin))}
+                except OSError:
+                    pass
+    return sorted(found - {own})
+
+prctl = ctypes.CDLL(None).prctl
 executor.run_clientapp = run_clientapp
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 template = os.fork()
 if template == 0:
     ours.close()
-    executor._be_template(theirs)
+    executor._ending(executor._be_template, theirs)
 theirs.close()
 forking = executor.ForkingExecutor(ours)
 from tests.deployment.flower.test_executor import spec
-for token in ("bad", "first", "second"):
+for token in ("bad", "first", "second", "last"):
     assert forking.launch(spec(token=token)).status == "accepted"
 forking.close()
 ended, status = os.waitpid(template, 0)
@@ -104,14 +131,24 @@ def test_every_task_has_a_process_that_is_forked_from_the_template(tmp_path: Pat
     done = start_python(["-c", TEMPLATE, tmp_path]).wait()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "0\n"  # it ended because nobody was left to ask, and not by the client that failed
-    for token in ("bad", "first", "second"):
-        kept = json.loads(wait_for(tmp_path / token))
-        assert kept["token"] == token
-        assert kept["torch"]
-        assert kept["threads"] == 1
-        assert not kept["shown"]
-        assert kept["insecure"] is True
-        assert kept["certificates"] is None
+    tokens = ("bad", "first", "second", "last")
+    kept = [json.loads(wait_for(tmp_path / token)) for token in tokens]
+    assert [one["token"] for one in kept] == list(tokens)
+    assert all(one["preloaded"] and one["threads"] == 1 for one in kept)
+    assert not any(one["shown"] for one in kept)
+    assert [one["others"] for one in kept] == 4 * [[]]  # nobody holds what was said to somebody else
+    assert all(one["private"] for one in kept)  # nor can look into another process
+    assert len({tuple(one["drawn"]) for one in kept}) == 4  # everybody draws numbers of his own
+    assert all(one["insecure"] is True and one["certificates"] is None for one in kept)
+    for token in tokens:
+        wait_for(tmp_path / f"{token}.end")  # and ends as a process of Python does
+
+
+def test_what_goes_wrong_in_a_fork_is_said(tmp_path: Path) -> None:
+    code = "from fedfw.deployment.flower import executor; executor._ending(executor._be_client, 1, insecure=None)"
+    done = start_python(["-c", code]).wait()
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
 
 
 def wait_for(path: Path) -> str:

@@ -1,28 +1,34 @@
 """Flower's executor with processes that need not begin by importing torch.
 
 Flower runs an app in a process of its own for every message, which is three to four seconds of imports. Here those
-processes are forked from one that has done them: the *template*, which itself runs no app, starts no thread and knows
-no secret. A forked process does what ``flwr-clientapp`` does, and ends with its message. It is told its token by a
-socket, where Flower's own executor writes it into the arguments of a process, which everybody on the machine can read.
+processes are forked from one that has done them: the *template*, which itself runs no app and keeps no secret. A forked
+process does what ``flwr-clientapp`` does, and ends with its message. It is told its token by a socket, where Flower's
+own executor writes it into the arguments of a process, which everybody on the machine can read.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
+import torch
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor, factory
 from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supercore.utils import disable_process_dumping
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 _PRELOADED = ("fedfw.deployment.flower.apps", "fedfw.presets", "sklearn.datasets", "torch.func")
@@ -47,10 +53,13 @@ class ForkingExecutor(SubprocessExecutor):
         """Start the process for a message."""
         if spec.task_type is not TaskType.CLIENT_APP or spec.runtime_dependency_install:
             return super().launch(spec)
+        request = json.dumps({name: getattr(spec, name) for name in _ASKED}).encode()
+        if len(request) > _LONGEST:
+            return LaunchResult.failed(f"a request of {len(request)} bytes, expected at most {_LONGEST}")
         try:
-            self.template.send(json.dumps({name: getattr(spec, name) for name in _ASKED}).encode())
-        except OSError as error:
-            return LaunchResult.failed(f"the process that others are forked from is gone: {error}")
+            self.template.send(request)
+        except OSError as error:  # whoever supervises this process starts it again, with another template
+            raise SystemExit(f"the process that others are forked from is gone: {error}") from None
         return LaunchResult.accepted()
 
     def close(self) -> None:
@@ -63,7 +72,7 @@ def run_executor(arguments: Sequence[str]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:  # before Flower starts threads, which a fork would not have
         ours.close()
-        _be_template(theirs)
+        _ending(_be_template, theirs)
     theirs.close()
     vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(ours)  # Flower has no option for other kinds
     sys.argv = ["flower-superexec", *arguments]
@@ -72,40 +81,51 @@ def run_executor(arguments: Sequence[str]) -> None:
 
 def _be_template(requests: socket.socket) -> None:
     """Import what clients need, then fork for every request; ends when nobody is left to ask."""
-    status = 1
-    try:
-        for name in _PRELOADED:
-            import_module(name)
-
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
-        while request := requests.recv(_LONGEST):
-            if os.fork() == 0:
-                requests.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _be_client(**json.loads(request))
-        status = 0
-    except KeyboardInterrupt:
-        status = 0
-    finally:
-        _end(status)
+    disable_process_dumping(strict=False)  # no app may look into this process, or into another app's
+    for name in _PRELOADED:
+        import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
+    request = bytearray(_LONGEST)
+    while length := requests.recv_into(request):
+        try:
+            forked = os.fork()
+        except OSError as error:  # too many processes, or too little memory: the next may fit again
+            print(f"a client's process could not be started: {error}", file=sys.stderr, flush=True)
+            forked = -1
+        if forked == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asked = json.loads(request[:length])
+            request[:] = bytes(_LONGEST)
+            _ending(_be_client, **asked)
+        request[:length] = bytes(length)  # a token is for its own process: the next one begins as a copy of this
 
 
 def _be_client(root_certificates_path: str | None, **asked: Any) -> None:
     """Be ``flwr-clientapp``."""
+    torch.seed()  # a copied generator would give every message the same numbers
+    np.random.seed()
+    certificates = validate_and_resolve_root_certificates(root_certificates_path, asked["insecure"])
+    run_clientapp(certificates=certificates, runtime_dependency_install=False, **asked)
+
+
+def _ending(function: Callable[..., None], *arguments: Any, **options: Any) -> NoReturn:
+    """Call a function and end this process, which is a fork, as Python ends: what is its parent's stays undone."""
     status: Any = 1
     try:
-        certificates = validate_and_resolve_root_certificates(root_certificates_path, asked["insecure"])
-        run_clientapp(certificates=certificates, runtime_dependency_install=False, **asked)
+        function(*arguments, **options)
         status = 0
-    except SystemExit as end:  # by which Flower ends it
+    except SystemExit as end:  # by which Flower ends a client
         status = end.code
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as `multiprocessing` does it
+        atexit._run_exitfuncs()
+        gc.collect()  # which closes files
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
     finally:
-        _end(status if isinstance(status, int) else int(status is not None))
-
-
-def _end(status: int) -> None:
-    """End a forked process: what its parent would do at its end is not for it."""
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+        os._exit(status if isinstance(status, int) else int(status is not None))

@@ -199,9 +199,14 @@ class LocalFederation:
             *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
             *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
         )
-        node = str(self._processes[name].pid)
-        where = ("--runtime-api-address", f"{HOST}:{port}", "--parent-pid", node)
-        self._executors[name] = self._open(name, *_FEDFW, "executor", *where, *secret, group=int(node))
+        node, before = self._processes[name].pid, self._executors.pop(name, None)
+        if before is not None:  # of a node that ended by itself: it ends with it
+            before.wait()
+        where = ("--runtime-api-address", f"{HOST}:{port}", "--parent-pid", str(node))
+        try:
+            self._executors[name] = self._open(name, *_FEDFW, "executor", *where, *secret, group=node)
+        except PermissionError:
+            raise FederationError(f"the node {name} ended at once:\n{self.log(name)}") from None
         return name
 
     def start(self, name: str, *command: str) -> None:
@@ -213,7 +218,13 @@ class LocalFederation:
         """A process that writes to the log of this name."""
         with open(self.folder / f"{name}.log", "ab") as log:
             return subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._environment, cwd=self.folder, process_group=group
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                cwd=self.folder,
+                process_group=group,
             )
 
     def kill(self, name: str) -> None:
@@ -221,8 +232,9 @@ class LocalFederation:
         self._end(name, signal.SIGKILL)
 
     def running(self, name: str) -> bool:
-        """Whether a process has not ended."""
-        return self._processes[name].poll() is None
+        """Whether a process, and the executor of a node, has not ended."""
+        process = self._processes[name]
+        return all(one.poll() is None for one in (process, self._executors.get(name, process)))
 
     def stop(self) -> None:
         """End everything that was started, the server's side last; not to be interrupted."""

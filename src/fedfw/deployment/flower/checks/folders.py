@@ -25,6 +25,8 @@ from fedfw.deployment.ledger import LedgerError, spent
 TRUSTED = "trusted-entities.yaml"
 """The file of signing keys that a node's owner trusts, if its start command names no other."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_SECRET: dict[str, str | None] = {"--isolation": "process", "--superexec-auth-secret-file": None}
+"""What a process of Flower is started with whose tasks go to nobody but its executor."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -89,9 +91,9 @@ def _stated(path: Path) -> Finding:
 
 
 def node_command_closed(folder: Path) -> Finding:
-    """The SuperNode is started with TLS, its key and the file of those whom it trusts."""
-    needed = ("--root-certificates", "--auth-supernode-private-key", "--trusted-entities")
-    return _command_closed(folder, "flower-supernode", dict.fromkeys(needed), forbidden="--insecure")
+    """The SuperNode is started with TLS, its key and the file of those whom it trusts, and tasks need a secret."""
+    needed = dict.fromkeys(("--root-certificates", "--auth-supernode-private-key", "--trusted-entities"))
+    return _command_closed(folder, "flower-supernode", needed | _SECRET, forbidden="--insecure")
 
 
 def consent_stated(folder: Path) -> Finding:
@@ -142,8 +144,7 @@ def _node_value(words: list[str], key: str) -> str | None:
 
 def superlink_command_closed(folder: Path) -> Finding:
     """The SuperLink is started so that only this machine reaches it, and that tasks need a secret."""
-    needed = {"--enable-supernode-auth": None, "--isolation": "process", "--superexec-auth-secret-file": None}
-    return _command_closed(folder, "flower-superlink", needed)
+    return _command_closed(folder, "flower-superlink", {"--enable-supernode-auth": None, **_SECRET})
 
 
 def _command_closed(folder: Path, program: str, needed: dict[str, str | None], forbidden: str = "") -> Finding:
