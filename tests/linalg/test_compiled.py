@@ -22,6 +22,7 @@ from fedfw.linalg import compiled
 from fedfw.linalg.entries import add_entries, largest_entries, scaled_signs, stepped_to_entries
 from fedfw.linalg.masks import beyond_float32, on_host, other_bits
 from fedfw.linalg.pull import pulled
+from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.sums import add_rows, square, times
 
 DTYPES = (torch.float32, torch.float64)
@@ -148,6 +149,25 @@ def test_squares_are_exact_and_not_finite_where_an_entry_is_not(p: int, dtype: t
             assert not math.isfinite(square(spoilt))
 
 
+@given(st.integers(1, 4), st.integers(1, 600), st.sampled_from(DTYPES), st.integers(-300, 300), st.integers(0, 10**6))
+def test_unit_rows_are_exact_alone_and_stacked_and_at_any_scale(
+    n: int, p: int, dtype: torch.dtype, scale: int, seed: int
+) -> None:
+    g = drawn((n, p), seed, dtype)
+    g[0] = 0
+    scale = scale if dtype is torch.float64 else scale // 10
+    unit, norms = unit_rows(g * 2.0**scale)
+    assert unit.dtype is norms.dtype is torch.float64
+    exact = torch.tensor([math.sqrt(math.fsum(x * x for x in row)) for row in g.double().tolist()], dtype=torch.float64)
+    assert torch.allclose(norms, exact * 2.0**scale, rtol=1e-15, atol=0)
+    wanted = g.double() / exact.masked_fill(exact == 0, 1.0)[:, None]
+    wanted[0, 0] = 1
+    assert torch.allclose(unit, wanted, rtol=1e-15, atol=0)
+    assert torch.equal(unit, unit_rows(g)[0])
+    for i in range(n):
+        assert torch.equal(unit_rows(g[i : i + 1])[0][0], unit[i])
+
+
 @needs_compiled
 @pytest.mark.parametrize("index", [-1, 5, 2**62])
 def test_entries_that_there_are_not_are_refused(index: int) -> None:
@@ -163,7 +183,7 @@ def test_entries_that_there_are_not_are_refused(index: int) -> None:
 
 @needs_compiled
 @pytest.mark.parametrize(
-    "name", ["select", "pull", "scale", "step", "add", "add_rows", "times", "square", "differ", "beyond"]
+    "name", ["select", "pull", "scale", "step", "add", "add_rows", "times", "square", "unit", "differ", "beyond"]
 )
 def test_other_numbers_of_arguments_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match="0 arguments, expected"):

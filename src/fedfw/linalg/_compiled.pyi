@@ -27,6 +27,9 @@ def times(x: int, count: int, doubles: bool, into: int, factor: float) -> None:
 def square(x: int, count: int, doubles: bool) -> float:
     """`fedfw.linalg.sums.square`."""
 
+def unit(g: int, doubles: bool, n: int, p: int, into: int, norms: int) -> None:
+    """`fedfw.linalg.selection.unit_rows`."""
+
 def differ(x: int, y: int, doubles: bool, count: int, mask: npt.NDArray[np.bool_]) -> None:
     """`fedfw.linalg.masks.other_bits`; raises ValueError for a mask of another length."""
 
