@@ -46,8 +46,9 @@ def least_product(constraint: ConstraintSet, g: Tensor) -> float:
     >>> least_product(fedfw.L1Ball(2.0), torch.tensor([1.0, -3.0]))
     -6.0
     """
-    atom: Atom = constraint.lmo(g)
-    return float(atom.dot(g) if atom.bound is None else atom.bound[0])
+    alone = g.unsqueeze(0)  # a stack of one: to take it out again would cost as much as the oracle
+    atoms: Atom = constraint.lmo(alone, batch=True)
+    return float(atoms.dot(alone) if atoms.bound is None else atoms.bound)
 
 
 def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> float:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from fedfw.checks import all_finite
 from fedfw.errors import NonFiniteError
 from fedfw.notebook import html_card
 from fedfw.problems.base import ClientLosses, Shapes, Test, WeightedGradient, normalised_weights
@@ -336,7 +337,7 @@ class Problem:
         oracle = WeightedGradient(self.losses, weights, who, lambda: None, round_)
         values, gradients = oracle(x.expand(len(who), -1), exact=exact)
         gradient = gradients.sum(0)
-        if not bool(gradient.isfinite().all()):
+        if not all_finite(gradient):
             clients = who[~gradients.isfinite().all(1)].tolist()
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
         value, gradient = self.ranks.sums(values.double().sum(), gradient)
