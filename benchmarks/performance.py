@@ -127,7 +127,7 @@ def plot_scale(table: str) -> None:
 
 def check() -> None:
     """Print how the ratios of a short run stand to the committed ones; never an error: timings are noisy."""
-    now = ratios(bench(("small",), "--frameworks", "none", "--repeats", "3"))
+    now = ratios(bench(("small",), "--frameworks", "none", "--repeats", "3", "--seconds", "3"))
     committed = json.loads(RATIOS.read_text())
     for name, ratio in now.items():
         then = committed[name]

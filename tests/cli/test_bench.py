@@ -36,6 +36,24 @@ def test_all_contenders_compute_the_same_rounds(name: str) -> None:
     assert all(timing.round_ms > 0 and timing.loss is not None for timing in timings.values())
 
 
+def test_short_contenders_take_more_turns_until_the_time_is_over() -> None:
+    turns = {"one": 0, "other": 0}
+
+    def contender(name: str) -> contenders.Contender:
+        def run(rounds: int, mark: contenders.Mark) -> torch.Tensor:
+            turns[name] += 1
+            mark()
+            return torch.zeros(0)
+
+        return run
+
+    sides = {name: contender(name) for name in turns}
+    compare(TINY["softmax"], sides, rounds=1, repeats=2)
+    assert turns == {"one": 3, "other": 3}  # the first looks at losses
+    compare(TINY["softmax"], sides, rounds=1, repeats=2, seconds=0.3)
+    assert turns["one"] == turns["other"] > 6
+
+
 @pytest.mark.parametrize("plus", [False, True])
 @pytest.mark.parametrize("ball", contenders.RADII)
 def test_fedfw_by_hand_is_fedfw(ball: str, plus: bool) -> None:
@@ -56,7 +74,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(bench, "SMALL", TINY["softmax"])
     monkeypatch.delenv("FEDFW_FRAMEWORKS", raising=False)
     out = tmp_path / "bench.json"
-    assert main(["bench", "small", "--rounds", "3", "--repeats", "1", "--out", str(out)]) == 0
+    assert main(["bench", "small", "--rounds", "3", "--repeats", "1", "--seconds", "0", "--out", str(out)]) == 0
     torch.set_num_threads(threads)
     told = capsys.readouterr().out
     assert "not installed" in told

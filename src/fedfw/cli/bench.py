@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch [%(default)s]")
     parser.add_argument("--rounds", type=int, help="rounds of a repeat [as many as take about a second]")
-    parser.add_argument("--repeats", type=int, default=5, help="how often each is timed [%(default)s]")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each is timed, at the least [%(default)s]")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="for how long they take turns, at the least [%(default)g]"
+    )
     parser.add_argument(
         "--frameworks",
         choices=("none", "small", "all"),
@@ -44,6 +47,7 @@ def execute(options: argparse.Namespace) -> int:
         threads=options.threads,
         rounds=options.rounds,
         repeats=options.repeats,
+        seconds=options.seconds,
         frameworks=options.frameworks,
         out=options.out,
         folder=options.frameworks_folder,

@@ -33,6 +33,7 @@ def bench(
     threads: int = 1,
     rounds: int | None = None,
     repeats: int = 5,
+    seconds: float = 10.0,
     frameworks: str = "small",
     out: Path | None = None,
     folder: Path | None = None,
@@ -48,7 +49,9 @@ def bench(
     rounds : int, optional
         Rounds of a repeat; by default about a second's worth.
     repeats : int
-        How often each contender is timed.
+        How often each contender is timed, at the least.
+    seconds : float
+        For how long contenders of one task take turns, at the least.
     frameworks : "none", "small" or "all"
         On which tasks other frameworks run, too.
     out : Path, optional
@@ -73,8 +76,8 @@ def bench(
         task = TASKS[name]
         for algorithm, sides in _matches(task).items():
             count = rounds or _enough(task)
-            print(f"{task.label}: {algorithm}, {count} rounds x {repeats} ...", file=sys.stderr, flush=True)
-            found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats))
+            print(f"{task.label}: {algorithm}, {count} rounds x {repeats} or more ...", file=sys.stderr, flush=True)
+            found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats, seconds))
             if algorithm == FEDAVG and frameworks != "none" and (frameworks == "all" or task is SMALL):
                 found |= _others(task, folder)
             print(f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *_rows(found)])}", flush=True)

@@ -38,13 +38,21 @@ class Timing:
     loss: float | None = None
 
 
-def compare(task: BenchTask, contenders: Mapping[str, Contender], rounds: int, repeats: int) -> dict[str, Timing]:
-    """Times of all, after their losses were found to agree (those that compute a model)."""
+def compare(
+    task: BenchTask, contenders: Mapping[str, Contender], rounds: int, repeats: int, seconds: float = 0.0
+) -> dict[str, Timing]:
+    """Times of all, after their losses were found to agree (those that compute a model).
+
+    They take turns, ``repeats`` times or more, until ``seconds`` are over: a machine that is slower now and then is not
+    slower for one of them alone.
+    """
     problem = task.problem()
     losses = {name: _loss(problem, contender, rounds) for name, contender in contenders.items()}
     refuse_different(task, {name: loss for name, loss in losses.items() if loss is not None})
     kept: dict[str, list[Timing]] = {name: [] for name in contenders}
-    for _ in range(repeats):
+    begin, turns = time.perf_counter(), 0
+    while turns < repeats or time.perf_counter() - begin < seconds:
+        turns += 1
         for name, contender in contenders.items():
             kept[name].append(_timed(contender, rounds))
     return {
