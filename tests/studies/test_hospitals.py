@@ -15,7 +15,6 @@ from fedfw.studies.hospitals import METHODS, RADII, Chosen, _folds, _interval, m
 from fedfw.studies.lab import Site
 from fedfw.studies.protocols import FULL, QUICK
 from tests.data.files import DATA, needs
-from tests.studies.pictures import draw_nothing
 
 
 @pytest.fixture
@@ -68,7 +67,6 @@ def test_the_interval_is_a_point_where_every_draw_says_the_same() -> None:
 def test_the_page_has_every_method_beside_what_was_published(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draw_nothing(monkeypatch)
     monkeypatch.setattr(reproduce, "QUICK", replace(QUICK, long_rounds=5))
     assert main(["reproduce", "hospitals", "--quick", "--data-dir", str(DATA), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

@@ -11,7 +11,6 @@ from fedfw.cli.main import main
 from fedfw.studies import reproduce
 from fedfw.studies.protocols import FULL, QUICK
 from fedfw.studies.steps import METHODS, PROBLEMS, TUNED, Row, cells, tasks
-from tests.studies.pictures import draw_nothing
 
 
 def row(theory: float, best: float, auto: float) -> Row:
@@ -42,7 +41,6 @@ def test_all_that_is_compared() -> None:
 
 
 def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_nothing(monkeypatch)
     monkeypatch.setattr(reproduce, "QUICK", replace(QUICK, rounds=4))
     assert main(["reproduce", "steps", "--quick", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "steps-quick.html").read_text()

@@ -143,14 +143,7 @@ class KnownLoss:
 
     def of_samples(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(m,): the loss of each sample, with its weight; a sample's own numbers are averaged."""
-        plain = self.kind.function is nnf.cross_entropy and not self.options and self.ignored is None
-        classes = not targets.is_floating_point() and outputs.shape[:1] + outputs.shape[2:] == targets.shape
-        if plain and classes and outputs.device.type == "cpu":
-            # The same bits, but for signs of zeros: torch.func knows the parts of cross-entropy better than the whole.
-            losses = -outputs.log_softmax(1).gather(1, targets.unsqueeze(1)).squeeze(1)
-        else:
-            losses = self(outputs, targets, "none")
-        return losses if losses.ndim == 1 else losses.reshape(len(targets), -1).mean(1)
+        return self(outputs, targets, "none").reshape(len(targets), -1).mean(1)
 
     @property
     def takes_probabilities(self) -> bool:

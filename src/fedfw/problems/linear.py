@@ -94,18 +94,24 @@ def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
     """
     own = vars(model)
     hooks = any(own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre"))
-    added = model._buffers or model._modules or not model._parameters.keys() <= {"weight", "bias"}
+    held = model._modules and kind is not nn.Sequential
+    added = model._buffers or held or not model._parameters.keys() <= {"weight", "bias"}
     return type(model) is kind and not (hooks or added or "forward" in own)
 
 
 def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> Derivative | None:
-    """The loss's derivative when the model is one plain linear layer and the loss a plain one with a closed form.
+    """The loss's derivative by the scores when the model is one plain linear layer; see `closed_form_of`."""
+    if not is_plain(model, nn.Linear) or not all(p.requires_grad for p in model.parameters()):
+        return None
+    return closed_form_of(known, targets)
+
+
+def closed_form_of(known: KnownLoss | None, targets: Tensor) -> Derivative | None:
+    """The derivative by the scores of a plain loss that has a closed form; None for others.
 
     For cross-entropy ``targets`` (m, ...), one client's, must be class numbers.
     """
     if known is None or known.options or known.ignored is not None:
-        return None
-    if not is_plain(model, nn.Linear) or not all(p.requires_grad for p in model.parameters()):
         return None
     if known.kind.classes and targets.is_floating_point():
         return None
@@ -223,7 +229,7 @@ class LinearLosses(ClientLosses):
             inputs, targets, sizes = (t[theirs] for t in (stack.inputs, stack.targets, stack.sizes.to(x.device)))
             points, looked = (x, keep) if at is None else (x[at], None if keep is None else keep[at])
             A = inputs.flatten(2)
-            _, R = self.derivative(_scores(*self._weights_of(points), A), targets)
+            _, R = self.derivative(scores_of(*self._weights_of(points), A), targets)
             own = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
             own = own if looked is None else own & looked[:, : A.shape[1]]
             factors = clip_factors(self._sample_norms(A, R, norm), clip) * own
@@ -266,11 +272,8 @@ class LinearLosses(ClientLosses):
     def _weights_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
         c, f = self.outputs, self.inputs
-        # Kernels for operands that begin elsewhere than at multiples of 64 bytes add up in another order: a client's
-        # weights are put there, whatever row of the points they come from.
         W, bias = torch.split_with_sizes(x, (c * f, c), 1) if self.bias else (x, None)
-        padded = x.new_empty(x.shape[0], c, -(-f // 16) * 16).narrow(2, 0, f)
-        return padded.copy_(W.view(-1, c, f)), None if bias is None else bias.unsqueeze(2)
+        return aligned(W.view(-1, c, f)), None if bias is None else bias.unsqueeze(2)
 
     def _evaluate(
         self,
@@ -328,7 +331,7 @@ class LinearLosses(ClientLosses):
         slopes = sums = W  # of W and of the bias, once a piece was looked at
         for begin, A, y in group.pieces:
             A = A if A.dtype is W.dtype else A.to(W.dtype)
-            losses, R = self.derivative(_scores(W, bias, A), y)
+            losses, R = self.derivative(scores_of(W, bias, A), y)
             if isinstance(group.counts, Tensor):
                 real = torch.arange(begin, begin + A.shape[1], device=A.device) < group.counts[:, None]
                 losses, R = losses * real, R.mul_(real.unsqueeze(1))
@@ -344,7 +347,16 @@ class LinearLosses(ClientLosses):
         return values, gradients.mul_(group.share if isinstance(group.share, float) else group.share.unsqueeze(1))
 
 
-def _scores(W: Tensor, bias: Tensor | None, A: Tensor) -> Tensor:
+def aligned(W: Tensor) -> Tensor:
+    """A copy of clients' weights (b, c, f) whose rows begin at multiples of 64 bytes, whatever they come from.
+
+    Kernels for operands that begin elsewhere add up in another order: a client alone would have other bits.
+    """
+    b, c, f = W.shape
+    return W.new_empty(b, c, -(-f // 16) * 16).narrow(2, 0, f).copy_(W)
+
+
+def scores_of(W: Tensor, bias: Tensor | None, A: Tensor) -> Tensor:
     """(b, c, m) for weights (b, c, f), the bias (b, c, 1) and samples (b, m, f)."""
     if A.shape[1] == 1:  # a product with one column is another kernel for one client than for several
         scores = torch.bmm(A, W.mT).mT

@@ -1,4 +1,4 @@
-"""Any module and loss: gradients for many clients through torch.func, clients of one size together."""
+"""Any module and loss: gradients for many clients, those of one size together, through torch.func or in closed form."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from fedfw.graphs import Pair, Replayed, on_streams
 from fedfw.problems.base import ClientLosses, Shapes, clip_factors
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
+from fedfw.problems.perceptrons import Perceptron
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
 
 _WORKING_FLOATS = 2**27
@@ -93,6 +94,8 @@ class ModuleLosses(ClientLosses):
         together: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(value), randomness="different")
         if self._one_by_one:
             together = _in_turn(_compiled(value) if mixed and convolves else grad_and_value(value), device)
+        if not mixed and (perceptron := Perceptron.of(model, shapes, known, stacks[0])):
+            together = perceptron
         self._together = Replayed(together) if device.type == "cuda" else together
         self._at_once = samples_at_once(model, stacks[0].inputs[0])
 

@@ -1,0 +1,94 @@
+"""Perceptrons, which are plain linear layers with activations between them: all clients' gradients in batched products.
+
+With H_0 the samples, Z_k = W_k H_{k-1} + b_k, H_k = phi(Z_k), and R_k the derivative of the loss by Z_k,
+
+    gradient of W_k = R_k H_{k-1}',   gradient of b_k = R_k 1,   R_{k-1} = (W_k' R_k) phi'(Z_{k-1}).
+
+torch.func finds the same for any module, with more calls and copies. Samples lie along the last axis, as in `linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedfw.problems.base import Shapes
+from fedfw.problems.known_losses import KnownLoss
+from fedfw.problems.linear import Derivative, aligned, closed_form_of, is_plain, scores_of
+from fedfw.problems.stacks import Stack
+
+
+class Activation(NamedTuple):
+    """A function phi of each number by itself."""
+
+    apply: Callable[[Tensor], Tensor]
+    """phi(Z), which overwrites Z."""
+    back: Callable[[Tensor, Tensor], Tensor]
+    """The derivative of the loss by Z, from the one by H = phi(Z) and from H itself."""
+
+
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation(torch.relu_, lambda slopes, H: torch.ops.aten.threshold_backward(slopes, H, 0)),
+    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward),
+    nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward),
+}
+
+
+class Perceptron:
+    """Gradients and losses of many clients of a perceptron.
+
+    Parameters
+    ----------
+    layers : list of nn.Linear
+        Its linear layers, whose sizes are looked at.
+    activations : list of Activation
+        Between them.
+    derivative : callable
+        Of the loss by the last layer's scores.
+    """
+
+    def __init__(self, layers: list[nn.Linear], activations: list[Activation], derivative: Derivative) -> None:
+        self._shapes = [(*layer.weight.shape, layer.bias is not None) for layer in layers]
+        self._lengths = [p.numel() for layer in layers for p in layer.parameters()]
+        self._activations, self._derivative = activations, derivative
+
+    @classmethod
+    def of(cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stack: Stack) -> Perceptron | None:
+        """The model as a perceptron; None where it is another one, or a loss or samples of the stack ask for more."""
+        derivative = closed_form_of(known, stack.targets[0])
+        if derivative is None or stack.inputs.ndim != 3 or not is_plain(model, nn.Sequential) or model._parameters:
+            return None
+        modules = list(model._modules.values())
+        layers = [module for module in modules[::2] if isinstance(module, nn.Linear) and is_plain(module, nn.Linear)]
+        between = [type(module) for module in modules[1::2] if module and is_plain(module, type(module))]
+        complete = len(layers) == len(between) + 1 and len(layers) + len(between) == len(modules)
+        if not complete or not ACTIVATIONS.keys() >= set(between):
+            return None
+        if list(shapes) != [name for name, _ in model.named_parameters(remove_duplicate=False)]:
+            return None  # some are not trained, or a layer is there twice
+        return cls(layers, [ACTIVATIONS[kind] for kind in between], derivative)
+
+    def __call__(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (b, p) and losses (b,) at x (b, p), of samples (b, m, f) with their shares (b, m) in the mean."""
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self(x, inputs, targets, shares)
+        pieces = iter(torch.split_with_sizes(x, self._lengths, 1))
+        outputs = [inputs.mT]  # H_0, H_1, ..., and the scores
+        weights = []
+        for (c, f, bias), activation in zip(self._shapes, [*self._activations, None], strict=True):
+            weights.append(aligned(next(pieces).reshape(-1, c, f)))
+            Z = scores_of(weights[-1], next(pieces).unsqueeze(2) if bias else None, outputs[-1].mT)
+            outputs.append(activation.apply(Z) if activation else Z)
+        losses, R = self._derivative(outputs.pop(), targets)
+        R = R.mul_(shares.unsqueeze(1))
+        gradients: list[Tensor] = []
+        for k in range(len(weights) - 1, -1, -1):
+            of_bias = [R.sum(2)] if self._shapes[k][2] else []
+            gradients[:0] = [torch.bmm(aligned(R), outputs[k].mT).flatten(1), *of_bias]
+            if k:
+                R = self._activations[k - 1].back(torch.bmm(weights[k].mT, R), outputs[k])
+        return torch.cat(gradients, 1), (losses * shares).sum(1)
