@@ -12,13 +12,14 @@ from hypothesis import settings
 
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.load_profile("fixed")
-gc.disable()  # until the tests are collected: nothing of what that makes is garbage
+gc.disable()  # until a worker has collected its tests: nothing of what that makes is garbage
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts the tests in the background does that
         signal.signal(signal.SIGINT, signal.default_int_handler)  # and tests that interrupt a process would wait for it
     if config.getoption("dist", "no") != "no":
+        gc.enable()
         return  # workers run the tests: who hands them out would spend seconds on torch before they start
     import torch
 
@@ -46,7 +47,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     import fedfw.cli.compare
     import fedfw.report.plots
 
-    for module in (fedfw.report.plots, fedfw.cli.compare):  # which has them by name, from before they are replaced
+    for module in (fedfw.report.plots, fedfw.cli.compare):  # the second imported both by name
         monkeypatch.setattr(module, "plot_runs", lambda runs, residuals=None: None)
         monkeypatch.setattr(module, "save_figure", lambda figure, path: Path(path).write_bytes(b""))
 

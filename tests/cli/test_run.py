@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedfw
-import fedfw.cli.compare  # before some test has empty pictures in the place of those that it draws
+import fedfw.cli.compare  # now: imported while a test has replaced what saves pictures, it would keep the replacement
 from fedfw.cli.main import main
 from fedfw.cli.residual import quick_optimum
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, read_config

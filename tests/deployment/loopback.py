@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +42,6 @@ def problem_of(task: Task) -> fedfw.Problem:
     return fedfw.Problem(task.model, task.loss, samples, test=task.test, weights=task.weights)
 
 
-class Reader(Client):
-    """A client that reads and checks the samples of a task once: they are the same for every message."""
-
-    @cached_property
-    def _problem(self) -> fedfw.Problem:
-        known = vars(self.task).setdefault("_problems", {})
-        if self.number not in known:
-            known[self.number] = super()._problem
-        return known[self.number]
-
-
 @dataclass
 class Loopback:
     """Every message goes through its fields, as over a wire."""
@@ -70,7 +58,7 @@ class Loopback:
 
     def client(self, number: int) -> Client:
         """A new process, as Flower starts one for each message: only the disk remembers."""
-        return Reader(self.server.task, number, self.folder, number in self.leaving, self.consent)
+        return Client(self.server.task, number, self.folder, number in self.leaving, self.consent)
 
     def greet(self) -> None:
         """Every client says who it is."""

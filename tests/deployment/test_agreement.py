@@ -86,7 +86,8 @@ def _one_thread() -> Iterator[None]:
 def enough_rounds(algorithm: fedfw.Algorithm) -> int:
     """The first round and two that begin with what the one before has left.
 
-    Where there are anchors or renewed control variates they come in the first and the fourth, and a round follows them.
+    Anchors and renewed control variates come again within five rounds, and a round follows them; those that the gap
+    places come once.
     """
     return 5 if hasattr(algorithm, "anchor_every") or getattr(algorithm, "renew_every", 1) > 1 else 3
 

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[fedfw.Algorithm, dict[str, Any]]] = {
     ),
     "FedLMO, 4 bits": (fedfw.FedLMO(L2, compress="bits:4"), {"local_steps": 2, "participation": 3}),
 }
-FEATURES, ROUNDS, CLIENTS = 150, 5, 4  # anchors come in the first and the fourth round
+FEATURES, ROUNDS, CLIENTS = 150, 6, 4  # anchors come in rounds 1 and 4, or in 1 and 6 where the gap decides
 
 
 def wide_task(name: str, dtype: torch.dtype = torch.float32, rounds: int = ROUNDS) -> Task:
