@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import isfinite
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Mask = npt.NDArray[np.bool_]
 _INTEGERS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+_NUMPY_INTEGERS = {torch.float16: np.int16, torch.float32: np.int32, torch.float64: np.int64}
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -25,16 +29,62 @@ def bits_of(x: Tensor) -> Tensor:
     return x.view(_INTEGERS[x.dtype])
 
 
+def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor | Mask:
+    """Where the bits of x differ from those of y, which has its shape; by default from those of zeros.
+
+    On a processor it is an array of numpy, whose calls cost less than torch's: rounds of tiny models are made of calls.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([0.0, -0.0, 1.0])
+    >>> other_bits(x).tolist(), other_bits(x, torch.tensor([0.0, -0.0, 2.0])).tolist()
+    ([False, True, True], [False, False, True])
+    """
+    if not x.is_cpu:
+        return bits_of(x) != (0 if y is None else bits_of(y))
+    bits = x.numpy().view(_NUMPY_INTEGERS[x.dtype])
+    differ: Mask = bits != (0 if y is None else y.numpy().view(_NUMPY_INTEGERS[y.dtype]))
+    return differ
+
+
+def beyond_float32(x: Tensor) -> Tensor | Mask:
+    """Where float32 does not hold the numbers of x exactly; as `other_bits` gives it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> beyond_float32(torch.tensor([0.5, 0.1], dtype=torch.float64)).tolist()
+    [False, True]
+    """
+    if not x.is_cpu:
+        return x.float() != x
+    numbers = x.numpy()
+    with np.errstate(all="ignore"):  # what float32 cannot hold may be infinite or zero there
+        differ: Mask = numbers.astype(np.float32) != numbers
+    return differ
+
+
+def on_host(mask: Tensor | Mask) -> Mask:
+    """Such a mask on the host; of a tensor it is a copy, because a GPU's next replay overwrites what this one gave.
+
+    Examples
+    --------
+    >>> import torch
+    >>> on_host(torch.tensor([True, False]))
+    array([ True, False])
+    """
+    if isinstance(mask, np.ndarray):
+        return mask
+    copied: Mask = mask.cpu().numpy().copy()
+    return copied
+
+
 _FEW = 1024
 """Numbers up to which all of them are copied to the host, where longer vectors are added up first."""
 _HANDFUL = 64
 """Numbers up to which Python looks at each of them sooner than torch adds them up."""
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
-
-
-def looks() -> bool:
-    """Whether numbers are looked at where they stand, and not noted for later."""
-    return _noted.get() is None
 
 
 def holds(condition: Tensor) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as nnf
@@ -16,14 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 import fedfw
-from fedfw.checks import bits_of
 from fedfw.errors import NonFiniteError
 from fedfw.linalg import compiled
 from fedfw.linalg.entries import add_entries, largest_entries, scaled_signs, stepped_to_entries
-from fedfw.linalg.masks import beyond_float32, on_host, other_bits
 from fedfw.linalg.pull import pulled
-from fedfw.linalg.selection import unit_rows
-from fedfw.linalg.sums import add_rows, square, times
+from fedfw.linalg.sums import add_rows
 
 DTYPES = (torch.float32, torch.float64)
 needs_compiled = pytest.mark.skipif(compiled.compiled is None, reason="there was no compiler when fedfw was installed")
@@ -105,69 +100,6 @@ def test_signs_times_a_number(dtype: torch.dtype) -> None:
     assert torch.equal(scaled_signs(signs, 0.1, dtype), signs.to(dtype) * torch.tensor(0.1, dtype=dtype))
 
 
-ODD = [0.0, -0.0, 1.0, 0.1, -1e-46, 1e300, 5e-324, torch.inf, -torch.inf, torch.nan]
-
-
-@given(st.lists(st.sampled_from(ODD), max_size=40), st.sampled_from([*DTYPES, torch.float16]), st.integers(0, 10**6))
-def test_masks_are_those_of_torch(numbers: list[float], dtype: torch.dtype, seed: int) -> None:
-    x = torch.tensor(numbers, dtype=torch.float64).to(dtype)
-    y = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))]
-    assert on_host(other_bits(x, y)).tolist() == (bits_of(x) != bits_of(y)).tolist()
-    assert on_host(other_bits(x)).tolist() == (bits_of(x) != 0).tolist()
-    assert on_host(beyond_float32(x)).tolist() == (x.float() != x).tolist()
-    spread = torch.stack([x, y], 1)[:, 0]  # the same numbers, not side by side
-    assert on_host(other_bits(spread, y)).tolist() == on_host(other_bits(x, y)).tolist()
-
-
-@needs_compiled
-def test_a_mask_of_another_length_is_refused() -> None:
-    x = drawn((3,), 0)
-    with pytest.raises(ValueError, match="a mask of 2 bytes, expected 3"):
-        compiled.compiled.differ(x.data_ptr(), 0, True, 3, np.empty(2, bool))  # type: ignore[union-attr]
-    fixed = np.empty(3, bool)
-    fixed.setflags(write=False)
-    with pytest.raises(ValueError, match="read-only"):
-        compiled.compiled.beyond(x.data_ptr(), 3, fixed)  # type: ignore[union-attr]
-
-
-@given(st.integers(0, 50), st.sampled_from([*DTYPES, torch.float16]), st.floats(-1e3, 1e3), st.integers(0, 10**6))
-def test_multiples_have_the_bits_of_torch(p: int, dtype: torch.dtype, factor: float, seed: int) -> None:
-    x = drawn((p,), seed, dtype)
-    assert torch.equal(bits_of(times(x, factor)), bits_of(x * factor))
-    assert torch.equal(times(x.expand(2, p).mT, factor), x.expand(2, p).mT * factor)
-
-
-@given(st.integers(0, 50), st.sampled_from(DTYPES), st.integers(0, 10**6))
-def test_squares_are_exact_and_not_finite_where_an_entry_is_not(p: int, dtype: torch.dtype, seed: int) -> None:
-    x = drawn((p,), seed, dtype)
-    exact = math.fsum(number * number for number in x.double().tolist())
-    assert square(x) == pytest.approx(exact, rel=4 * (p + 1) * torch.finfo(dtype).eps)
-    for bad in (torch.nan, torch.inf, -torch.inf):
-        for at in range(p):
-            spoilt = x.clone()
-            spoilt[at] = bad
-            assert not math.isfinite(square(spoilt))
-
-
-@given(st.integers(1, 4), st.integers(1, 600), st.sampled_from(DTYPES), st.integers(-300, 300), st.integers(0, 10**6))
-def test_unit_rows_are_exact_alone_and_stacked_and_at_any_scale(
-    n: int, p: int, dtype: torch.dtype, scale: int, seed: int
-) -> None:
-    g = drawn((n, p), seed, dtype)
-    g[0] = 0
-    scale = scale if dtype is torch.float64 else scale // 10
-    unit, norms = unit_rows(g * 2.0**scale)
-    assert unit.dtype is norms.dtype is torch.float64
-    exact = torch.tensor([math.sqrt(math.fsum(x * x for x in row)) for row in g.double().tolist()], dtype=torch.float64)
-    assert torch.allclose(norms, exact * 2.0**scale, rtol=1e-15, atol=0)
-    wanted = g.double() / exact.masked_fill(exact == 0, 1.0)[:, None]
-    wanted[0, 0] = 1
-    assert torch.allclose(unit, wanted, rtol=1e-15, atol=0)
-    assert torch.equal(unit, unit_rows(g)[0])
-    for i in range(n):
-        assert torch.equal(unit_rows(g[i : i + 1])[0][0], unit[i])
-
-
 @needs_compiled
 @pytest.mark.parametrize("index", [-1, 5, 2**62])
 def test_entries_that_there_are_not_are_refused(index: int) -> None:
@@ -182,9 +114,7 @@ def test_entries_that_there_are_not_are_refused(index: int) -> None:
 
 
 @needs_compiled
-@pytest.mark.parametrize(
-    "name", ["select", "pull", "scale", "step", "add", "add_rows", "times", "square", "unit", "differ", "beyond"]
-)
+@pytest.mark.parametrize("name", ["select", "pull", "scale", "step", "add", "add_rows"])
 def test_other_numbers_of_arguments_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match="0 arguments, expected"):
         getattr(compiled.compiled, name)()

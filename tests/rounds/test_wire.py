@@ -16,9 +16,8 @@ import fedfw
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
-from fedfw.checks import bits_of
+from fedfw.checks import beyond_float32, bits_of, on_host
 from fedfw.errors import AtomError
-from fedfw.linalg.masks import beyond_float32, on_host
 from fedfw.rounds.wire import (
     CHANGED,
     DIGEST_NBYTES,

@@ -37,7 +37,6 @@ from fedfw.algorithms.penalties import GRID, usual_multiple
 from fedfw.algorithms.scheduled import Scheduled
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
-from fedfw.linalg.sums import times
 from fedfw.options import option
 
 Penalty = Annotated[
@@ -248,7 +247,7 @@ def move_server(server: Server, keep: float, scale: float, aggregate: Aggregate)
     if rest is None:
         return replace(server, xbar=moved)
     if aggregate.sparse:  # clients repeat this step, and the rest is no part of it
-        return Server(moved, server.vectors | {"rest": times(rest, keep) if isinstance(keep, float) else rest * keep})
+        return Server(moved, server.vectors | {"rest": rest * keep})
     return with_mean(server, moved + keep * rest)
 
 
@@ -281,5 +280,4 @@ def move_mean(xbar: Tensor, keep: float | Tensor, scale: float | Tensor, total: 
     """keep * xbar + scale * total: the server's step, and what a client does that is sent ``total`` (p,)."""
     if isinstance(scale, Tensor):
         return (xbar * keep).addcmul_(total, scale.to(xbar.dtype))
-    kept = times(xbar, keep) if isinstance(keep, float) else xbar * keep
-    return kept.add_(total, alpha=scale)
+    return (xbar * keep).add_(total, alpha=scale)

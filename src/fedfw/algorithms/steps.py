@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 
 from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
-from fedfw.checks import all_finite, looks
+from fedfw.checks import Mask, all_finite, beyond_float32, other_bits
 from fedfw.errors import NonFiniteError
-from fedfw.linalg.masks import Mask, beyond_float32, other_bits
-from fedfw.linalg.sums import square
 from fedfw.values import value_class
 
 _VECTORS = (Dense, Moved, Quantised)
@@ -133,7 +130,7 @@ def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) 
     A sum is finite only if what was added up is: the vectors themselves are looked at where it is not.
     """
     vectors = [(upload.who, part) for upload in uploads for part in _parts(upload.atoms) if isinstance(part, _VECTORS)]
-    if not vectors or all(map(_are_finite, (aggregate.total, *aggregate.beside.values()))):
+    if not vectors or all(map(all_finite, (aggregate.total, *aggregate.beside.values()))):
         return
     for who, part in vectors:
         fine = (part.scales if isinstance(part, Quantised) else part.values).sum(1).isfinite()
@@ -142,11 +139,6 @@ def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) 
             raise NonFiniteError(
                 f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
             )
-
-
-def _are_finite(x: Tensor) -> bool:
-    """`all_finite`, which on a processor is one short call where no square overflows."""
-    return (x.is_cpu and looks() and isfinite(square(x))) or all_finite(x)
 
 
 def _parts(sent: Atom) -> Sequence[Atom]:

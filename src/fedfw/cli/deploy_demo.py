@@ -294,9 +294,14 @@ def _deploy(federation: LocalFederation, folder: Path, app: Path, one: Demo) -> 
 
 def _watch(federation: LocalFederation, process: str, out: Path, one: Demo) -> list[DeployedRecord]:
     """Show the rounds of a run as they are recorded; returns all records when it has ended."""
+    from fedfw.deployment.flower.local import FederationError
+
     with progress_bar(one.rounds, f"{one.name} round") as bar:
         while True:
             running = federation.running(process)
+            for name in federation.names:
+                if not federation.running(name):
+                    raise FederationError(f"{name} has ended, or its executor:\n{federation.log(name)}")
             records = read_records(out)
             if records:
                 bar.set_postfix_str(line_of(records[-1]), refresh=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 
 DESCRIPTION = (
     "Run the apps of a SuperNode on this machine that was started with --isolation process. Every message has a "
@@ -23,11 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the secret that the SuperNode was given, too",
     )
     parser.add_argument("--root-certificates", metavar="FILE", help="for a SuperNode that was given --ssl-certfile")
-    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end with this process")
+    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when the process of this number ends")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run until the process is ended."""
+    address = options.runtime_api_address
+    if options.root_certificates is None and not _is_of_this_machine(address):
+        raise ValueError(
+            f"--runtime-api-address {address} without --root-certificates, expected an address of this machine such as "
+            "127.0.0.1:9094, or the certificates of a SuperNode that was given --ssl-certfile: tokens and models would "
+            "travel in the clear"
+        )
     from fedfw.deployment.flower.executor import run_executor
 
     given = {
@@ -39,3 +47,11 @@ def execute(options: argparse.Namespace) -> int:
     arguments = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
     run_executor(arguments if options.root_certificates else [*arguments, "--insecure"])
     return 0
+
+
+def _is_of_this_machine(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,8 +1,5 @@
 """What `compiled.c` gives Python; whole numbers are sizes and addresses."""
 
-import numpy as np
-import numpy.typing as npt
-
 def select(g: int, n: int, p: int, doubles: bool, indices: int, signs: int, checks: int) -> None:
     """`fedfw.linalg.entries.largest_entries`."""
 
@@ -20,18 +17,3 @@ def add(x: int, p: int, count: int, indices: int, values: int) -> None:
 
 def add_rows(x: int, doubles: bool, rows: int, rows_of_doubles: bool, n: int, p: int, factor: float) -> None:
     """`fedfw.linalg.sums.add_rows`."""
-
-def times(x: int, count: int, doubles: bool, into: int, factor: float) -> None:
-    """`fedfw.linalg.sums.times`."""
-
-def square(x: int, count: int, doubles: bool) -> float:
-    """`fedfw.linalg.sums.square`."""
-
-def unit(g: int, doubles: bool, n: int, p: int, into: int, norms: int) -> None:
-    """`fedfw.linalg.selection.unit_rows`."""
-
-def differ(x: int, y: int, doubles: bool, count: int, mask: npt.NDArray[np.bool_]) -> None:
-    """`fedfw.linalg.masks.other_bits`; raises ValueError for a mask of another length."""
-
-def beyond(x: int, count: int, mask: npt.NDArray[np.bool_]) -> None:
-    """`fedfw.linalg.masks.beyond_float32`; raises ValueError for a mask of another length."""

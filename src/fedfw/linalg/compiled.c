@@ -1,11 +1,9 @@
 /* What a round computes beside gradients, on a processor: FedFW's direction, the l1 ball's oracle, a step to a sparse
-atom, sums of sparse and of dense atoms, multiples of a vector, rows of norm one, and what is asked of the bits of
-vectors, one call each.
+atom, and sums of sparse and of dense atoms, one call each.
 
 On tiny models a call of torch costs many times what it computes, and on large ones three calls read and write three
 times as much. A product is rounded before it is added (-ffp-contract=off), so that steps to and sums of sparse atoms
-are torch's to the bit. `fedfw/linalg/entries.py`, `pull.py`, `sums.py`, `selection.py` and `masks.py` check what is handed
-over here by address. */
+are torch's to the bit. `fedfw/linalg/entries.py`, `pull.py` and `sums.py` check what is handed over here by address. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -172,133 +170,10 @@ static PyObject *add_rows(PyObject *module, PyObject *const *args, Py_ssize_t gi
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(times_doc, "times(x, count, doubles, into, factor), with addresses of arrays");
-
-static PyObject *times(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    (void)module;
-    int64_t a[4];
-    double factor = 0;
-    if (!arguments(args, given, a, 4, &factor)) return NULL;
-    if (a[2]) for (int64_t j = 0; j < a[1]; j++) AT(double, a[3])[j] = AT(double, a[0])[j] * factor;
-    else for (int64_t j = 0; j < a[1]; j++) AT(float, a[3])[j] = AT(float, a[0])[j] * (float)factor;
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(square_doc, "square(x, count, doubles) -> float, with the address of an array");
-
-/* The sum of squares of all entries, in float64; a NaN or an infinity where one of them is not finite, or too large. */
-static PyObject *square(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    (void)module;
-    int64_t a[3];
-    if (!arguments(args, given, a, 3, NULL)) return NULL;
-    double sums[4] = {0};
-    for (int64_t j = 0; j < a[1]; j++) {
-        double x = a[2] ? AT(double, a[0])[j] : (double)AT(float, a[0])[j];
-        sums[j % 4] += x * x;
-    }
-    return PyFloat_FromDouble((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
-
-#define BLOCK 128
-#define LANES 8
-
-/* The square root of the sum of squares of a row (p,): short sums, and of these one that keeps what rounding took. */
-static double norm_of(const double *x, int64_t p) {
-    double total = 0, rest = 0;
-    for (int64_t begin = 0; begin < p; begin += BLOCK) {
-        double sums[LANES] = {0};
-        int64_t end = begin + BLOCK < p ? begin + BLOCK : p, j = begin;
-        for (; j + LANES <= end; j += LANES)
-            for (int k = 0; k < LANES; k++) sums[k] += x[j + k] * x[j + k];
-        for (int k = 0; j < end; j++, k++) sums[k] += x[j] * x[j];
-        double sum = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-        double next = total + sum;
-        rest += total > sum ? (total - next) + sum : (sum - next) + total;
-        total = next;
-    }
-    return sqrt(total + rest);
-}
-
-PyDoc_STRVAR(unit_doc, "unit(g, doubles, n, p, into, norms), with addresses of arrays");
-
-/* Rows (n, p) of norm one, in float64, and the norms that they had; a row of zeros becomes the first unit vector. Rows in
-   float64 are divided by their largest entry first, so that no square is too large or too small. */
-static PyObject *unit(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    (void)module;
-    int64_t a[6];
-    if (!arguments(args, given, a, 6, NULL)) return NULL;
-    int64_t n = a[2], p = a[3];
-    double *into = AT(double, a[4]), *norms = AT(double, a[5]);
-    Py_BEGIN_ALLOW_THREADS;
-    for (int64_t i = 0; i < n; i++, into += p) {
-        double largest = 1;
-        if (a[1]) {
-            const double *g = AT(double, a[0]) + i * p;
-            largest = 0;
-            for (int64_t j = 0; j < p; j++) largest = fabs(g[j]) > largest ? fabs(g[j]) : largest;
-            double by = largest == 0 ? 1 : largest;
-            for (int64_t j = 0; j < p; j++) into[j] = g[j] / by;
-        } else
-            for (int64_t j = 0; j < p; j++) into[j] = AT(float, a[0])[i * p + j];
-        double norm = norm_of(into, p), share = norm == 0 ? 1 : 1 / norm;
-        if (norm == 0) into[0] = 1;
-        for (int64_t j = 0; j < p; j++) into[j] *= share;
-        norms[i] = norm * largest;
-    }
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
-
-/* Reads whole numbers, the last of which says how many entries there are, and behind them an array of bool of as many
-   entries, which the caller releases; 0 and an error for anything else. */
-static int masked(PyObject *const *args, Py_ssize_t given, int64_t *whole, Py_ssize_t count, Py_buffer *mask) {
-    if (given != count + 1) PyErr_Format(PyExc_TypeError, "%zd arguments, expected %zd", given, count + 1);
-    if (PyErr_Occurred() || !arguments(args, count, whole, count, NULL)) return 0;
-    if (PyObject_GetBuffer(args[count], mask, PyBUF_WRITABLE) < 0) return 0;
-    if (mask->len == whole[count - 1]) return 1;
-    PyErr_Format(PyExc_ValueError, "a mask of %zd bytes, expected %lld", mask->len, (long long)whole[count - 1]);
-    PyBuffer_Release(mask);
-    return 0;
-}
-
-#define DIFFER(WORD, y)                                                                                                \
-    for (int64_t j = 0; j < a[3]; j++) into[j] = AT(WORD, a[0])[j] != (y)
-
-PyDoc_STRVAR(differ_doc, "differ(x, y, doubles, count, mask), with addresses of arrays: where bits differ; y may be 0");
-
-static PyObject *differ(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    (void)module;
-    int64_t a[4];
-    Py_buffer mask;
-    if (!masked(args, given, a, 4, &mask)) return NULL;
-    uint8_t *into = mask.buf;
-    if (a[2] && a[1]) DIFFER(uint64_t, AT(uint64_t, a[1])[j]);
-    else if (a[2]) DIFFER(uint64_t, 0);
-    else if (a[1]) DIFFER(uint32_t, AT(uint32_t, a[1])[j]);
-    else DIFFER(uint32_t, 0);
-    PyBuffer_Release(&mask);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(beyond_doc, "beyond(x, count, mask), with the address of doubles: where float32 does not hold them");
-
-static PyObject *beyond(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    (void)module;
-    int64_t a[2];
-    Py_buffer mask;
-    if (!masked(args, given, a, 2, &mask)) return NULL;
-    uint8_t *into = mask.buf;
-    for (int64_t j = 0; j < a[1]; j++) into[j] = (double)(float)AT(double, a[0])[j] != AT(double, a[0])[j];
-    PyBuffer_Release(&mask);
-    Py_RETURN_NONE;
-}
-
 #define METHOD(name, function) {#name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {METHOD(select, select_entries), METHOD(pull, pull), METHOD(scale, scale),
-                                METHOD(step, step), METHOD(add, add), METHOD(add_rows, add_rows),
-                                METHOD(times, times), METHOD(square, square), METHOD(unit, unit),
-                                METHOD(differ, differ), METHOD(beyond, beyond), {NULL, NULL, 0, NULL}};
+                                METHOD(step, step), METHOD(add, add), METHOD(add_rows, add_rows), {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_compiled", .m_methods = methods};
 
 PyMODINIT_FUNC PyInit__compiled(void) { return PyModule_Create(&definition); }

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.linalg.compiled import ON_ONE_THREAD, REAL, compiled, may_be_handed_over
-
 
 def first_argmax(a: Tensor) -> Tensor:
     """Index of the first largest entry of each row.
@@ -158,13 +156,6 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> rows.round(decimals=6).tolist(), norms.tolist()
     ([[0.6, 0.8], [1.0, 0.0]], [5.0, 0.0])
     """
-    n, p = g.shape
-    # By the length of a row alone, so that a client has the same bits alone and among others.
-    if 0 < p <= ON_ONE_THREAD and g.dtype in REAL and may_be_handed_over(g):
-        rows, sizes = torch.empty((n, p), dtype=torch.float64), torch.empty(n, dtype=torch.float64)
-        assert compiled is not None
-        compiled.unit(g.data_ptr(), g.dtype is torch.float64, n, p, rows.data_ptr(), sizes.data_ptr())
-        return rows, sizes
     if g.dtype is torch.float64:
         largest = g.abs().amax(1, keepdim=True)
         unit = g / largest.masked_fill(largest == 0, 1.0)

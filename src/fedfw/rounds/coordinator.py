@@ -36,7 +36,7 @@ from fedfw.algorithms.base import (
 from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.certificates import LowerBound, frank_wolfe_gap
-from fedfw.linalg.masks import other_bits
+from fedfw.checks import other_bits
 from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
 from fedfw.rounds.split import SplitMemory

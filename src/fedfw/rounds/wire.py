@@ -38,9 +38,8 @@ from torch import Tensor
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, read_index_set, write_index_set
 from fedfw.atoms.floats import floats_to_bytes, read_floats
-from fedfw.checks import bits_of
+from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
-from fedfw.linalg.masks import Mask, on_host, other_bits
 from fedfw.values import value_class
 
 WHOLE, CHANGED, REPEATED = 0, 1, 2

@@ -16,7 +16,6 @@ from fedfw.atoms.mixture import mixture_readers
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.stacks import check_finite
-from fedfw.linalg.sums import square
 from fedfw.notebook import html_card
 
 Shape = tuple[int, ...]
@@ -388,13 +387,10 @@ class ConstraintSet(ABC):
         [True, False]
         """
         rows, shape = self._stack(x, batch)
-        if rows.is_cpu and isfinite(square(rows)):  # one short call, which most points pass
-            inside = self._violation(rows.double(), shape) <= tol
-        else:
-            finite = rows.isfinite().all(1)
-            rows = torch.where(finite[:, None], rows, 0.0)
-            inside = (self._violation(rows.double(), shape) <= tol) & finite
-        return inside if batch else bool(inside)
+        finite = rows.isfinite().all(1)
+        rows = torch.where(finite[:, None], rows, 0.0)
+        inside = (self._violation(rows.double(), shape) <= tol) & finite
+        return inside if batch else bool(inside[0])
 
     @overload
     def distance(self, x: Tensor) -> float: ...

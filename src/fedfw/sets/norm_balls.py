@@ -18,7 +18,6 @@ from fedfw.checks import all_finite
 from fedfw.linalg.entries import largest_entries
 from fedfw.linalg.selection import row_norms, unit_rows
 from fedfw.linalg.stacks import check_finite
-from fedfw.linalg.sums import square
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
 
@@ -162,9 +161,10 @@ class L2Ball(ConstraintSet):
         """Of one row, such as a server's model: of more it would take as long as the projection."""
         if x.is_cuda or x.shape[0] != 1:
             return False
-        rounding, most = 4 * x.shape[1] * _EPSILON[x.dtype], self.r * self.r
+        row, rounding = x.view(-1), 4 * x.shape[1] * _EPSILON[x.dtype]
+        square = torch.dot(row, row).item()
         # Never for a NaN, for squares that overflow, and for balls so small that squares of their points vanish.
-        return square(x) * (1 + rounding) <= most and 1e-20 < most < inf
+        return square * (1 + rounding) <= self.r * self.r and 1e-20 < self.r * self.r < inf
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return scaled_into(x, row_norms(x), self.r, precision)

@@ -17,6 +17,7 @@ pytest.importorskip("flwr")
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
+from fedfw.cli.main import main
 from fedfw.deployment.flower.executor import ForkingExecutor
 from tests.processes import start_python
 
@@ -62,12 +63,33 @@ def test_other_tasks_are_started_as_flower_does_it(other: ExecutionSpec, monkeyp
     assert len(started) == 1
 
 
-def test_without_a_template_the_executor_ends_so_that_its_supervisor_starts_it_again() -> None:
+def test_without_a_template_the_executor_ends_before_it_takes_a_message() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    forking = ForkingExecutor(ours)
+    forking.reconcile()
     theirs.close()
-    with ours, pytest.raises(SystemExit, match="the process that others are forked from is gone") as end:
-        ForkingExecutor(ours).launch(spec())
+    with ours:
+        with pytest.raises(SystemExit, match=r"has ended.* Start the executor again\.$"):
+            forking.reconcile()
+        with pytest.raises(SystemExit, match="Message 7 is lost") as end:  # it ended just after that
+            forking.launch(spec())
     assert TOKEN not in str(end.value)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7:9094", "node.example:9094", "[2001:db8::1]:9094"])
+def test_no_token_travels_in_the_clear(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--runtime-api-address", address, "--superexec-auth-secret-file", "secret"]
+    assert main(["deploy", "executor", *words]) == 2
+    assert f"--runtime-api-address {address} without --root-certificates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9094", "localhost:9094", "[::1]:9094"])
+def test_an_executor_on_the_nodes_host_needs_no_certificates(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("fedfw.deployment.flower.executor.run_executor", asked.append)
+    words = ["--runtime-api-address", address, "--superexec-auth-secret-file", "secret"]
+    assert main(["deploy", "executor", *words]) == 0
+    assert asked == [[*words, "--insecure"]]
 
 
 def test_a_request_that_the_template_would_not_read_whole_is_refused() -> None:
@@ -87,7 +109,8 @@ def run_clientapp(**asked):
     preloaded = "sklearn.datasets" in sys.modules
     drawn = [torch.rand(1).item(), np.random.rand()]
     shown = asked["token"] in open("/proc/self/cmdline").read()
-    kept = {"preloaded": preloaded, "threads": len(os.listdir("/proc/self/task")), "shown": shown, "drawn": drawn}
+    threads = len(os.listdir(f"/proc/{os.getppid()}/task"))  # of the template: a fork would lack all but one
+    kept = {"preloaded": preloaded, "threads": threads, "shown": shown, "drawn": drawn}
     kept["private"] = prctl(3, 0, 0, 0, 0) == 0
     prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: a private process of anybody but root cannot look into itself either
     kept |= asked | {"others": strangers(asked["token"])}
@@ -115,6 +138,7 @@ executor.run_clientapp = run_clientapp
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 template = os.fork()
 if template == 0:
+    atexit.register(lambda: open(f"{sys.argv[1]}/ends", "a").write("."))
     ours.close()
     executor._ending(executor._be_template, theirs)
 theirs.close()
@@ -143,6 +167,7 @@ def test_every_task_has_a_process_that_is_forked_from_the_template(tmp_path: Pat
     assert all(one["insecure"] is True and one["certificates"] is None for one in kept)
     for token in tokens:
         wait_for(tmp_path / f"{token}.end")  # and ends as a process of Python does
+    assert wait_for(tmp_path / "ends") == "."  # what the template does at its end it does once
 
 
 def test_what_goes_wrong_in_a_fork_is_said(tmp_path: Path) -> None:
@@ -150,6 +175,9 @@ def test_what_goes_wrong_in_a_fork_is_said(tmp_path: Path) -> None:
     done = start_python(["-c", code]).wait()
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+    code = "from fedfw.deployment.flower import executor; import sys; executor._ending(sys.exit, 'a reason')"
+    done = start_python(["-c", code]).wait()
+    assert (done.returncode, done.stderr) == (1, "a reason\n")
 
 
 def wait_for(path: Path) -> str:

@@ -4,6 +4,9 @@ Flower runs an app in a process of its own for every message, which is three to 
 processes are forked from one that has done them: the *template*, which itself runs no app and keeps no secret. A forked
 process does what ``flwr-clientapp`` does, and ends with its message. It is told its token by a socket, where Flower's
 own executor writes it into the arguments of a process, which everybody on the machine can read.
+
+`multiprocessing` has such a server of forks, too. It unpickles what it is told, can be looked into by other processes
+of its user, and an executor that ends waits for its forks there.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -34,6 +38,10 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 _PRELOADED = ("fedfw.deployment.flower.apps", "fedfw.presets", "sklearn.datasets", "torch.func")
 _LONGEST = 2**16
 """Bytes of a request."""
+_GONE = (
+    "the process that clients' processes are forked from has ended; what it printed last says why. Start the executor "
+    "again."
+)
 _ASKED = ("runtime_api_address", "token", "insecure", "root_certificates_path", "parent_pid")
 
 
@@ -58,9 +66,21 @@ class ForkingExecutor(SubprocessExecutor):
             return LaunchResult.failed(f"a request of {len(request)} bytes, expected at most {_LONGEST}")
         try:
             self.template.send(request)
-        except OSError as error:  # whoever supervises this process starts it again, with another template
-            raise SystemExit(f"the process that others are forked from is gone: {error}") from None
+        except OSError as error:
+            raise SystemExit(f"{_GONE} Message {spec.task_id} is lost ({error}).") from None
         return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """End, before a message is taken, if there is nobody to run it; Flower calls this once a turn."""
+        try:
+            self.template.recv(
+                1, socket.MSG_PEEK | socket.MSG_DONTWAIT
+            )  # it never says anything, and at its end nothing
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        raise SystemExit(_GONE)
 
     def close(self) -> None:
         """Let the template end."""
@@ -84,6 +104,7 @@ def _be_template(requests: socket.socket) -> None:
     disable_process_dumping(strict=False)  # no app may look into this process, or into another app's
     for name in _PRELOADED:
         import_module(name)
+    gc.freeze()  # what is imported stays: every fork would look through it, and so copy it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
     request = bytearray(_LONGEST)
     while length := requests.recv_into(request):
@@ -93,6 +114,7 @@ def _be_template(requests: socket.socket) -> None:
             print(f"a client's process could not be started: {error}", file=sys.stderr, flush=True)
             forked = -1
         if forked == 0:
+            atexit._clear()  # what this process has to do at its end is not for its forks
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             asked = json.loads(request[:length])
@@ -110,13 +132,15 @@ def _be_client(root_certificates_path: str | None, **asked: Any) -> None:
 
 
 def _ending(function: Callable[..., None], *arguments: Any, **options: Any) -> NoReturn:
-    """Call a function and end this process, which is a fork, as Python ends: what is its parent's stays undone."""
+    """Call a function and end this process, which is a fork, as Python ends."""
     status: Any = 1
     try:
         function(*arguments, **options)
         status = 0
     except SystemExit as end:  # by which Flower ends a client
         status = end.code
+        if not isinstance(status, int | None):  # it is the reason, as for every process of Python
+            print(status, file=sys.stderr)
     except KeyboardInterrupt:
         pass
     except BaseException:
@@ -125,6 +149,7 @@ def _ending(function: Callable[..., None], *arguments: Any, **options: Any) -> N
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as `multiprocessing` does it
         atexit._run_exitfuncs()
         gc.collect()  # which closes files
+        logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:

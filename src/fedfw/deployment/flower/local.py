@@ -185,6 +185,8 @@ class LocalFederation:
         Its executor is in the same group of processes, and ends with it.
         """
         name, port = f"client-{client}", str(free_port())
+        if name in self._processes:
+            self.kill(name)  # one that runs, or what is left of one that has ended
         secret = ("--superexec-auth-secret-file", str(self.folder / "keys" / "superexec.secret"))
         key = key or self.folder / "keys" / name
         consent = self.folder / "consent" / name / CONSENT
@@ -199,14 +201,9 @@ class LocalFederation:
             *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
             *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
         )
-        node, before = self._processes[name].pid, self._executors.pop(name, None)
-        if before is not None:  # of a node that ended by itself: it ends with it
-            before.wait()
+        node = self._processes[name].pid
         where = ("--runtime-api-address", f"{HOST}:{port}", "--parent-pid", str(node))
-        try:
-            self._executors[name] = self._open(name, *_FEDFW, "executor", *where, *secret, group=node)
-        except PermissionError:
-            raise FederationError(f"the node {name} ended at once:\n{self.log(name)}") from None
+        self._executors[name] = self._open(name, *_FEDFW, "executor", *where, *secret, group=node)
         return name
 
     def start(self, name: str, *command: str) -> None:
