@@ -1,6 +1,6 @@
 """What processes that share a simulation reach of what the machine can give, and what they tell each other.
 
-    torchrun --nproc-per-node 2 -m benchmarks.ranks [--rounds 10] [--repeats 16] [--device cuda] [--write]
+    torchrun --nproc-per-node 2 -m benchmarks.ranks [--rounds 10] [--repeats 48] [--device cuda] [--write]
 
 Every process has one thread. Each task is timed two ways, which take turns in the same processes. Shared: every rank
 has its part of the clients, and they exchange. Independent: every process simulates its part by itself, side by side
@@ -208,7 +208,7 @@ def paper_rows(found: dict[tuple[str, str], Found], clients: int = 1000) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="of a turn")
-    parser.add_argument("--repeats", type=int, default=16, help="turns of each side")
+    parser.add_argument("--repeats", type=int, default=48, help="turns of each side [%(default)s: five minutes in all]")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--write", action="store_true", help="write docs/ranks.md")
     options = parser.parse_args()

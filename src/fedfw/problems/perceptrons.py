@@ -63,7 +63,7 @@ class Perceptron:
             return None
         modules = list(model._modules.values())
         layers = [module for module in modules[::2] if isinstance(module, nn.Linear) and is_plain(module, nn.Linear)]
-        between = [type(module) for module in modules[1::2] if module and is_plain(module, type(module))]
+        between = [type(module) for module in modules[1::2] if module is not None and is_plain(module, type(module))]
         complete = len(layers) == len(between) + 1 and len(layers) + len(between) == len(modules)
         if not complete or not ACTIVATIONS.keys() >= set(between):
             return None
