@@ -20,13 +20,14 @@ from fedfw.studies.catalogue import sections
 from fedfw.studies.cells import Cell
 from fedfw.studies.lab import Json, Lab, Site
 from fedfw.studies.names import REPRODUCTIONS
-from fedfw.studies.protocols import FULL, Scale
+from fedfw.studies.protocols import FULL, QUICK, Scale
 from fedfw.studies.theory import Effort, Study
 from tests.data.files import DATA, needs
 from tests.studies.pictures import draw_nothing
 
 SMALL = Effort(rounds=100, seeds=2, every=20)
 TINY = Scale(True, 1, 3, 3, samples=150, network_rounds=2, network_samples=100, some=150)
+EVERYBODY_LENDS = replace(TINY, samples=QUICK.samples, network_samples=QUICK.network_samples, some=QUICK.some)
 SHORT_PATHS = [replace(path, rounds=500) for path in counterexample._paths()]  # the claim holds from round 429
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CERTIFIED = {  # a9a takes seconds to read
@@ -162,7 +163,7 @@ def report(out: Path, names: tuple[str, ...], short: bool = True) -> Path:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "studies", few)
-        patch.setattr(reproduce, "QUICK", TINY)
+        patch.setattr(reproduce, "QUICK", TINY if short else EVERYBODY_LENDS)
         patch.setattr(table1, "SMALL", table1.SMALL[:1])
         if short:
             patch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
