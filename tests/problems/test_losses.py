@@ -292,6 +292,21 @@ def test_generated_clients_have_the_same_losses() -> None:
             assert torch.allclose(gradients[row], gradient, atol=1e-5)
 
 
+@pytest.mark.parametrize("model", [layer, network], ids=["layer", "network"])
+def test_a_label_that_nobody_was_to_have_is_not_left_out_in_silence(model: Callable[[], nn.Module]) -> None:
+    """The first clients of a generated problem have no class that torch ignores; a later one does."""
+
+    def make(who: Tensor) -> Pair:
+        ys = [torch.full((6,), -100) if int(i) > 2 else labels(6, int(i)) for i in who]
+        return torch.stack([inputs(6, int(i)).float() for i in who]), torch.stack(ys)
+
+    p = fedfw.Problem.generated(model(), nnf.cross_entropy, 5, make)
+    x = p.start.repeat(2, 1)
+    p.losses.value_and_gradient(x, torch.tensor([1, 2]), None)
+    with pytest.raises((ValueError, IndexError, RuntimeError), match=r"out of bounds|index -100|has targets"):
+        p.losses.value_and_gradient(x, torch.tensor([2, 3]), None)
+
+
 # --- what is plain, and what is convex ---
 
 

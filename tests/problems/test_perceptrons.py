@@ -12,7 +12,8 @@ import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations, prune
 
 import fedfw
 from fedfw.errors import NonFiniteError
@@ -158,6 +159,28 @@ def _spectral() -> nn.Module:
     return model
 
 
+def _pruned() -> nn.Module:
+    """Pruning leaves the bias in front of the weight."""
+    model = _plain()
+    prune.l1_unstructured(model[0], "weight", amount=2)
+    prune.remove(model[0], "weight")
+    return model
+
+
+def _weight_that_is_no_parameter() -> nn.Module:
+    model = _plain()
+    fixed = model[0].weight.detach().clone()
+    del model[0].weight
+    model[0].weight = fixed  # type: ignore[assignment]
+    return model
+
+
+def _activation_with_a_parameter() -> nn.Module:
+    model = _plain()
+    model[1].weight = nn.Parameter(torch.ones(2))
+    return model
+
+
 class _Doubled(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -175,6 +198,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "a hook of the model": _hooked_as_a_whole,
     "a layer that is there twice": _twice,
     "a parametrization": _spectral,
+    "a weight behind its bias": _pruned,
+    "a weight that is no parameter": _weight_that_is_no_parameter,
+    "an activation with a parameter": _activation_with_a_parameter,
     "a forward of its own": lambda: _Doubled(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
     "a parameter of its own": _with_its_own_parameter,
     "another activation": lambda: network([4, 5, 3], [nn.GELU], [True], torch.float32),
@@ -205,12 +231,46 @@ def test_other_models_are_differentiated_as_they_are(kind: str) -> None:
         torch.testing.assert_close(gradients[i], wanted)
 
 
+def test_an_activation_may_be_there_twice() -> None:
+    twice = nn.Tanh()
+    model = nn.Sequential(nn.Linear(4, 5), twice, nn.Linear(5, 5), twice, nn.Linear(5, 3))
+    assert is_closed_form(losses_of(model, nnf.cross_entropy, clients_of([6], 4, 3, "cross-entropy", torch.float32)))
+
+
 def test_other_losses_and_samples_are_left_to_automatic_differentiation() -> None:
     clients = clients_of([6, 6], 4, 3, "cross-entropy", torch.float32)
     assert is_closed_form(losses_of(_plain(), nn.CrossEntropyLoss(), clients))
     assert not is_closed_form(losses_of(_plain(), nn.CrossEntropyLoss(label_smoothing=0.1), clients))
     rows = [(torch.randn(6, 2, 4), torch.randn(6, 2, 3)) for _ in range(2)]
     assert not is_closed_form(losses_of(_plain(), nnf.mse_loss, rows))
+    some = [(torch.randn(20, 4), torch.randn(20, 3)), rows[0]]
+    assert not is_closed_form(losses_of(_plain(), nnf.mse_loss, some))
+
+
+def test_a_hook_for_all_modules_is_seen() -> None:
+    clients = clients_of([6, 6], 4, 3, "cross-entropy", torch.float32)
+    handle = register_module_forward_hook(lambda module, inputs, output: 2 * output)
+    try:
+        assert not is_closed_form(losses_of(_plain(), nnf.cross_entropy, clients))
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_whose_parameters_changed_places_has_its_own_gradient(bias: bool) -> None:
+    """Also alone: pruning leaves the bias in front of the weight."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=bias)
+    prune.l1_unstructured(model, "weight", amount=2)
+    prune.remove(model, "weight")
+    clients = clients_of([6, 5], 4, 3, "cross-entropy", torch.float32)
+    problem = fedfw.Problem(model, nnf.cross_entropy, clients)
+    values, gradients = problem.losses.value_and_gradient(problem.start.expand(2, -1), torch.tensor([0, 1]), None)
+    for i, (inputs, targets) in enumerate(clients):
+        loss = nnf.cross_entropy(model(inputs), targets)
+        wanted = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(model.parameters())))
+        torch.testing.assert_close(values[i], loss.detach())
+        torch.testing.assert_close(gradients[i], wanted)
 
 
 def test_autocast_changes_nothing() -> None:

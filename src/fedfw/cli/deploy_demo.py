@@ -125,7 +125,7 @@ def execute(options: argparse.Namespace) -> int:
         return 130
     except FederationError as error:
         print(f"fedfw deploy: {error}", file=sys.stderr)
-        print(f"{folder / 'federation'} has all logs: client-0.log has what a client's code raised", file=sys.stderr)
+        print(f"{folder / 'federation'} has all logs; that of a client has what its code raised", file=sys.stderr)
         return 1
     print(aligned([TOTALS_HEADER, *rows]))
     print(f"\n{legend()}")
@@ -299,10 +299,11 @@ def _watch(federation: LocalFederation, process: str, out: Path, one: Demo) -> l
     with progress_bar(one.rounds, f"{one.name} round") as bar:
         while True:
             running = federation.running(process)
-            for name in federation.names:
-                if not federation.running(name):
-                    raise FederationError(f"{name} has ended, or its executor:\n{federation.log(name)}")
             records = read_records(out)
+            for name in federation.names if running and not (out / "done.json").exists() else ():
+                if not federation.running(name):
+                    what = f"{name} or its executor" if name.startswith("client") else name
+                    raise FederationError(f"{what} has ended before the run did:\n{federation.log(name)}")
             if records:
                 bar.set_postfix_str(line_of(records[-1]), refresh=False)
                 bar.update(len(records) - bar.n)

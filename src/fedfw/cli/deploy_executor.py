@@ -50,7 +50,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _is_of_this_machine(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+    host = (address.rpartition(":")[0] or address).strip("[]").lower()
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

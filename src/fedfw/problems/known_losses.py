@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+_NO_CLASS = -(2**62)
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Per = Literal["sample", "client"]
 
@@ -131,7 +132,9 @@ class KnownLoss:
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of outputs (m, ...), with its weights where the outputs are and in their dtype."""
         tensors = {name: value for name, value in self.options.items() if isinstance(value, Tensor)}
-        weights = {name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()}
+        weights: dict[str, Any] = {name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()}
+        if self.kind.ratio and self.ignored is None:
+            weights["ignore_index"] = _NO_CLASS  # else torch leaves out -100, which nobody was found to have
         return self.kind.function(outputs, targets, reduction=reduction, **(self.options | weights))
 
     def to(self, device: torch.device) -> KnownLoss:

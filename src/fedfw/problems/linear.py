@@ -90,13 +90,15 @@ _CURVATURE: dict[Derivative, Callable[[int], float]] = {
 def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a model is of this kind and nothing else: hooks, parametrizations and a new forward change what it does.
 
-    Parametrizations change the type; old-style spectral norms, weight norms and pruning are hooks.
+    Parametrizations change the type; old-style spectral norms, weight norms and pruning are hooks, and leave parameters
+    in another order when they are removed.
     """
     own = vars(model)
     hooks = any(own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre"))
-    held = model._modules and kind is not nn.Sequential
-    added = model._buffers or held or not model._parameters.keys() <= {"weight", "bias"}
-    return type(model) is kind and not (hooks or added or "forward" in own)
+    for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
+    names, held = tuple(model._parameters), model._modules and kind is not nn.Sequential
+    others = names != ("weight", "bias") if kind is nn.Linear else names not in ((), ("weight",))
+    return type(model) is kind and not (hooks or for_all or others or held or model._buffers or "forward" in own)
 
 
 def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> Derivative | None:

@@ -94,7 +94,7 @@ class ModuleLosses(ClientLosses):
         together: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(value), randomness="different")
         if self._one_by_one:
             together = _in_turn(_compiled(value) if mixed and convolves else grad_and_value(value), device)
-        if not mixed and (perceptron := Perceptron.of(model, shapes, known, stacks[0])):
+        if not mixed and (perceptron := Perceptron.of(model, shapes, known, stacks)):
             together = perceptron
         self._together = Replayed(together) if device.type == "cuda" else together
         self._at_once = samples_at_once(model, stacks[0].inputs[0])

@@ -56,16 +56,23 @@ class Perceptron:
         self._activations, self._derivative = activations, derivative
 
     @classmethod
-    def of(cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stack: Stack) -> Perceptron | None:
-        """The model as a perceptron; None where it is another one, or a loss or samples of the stack ask for more."""
-        derivative = closed_form_of(known, stack.targets[0])
-        if derivative is None or stack.inputs.ndim != 3 or not is_plain(model, nn.Sequential) or model._parameters:
+    def of(cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stacks: list[Stack]) -> Perceptron | None:
+        """The model as a perceptron; None where it is another one, or the loss or the clients' samples ask for more."""
+        derivative = closed_form_of(known, stacks[0].targets[0])
+        vectors = all(stack.inputs.ndim == 3 for stack in stacks)
+        if (
+            derivative is None
+            or not vectors
+            or not isinstance(model, nn.Sequential)
+            or not is_plain(model, nn.Sequential)
+        ):
             return None
-        modules = list(model._modules.values())
+        modules = list(model)
         layers = [module for module in modules[::2] if isinstance(module, nn.Linear) and is_plain(module, nn.Linear)]
-        between = [type(module) for module in modules[1::2] if module is not None and is_plain(module, type(module))]
+        between = [type(module) for module in modules[1::2] if is_plain(module, type(module))]
         complete = len(layers) == len(between) + 1 and len(layers) + len(between) == len(modules)
-        if not complete or not ACTIVATIONS.keys() >= set(between):
+        own = any(module._parameters for module in (model, *modules[1::2]))
+        if not complete or own or not ACTIVATIONS.keys() >= set(between):
             return None
         if list(shapes) != [name for name, _ in model.named_parameters(remove_duplicate=False)]:
             return None  # some are not trained, or a layer is there twice
@@ -80,15 +87,17 @@ class Perceptron:
         outputs = [inputs.mT]  # H_0, H_1, ..., and the scores
         weights = []
         for (c, f, bias), activation in zip(self._shapes, [*self._activations, None], strict=True):
-            weights.append(aligned(next(pieces).reshape(-1, c, f)))
+            weights.append(aligned(next(pieces).reshape(len(x), c, f)))
             Z = scores_of(weights[-1], next(pieces).unsqueeze(2) if bias else None, outputs[-1].mT)
             outputs.append(activation.apply(Z) if activation else Z)
         losses, R = self._derivative(outputs.pop(), targets)
         R = R.mul_(shares.unsqueeze(1))
-        gradients: list[Tensor] = []
+        gradients = x.new_empty(x.shape)
+        into = list(torch.split_with_sizes(gradients, self._lengths, 1))
         for k in range(len(weights) - 1, -1, -1):
-            of_bias = [R.sum(2)] if self._shapes[k][2] else []
-            gradients[:0] = [torch.bmm(aligned(R), outputs[k].mT).flatten(1), *of_bias]
+            if self._shapes[k][2]:
+                torch.sum(R, 2, out=into.pop())
+            torch.bmm(aligned(R), outputs[k].mT, out=into.pop().view_as(weights[k]))
             if k:
                 R = self._activations[k - 1].back(torch.bmm(weights[k].mT, R), outputs[k])
-        return torch.cat(gradients, 1), (losses * shares).sum(1)
+        return gradients, (losses * shares).sum(1)
