@@ -68,6 +68,8 @@ def bench(
     for name in names:
         if name not in TASKS:
             raise ValueError(f"task {name!r}, expected one of {', '.join(TASKS)}")
+    if threads < 1:
+        raise ValueError(f"threads={threads}, expected at least 1")
     if folder is None and (named := os.environ.get(FOLDER_VARIABLE)):
         folder = Path(named)
     torch.set_num_threads(threads)
