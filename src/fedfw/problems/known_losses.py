@@ -20,6 +20,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 _NO_CLASS = -(2**62)
+"""A class number that no sample has."""
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Per = Literal["sample", "client"]
 

@@ -350,7 +350,7 @@ class LinearLosses(ClientLosses):
 
 
 def aligned(W: Tensor) -> Tensor:
-    """A copy of clients' weights (b, c, f) whose rows begin at multiples of 64 bytes, whatever they come from.
+    """A copy of clients' matrices (b, c, f) whose rows begin at multiples of 64 bytes, whatever they come from.
 
     Kernels for operands that begin elsewhere add up in another order: a client alone would have other bits.
     """
