@@ -25,8 +25,8 @@ from benchmarks.common import machine, markdown, publish
 from fedfw.data.base import Data, Part
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.models import make_model
-from fedfw.studies.bench.contenders import PENALTY, RADIUS, frank_wolfe
-from fedfw.studies.bench.tasks import CLASSES, TASKS
+from fedfw_reproduction.bench.contenders import PENALTY, RADIUS, frank_wolfe
+from fedfw_reproduction.bench.tasks import CLASSES, TASKS
 
 
 def replayed_ms(function: Callable[[], Any], times: int = 200) -> float:

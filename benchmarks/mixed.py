@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks.common import markdown
 from fedfw.config import merge
-from fedfw.studies import table2
-from fedfw.studies.cells import Cell, accuracies, finals
-from fedfw.studies.lab import Json, Lab, Site, was_run
-from fedfw.studies.protocols import FULL
+from fedfw_reproduction import table2
+from fedfw_reproduction.cells import Cell, accuracies, finals
+from fedfw_reproduction.lab import Json, Lab, Site, was_run
+from fedfw_reproduction.protocols import FULL
 
 CELLS = (
     ("IID", "l2", "ours: FedFW+ with momentum", "ours"),

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from benchmarks.common import machine, markdown
 from fedfw.data import MissingDataError
-from fedfw.studies.lab import Site
-from fedfw.studies.networks.protocol import Method
-from fedfw.studies.networks.study import STUDIES
-from fedfw.studies.protocols import FULL
+from fedfw_reproduction.lab import Site
+from fedfw_reproduction.networks.protocol import Method
+from fedfw_reproduction.networks.study import STUDIES
+from fedfw_reproduction.protocols import FULL
 
 
 def seconds_a_round(method: Method, rounds: int, site: Site) -> float:

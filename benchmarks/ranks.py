@@ -31,8 +31,8 @@ from benchmarks.common import machine, markdown, publish
 from fedfw.algorithms.base import Aggregate, Upload
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.studies.bench.contenders import fedavg, frank_wolfe
-from fedfw.studies.bench.tasks import TASKS, BenchTask
+from fedfw_reproduction.bench.contenders import fedavg, frank_wolfe
+from fedfw_reproduction.bench.tasks import TASKS, BenchTask
 
 Make = Callable[[BenchTask], fedfw.Algorithm]
 METHODS: dict[str, Make] = {

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import fedfw
 from benchmarks.common import machine, publish
-from fedfw.studies.bench.contenders import bare_products, frank_wolfe, hand_fedfw, ours
-from fedfw.studies.bench.tasks import CLASSES, BenchTask
-from fedfw.studies.bench.tasks import TASKS as BENCH
-from fedfw.studies.bench.timing import compare
+from fedfw_reproduction.bench.contenders import bare_products, frank_wolfe, hand_fedfw, ours
+from fedfw_reproduction.bench.tasks import CLASSES, BenchTask
+from fedfw_reproduction.bench.tasks import TASKS as BENCH
+from fedfw_reproduction.bench.timing import compare
 
 TASKS = {
     "10 x 6,000 x 784": BENCH["mnist"],

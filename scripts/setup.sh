@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 wanted=${1:-plain}
 lock=requirements.lock
 [ "$wanted" = all ] && lock=requirements-all.lock
-stamp=.venv/fedfw-$wanted-$(cat pyproject.toml constraints.txt requirements*.lock src/fedfw/*/*.c | sha256sum | cut -c1-16)
+stamp=.venv/fedfw-$wanted-$(cat pyproject.toml reproduction/pyproject.toml constraints.txt requirements*.lock src/fedfw/*/*.c | sha256sum | cut -c1-16)
 if [ ! -e "$stamp" ]; then
   echo "setting up .venv ($wanted): a few minutes the first time" >&2
   [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
@@ -23,7 +23,7 @@ if [ ! -e "$stamp" ]; then
   fi
   # torch by exact version: a range would fetch the newest build with its CUDA libraries.
   install -r constraints.txt
-  install --no-deps --no-build-isolation -e . # built by the locked setuptools
+  install --no-deps --no-build-isolation -e . -e ./reproduction # built by the locked setuptools
   .venv/bin/python -m pip check --disable-pip-version-check >&2
   touch "$stamp"
 fi

@@ -10,9 +10,6 @@ import pytest
 
 from fedfw.advice import Measured, MeasuredMethod, MeasuredPoint, MeasuredProblem, advise, compared, measured
 from fedfw.config import RunConfig, build_algorithm
-from fedfw.studies.frontier import study
-from fedfw.studies.lab import Lab
-from fedfw.studies.protocols import FULL
 
 
 def method(title: str, sees: str, projects: bool, *points: tuple[int, float]) -> MeasuredMethod:
@@ -147,12 +144,3 @@ def test_everything_in_the_table_of_the_package_can_be_run() -> None:
             for setting in one.settings:
                 build_algorithm(RunConfig.of(algorithm=one.algorithm, constraint=problem.constraint, **setting))
     assert {one.sees for problem in measured().problems for one in problem.methods} >= {"atoms", "sums", "gradients"}
-
-
-CACHE = Path(__file__).parents[1] / "docs" / "frontier" / "cache"
-
-
-@pytest.mark.skipif(not CACHE.is_dir(), reason="the study has not been run in full")
-def test_the_table_of_the_package_is_what_the_kept_results_give() -> None:
-    results = Lab(CACHE, only_kept=True).run(study.tasks(FULL))
-    assert Measured.from_json(json.loads(study.files(FULL, results)["measured.json"])) == measured()

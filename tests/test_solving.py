@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 
 @pytest.mark.parametrize("name", SETS)

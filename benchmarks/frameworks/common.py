@@ -32,7 +32,7 @@ def task() -> tuple[str, dict, Path]:
 
 
 def module(spec: dict) -> nn.Module:
-    """The model at its start: that of fedfw.studies.bench."""
+    """The model at its start: that of fedfw_reproduction.bench."""
     torch.manual_seed(0)
     features = spec["features"]
     if spec["model"] == "softmax":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 
 def values_at(q: Quadratics, points: Tensor) -> Tensor:

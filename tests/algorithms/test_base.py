@@ -16,7 +16,7 @@ from fedfw.atoms import Dense, TupleAtom
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.schedules import constant, convex
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import P, Quadratics
+from fedfw.testing.known_quadratics import P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 

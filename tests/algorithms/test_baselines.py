@@ -19,7 +19,7 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 
 def baselines(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:

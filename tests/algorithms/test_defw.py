@@ -11,7 +11,7 @@ from fedfw.deployment import Task
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 from .test_baselines import DTYPES, WEIGHTS, digits_and_their_optimum, residual, typed, weighted
 

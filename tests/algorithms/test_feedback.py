@@ -14,7 +14,7 @@ from fedfw.algorithms.base import Server, Setting
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 COMPRESSORS = ["topk:1", "randk:1", "bits:2", "sign", "atoms:1"]

@@ -16,7 +16,7 @@ from fedfw.algorithms import FedFWSto
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.schedules import Schedule, constant, convex
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 LAM = 0.05
 ATTENDANCE = {

@@ -12,7 +12,7 @@ from fedfw.algorithms.base import Setting, scaled
 from fedfw.algorithms.penalties import AVERAGED, NETWORK, PLAIN, WEAK, atom_density, usual_multiple
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 
 @pytest.mark.parametrize("name", SETS)

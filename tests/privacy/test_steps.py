@@ -15,7 +15,7 @@ from fedfw import NonFiniteError, Privacy
 from fedfw.privacy.mechanisms import Corners, GaussianNoise
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import Cohort, PlainOracles
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 pytest.importorskip("dp_accounting")
 DELTA = 1e-5

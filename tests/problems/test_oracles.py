@@ -14,7 +14,7 @@ from fedfw.errors import NonFiniteError
 from fedfw.problems.base import WeightedGradient
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.randomness import minibatch, minibatches
-from fedfw.studies.quadratics import P, Quadratics
+from fedfw.testing.known_quadratics import P, Quadratics
 
 BALL = fedfw.L1Ball(1.0)
 

@@ -37,7 +37,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.wire import decoded
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import P, Quadratics
+from fedfw.testing.known_quadratics import P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 N = 8

@@ -17,7 +17,7 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.fingerprint import refuse_another_run
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 Q = Quadratics.on("l1")
 D = Q.constraint

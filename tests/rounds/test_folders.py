@@ -19,7 +19,7 @@ from fedfw.rounds.files import LOCK, write_atomically
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.records import History, Record
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 from tests.processes import start_python
 
 pytestmark = pytest.mark.usefixtures("no_plots")

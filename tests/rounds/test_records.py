@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedfw
 from fedfw.deployment import DeployedRecord
 from fedfw.rounds.records import History, Record
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**60)

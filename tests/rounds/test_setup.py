@@ -24,7 +24,7 @@ from fedfw.rounds.setup import (
     usable_device,
 )
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, P, Quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 
 @pytest.mark.parametrize("wanted", ["tpu", "meta", "cpu:x", ""])

@@ -8,7 +8,7 @@ import torch
 import fedfw
 from fedfw.simulation import Simulation
 from fedfw.simulation.groups import constraint_groups
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 
 def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None:

@@ -13,7 +13,7 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.simulation.refusals import few_take_part
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 
 def samples() -> fedfw.Problem:

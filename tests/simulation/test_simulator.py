@@ -11,7 +11,7 @@ import fedfw
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation, simulate
-from fedfw.studies.quadratics import P, Quadratics
+from fedfw.testing.known_quadratics import P, Quadratics
 
 
 def test_everything_after_problem_and_algorithm_is_given_by_name() -> None:

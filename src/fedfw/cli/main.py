@@ -27,17 +27,21 @@ COMMANDS = {
     "tune": ("fedfw.cli.tune", "search a small grid of choices on held-out training data; writes a file for run"),
     "solve": ("fedfw.cli.solve", "find the central optimum F* that residuals are measured against, with proof"),
     "advise": ("fedfw.cli.advise", "say which method to use, why, and what was measured"),
-    "reproduce": ("fedfw.cli.reproduce", "compute the paper's tables and figures, and more, in one report"),
     "deploy": ("fedfw.cli.deploy", "run on Flower: real processes and encrypted connections"),
-    "attack": ("fedfw.cli.attack", "search for the clients' images in what they send, as a curious server could"),
-    "bench": ("fedfw.cli.bench", "time rounds beside a loop over clients, hand-batched PyTorch and other frameworks"),
     "privacy": ("fedfw.cli.privacy", "say what a promise of differential privacy costs: the noise, and eps by rounds"),
     "data": ("fedfw.cli.data", "list, get and show the data sets"),
     "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
     "models": ("fedfw.cli.models", "list the models"),
     "sets": ("fedfw.cli.sets", "list the constraint sets, what their oracles cost and their atoms weigh"),
 }
-"""Every command by its name: the module that has it, and its line of help."""
+"""Every command of the library by its name: the module that has it, and its line of help."""
+LABORATORY = {
+    "reproduce": "compute the paper's tables and figures, and more, in one report",
+    "attack": "search for the clients' images in what they send, as a curious server could",
+    "bench": "time rounds beside a loop over clients, hand-batched PyTorch and other frameworks",
+}
+"""Commands of the package fedfw-reproduction, with their help; its entry points name the modules."""
+ENTRY_POINTS = "fedfw.commands"
 SHARED = ("run", "resume", "tune", "reproduce")
 """Commands that divide their work among the processes that torchrun starts; others would do all of it in each."""
 
@@ -97,24 +101,39 @@ def _notice(command: str, message: Warning | str, *where: object) -> str:
     return f"fedfw {command}: note: {message}\n"
 
 
+def _module_of(command: str) -> str:
+    """Return the module of a command; one of the laboratory is looked up among the installed entry points."""
+    if command in COMMANDS:
+        return COMMANDS[command][0]
+    # Imported here: reading the metadata of installed packages takes longer than the rest of this module.
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINTS, name=command):
+        return point.value
+    raise ImportError(
+        f"{command} belongs to the package fedfw-reproduction, which is not installed; "
+        "in a clone of fedfw's repository run: pip install ./reproduction"
+    )
+
+
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="fedfw", description="Federated Frank-Wolfe: train across clients inside a hard constraint set."
     )
     parser.add_argument("--version", action="version", version=f"fedfw {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    if command and command not in COMMANDS:
+    listed = {name: help_ for name, (_, help_) in COMMANDS.items()} | LABORATORY
+    if command and command not in listed:
         from fedfw.options import nearest
 
-        known = ", ".join(COMMANDS)
-        parser.error(f"unknown command {command!r}{nearest(command, COMMANDS)}, expected one of {known}")
+        parser.error(f"unknown command {command!r}{nearest(command, listed)}, expected one of {', '.join(listed)}")
     if command and command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parser.error(f"{command} does not divide its work among processes, expected it to be started without torchrun")
-    for name, (module_name, help_) in COMMANDS.items():
+    for name, help_ in listed.items():
         own = commands.add_parser(name, help=help_)
         if name == command:
             with _quick_end(command):
-                module = import_module(module_name)
+                module = import_module(_module_of(command))
                 verb = next((word for word in typed[typed.index(command) + 1 :] if not word.startswith("-")), "")
                 own.set_defaults(execute=module.execute, parser=own)
                 module.add_arguments(own, *([verb] if hasattr(module, "VERBS") else []))  # verbs import more

@@ -14,7 +14,7 @@ from torch import Tensor
 import fedfw
 from fedfw import Callback, StopRun
 from fedfw.simulation import Run, Simulation
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -13,7 +13,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.records import History
 from fedfw.simulation import Callback, Simulation
 from fedfw.simulation.callbacks import Checkpoints
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 Q = Quadratics.on("l1")
 ALGORITHM = fedfw.FedFW(Q.constraint, penalty=0.05)

@@ -9,7 +9,7 @@ import torch
 
 import fedfw
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -8,7 +8,7 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.simulation import Simulation
-from fedfw.studies.quadratics import SETS, Quadratics
+from fedfw.testing.known_quadratics import SETS, Quadratics
 
 
 def test_the_surrogate_is_what_it_says() -> None:

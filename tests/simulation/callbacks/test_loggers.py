@@ -12,7 +12,7 @@ import pytest
 
 import fedfw
 from fedfw.simulation.callbacks.loggers import numbers_of
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

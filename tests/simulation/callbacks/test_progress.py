@@ -8,7 +8,7 @@ import pytest
 
 import fedfw
 from fedfw.simulation.callbacks import Progress
-from fedfw.studies.quadratics import Quadratics
+from fedfw.testing.known_quadratics import Quadratics
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

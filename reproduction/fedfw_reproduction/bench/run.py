@@ -1,0 +1,167 @@
+"""Rounds of FedAvg and FedFW, timed side by side with a loop, hand-batched PyTorch and other frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedfw.report.tables import aligned
+from fedfw.rounds.files import write_atomically
+from fedfw_reproduction.bench import contenders as run_by
+from fedfw_reproduction.bench.contenders import Contender
+from fedfw_reproduction.bench.frameworks import FOLDER_VARIABLE, SCRIPTS, framework_timing
+from fedfw_reproduction.bench.tasks import SMALL, TASKS, BenchTask
+from fedfw_reproduction.bench.timing import Timing, compare, refuse_different
+
+HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
+OURS, HAND, LOOP = "fedfw", "by hand", "loop over clients"
+FEDAVG, STO = "FedAvg", f"FedFW-sto, l2:{run_by.RADII['l2']:g}, batches of {run_by.BATCH}"
+_ROUNDS_OF_FRAMEWORKS = 20
+
+
+def bench(
+    names: Sequence[str],
+    *,
+    threads: int = 1,
+    rounds: int | None = None,
+    repeats: int = 5,
+    seconds: float = 10.0,
+    frameworks: str = "small",
+    out: Path | None = None,
+    folder: Path | None = None,
+) -> int:
+    """Time the tasks, print a table each, and keep the numbers if asked to.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of tasks, see `fedfw_reproduction.bench.tasks.TASKS`.
+    threads : int
+        Threads of torch.
+    rounds : int, optional
+        Rounds of a repeat; by default about a second's worth.
+    repeats : int
+        How often each contender is timed, at the least.
+    seconds : float
+        For how long contenders of one task take turns, at the least.
+    frameworks : "none", "small" or "all"
+        On which tasks other frameworks run, too.
+    out : Path, optional
+        Keep the numbers in this file, as JSON.
+    folder : Path, optional
+        Holds the other frameworks' environment and scripts (benchmarks/frameworks of the repository); by default what
+        the environment variable FEDFW_FRAMEWORKS says. Without it they are reported as not installed.
+
+    Returns
+    -------
+    int
+        The exit status of the command.
+    """
+    for name in names:
+        if name not in TASKS:
+            raise ValueError(f"task {name!r}, expected one of {', '.join(TASKS)}")
+    if threads < 1:
+        raise ValueError(f"threads={threads}, expected at least 1")
+    if folder is None and (named := os.environ.get(FOLDER_VARIABLE)):
+        folder = Path(named)
+    torch.set_num_threads(threads)
+    numbers: dict[str, Any] = {"threads": threads, "torch": torch.__version__, "tasks": {}}
+    for name in names:
+        task = TASKS[name]
+        for algorithm, sides in _matches(task).items():
+            count = rounds or _enough(task)
+            print(f"{task.label}: {algorithm}, {count} rounds x {repeats} or more ...", file=sys.stderr, flush=True)
+            found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats, seconds))
+            if algorithm == FEDAVG and frameworks != "none" and (frameworks == "all" or task is SMALL):
+                found |= _others(task, folder)
+            print(f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *_rows(found)])}", flush=True)
+            kept = {who: t if isinstance(t, str) else asdict(t) for who, t in found.items()}
+            numbers["tasks"].setdefault(name, {"label": task.label})[algorithm] = kept
+    print(
+        "\nOn tiny models these times are overhead: what a framework does around a few microseconds of arithmetic. "
+        "Flower\nships real messages between processes, which a simulation in one process need not."
+    )
+    if out is not None:
+        write_atomically(out, json.dumps(numbers, indent=1).encode())
+        print(f"numbers: {out}")
+    return 0
+
+
+def _enough(task: BenchTask) -> int:
+    """Rounds that take a second or so, and some more where they are long."""
+    work = task.clients * task.samples * task.features * (task.features * 50 if task.model == "cnn" else 1)
+    return max(15, min(200, 10**8 // work))
+
+
+def _fedavg(task: BenchTask) -> dict[str, Contender]:
+    sides = {OURS: run_by.ours(task, run_by.fedavg(task)), HAND: run_by.hand_fedavg(task)}
+    sides[LOOP] = run_by.loop_fedavg(task)
+    return sides | (_floor(task) if task.model == "softmax" else {})
+
+
+def _matches(task: BenchTask) -> dict[str, dict[str, Contender]]:
+    """Algorithms with their contenders: all of them on the task of MNIST's size."""
+    matches = {FEDAVG: _fedavg(task)}
+    if task.model == "softmax":
+        many = task.name == "mnist"
+        for plus, ball in product((False, True) if many else (False,), run_by.RADII if many else ("l1",)):
+            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADII[ball]:g}"] = _fedfw(task, ball, plus)
+        if task.samples >= 4 * run_by.BATCH:
+            matches[STO] = _fedfw_sto(task)
+    return matches
+
+
+def _fedfw(task: BenchTask, ball: str, plus: bool) -> dict[str, Contender]:
+    sides = {
+        OURS: run_by.ours(task, run_by.frank_wolfe(ball, plus)),
+        HAND: run_by.hand_fedfw(task, ball, plus),
+    }
+    return sides | _floor(task)
+
+
+def _fedfw_sto(task: BenchTask) -> dict[str, Contender]:
+    sides = {OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH), HAND: run_by.hand_fedfw_sto(task)}
+    return sides | _floor(task, run_by.BATCH)
+
+
+def _floor(task: BenchTask, batch: int | None = None) -> dict[str, Contender]:
+    """The two products, which read the samples twice."""
+    read = 2 * 4 * task.clients * (batch or task.samples) * task.features
+    return {f"bare products, {read / 1e6:.1f} MB read": run_by.bare_products(task, batch)}
+
+
+def _others(task: BenchTask, folder: Path | None) -> dict[str, Timing | str]:
+    found: dict[str, Timing | str] = {}
+    for name in SCRIPTS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        timing = framework_timing(name, task, rounds=_ROUNDS_OF_FRAMEWORKS, folder=folder)
+        if isinstance(timing, Timing) and timing.loss is not None:
+            # Their loss must be that of the same number of rounds by hand.
+            x = run_by.hand_fedavg(task)(_ROUNDS_OF_FRAMEWORKS, lambda: None)
+            refuse_different(task, {name: timing.loss, HAND: task.problem().value(x)})
+        found[name] = timing
+    return found
+
+
+def _rows(found: dict[str, Timing | str]) -> list[tuple[str, ...]]:
+    hand = found[HAND]
+    assert isinstance(hand, Timing)
+    rows: list[tuple[str, ...]] = []
+    for name, timing in found.items():
+        if isinstance(timing, str):
+            rows.append((name, timing, "", "", "", ""))
+            continue
+        memory = "-" if timing.peak_mb is None else f"{timing.peak_mb:.1f}"
+        ratio = f"{timing.round_ms / hand.round_ms:.2f}"
+        times = (f"{value:.2f}" for value in (timing.round_ms, timing.first_ms, timing.cpu_ms))
+        round_ms, first, cpu = times
+        rows.append((name, round_ms, ratio, first, cpu, memory))
+    return rows

@@ -1,0 +1,239 @@
+"""One algorithm that is best on polytopes and on smooth sets: what was tried.
+
+Momentum with duals (FedFW+) wins on the l2 ball, anchors on the l1 ball. Tried here, all with momentum 0.9:
+
+anchors
+    As they are: at an anchor x_i <- xbar, and the corrected direction w_i grad f_i(x_i) + y_i is averaged.
+anchors, points kept
+    The same, but x_i stay where they are, so the penalty has something to pull on.
+duals from averages
+    FedFW+ whose duals are set to y_i = (1/n) sum_j d_j - d_i now and then, d_i the averaged gradients: no gradient is
+    computed for it, but their sum is shared.
+FedLMO
+    Shared momentum and control variates; every client begins each round at xbar. It sends two dense vectors beside each
+    atom. It has no penalty: schedule and momentum are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import ClassVar
+
+import torch
+
+from fedfw.algorithms import FedFWAnchored, FedFWPlus
+from fedfw.algorithms.base import (
+    Algorithm,
+    Contract,
+    Contributed,
+    Gathered,
+    GathersSums,
+    Gradient,
+    Plan,
+    Reveals,
+    Server,
+    State,
+)
+from fedfw.config import RunConfig, build_problem
+from fedfw.report.document import Document
+from fedfw.report.tables import human_bytes
+from fedfw.sets import parse_set
+from fedfw.simulation import simulate
+from fedfw.tuning import HELD_OUT
+from fedfw_reproduction.cells import (
+    Cell,
+    Central,
+    accuracies,
+    average,
+    columns_of,
+    data_of,
+    device_of,
+    finals,
+    placed,
+    problem_of,
+    residuals,
+)
+from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
+from fedfw_reproduction.protocols import LMO_SIX, Scale
+
+PENALTIES: dict[str, tuple[float | str, ...]] = {
+    "l2:10": ("theory:0.03", "theory:0.1", "theory:0.3"),
+    "l1:10": (0.0, "theory:0.001", "theory:0.01"),
+}
+LOCAL_STEPS = (1, 3)
+VARIANTS = (
+    ("FedFW+", None),
+    *((name, m) for name in ("anchors", "anchors, points kept", "duals from averages") for m in (5, 20)),
+)
+
+
+@dataclass(frozen=True)
+class KeptAnchors(FedFWAnchored):
+    """Anchored FedFW that leaves x_i and xbar where they are."""
+
+    def gather(
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
+    ) -> tuple[Server, Gathered]:
+        after, learnt = super().gather(plan, server, states, sent, t)
+        return replace(after, xbar=server.xbar), learnt
+
+    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed, mean: torch.Tensor) -> State:
+        return super().take_up(state, xbar, sent, mean) | {"x": state["x"]}
+
+
+@dataclass(frozen=True)
+class AveragedDuals(FedFWPlus, GathersSums):
+    """FedFW+ whose duals are set from the averaged gradients every so many rounds; for full participation.
+
+    Parameters
+    ----------
+    every : int
+        Rounds from one sum to the next; before the first round there is nothing to sum up.
+    """
+
+    every: int = 20
+
+    contract: ClassVar[Contract] = replace(
+        FedFWPlus.contract,
+        sums=True,
+        reveals=Reveals.GRADIENTS,
+        shares="now and then the sum of the averaged gradients of those present",
+    )
+
+    def gathers(self, server: Server, t: int) -> bool:
+        return t > 1 and (t - 1) % self.every == 0
+
+    def contribute(self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient, t: int) -> Contributed:
+        d = state["d"]
+        return Contributed(torch.full_like(d[:, 0], math.nan), d)  # no gradient is computed, so no loss is known
+
+    def gather(
+        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
+    ) -> tuple[Server, Gathered]:
+        total = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0)
+        return server, Gathered(total / plan.n, math.nan, gradient=None)  # an average of gradients proves nothing
+
+    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed, mean: torch.Tensor) -> State:
+        return state | {"y": mean - sent.vector}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant on some digits of MNIST, three labels a client; its penalty is chosen on lent samples.
+
+    Parameters
+    ----------
+    cell : Cell
+        The problem, rounds and seeds; the algorithm is the variant's own.
+    name : str
+        Of the variant.
+    every : int or None
+        Rounds from one sum to the next; None for plain FedFW+.
+    penalties : tuple
+        To choose from.
+    momentum : float
+        Of all variants.
+    """
+
+    cell: Cell
+    name: str
+    every: int | None
+    penalties: tuple[float | str, ...]
+    momentum: float = 0.9
+
+    @property
+    def title(self) -> str:
+        return f"{self.label} on {self.cell.config.constraint}"
+
+    @property
+    def label(self) -> str:
+        return self.name if self.every is None else f"{self.name}, m = {self.every}"
+
+    @property
+    def weight(self) -> float:
+        return 2 * self.cell.weight
+
+    def compute(self, site: Site) -> Json:
+        config = placed(self.cell.config, site)
+        data = data_of(config, self.cell.samples)
+        lent = build_problem(config, data, HELD_OUT).to(device_of(config))
+        held_out = {}
+        for penalty in self.penalties:
+            run = simulate(lent, self._algorithm(penalty), rounds=config.rounds, eval_every=config.rounds)
+            held_out[penalty] = run.history[-1].test_loss or float("inf")
+        best = min(held_out, key=held_out.__getitem__)
+        runs = []
+        for seed in range(self.cell.seeds):
+            problem = problem_of(replace(config, seed=seed), self.cell.samples)
+            run = simulate(problem, self._algorithm(best), rounds=config.rounds, eval_every=config.rounds, seed=seed)
+            runs.append(columns_of(run) | {"seed": seed})
+        return {"chosen": {"penalty": best}, "runs": runs}
+
+    def _algorithm(self, penalty: float | str) -> Algorithm:
+        D, m = parse_set(self.cell.config.constraint or ""), self.every
+        if m is None:
+            return FedFWPlus(D, penalty=penalty, momentum=self.momentum)
+        if self.name == "duals from averages":
+            return AveragedDuals(D, penalty=penalty, momentum=self.momentum, every=m)
+        kind = FedFWAnchored if self.name == "anchors" else KeptAnchors
+        return kind(D, penalty=penalty, momentum=self.momentum, anchor_every=m, gradient_at="own")
+
+
+def variants(constraint: str, scale: Scale) -> dict[str, Variant | Cell]:
+    """What is compared on a set, by its row in the table."""
+    config = RunConfig.of(
+        dataset="mnist",
+        model="mclr",
+        partition="labels:3",
+        constraint=constraint,
+        algorithm="fedfw+",
+        rounds=scale.rounds,
+    )
+    cell = Cell(config, seeds=scale.seeds, samples=scale.some)
+    tried = [Variant(cell, name, every=every, penalties=PENALTIES[constraint]) for name, every in VARIANTS]
+    found: dict[str, Variant | Cell] = {variant.label: variant for variant in tried}
+    for K in LOCAL_STEPS:
+        lmo = config.having(algorithm="fedlmo", local_steps=K)
+        label = f"FedLMO, {K} local step{'s' if K > 1 else ''}"
+        found[label] = replace(cell, config=lmo, grid=scale.thinned(LMO_SIX))
+    return found
+
+
+def tasks(scale: Scale) -> list[Task]:
+    found = [task for constraint in PENALTIES for task in variants(constraint, scale).values()]
+    return [*found, *map(_central, found)]
+
+
+def _central(task: Variant | Cell) -> Central:
+    return Central.of(task if isinstance(task, Cell) else task.cell)
+
+
+def show(scale: Scale, results: Results, page: Document) -> None:
+    if not all(was_run(results[task]) for task in tasks(scale)):
+        page.text("not run: no data")
+        return
+    columns: dict[str, list[str]] = {}
+    best: dict[str, tuple[float, str]] = {}
+    for constraint in PENALTIES:
+        for label, task in variants(constraint, scale).items():
+            result = results[task]
+            far = residuals(result, results[_central(task)])
+            best[constraint] = min(best.get(constraint, (float("inf"), "")), (mean(far), label))
+            chosen = ", ".join(f"{key} {value}" for key, value in result["chosen"].items())
+            sent = human_bytes(mean(finals(result, "bytes_up")))
+            row = (average(far, "{:.4f}".format), accuracies(finals(result, "accuracy")), sent, chosen)
+            columns.setdefault(label, []).extend(row)
+    header = [
+        f"{constraint}: {what}" for constraint in PENALTIES for what in ("residual", "accuracy %", "up", "chosen")
+    ]
+    page.table(("momentum 0.9 unless it was chosen", *header), [(label, *row) for label, row in columns.items()])
+    winners = "; ".join(f"{constraint}: {label} ({far:.4f})" for constraint, (far, label) in best.items())
+    names = {label.partition(",")[0] for _, label in best.values()}
+    one = "One method is best on both." if len(names) == 1 else "No method tried is best on both."
+    page.text(
+        f"{scale.some} digits of MNIST, 3 labels a client, {scale.rounds} rounds; an anchor costs one more gradient, "
+        f"and so does every local step but the first. The best residual, {winners}. {one}"
+    )

@@ -1,0 +1,267 @@
+"""``fedfw reproduce``: the report of everything, the cache, missing data, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pictures import draw_nothing
+from tests.data.files import DATA, needs
+
+from fedfw.cli.main import main
+from fedfw_reproduction import bounds, certificate, counterexample, reproduce, table1, table3, theory
+from fedfw_reproduction.catalogue import sections
+from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.lab import Json, Lab, Site
+from fedfw_reproduction.names import REPRODUCTIONS
+from fedfw_reproduction.protocols import FULL, QUICK, Scale
+from fedfw_reproduction.theory import Effort, Study
+
+SMALL = Effort(rounds=100, seeds=2, every=20)
+TINY = Scale(True, 1, 3, 3, samples=150, network_rounds=2, network_samples=100, some=150)
+EVERYBODY_LENDS = replace(TINY, samples=QUICK.samples, network_samples=QUICK.network_samples, some=QUICK.some)
+SHORT_PATHS = [replace(path, rounds=500) for path in counterexample._paths()]  # the claim holds from round 429
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CERTIFIED = {  # a9a takes seconds to read
+    "mushrooms, l1:2, IID": ("mushrooms", "logistic", "iid", "l1:2", "theory:0.001"),
+    **{title: setting for title, setting in certificate.SETTINGS.items() if "a9a" not in title},
+}
+
+
+def few(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
+    wanted = ("T2 on box", "no theorem, noisy and not convex")
+    return ((title, run) for title, run in theory.studies(SMALL) if title in wanted)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "studies", few)
+    monkeypatch.setattr(reproduce, "QUICK", TINY)
+
+
+def test_theory_and_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
+    first = capsys.readouterr()
+    assert "1/2 theory, T2 on box" in first.err
+    page = (tmp_path / "theory-quick.html").read_text()
+    assert page.count("<svg") == page.count('.csv" href="data:') == 2
+    assert "quick" in page
+    next((tmp_path / "cache").iterdir()).unlink()  # as if the call had been interrupted
+    draw_nothing(monkeypatch)
+    assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
+    again = capsys.readouterr()
+    assert "1 of 2 tasks are kept from before" in again.err
+    assert "1/1 theory" in again.err
+    assert again.out == first.out
+
+
+def test_a_bound_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong() -> list[Study]:
+        (study,) = theory.nonconvex("box", SMALL)
+        assert study.passed
+        assert study.limit is not None
+        return [replace(study, limit=study.limit * 1e-6)]
+
+    monkeypatch.setattr(bounds, "studies", lambda effort: iter([("wrong", wrong)]))
+    draw_nothing(monkeypatch)
+    assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 1
+    assert "failed: T2 on box" in capsys.readouterr().err
+    page = (tmp_path / "theory-quick.html").read_text()
+    assert "FAILED" in page
+    assert 'class="bad' in page
+
+
+def test_a_slope_that_is_too_flat_fails() -> None:
+    (study,) = theory.nonconvex("box", SMALL)
+    assert not replace(study, steepest=-5.0).passed
+    assert not replace(study, limit=torch.zeros_like(study.measured)).passed
+    assert Study.from_json(study.to_json()).slope == study.slope
+
+
+def test_the_names_of_the_help_are_those_of_the_catalogue() -> None:
+    assert tuple(sections()) == REPRODUCTIONS
+
+
+def test_bad_values_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "counterexample", "--jobs", "0", "--out", str(tmp_path)]) == 2
+    assert "--jobs 0, expected at least 1" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compute = counterexample.Path.compute
+
+    def interrupted(self: counterexample.Path, site: Site) -> Json:
+        if self.algorithm == "fedfw+":
+            raise KeyboardInterrupt
+        return compute(self, site)
+
+    monkeypatch.setattr(counterexample.Path, "compute", interrupted)
+    monkeypatch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
+    draw_nothing(monkeypatch)
+    arguments = ["reproduce", "counterexample", "--quick", "--out", str(tmp_path)]
+    assert main(arguments) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    assert main([*arguments, "--kept"]) == 0
+    assert "1 tasks not run: not yet (not in the cache)" in (tmp_path / "counterexample-quick.html").read_text()
+    monkeypatch.setattr(counterexample.Path, "compute", compute)
+    assert main(arguments) == 0
+    assert "4 of 5 tasks are kept" in capsys.readouterr().err
+
+
+def test_results_in_bfloat16_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    computed: list[Cell] = []
+
+    def nothing(self: Cell, site: Site) -> Json:
+        computed.append(self)
+        return {"chosen": {}, "trials": [], "runs": []}
+
+    monkeypatch.setattr(Cell, "compute", nothing)
+    draw_nothing(monkeypatch)
+    arguments = ["reproduce", "table2", "--quick", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert not any(cell.config.mixed for cell in computed)
+    assert "bfloat16" not in (tmp_path / "table2-quick.html").read_text()
+    computed.clear()
+    assert main([*arguments, "--mixed"]) == 0
+    assert "45 of 75 tasks are kept from before" in capsys.readouterr().err  # those of smaller networks
+    assert {(cell.config.model, cell.config.mixed) for cell in computed} == {("cnn", True)}
+    page = (tmp_path / "table2-quick-mixed.html").read_text()
+    assert "The CNN multiplies in bfloat16" in page
+    assert "fedfw reproduce table2 --quick --mixed" in page
+    assert main(["reproduce", "split", "--mixed", "--out", str(tmp_path)]) == 2
+    assert "--mixed with split, expected table2 or all" in capsys.readouterr().err
+
+
+def test_without_data_the_report_says_so(tmp_path: Path) -> None:
+    arguments = ["--quick", "--out", str(tmp_path), "--data-dir", str(tmp_path / "none")]
+    assert main(["reproduce", "table1-cifar", *arguments]) == 0
+    page = (tmp_path / "table1-cifar-quick.html").read_text()
+    assert page.count("not run: no data") >= 32
+    assert main(["reproduce", "split", *arguments]) == 0
+
+
+def report(out: Path, names: tuple[str, ...], short: bool = True) -> Path:
+    """A report of several sections on very little of the data at hand, and the same as Markdown.
+
+    ``short`` leaves out what is long whatever the scale.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "studies", few)
+        patch.setattr(reproduce, "QUICK", TINY if short else EVERYBODY_LENDS)
+        patch.setattr(table1, "SMALL", table1.SMALL[:1])
+        if short:
+            patch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
+            patch.setattr(certificate, "SETTINGS", CERTIFIED)
+        few_sections = {name: section for name, section in sections().items() if name in names}
+        patch.setattr(reproduce, "sections", lambda baselines: few_sections)
+        patch.setenv("FEDFW_DATA", str(DATA))
+        assert main(["reproduce", "all", "--quick", "--out", str(out), "--markdown", str(out / "page.md")]) == 0
+    page, markdown = (out / "all-quick.html").read_text(), (out / "page.md").read_text()
+    for section in few_sections.values():
+        assert section.title in page
+        assert f"## {section.title}\n" in markdown
+    assert page.count("<svg") == page.count('.csv" href="data:') == markdown.count(".svg)") > 0
+    for link in re.findall(r"\]\(([^)#]+)\)", markdown):
+        assert (out / link).is_file()
+    return out / "all-quick.html"
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("some")
+    return report(out, ("table1", "table1-cifar", "certificate", "counterexample", "split", "theory"))
+
+
+@needs("mnist")
+def test_the_columns_are_never_blended(some: Path) -> None:
+    page = some.read_text()
+    header = "<th>algorithm</th><th>paper</th><th>stated</th><th>ours</th><th>FedLMO</th><th>matched</th>"
+    assert header in page
+    assert re.search(r"<td[^>]*>FedDR</td><td[^>]*>89\.6</td>", page)  # the paper's number, as printed there
+    assert '<td class="plain">not run: no data</td>' in page  # CIFAR-10
+    assert "Seeds 0 to 0" in page
+
+
+@needs("mnist")
+def test_the_quick_report_says_what_was_run_and_paints_nothing_red(some: Path) -> None:
+    page = some.read_text()
+    assert "10 clients, 3 rounds (networks: 2), one full-gradient step" in page
+    assert "with at most 150 samples for training (table 3: 300, networks: 100)" in page
+    assert "batches of 5 (table 3: 64, networks: 3)" in page
+    assert "at most two points of a grid of six" in page
+    assert "hold at this size" in page.replace("holds at", "hold at")
+    assert re.search(r"<td[^>]*>Local Frank-Wolfe with averaging fails</td><td[^>]*>holds at this size</td>", page)
+    assert re.search(r'class="(good|bad)[^"]*">\d', page) is None  # what was run small proves nothing
+    assert 'class="good' in page  # but a proven bound holds at every size
+    assert "`" not in page
+
+
+def test_the_full_report_says_the_papers_protocol_and_judges() -> None:
+    told = reproduce._protocols(FULL)
+    for part in (
+        "(10 clients, 100 rounds, one full-gradient step a round, one joint set of radius 10; table 3: 100",
+        "batches of 600 (table 3: 64) and",
+        "Every algorithm has a grid of six points, each",
+    ):
+        assert part in told
+    assert "small" not in told
+    assert [FULL.kind(met) for met in (True, False, None)] == ["good", "bad", "plain"]
+
+
+@pytest.mark.slow
+@needs("mnist")
+def test_every_section(tmp_path: Path) -> None:
+    report(tmp_path, tuple(name for name, section in sections().items() if not section.apart), short=False)
+
+
+@needs("mnist")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_shows_tables_and_plots_without_errors(some: Path, tmp_path: Path) -> None:
+    page = some.read_text()
+    probe = """<script>
+      const all = (what) => [...document.querySelectorAll(what)];
+      const sized = (what) => all(what).filter(e => e.getBoundingClientRect().width > 100).length;
+      const seen = {svg: sized('figure svg'), table: sized('table'), paths: all('figure svg path').length};
+      document.body.setAttribute('data-seen', JSON.stringify(seen));
+    </script></body>"""
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", probe))
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probed.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ})
+    assert "CONSOLE" not in shown.stderr
+    found = re.search(r'data-seen="([^"]*)"', shown.stdout)
+    assert found is not None
+    seen = json.loads(found[1].replace("&quot;", '"'))
+    assert seen["svg"] == page.count("<svg")
+    assert seen["table"] == page.count("<table")
+    assert seen["paths"] > 100
+
+
+@needs("emnist-small")
+def test_the_emnist_rows_of_table_3_on_the_images_at_hand(tmp_path: Path) -> None:
+    """The full files are large: the same lines with the small one in their place."""
+    entry = ("EMNIST-62", "20 labels, unequal", "emnist-small", "labels:20,unequal")
+    lines = table3.lines(replace(TINY, samples=400, long_rounds=2), (entry,))
+    results = Lab(tmp_path, Site(str(DATA))).run([cell for line in lines for cell in line.cells.values()])
+    for line in lines:
+        for cell in line.cells.values():
+            accuracy = results[cell]["runs"][0]["curve"]["accuracy"][-1]
+            assert 1 / 47 < accuracy < 1

@@ -1,0 +1,227 @@
+"""The bounds of the theory with their constants, and the slopes that correct code meets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from tests.algorithms.paths import gaps_at, values_at
+
+import fedfw
+import fedfw.problems.quadratics
+from fedfw.testing.known_quadratics import SETS, P, Quadratics, slope
+from fedfw_reproduction import theory
+
+# A curved set and one with corners by default; `pytest -m slow` has the others.
+MINUTES_OF_THEM = [name if name in ("l1", "l2") else pytest.param(name, marks=pytest.mark.slow) for name in SETS]
+
+
+def models_of_all_rounds(
+    q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, problem: fedfw.Problem | None = None, **options: Any
+) -> tuple[torch.Tensor, fedfw.Run]:
+    """xbar after every round, (rounds, p), and the run, which is evaluated once."""
+    models: list[torch.Tensor] = []
+
+    def keep(simulation: fedfw.simulation.Simulation) -> None:
+        models.append(simulation.xbar.clone())
+
+    run = fedfw.simulate(problem or q.problem, algorithm, rounds=rounds, eval_every=rounds, callbacks=keep, **options)
+    assert len(models) == rounds
+    return torch.stack(models), run
+
+
+def residuals_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any) -> torch.Tensor:
+    """F - F* after every round, worked out here from the models: an evaluation costs more than such a round."""
+    models, _ = models_of_all_rounds(q, algorithm, rounds, **options)
+    values = values_at(q, models)
+    assert float(values[-1]) == pytest.approx(q.value(models[-1]), rel=1e-12)
+    return values - q.least
+
+
+def gaps_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any) -> torch.Tensor:
+    """The Frank-Wolfe gap at xbar^1, ..., xbar^{T+1}, worked out here from the models with one call of the oracle."""
+    models, run = models_of_all_rounds(q, algorithm, rounds, **options)
+    gaps = gaps_at(q, torch.cat([q.start[None], models]))
+    assert float(gaps[-1]) == pytest.approx(run.history[-1].gap, rel=1e-9)
+    return gaps
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_reference_optimum_agrees_with_scipy(name: str) -> None:
+    q = Quadratics.on(name)
+    # u - v with u, v >= 0 makes the l1 ball smooth; the other sets use u alone.
+    split = name == "l1"
+
+    def point(z: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(z[:P] - z[P:] if split else z)
+
+    def value(z: np.ndarray) -> tuple[float, np.ndarray]:
+        g = q.gradients(point(z)).sum(0).numpy()
+        return q.value(point(z)), np.concatenate([g, -g]) if split else g
+
+    size = 2 * P if split else P
+    limits = {
+        "l2": ((None, None), [{"type": "ineq", "fun": lambda z: 1 - z @ z}]),
+        "l1": ((0, None), [{"type": "ineq", "fun": lambda z: 1 - z.sum()}]),
+        "box": ((-0.5, 0.5), []),
+        "simplex": ((0, None), [{"type": "eq", "fun": lambda z: 1 - z.sum()}]),
+    }
+    bounds, constraints = limits[name]
+    options = {"maxiter": 2000, "ftol": 1e-14}
+    found = minimize(
+        value, np.full(size, 1 / size), jac=True, method="SLSQP", bounds=[bounds] * size, constraints=constraints,
+        options=options,
+    )  # fmt: skip
+    assert q.least == pytest.approx(found.fun, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
+def test_convex_bound_holds_every_round_for_any_penalty(name: str) -> None:
+    """T1."""
+    q = Quadratics.on(name)
+    for multiple in (0.1, 1.0, 10.0):
+        lam = multiple * q.best_penalty
+        residuals = residuals_of_all_rounds(q, fedfw.FedFW(q.constraint, penalty=lam), 1000)
+        t = torch.arange(2, 1002, dtype=torch.float64)
+        assert bool((residuals <= theory.convex_bound(q, lam, t)).all())
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
+def test_convex_slopes(name: str) -> None:
+    q = Quadratics.on(name)
+    lam = 3 * q.best_penalty
+    t = torch.arange(200, 3001, 10)
+    for algorithm, steepest in ((fedfw.FedFW, -0.45), (fedfw.FedFWPlus, -0.7)):
+        residuals = residuals_of_all_rounds(q, algorithm(q.constraint, penalty=lam), 3000)
+        assert slope(t, residuals[t - 1]) <= steepest
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_participation_bound_and_slope(name: str, p: float) -> None:
+    """T1p, over ten seeds."""
+    q = Quadratics.on(name)
+    lam = 3 * q.best_penalty
+    algorithm = fedfw.FedFW(q.constraint, penalty=lam)
+    long = residuals_of_all_rounds(q, algorithm, 3000, participation=p, seed=0)
+    t = torch.arange(200, 3001, 20)
+    assert slope(t, long[t - 1]) <= -0.5
+    # Nothing in it depends on how many rounds there will be: the long run begins as one of 400 rounds does.
+    others = [residuals_of_all_rounds(q, algorithm, 400, participation=p, seed=seed) for seed in range(1, 10)]
+    residuals = torch.stack([long[:400], *others])
+    bound = theory.participation_bound(q, lam, p, torch.arange(2, 402, dtype=torch.float64))
+    mean, error = residuals.mean(0), residuals.std(0) / math.sqrt(len(residuals))
+    assert bool((mean <= bound + 3 * error).all())
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
+def test_nonconvex_bound_and_slope(name: str) -> None:
+    """T2 on indefinite quadratics: the mean gap, and how the least gap falls with the horizon."""
+    q = theory.indefinite(name)
+    lam = q.best_penalty
+    least, spread = [], theory.spread(q)
+    horizons = (30, 100, 300, 1000, 3000)
+    for T in horizons:
+        algorithm = fedfw.FedFW(q.constraint, penalty=lam, momentum=0.0)
+        gaps = gaps_of_all_rounds(q, algorithm, T)[:T]  # at xbar^1, ..., xbar^T
+        assert float(gaps.mean()) <= theory.nonconvex_bound(q, lam, T, spread * T ** (-1 / 3))
+        least.append(float(gaps.min()))
+    assert slope(torch.tensor(horizons), torch.tensor(least, dtype=torch.float64)) <= -0.25
+
+
+def test_nonconvex_bound_with_absentees() -> None:
+    """T2p, over ten seeds."""
+    q, p, T = theory.indefinite("l1"), 0.5, 300
+    lam, K = q.best_penalty, 0.5 * 300 + 1
+    bound = theory.nonconvex_bound(q, lam, K, theory.spread(q) * K ** (2 / 3) / (p * T))
+    means = []
+    for seed in range(10):
+        algorithm = fedfw.FedFW(q.constraint, penalty=lam, momentum=0.0)
+        means.append(float(gaps_of_all_rounds(q, algorithm, T, participation=p, seed=seed)[1:].mean()))
+    assert sum(means) / len(means) <= bound
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
+def test_stochastic_bound_and_slope(name: str) -> None:
+    """T3, over five seeds."""
+    q, sigma = Quadratics.on(name), 1.0
+    lam = 3 * q.best_penalty
+    runs = []
+    for seed in range(5):
+        problem = fedfw.problems.quadratics.quadratic_problem(q.A, q.c, q.start)
+        problem.losses = theory.NoisyLosses(q, sigma, seed)
+        algorithm = fedfw.FedFWSto(q.constraint, penalty=lam)
+        runs.append(residuals_of_all_rounds(q, algorithm, 1200, problem=problem, batch_size=1))
+    mean = torch.stack(runs).mean(0)
+    t = torch.arange(2, 1202, dtype=torch.float64)
+    assert bool((mean <= theory.stochastic_bound(q, lam, sigma, t)).all())
+    late = t >= 200
+    assert slope(t[late], mean[late]) <= -0.30
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM)
+def test_dual_variables_with_absentees_go_on_improving(name: str) -> None:
+    q = Quadratics.on(name)
+    algorithm = fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty)
+    residuals = residuals_of_all_rounds(q, algorithm, 2400, participation=0.3)
+    assert residuals[2400 - 1] < 0.5 * residuals[600 - 1]
+
+
+@pytest.mark.parametrize("name", MINUTES_OF_THEM[:3])
+@pytest.mark.parametrize("every", [1, 5, 20])
+@pytest.mark.parametrize("gradient_at", ["xbar", "own"])
+def test_anchored_bound_and_slope(name: str, every: int, gradient_at: str) -> None:
+    q = Quadratics.on(name)
+    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=every, gradient_at=gradient_at)
+    residuals = residuals_of_all_rounds(q, algorithm, 1500)
+    t = torch.arange(2, 1502, dtype=torch.float64)
+    assert bool((residuals <= theory.anchored_bound(q, every, t)).all())
+    late = torch.arange(200, 1500)
+    assert slope(late, residuals[late]) <= -0.9
+
+
+def test_an_anchor_ends_the_run_when_it_proves_the_tolerance() -> None:
+    q = Quadratics.on("simplex")
+    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=5)
+    run = fedfw.simulate(q.problem, algorithm, rounds=5000, eval_every=5000, tol=0.01)
+    assert len(run.history) % 5 == 1  # it stopped at an anchor, between evaluations
+    assert len(run.history) < 5000
+    assert run.history[-1].loss == pytest.approx(q.value(run.x))
+    assert q.value(run.x) - q.least <= 0.01
+
+
+def test_anchors_prove_the_exact_gap() -> None:
+    q = Quadratics.on("l1")
+    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=5)
+    run = fedfw.simulate(q.problem, algorithm, rounds=23, eval_every=1000)
+    told = {r.round: r.anchor_gap for r in run.history if r.anchor_gap is not None}
+    assert list(told) == [1, 6, 11, 16, 21]
+    every = fedfw.simulate(q.problem, algorithm, rounds=23).history
+    for t in (6, 11, 16, 21):  # an anchor looks at the model the round before it left
+        assert told[t] == pytest.approx(every[t - 2].gap, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lower_bound_never_exceeds_the_optimum(name: str, participation: float, dtype: torch.dtype) -> None:
+    q = Quadratics.on(name)
+    allowed = (1e-9 if dtype == torch.float64 else 1e-6) * (1 + abs(q.least))
+    problem = fedfw.problems.quadratics.quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
+    for algorithm in (
+        fedfw.FedFW(q.constraint, penalty=q.best_penalty),
+        fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty),
+        fedfw.FedFWAnchored(q.constraint, anchor_every=7),
+        fedfw.FedFWAnchored(q.constraint, gradient_at="own"),
+        fedfw.FedFWAnchored(q.constraint, compress="bits:2"),
+        fedfw.FedFW(q.constraint, penalty=q.best_penalty, momentum=0.9),
+    ):
+        run = fedfw.simulate(problem, algorithm, rounds=150, participation=participation, eval_every=5, local_steps=2)
+        bounds = [r.lower_bound for r in run.history if r.lower_bound is not None]
+        assert bounds
+        assert max(bounds) <= q.least + allowed
+        assert bounds == sorted(bounds)

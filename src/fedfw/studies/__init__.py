@@ -1,1 +1,0 @@
-"""Experiments that are run by name: the theory put to the test."""
