@@ -1,9 +1,9 @@
 """Table 2's CNN in float32 beside bfloat16: the same settings, the same seeds.
 
-    python -m benchmarks.mixed --device cuda     after `fedfw reproduce table2 --mixed --device cuda --out docs/tables`
-    python -m benchmarks.mixed                   what is kept in docs/tables/cache
+    python -m benchmarks.mixed --device cuda     after `fedfw reproduce table2 --mixed --device cuda`
+    python -m benchmarks.mixed                   what is kept in reproduction/results/tables
 
-Settings are those that the runs in bfloat16 chose. Cells that are not in the cache are computed on a GPU alone.
+Settings are those that the runs in bfloat16 chose. Cells that are not kept are computed on a GPU alone.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir")
     parser.add_argument("--jobs", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("docs/tables"))
+    parser.add_argument("--out", type=Path, default=Path("reproduction/results/tables"))
     options = parser.parse_args()
     site = Site(options.data_dir, options.device)
-    lab = Lab(options.out / "cache", site, jobs=options.jobs, only_kept=options.device == "cpu")
+    lab = Lab(options.out, site, jobs=options.jobs, only_kept=options.device == "cpu")
     lines = {(*line.task, line.algorithm): line for line in table2.lines(replace(FULL, mixed=True))}
     wanted = {(*key, column): lines["MNIST", *key].cells[column] for *key, column in CELLS}
     mixed = replace(lab, only_kept=True).run(list(wanted.values()))

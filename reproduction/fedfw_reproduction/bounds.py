@@ -11,6 +11,7 @@ from fedfw_reproduction.figures import Claim
 from fedfw_reproduction.lab import Json, Results, Site, Task
 from fedfw_reproduction.lmo_theory import STUDIED
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, identity
 from fedfw_reproduction.study import Effort, Study
 from fedfw_reproduction.theory import studies
 
@@ -44,6 +45,10 @@ class StudyTask:
     @property
     def weight(self) -> float:
         return self.effort.rounds / 20
+
+    def identity(self) -> Identity:
+        effort = {"rounds": self.effort.rounds, "seeds": self.effort.seeds, "every": self.effort.every}
+        return identity("bound", name=self.study, effort=effort)
 
     def compute(self, site: Site) -> Json:
         return {"studies": [study.to_json() for study in dict(studies(self.effort))[self.study]()]}

@@ -31,6 +31,7 @@ from fedfw.simulation import Run, Simulation
 from fedfw.solving import solve
 from fedfw.tuning import HELD_OUT, Trial, search
 from fedfw_reproduction.lab import Json, Site
+from fedfw_reproduction.schema import Identity, configuration, identity, options
 
 Grid = tuple[tuple[str, tuple[Any, ...]], ...]
 """Keys of the configuration and the values to try, as a tuple: tasks are hashed."""
@@ -78,6 +79,18 @@ class Cell:
     def weight(self) -> float:
         points = prod(len(values) for _, values in self.grid) if self.grid else 0
         return (points * self.tune_share + self.seeds) * self.config.rounds * _round_cost(self.config, self.samples)
+
+    def identity(self) -> Identity:
+        return identity(
+            "run",
+            configuration=configuration(self.config),
+            grid=options(self.grid),
+            seeds=self.seeds,
+            samples=self.samples,
+            every=self.every,
+            epoch=self.epoch,
+            tune_share=self.tune_share,
+        )
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)
@@ -156,6 +169,16 @@ class Central:
     @property
     def weight(self) -> float:
         return 0.3 * self.max_steps * self.seeds * _round_cost(self.config, self.samples)
+
+    def identity(self) -> Identity:
+        return identity(
+            "optimum",
+            configuration=configuration(self.config),
+            seeds=self.seeds,
+            samples=self.samples,
+            tol=self.tol,
+            max_steps=self.max_steps,
+        )
 
     def compute(self, site: Site) -> Json:
         found = []

@@ -15,6 +15,7 @@ from fedfw.simulation import Simulation, simulate
 from fedfw_reproduction.figures import Claim, panels
 from fedfw_reproduction.lab import Json, Results, Site, Task
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, algorithm, identity
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Path:
     def label(self) -> str:
         title = ALGORITHMS[self.algorithm].title
         return title if self.penalty is None else f"{title}, lam_0 = {self.penalty:g}"
+
+    def identity(self) -> Identity:
+        return identity("counterexample", algorithm=algorithm(self.algorithm), penalty=self.penalty, rounds=self.rounds)
 
     def compute(self, site: Site) -> Json:
         A = torch.tensor([[[2.0]], [[2.0]]], dtype=torch.float64)

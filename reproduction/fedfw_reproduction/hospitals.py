@@ -21,6 +21,7 @@ from fedfw_reproduction.cells import data_of, device_of, placed
 from fedfw_reproduction.figures import Claim, panels
 from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, configuration, identity
 
 RADII = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 CENTRAL = "solve, all data in one place"
@@ -75,6 +76,15 @@ class Chosen:
     def weight(self) -> float:
         steps = self.config.rounds * self.config.local_steps if self.config.algorithm else 30
         return float(steps * len(self.radii) * (self.folds + 1))
+
+    def identity(self) -> Identity:
+        return identity(
+            "radius by folds",
+            configuration=configuration(self.config),
+            radii=self.radii,
+            folds=self.folds,
+            draws=self.draws,
+        )
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import math
 import os
 import signal
@@ -14,7 +12,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -22,11 +21,11 @@ from typing import Any, Protocol, TextIO, runtime_checkable
 import torch
 from tqdm import tqdm
 
-from fedfw._version import __version__
 from fedfw.data import MissingDataError, data_folder
 from fedfw.errors import NonFiniteError
 from fedfw.ranks import ALONE, Ranks
-from fedfw.rounds.files import write_atomically
+from fedfw_reproduction.kept import FILE, KeptResults
+from fedfw_reproduction.schema import Identity
 
 Json = dict[str, Any]
 NOT_YET = "not yet"
@@ -74,7 +73,11 @@ class Wanted(Protocol):
 
 @runtime_checkable
 class Task(Wanted, Protocol):
-    """A frozen dataclass that says all about one computation: its fields are the key of the cache."""
+    """A frozen dataclass that says all about one computation."""
+
+    @abstractmethod
+    def identity(self) -> Identity:
+        """Return what is computed, in the frozen names under which its result is kept."""
 
     @abstractmethod
     def compute(self, site: Site) -> Json:
@@ -109,23 +112,22 @@ class Lab:
 
     Parameters
     ----------
-    cache : Path
-        Folder with one JSON file a task: what is there is not computed again, so an interrupted call goes on where it
-        stopped. Results from another machine may be put there.
+    folder : Path
+        Its file ``results.jsonl`` holds a line a task: what is there is not computed again, so an interrupted call goes
+        on where it stopped. Lines from another machine may be added.
     site : Site
         Where the data lie and where to compute.
     jobs : int
         Processes that are started here; one where several ranks share the tasks.
     only_kept : bool
-        Compute nothing: tasks that are not in the cache are "not run: not yet".
+        Compute nothing: tasks that are not among the kept results are "not run: not yet".
     seconds : float or None
         Begin no task after so many seconds; those that are left are "not run: not yet".
     ranks : Ranks
-        The processes that share the tasks. What is in the cache of the first one is not computed again, and all of
-        them keep all results: they may have one folder or one each.
+        The processes that share the tasks. The first one reads and keeps the results.
     """
 
-    cache: Path
+    folder: Path
     site: Site = Site()
     jobs: int = 1
     only_kept: bool = False
@@ -134,6 +136,17 @@ class Lab:
 
     def run(self, wanted: Sequence[Wanted]) -> Results:
         """The results of all that is wanted and of what it needs, each computed once."""
+        try:
+            return self._run(wanted)
+        finally:
+            self.kept.pack()
+
+    @cached_property
+    def kept(self) -> KeptResults:
+        """The results in the folder's file."""
+        return KeptResults(self.folder / FILE)
+
+    def _run(self, wanted: Sequence[Wanted]) -> Results:
         todo = list(dict.fromkeys(one for each in wanted for one in (*_needs(each), each)))
         found: dict[Wanted, Json] = {}
         for one in todo:
@@ -149,7 +162,7 @@ class Lab:
                 progress.finished(one)
                 found[one] = result
             progress.close()
-        why = "not in the cache" if self.only_kept else "no time was left"
+        why = "not among the kept results" if self.only_kept else "no time was left"
         return {one: found.get(one, {"not_run": NOT_YET, "why": why}) for one in todo}
 
     def _computed(
@@ -206,19 +219,13 @@ class Lab:
                 raise
 
     def _kept(self, task: Task) -> Json | None:
-        path = self._path(task)
-        if not path.is_file():
-            return None
-        result: Json = json.loads(path.read_text())
-        return result
+        return self.kept.get(task.identity())
 
     def _keep(self, task: Task, result: Json) -> Json:
-        if was_run(result):  # data that are missing today may be there tomorrow
-            write_atomically(self._path(task), json.dumps(result, indent=1).encode())
+        # Data that are missing today may be there tomorrow: only what was run is kept.
+        if was_run(result) and self.ranks.first:
+            self.kept.add(task.identity(), result)
         return result
-
-    def _path(self, task: Task) -> Path:
-        return self.cache / f"{hashlib.sha256(f'{__version__} {_described(task)}'.encode()).hexdigest()[:20]}.json"
 
 
 @contextmanager
@@ -250,17 +257,6 @@ def _settled(wanted: Wanted, found: Results) -> Task:
     return wanted
 
 
-def _described(value: Any) -> str:
-    """A task in words, without what is None: an option that did not exist when it was computed changes nothing."""
-    if is_dataclass(value):
-        parts = ((f.name, getattr(value, f.name)) for f in fields(value))
-        inner = ", ".join(f"{name}={_described(part)}" for name, part in parts if part is not None)
-        return f"{type(value).__name__}({inner})"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_described, value))})"
-    return repr(value)
-
-
 def _compute(task: Task, site: Site) -> Json:
     """The task's result with the seconds that it took, or why there is none."""
     began = time.monotonic()
@@ -280,7 +276,7 @@ class _Progress:
     missing : sequence of Wanted
         What is to be computed.
     kept : int
-        How many tasks are in the cache already.
+        How many results are kept from before.
     stream : file, optional
         Where to; by default the standard error stream.
     """

@@ -58,6 +58,7 @@ from fedfw_reproduction.cells import (
 )
 from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
 from fedfw_reproduction.protocols import LMO_SIX, Scale
+from fedfw_reproduction.schema import Identity, identity
 
 PENALTIES: dict[str, tuple[float | str, ...]] = {
     "l2:10": ("theory:0.03", "theory:0.1", "theory:0.3"),
@@ -155,6 +156,16 @@ class Variant:
     @property
     def weight(self) -> float:
         return 2 * self.cell.weight
+
+    def identity(self) -> Identity:
+        return identity(
+            "variant of fedfw",
+            cell=self.cell.identity(),
+            name=self.name,
+            every=self.every,
+            penalties=self.penalties,
+            momentum=self.momentum,
+        )
 
     def compute(self, site: Site) -> Json:
         config = placed(self.cell.config, site)

@@ -26,6 +26,7 @@ from fedfw_reproduction.cells import Cell, Central, columns_of, placed, problem_
 from fedfw_reproduction.figures import Claim, panels
 from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, identity
 
 KINDS = {
     "multiplicative": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
@@ -98,6 +99,9 @@ class Sloppy:
     @property
     def weight(self) -> float:
         return self.cell.weight
+
+    def identity(self) -> Identity:
+        return identity("oracle error", cell=self.cell.identity(), kind=self.kind, delta=self.delta)
 
     def compute(self, site: Site) -> Json:
         runs = []

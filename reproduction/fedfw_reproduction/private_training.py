@@ -20,6 +20,7 @@ from fedfw_reproduction.cells import Grid, data_of, device_of, placed
 from fedfw_reproduction.figures import Claim, panels
 from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, configuration, identity
 
 DELTA, FINALISTS = 1e-5, 6
 PROBLEMS = {
@@ -81,6 +82,18 @@ class PrivateCell:
         cost = 1.0 if self.config.dataset == "mnist" else 0.1
         tried: int = sum(dict(self.grid)["rounds"])
         return cost * (12 * tried + 60 * self.seeds)
+
+    def identity(self) -> Identity:
+        return identity(
+            "private run",
+            configuration=configuration(self.config),
+            eps=self.eps,
+            grid=dict(self.grid),
+            seeds=self.seeds,
+            samples=self.samples,
+            mechanism=self.mechanism,
+            draws=self.draws,
+        )
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)

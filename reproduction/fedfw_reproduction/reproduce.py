@@ -53,7 +53,7 @@ def reproduce(
     quick : bool
         Small and short, with the same code.
     out : Path
-        Folder for the report and the cache.
+        Folder for the report and the kept results.
     jobs : int
         Processes at a time.
     device : str
@@ -67,7 +67,7 @@ def reproduce(
     markdown : Path, optional
         Also write the report as this Markdown file, with its plots in a folder beside it.
     only_kept : bool
-        Compute nothing: a report of what is in the cache.
+        Compute nothing: a report of what is kept.
     seconds : float, optional
         Begin no task after so many seconds, and write no report: for a machine that is lent for a while.
     ranks : Ranks
@@ -93,18 +93,18 @@ def reproduce(
     if mixed and all(section.name != "table2" for section in chosen):
         raise ValueError(f"--mixed with {name}, expected table2 or all: other networks are too small to gain by it")
     site = Site(str(data_folder(data_dir)), device)
-    lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
+    lab = Lab(out, site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
     begin = time.monotonic()
     try:
         results = lab.run([task for section in chosen for task in section.tasks(scale)])
     except KeyboardInterrupt:
-        print(f"\ninterrupted: what is done is kept in {lab.cache}, the same command goes on; --kept shows it")
+        print(f"\ninterrupted: what is done is kept in {out}, the same command goes on; --kept shows it")
         return 130
     if not ranks.first:
         return 0
     if seconds is not None:
         left = sum(result.get("not_run") == NOT_YET for result in results.values())
-        print(f"{len(results) - left} of {len(results)} tasks are done and kept in {lab.cache}; {left} are left")
+        print(f"{len(results) - left} of {len(results)} tasks are done and kept in {out}; {left} are left")
         return 0
     command = f"fedfw reproduce {name}{' --quick' if quick else ''}{' --baselines' if baselines else ''}"
     command += " --mixed" if mixed else ""

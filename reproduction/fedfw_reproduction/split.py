@@ -18,6 +18,7 @@ from fedfw_reproduction.cells import accuracies, columns_of, finals, placed, pro
 from fedfw_reproduction.figures import panels
 from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, algorithm, identity
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
 _FIRST = "0.weight"
@@ -43,6 +44,20 @@ class Weak:
     @property
     def weight(self) -> float:
         return 8.0 * self.rounds * self.seeds * self.samples / 60_000
+
+    def identity(self) -> Identity:
+        return identity(
+            "weak clients",
+            algorithm=algorithm("fedfw"),
+            share=self.share,
+            rounds=self.rounds,
+            seeds=self.seeds,
+            samples=self.samples,
+            radius=self.radius,
+            penalty=self.penalty,
+            momentum=self.momentum,
+            schedule=self.schedule,
+        )
 
     def compute(self, site: Site) -> Json:
         runs = []

@@ -1,10 +1,20 @@
-"""Reports of studies without the time that their pictures take."""
+"""What tests of studies share: reports without pictures, and folders that lost a result."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from fedfw_reproduction.kept import FILE
 
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is not about pictures: a page has an empty one in the place of each, with its caption and numbers."""
     monkeypatch.setattr("fedfw.report.document._svg", lambda figure: "<svg></svg>")
+
+
+def forget_one(folder: Path) -> None:
+    """Drop the first kept result of a folder, as if a call had been interrupted before it."""
+    lines = (folder / FILE).read_text().splitlines(keepends=True)
+    (folder / FILE).write_text("".join(lines[1:]))

@@ -14,7 +14,9 @@ from tests.processes import start_python
 
 from fedfw.data import MissingDataError
 from fedfw_reproduction import lab
+from fedfw_reproduction.kept import FILE
 from fedfw_reproduction.lab import NOT_YET, Json, Lab, Results, Site, was_run
+from fedfw_reproduction.schema import Identity, identity
 
 computed: list[int] = []
 
@@ -30,6 +32,9 @@ class Square:
     @property
     def weight(self) -> float:
         return 1.0
+
+    def identity(self) -> Identity:
+        return identity("square", number=self.number)
 
     def compute(self, site: Site) -> Json:
         computed.append(self.number)
@@ -73,7 +78,7 @@ def test_a_second_call_computes_only_what_is_missing(tmp_path: Path) -> None:
 def test_an_interrupted_call_keeps_what_was_done(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Lab(tmp_path).run([Square(5), Square(13), Square(6)])
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1
     assert Lab(tmp_path).run([Square(5)])[Square(5)]["square"] == 25
     assert computed == [5, 13]
 
@@ -154,6 +159,9 @@ class CtrlC:
     number: int
     title: str = "Ctrl-C"
     weight: float = 1.0
+
+    def identity(self) -> Identity:
+        return identity("interrupt", number=self.number)
 
     def compute(self, site: Site) -> Json:
         os.killpg(os.getpgrp(), signal.SIGINT)

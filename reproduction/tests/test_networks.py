@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pictures import draw_nothing
+from pictures import draw_nothing, forget_one
 from tests.processes import run_python
 
 from fedfw.cli.main import main
@@ -156,7 +156,7 @@ def test_a_page_is_made_from_what_there_is(
     assert "not run" not in page
     assert all(f"| {label} |" in page for label in ("FedLMO", "FedAvg", "LocalMuon"))
     assert (tmp_path / "page" / "networks-mnist.svg").is_file()
-    next((tmp_path / "cache").iterdir()).unlink()  # as if time had been short
+    forget_one(tmp_path)  # as if time had been short
     draw_nothing(monkeypatch)
     assert main([*arguments, "--kept"]) == 0
     page = (tmp_path / "networks-mnist-quick.html").read_text()
@@ -185,9 +185,7 @@ def test_a_machine_that_only_computes_needs_no_pictures() -> None:
         "for name in [name for name in sys.modules if name.partition('.')[0] not in kept]: del sys.modules[name]\n"
         "sys.modules.update(matplotlib=None, scipy=None, sklearn=None)\n"
     )
-    done = run_python(
-        ["-c", f"{absent}from fedfw_reproduction.reproduce import reproduce; print(reproduce)"]
-    )
+    done = run_python(["-c", f"{absent}from fedfw_reproduction.reproduce import reproduce; print(reproduce)"])
     assert "function reproduce" in done.stdout
     refused = run_python(["-c", f"{absent}import fedfw.report.plots"], check=False)  # it is as if they were not there
     assert "matplotlib" in refused.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import draw_nothing
+from pictures import draw_nothing, forget_one
 from tests.data.files import DATA, needs
 
 from fedfw.cli.main import main
@@ -56,7 +56,7 @@ def test_theory_and_the_cache(
     page = (tmp_path / "theory-quick.html").read_text()
     assert page.count("<svg") == page.count('.csv" href="data:') == 2
     assert "quick" in page
-    next((tmp_path / "cache").iterdir()).unlink()  # as if the call had been interrupted
+    forget_one(tmp_path)  # as if the call had been interrupted
     draw_nothing(monkeypatch)
     assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
     again = capsys.readouterr()
@@ -116,7 +116,9 @@ def test_an_interrupt_keeps_what_is_done(
     assert main(arguments) == 130
     assert "the same command goes on" in capsys.readouterr().out
     assert main([*arguments, "--kept"]) == 0
-    assert "1 tasks not run: not yet (not in the cache)" in (tmp_path / "counterexample-quick.html").read_text()
+    assert (
+        "1 tasks not run: not yet (not among the kept results)" in (tmp_path / "counterexample-quick.html").read_text()
+    )
     monkeypatch.setattr(counterexample.Path, "compute", compute)
     assert main(arguments) == 0
     assert "4 of 5 tasks are kept" in capsys.readouterr().err

@@ -13,8 +13,8 @@ _NAMES = ("all", *GROUPS, *REPRODUCTIONS)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is computed, how large, where, and the forms of the report."""
     parser.description = (
-        "Compute a table or figure by its name, or all, and write one HTML report. What is in the cache of the folder "
-        "is not computed again: an interrupted call goes on where it stopped. Under torchrun processes share the tasks."
+        "Compute a table or figure by its name, or all, and write one HTML report. Results that the folder "
+        "has are not computed again: an interrupted call continues. Under torchrun, processes share the tasks."
     )
     parser.add_argument("name", choices=_NAMES, metavar="NAME", help=", ".join(_NAMES))
     parser.add_argument("--quick", action="store_true", help="small and short, with the same code")
@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baselines", action="store_true", help="also FedDA, FedADMM and FedAvg in table 1")
     parser.add_argument("--mixed", action="store_true", help="table 2's CNN in bfloat16 on a GPU: faster, other bits")
     parser.add_argument(
-        "--out", type=Path, default=Path("reproduction"), help="folder for report and cache [%(default)s]"
+        "--out", type=Path, default=Path("reproduced"), help="folder for report and results [%(default)s]"
     )
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="write Markdown, too, with the plots in a folder beside it"
     )
-    parser.add_argument("--kept", action="store_true", help="compute nothing: report what is in the cache")
+    parser.add_argument("--kept", action="store_true", help="compute nothing: report what is kept")
     parser.add_argument(
         "--seconds", type=float, help="begin nothing after so many seconds, and write no report: --kept makes it later"
     )

@@ -18,6 +18,7 @@ from fedfw.simulation import Simulation
 from fedfw_reproduction.cells import Cell, Central, data_of, placed, problem_of
 from fedfw_reproduction.frontier.methods import Method, Setting, depends_on_horizon
 from fedfw_reproduction.lab import Json, Site
+from fedfw_reproduction.schema import Identity, configuration, identity, options
 
 _GROWTH = 1.2  # of the rounds at which a run is looked at
 
@@ -52,6 +53,15 @@ class Task:
     def weight(self) -> float:
         rounds = sum(sum(self._horizons(setting)) for setting in self.settings)
         return Cell(replace(self.config, rounds=rounds), seeds=1, samples=self.samples).weight
+
+    def identity(self) -> Identity:
+        return identity(
+            "courses",
+            configuration=configuration(self.config),
+            settings=[options(setting) for setting in self.settings],
+            budgets=self.budgets,
+            samples=self.samples,
+        )
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)

@@ -19,6 +19,7 @@ from fedfw_reproduction.lab import Json, Results, Site
 from fedfw_reproduction.leakage import MODELS, Victims, psnr, shared_gradients, train
 from fedfw_reproduction.leakage.closed_forms import cosine, from_rank_one, from_rows, to_unit_range
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, identity
 
 GRADIENT = "gradient"
 
@@ -62,6 +63,11 @@ class ClosedForm:
     @property
     def title(self) -> str:
         return f"closed form on {self.label}"
+
+    def identity(self) -> Identity:
+        return identity(
+            "closed form", sends=self.sends, per_parameter=self.per_parameter, images=self.images, seed=self.seed
+        )
 
     def compute(self, site: Site) -> Json:
         victims, _ = victims_of(site, clients=self.images, kind="softmax", seed=self.seed)

@@ -27,6 +27,7 @@ from fedfw_reproduction.leakage import (
 )
 from fedfw_reproduction.leakage.readings import victims_of
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.schema import Identity, identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,6 +108,25 @@ class Attack:
     @property
     def weight(self) -> float:
         return 1e-2 * self.steps * self.restarts * self.rounds * (3 + self.images * self.batch)
+
+    def identity(self) -> Identity:
+        return identity(
+            "attack",
+            sends=self.sends,
+            way=self.way,
+            per_parameter=self.per_parameter,
+            images=self.images,
+            batch=self.batch,
+            steps=self.steps,
+            optimizer=self.optimizer,
+            restarts=self.restarts,
+            known_labels=self.known_labels,
+            trained=self.trained,
+            rounds=self.rounds,
+            informed=self.informed,
+            model=self.model,
+            seed=self.seed,
+        )
 
     def compute(self, site: Site) -> Json:
         victims, public = victims_of(

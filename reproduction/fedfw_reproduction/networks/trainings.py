@@ -22,6 +22,7 @@ from fedfw.simulation import Simulation
 from fedfw.tuning import HELD_OUT
 from fedfw_reproduction.cells import data_of, device_of, placed
 from fedfw_reproduction.lab import Json, Results, Site, was_run
+from fedfw_reproduction.schema import Identity, configuration, identity
 
 _COSTS = {"mlp": 0.3, "maxmin-mlp": 0.5, "cnn": 1.0, "cnn-cifar": 1.0, "transformer": 2.0}
 """Seconds of a round beside each other, roughly, with five local steps."""
@@ -58,6 +59,9 @@ class Training:
     def weight(self) -> float:
         c = self.config
         return c.rounds * c.local_steps / 5 * _COSTS.get(c.model or "", 1.0)
+
+    def identity(self) -> Identity:
+        return identity("training", configuration=configuration(self.config), held_out=self.held_out, every=self.every)
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)
