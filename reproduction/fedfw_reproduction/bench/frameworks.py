@@ -34,7 +34,7 @@ def framework_timing(name: str, task: BenchTask, *, rounds: int, folder: Path | 
         Holds the frameworks' environment and scripts.
     """
     if folder is None or not (folder / PYTHON).exists():
-        return f"not installed: bash benchmarks/frameworks/setup.sh, then {FOLDER_VARIABLE}=benchmarks/frameworks"
+        return f"not installed: bash reproduction/frameworks/setup.sh, then {FOLDER_VARIABLE}=reproduction/frameworks"
     folder = folder.absolute()
     inputs, targets = task.data()
     with tempfile.TemporaryDirectory() as temporary:

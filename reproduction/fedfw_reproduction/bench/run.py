@@ -57,7 +57,7 @@ def bench(
     out : Path, optional
         Keep the numbers in this file, as JSON.
     folder : Path, optional
-        Holds the other frameworks' environment and scripts (benchmarks/frameworks of the repository); by default what
+        Holds the other frameworks' environment and scripts (reproduction/frameworks of the repository); by default what
         the environment variable FEDFW_FRAMEWORKS says. Without it they are reported as not installed.
 
     Returns

@@ -12,7 +12,8 @@ from fedfw.linalg.lanczos import advance
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.squaring import leading_vector
 
-# Up to this smaller side a dense decomposition is faster than Lanczos (measured by benchmarks/oracles.py --crossover).
+# Up to this smaller side a dense decomposition is faster than Lanczos:
+# python -m fedfw_reproduction.bench.oracles --crossover measures it.
 DENSE_UP_TO = 128
 _CHECK_EVERY = 4  # steps between two checks of the Ritz values, the approximate singular values
 _LEAST_STEPS = 8  # with fewer, a pair that is not the first one may seem converged, so only a proof ends the search

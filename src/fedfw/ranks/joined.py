@@ -1,9 +1,8 @@
 """The ranks of a simulation that several processes share: how they find each other, exchange, and notice a loss.
 
 Nothing is pickled: ranks exchange tensors, and JSON texts as bytes. Texts and tensors in the host's memory travel by
-gloo, and short ones by a board that all can see where all ranks are on one machine (`fedfw.ranks.board`); tensors of
-GPUs travel by NCCL where every rank of a machine has a GPU of its own, and through the host where ranks share one,
-which NCCL refuses.
+gloo; tensors of GPUs travel by NCCL where every rank of a machine has a GPU of its own, and through the host where
+ranks share one, which NCCL refuses.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
 from fedfw.ranks.base import Balance, Ranks, Tensors
-from fedfw.ranks.board import AWAKE, PATIENCE, Board, give_way, has_ended, share_board
 from fedfw.ranks.parcels import WHOLE, add_unpacked, as_bytes, pack, padded
+from fedfw.ranks.processes import has_ended, process_namespace
 from fedfw.ranks.queue import Queue, SharedQueue
 
 _LONG = 2**18
@@ -38,6 +38,12 @@ _LAST_WORDS = 2.0
 _LONGEST_WORDS = 300
 """Characters of why a rank ended that the others are told: JSON takes up to twelve bytes for each."""
 _ENDED = "fedfw/ended"
+SPIN_SECONDS = 0.1
+"""How long a rank polls for the end of an exchange before it sleeps: a core that slept comes back slowly."""
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others in an exchange. A process that ended is noticed sooner; this is for ranks that
+vanish or never come, and must be longer than any rank is busy with its clients."""
+_yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 _stores: dict[tuple[str | None, ...], Any] = {}
 _joined: Counter[tuple[str | None, ...]] = Counter()
 """The stores by which this process has met others, by their addresses, and how often."""
@@ -52,9 +58,9 @@ class _Joined(Ranks):
         self._store, self._nccl, self._queues = store, nccl, 0
         self._apart: str | None = None
         self._rooms: dict[str, int] = {}  # bytes that parcels of a kind have
-        self._board: Board | None = None
-        self._processes = self.exchange(os.getpid())
-        self._board = share_board(self.rank, self.size, self.exchange, self._is_one_gone)
+        places = self.exchange([process_namespace(), os.getpid()])
+        visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
+        self._processes = [pid for _, pid in places] if visible else []  # those of other machines cannot be seen
         self.sent = self.exchanges = 0  # from here on
 
     # --- exchanges ---
@@ -173,8 +179,6 @@ class _Joined(Ranks):
         mine = x if self._by_nccl(x) else x.cpu()
         self._count(x)
         with self._talking():
-            if self._board is not None and not mine.is_cuda and self._board.takes(mine):
-                return self._board.gather(mine).to(x.device)
             everyones = [torch.empty_like(mine) for _ in range(self.size)]
             self._wait_for(dist.all_gather(everyones, mine.contiguous(), async_op=True), mine)
         return torch.stack(everyones).to(x.device)
@@ -189,9 +193,9 @@ class _Joined(Ranks):
 
     def _wait_for(self, work: Any, x: Tensor) -> None:
         """Wait for an exchange of x: awake at first, because a processor that was put to sleep comes back slowly."""
-        until = time.monotonic() + (0.0 if self._by_nccl(x) else AWAKE)  # a GPU's queue waits, and not the host
+        until = time.monotonic() + (0.0 if self._by_nccl(x) else SPIN_SECONDS)  # a GPU's queue waits, and not the host
         while time.monotonic() < until and not work.is_completed():
-            give_way()
+            _yield_core()
         work.wait()
 
     def _count(self, given: Tensor) -> None:
@@ -219,7 +223,7 @@ class _Joined(Ranks):
 
     def _gone(self) -> str:
         """Which ranks ended and why; the empty text where nobody can say."""
-        if self._store is None and self._board is None:
+        if self._store is None:
             return ""
         if _in_main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all ranks now: first a word of why
@@ -239,17 +243,17 @@ class _Joined(Ranks):
 
     def _last_words(self, other: int) -> bytes:
         """What a rank said when it ended; nothing where it has not said so."""
-        said = b"" if self._board is None else self._board.words_of(other)
         with suppress(RuntimeError):  # the store may be on a machine that is gone
-            if not said and self._store is not None and self._store.check([f"{_ENDED}/{other}"]):
-                said = self._store.get(f"{_ENDED}/{other}")
-        return said
+            if self._store is not None and self._store.check([f"{_ENDED}/{other}"]):
+                said: bytes = self._store.get(f"{_ENDED}/{other}")
+                return said
+        return b""
 
     def _is_one_gone(self) -> bool:
         """Whether another rank has said that it ends, or its process is gone, where that can be seen from here."""
         if any(self._last_words(other) for other in range(self.size) if other != self.rank):
             return True
-        return self._board is not None and any(map(has_ended, self._processes))
+        return any(has_ended(pid) for pid in self._processes)
 
     def _refuse_ended(self) -> None:
         """Raise an error if another rank is gone."""
@@ -264,8 +268,6 @@ class _Joined(Ranks):
     def leave(self, why: str, lost: bool = False) -> None:
         """Tell the others why this rank ends before its work is done."""
         words = json.dumps({"why": why[:_LONGEST_WORDS], "lost": lost})
-        if self._board is not None:
-            self._board.leave(words.encode())
         if self._store is not None:
             with suppress(RuntimeError):  # the store may be on a machine that is gone
                 self._store.set(f"{_ENDED}/{self.rank}", words)
@@ -343,7 +345,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     if began:
         store, rank, size = _new_store()
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     ranks: _Joined | None = None
     try:
         ranks = _Joined(balance, device, store, nccl)
@@ -359,8 +361,6 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
             ranks.leave(f"{type(error).__name__}: {error}")
         raise
     finally:
-        if ranks is not None:
-            ranks._board = None
         if began and _in_main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if began:

@@ -1,8 +1,8 @@
 """Matrix completion on MovieLens-100k inside a nuclear ball: FedFW+ against projected methods.
 
-    python -m benchmarks.completion --tune      how the choices below were made
-    python -m benchmarks.completion             print the table
-    python -m benchmarks.completion --write     and put it, with its picture, into docs/completion.md
+    python -m fedfw_reproduction.bench.completion --tune      how the choices below were made
+    python -m fedfw_reproduction.bench.completion             print the table
+    python -m fedfw_reproduction.bench.completion --write     and put it, with its picture, into docs/completion.md
 
 Ten clients are groups of users, so no two of them have ratings in a common row. Targets are what user and item means
 leave unexplained: to predict zero is to predict by the means. Every method takes five local steps a round. The choices
@@ -18,10 +18,10 @@ from itertools import accumulate
 from pathlib import Path
 
 import fedfw
-from benchmarks.common import DOCS, machine, markdown, publish
 from fedfw.data import load_data
 from fedfw.presets import ProblemOptions, make_problem
 from fedfw.report.tables import human_bytes
+from fedfw_reproduction.bench.pages import DOCS, machine, markdown, publish
 
 LOCAL_STEPS = 5
 GRIDS: dict[str, list[fedfw.Algorithm]] = {
@@ -141,7 +141,8 @@ def main() -> None:
     lines = [
         "# Matrix completion on MovieLens-100k",
         "",
-        "Made by `python -m benchmarks.completion --write`; what is compared stands at the top of that file.",
+        "Made by `python -m fedfw_reproduction.bench.completion --write`;",
+        "what is compared stands at the top of that file.",
         machine(),
         "",
         f"{options.rounds} rounds of {LOCAL_STEPS} local steps, nuclear ball. The means alone: {math.sqrt(means):.4f}.",

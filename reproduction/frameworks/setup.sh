@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The frameworks that `fedfw bench` compares with, in an environment of their own: .venv in this folder.
-# Afterwards: FEDFW_FRAMEWORKS=benchmarks/frameworks fedfw bench small
+# Afterwards: FEDFW_FRAMEWORKS=reproduction/frameworks fedfw bench small
 set -euo pipefail
 cd "$(dirname "$0")"
 python3 -m venv .venv

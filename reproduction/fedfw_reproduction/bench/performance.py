@@ -1,11 +1,11 @@
 """Measures everything that docs/performance.md shows on this machine, and writes the page.
 
-    python -m benchmarks.performance            about twenty minutes on a quiet machine with two cores
-    python -m benchmarks.performance --short    fewer repeats, and a million clients for fewer rounds
-    python -m benchmarks.performance --check    compares the ratios of a short run with the committed ones
+    python -m fedfw_reproduction.bench.performance            about twenty minutes on a quiet machine with two cores
+    python -m fedfw_reproduction.bench.performance --short    fewer repeats, and a million clients for fewer rounds
+    python -m fedfw_reproduction.bench.performance --check    compares the ratios of a short run with the committed ones
 
-A GPU's figures are those of `python -m benchmarks.gpu --write`, which is run on a machine with one and keeps them in
-docs/performance/gpu.md.
+A GPU's figures are those of `python -m fedfw_reproduction.bench.gpu --write`, which is run on a machine with one and
+keeps them in docs/performance/gpu.md.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.common import DOCS, machine, markdown
+from fedfw_reproduction.bench.pages import DOCS, ROOT, machine, markdown
 
 PAGE, PLOTS, RATIOS = DOCS / "performance.md", DOCS / "performance", Path(__file__).parent / "ratios.json"
-TEXT, FRAMEWORKS = Path(__file__).parent / "performance-text.md", Path(__file__).parent / "frameworks"
+TEXT, FRAMEWORKS = Path(__file__).parent / "performance-text.md", ROOT / "reproduction" / "frameworks"
 MARGIN = 1.5
 TASKS = ("small", "few", "many", "mnist", "mnist-100", "mlp", "cnn")
 HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
@@ -139,8 +139,9 @@ def write(short: bool) -> None:
     os.environ.setdefault("FEDFW_FRAMEWORKS", str(FRAMEWORKS))
     numbers = bench(TASKS, *(("--repeats", "3") if short else ()))
     RATIOS.write_text(json.dumps(ratios(numbers), indent=1) + "\n")
-    scale = told("a million clients", ["-m", "benchmarks.scale", *(("--rounds", "20") if short else ())]).strip()
-    wire = told("bytes", ["-m", "benchmarks.wire"]).strip()
+    fewer = ("--rounds", "20") if short else ()
+    scale = told("a million clients", ["-m", "fedfw_reproduction.bench.scale", *fewer]).strip()
+    wire = told("bytes", ["-m", "fedfw_reproduction.bench.wire"]).strip()
     torch.set_num_threads(numbers["threads"])  # for what is said of the machine
     plot_bench(numbers)
     plot_scale(scale)

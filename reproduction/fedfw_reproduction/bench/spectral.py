@@ -1,7 +1,7 @@
 """The oracle of the spectral ball at a tolerance of 1e-3 against `torch.linalg.svd`, measured in one run.
 
-    python -m benchmarks.spectral                   on the CPU
-    python -m benchmarks.spectral --device cuda     on a GPU
+    python -m fedfw_reproduction.bench.spectral                   on the CPU
+    python -m fedfw_reproduction.bench.spectral --device cuda     on a GPU
 
 Stacks of ten float32 matrices with Gaussian entries. The two sides are interleaved and medians are compared, after as
 many calls as a GPU takes to record the oracle, which a training run does once for a shape. The value
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import fedfw
-from benchmarks.common import machine, markdown
+from fedfw_reproduction.bench.pages import machine, markdown
 
 SHAPES = ((512, 512), (128, 3136), (128, 128), (512, 128))
 COUNT = 10

@@ -1,6 +1,6 @@
 """A million registered clients: seconds a round and memory against how many are registered.
 
-    python -m benchmarks.scale [--registered 1000 10000 100000 1000000] [--rounds 100]
+    python -m fedfw_reproduction.bench.scale [--registered 1000 10000 100000 1000000] [--rounds 100]
 
 Softmax regression with 7,850 parameters on the l1 ball; 1,000 clients of 20 samples take part in a round, whose samples
 are made from their numbers. Each line is a process of its own, so that its peak memory is its own.
@@ -77,7 +77,15 @@ def main() -> None:
         "|---|---|---|---|---|"
     )
     for registered in options.registered:
-        command = [sys.executable, "-m", "benchmarks.scale", "--one", str(registered), "--rounds", str(options.rounds)]
+        command = [
+            sys.executable,
+            "-m",
+            "fedfw_reproduction.bench.scale",
+            "--one",
+            str(registered),
+            "--rounds",
+            str(options.rounds),
+        ]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         row = json.loads(printed.splitlines()[-1])
         print(

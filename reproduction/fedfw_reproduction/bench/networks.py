@@ -1,7 +1,7 @@
 """What a round of every method of `fedfw reproduce networks` costs, before the study is begun.
 
-    python -m benchmarks.networks --device cuda --data-dir DIR              all comparisons whose data are there
-    python -m benchmarks.networks --device cuda --data-dir DIR cifar10      one of them
+    python -m fedfw_reproduction.bench.networks --device cuda --data-dir DIR            all comparisons
+    python -m fedfw_reproduction.bench.networks --device cuda --data-dir DIR cifar10    one of them
 
 A few rounds in full size; the first half, in which a GPU sets things up, is not counted. The last column is what all
 runs of the method would take one after another. A method that fails is told with its error, and the others go on.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from benchmarks.common import machine, markdown
 from fedfw.data import MissingDataError
+from fedfw_reproduction.bench.pages import machine, markdown
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.networks.protocol import Method
 from fedfw_reproduction.networks.study import STUDIES

@@ -1,8 +1,8 @@
 """Every algorithm at its defaults on MNIST softmax regression: 10 clients, 3 labels each, 100 rounds of one full step.
 
-    python -m benchmarks.baselines             print the tables
-    python -m benchmarks.baselines --tune      and first run the grid of each (a quarter of an hour)
-    python -m benchmarks.baselines --write     and put them into docs/baselines.md
+    python -m fedfw_reproduction.bench.baselines             print the tables
+    python -m fedfw_reproduction.bench.baselines --tune      and first run the grid of each (a quarter of an hour)
+    python -m fedfw_reproduction.bench.baselines --write     and put them into docs/baselines.md
 
 The residual is (F - F*) / (F(x^1) - F*) with F* from `fedfw.solve`. The grids are those of `fedfw tune`: at most twelve
 points, the same number of gradients for each, chosen by the loss on a fifth of the training data that the clients lend.
@@ -16,12 +16,12 @@ import sys
 import torch
 
 import fedfw
-from benchmarks.common import machine, markdown, publish
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load
 from fedfw.data import Data
 from fedfw.options import options_of
 from fedfw.report.tables import human_bytes
 from fedfw.tuning import HELD_OUT
+from fedfw_reproduction.bench.pages import machine, markdown, publish
 
 SETS = ("l2:10", "l1:10")
 NAMES = tuple(name for name in fedfw.ALGORITHMS if name not in ("fedfw-sto", "naive"))
@@ -106,7 +106,8 @@ def main() -> None:
     lines = [
         "# Every algorithm on the same task",
         "",
-        "Made by `python -m benchmarks.baselines --tune --write`; the task stands at the top of that file.",
+        "Made by `python -m fedfw_reproduction.bench.baselines --tune --write`;",
+        "the task stands at the top of that file.",
         machine(options.device),
         "",
     ]

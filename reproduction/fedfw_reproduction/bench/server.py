@@ -1,6 +1,6 @@
 """What a round costs the deployed server: seconds and bytes written, with 1,000 clients and 500,000 parameters.
 
-    python -m benchmarks.server [--clients 1000] [--rounds 20] [--features 50000] [--write]
+    python -m fedfw_reproduction.bench.server [--clients 1000] [--rounds 20] [--features 50000] [--write]
 
 Softmax regression on the l1 ball. The clients' atoms are made up, so that nothing but the server is timed: everything
 that `DeployedServer` does in `open`, `take` and `close`, saving included. "all different" is the worst there is: in
@@ -27,11 +27,11 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 import fedfw
-from benchmarks.common import machine, markdown, publish
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Answer, Kind
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import point_digest
+from fedfw_reproduction.bench.pages import machine, markdown, publish
 
 POPULAR = 1000
 NOTES = [
@@ -134,7 +134,7 @@ def main() -> None:
     rows = []
     for case in CASES:
         flags = ["--one", case, "--clients", sizes[0], "--features", sizes[1], "--rounds", sizes[2]]
-        command = [sys.executable, "-m", "benchmarks.server", *flags]
+        command = [sys.executable, "-m", "fedfw_reproduction.bench.server", *flags]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         found = json.loads(printed.splitlines()[-1])
         rows.append(
@@ -156,7 +156,8 @@ def main() -> None:
     lines = [
         "# What a round costs the deployed server",
         "",
-        f"`python -m benchmarks.server --rounds {options.rounds} --write`: {options.clients:,} clients, the l1 ball,",
+        f"`python -m fedfw_reproduction.bench.server --rounds {options.rounds} --write`:",
+        f"{options.clients:,} clients, the l1 ball,",
         f"{10 * options.features:,} parameters, {options.rounds} rounds; medians, and the worst round.",
         f"{machine()}",
         f"The machine's load average was {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores: CPU s is what the server",

@@ -1,7 +1,7 @@
 """Time of one simulated round against hand-batched PyTorch and against the gradient's bare matrix products.
 
-    python -m benchmarks.rounds            print the table
-    python -m benchmarks.rounds --write    and put it into docs/rounds.md
+    python -m fedfw_reproduction.bench.rounds            print the table
+    python -m fedfw_reproduction.bench.rounds --write    and put it into docs/rounds.md
 
 Softmax regression, one full-gradient step of FedFW on an l1 ball a round, float32. "Hand-batched" is what one would
 write for exactly this task: two batched products, torch's softmax, the oracle's argmax, the steps; no records, bytes or
@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 
 import fedfw
-from benchmarks.common import machine, publish
 from fedfw_reproduction.bench.contenders import bare_products, frank_wolfe, hand_fedfw, ours
+from fedfw_reproduction.bench.pages import machine, publish
 from fedfw_reproduction.bench.tasks import CLASSES, BenchTask
 from fedfw_reproduction.bench.tasks import TASKS as BENCH
 from fedfw_reproduction.bench.timing import compare
@@ -49,15 +48,14 @@ def measure(name: str) -> str:
 def peak_memory(name: str) -> str:
     """Peak memory of a whole run in a process of its own, beside the data and n p floats."""
     script = (
-        "import benchmarks.rounds as b\n"
+        "import fedfw_reproduction.bench.rounds as b\n"
         f"task = b.TASKS[{name!r}]\nproblem = task.problem()\nb.simulated(problem, task, 1)\n"
         "open('/proc/self/clear_refs', 'w').write('5')\n"  # forget the peak so far
         "lines = lambda: dict(line.split(':') for line in open('/proc/self/status'))\n"
         "held = lines()['VmRSS']\nb.simulated(problem, task, 20)\n"
         "print(int(lines()['VmHWM'].split()[0]) - int(held.split()[0]))"
     )
-    root = Path(__file__).parent.parent
-    out = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     task = TASKS[name]
     n, m, f = task.clients, task.samples, task.features
     grown, state = int(out) * 1024, 4 * n * task.parameters
@@ -72,7 +70,7 @@ def main() -> None:
     lines = [
         "# One round, timed",
         "",
-        "Made by `python -m benchmarks.rounds --write`; what is compared stands at the top of that file.",
+        "Made by `python -m fedfw_reproduction.bench.rounds --write`; what is compared stands at the top of that file.",
         machine(),
         "",
         "| clients x samples x features | ours ms | by hand ms | products ms | ours / hand | ours / products "

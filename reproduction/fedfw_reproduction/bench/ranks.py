@@ -1,6 +1,6 @@
 """What processes that share a simulation reach of what the machine can give, and what they tell each other.
 
-    torchrun --nproc-per-node 2 -m benchmarks.ranks [--rounds 10] [--repeats 48] [--device cuda] [--write]
+    torchrun --nproc-per-node 2 -m fedfw_reproduction.bench.ranks [--rounds 10] [--repeats 48] [--device cuda] [--write]
 
 Every process has one thread. Each task is timed two ways, which take turns in the same processes. Shared: every rank
 has its part of the clients, and they exchange. Independent: every process simulates its part by itself, side by side
@@ -27,11 +27,11 @@ import torch
 import torch.nn.functional as nnf
 
 import fedfw
-from benchmarks.common import machine, markdown, publish
 from fedfw.algorithms.base import Aggregate, Upload
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw_reproduction.bench.contenders import fedavg, frank_wolfe
+from fedfw_reproduction.bench.pages import machine, markdown, publish
 from fedfw_reproduction.bench.tasks import TASKS, BenchTask
 
 Make = Callable[[BenchTask], fedfw.Algorithm]
@@ -226,8 +226,8 @@ def main() -> None:
         paper = ("cluster", "method and task", "work, ms a round", "exchanges, ms", "efficiency", "bound by")
         lines = [
             *("# Ranks, measured", ""),
-            f"Made by `torchrun --nproc-per-node {ranks.size} -m benchmarks.ranks --write`, whose help says what the",
-            f"columns are. {ranks.size} ranks of one thread each. {machine(options.device)}",
+            f"Made by `torchrun --nproc-per-node {ranks.size} -m fedfw_reproduction.bench.ranks --write`,",
+            f"whose help says what the columns are. {ranks.size} ranks of one thread each. {machine(options.device)}",
             "*Reached* is the throughput of ranks that share a run over that of as many independent processes with",
             "a part of the clients each; *in step* is what it could be if exchanges took no time and each round",
             "waited for the slowest.",

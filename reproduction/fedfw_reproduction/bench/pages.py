@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 
 
 def machine(device: str = "cpu") -> str:

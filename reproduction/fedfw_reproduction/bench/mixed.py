@@ -1,7 +1,7 @@
 """Table 2's CNN in float32 beside bfloat16: the same settings, the same seeds.
 
-    python -m benchmarks.mixed --device cuda     after `fedfw reproduce table2 --mixed --device cuda`
-    python -m benchmarks.mixed                   what is kept in reproduction/results/tables
+    python -m fedfw_reproduction.bench.mixed --device cuda     after `fedfw reproduce table2 --mixed --device cuda`
+    python -m fedfw_reproduction.bench.mixed                   what is kept in reproduction/results/tables
 
 Settings are those that the runs in bfloat16 chose. Cells that are not kept are computed on a GPU alone.
 """
@@ -12,9 +12,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common import markdown
 from fedfw.config import merge
 from fedfw_reproduction import table2
+from fedfw_reproduction.bench.pages import markdown
 from fedfw_reproduction.cells import Cell, accuracies, finals
 from fedfw_reproduction.lab import Json, Lab, Site, was_run
 from fedfw_reproduction.protocols import FULL

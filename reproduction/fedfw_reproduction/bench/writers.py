@@ -1,7 +1,7 @@
 """MNIST by writer: 539 clients, a tenth of them a round, softmax regression inside an l1 ball.
 
-    python -m benchmarks.writers             print the table
-    python -m benchmarks.writers --write     and put it into docs/writers.md
+    python -m fedfw_reproduction.bench.writers             print the table
+    python -m fedfw_reproduction.bench.writers --write     and put it into docs/writers.md
 
 FedFW and FedFW+ send one atom a client and round, FedAvg a dense model. The bytes are compared at equal rounds, and at
 equal loss: what each had sent when it first reached the highest of the losses at which the three ended. Down, each
@@ -16,9 +16,9 @@ import sys
 from itertools import accumulate
 
 import fedfw
-from benchmarks.common import machine, markdown, publish
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load
 from fedfw.report.tables import human_bytes
+from fedfw_reproduction.bench.pages import machine, markdown, publish
 
 CHOSEN = {
     # fedfw tune --dataset mnist --partition writer --clients 539 --participation 0.1 --constraint l1:30 --rounds 300
@@ -91,7 +91,7 @@ def main() -> None:
     lines = [
         "# 539 writers, a tenth of them a round",
         "",
-        "Made by `python -m benchmarks.writers --write`; the task stands at the top of that file.",
+        "Made by `python -m fedfw_reproduction.bench.writers --write`; the task stands at the top of that file.",
         machine(),
         "",
         f"{options.rounds} rounds. The columns after `sent down` say when the loss {target:.4f} (the highest end)",

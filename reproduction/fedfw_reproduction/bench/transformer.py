@@ -1,6 +1,6 @@
 """A simulated round of FedLMO on the transformer, beside the bare passes that it cannot do without.
 
-    python -m benchmarks.transformer [--device cuda] [--rounds 20]
+    python -m fedfw_reproduction.bench.transformer [--device cuda] [--rounds 20]
 
 10 clients of 82 take part with 10 local steps on 16 windows of 96 characters each. *Bare passes* are vmap of grad over
 the ten stacked clients' minibatches, 10 times: as they come from Python, and replayed as a CUDA graph. The text is
@@ -23,13 +23,13 @@ from torch.func import functional_call, grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
 import fedfw
-from benchmarks.common import machine, markdown
-from benchmarks.gpu import replayed_ms
 from fedfw.models.transformer import Transformer
 from fedfw.problems.modules import unflatten
 from fedfw.rounds.options import Options
 from fedfw.sets.base import shapes_of
 from fedfw.simulation import Simulation
+from fedfw_reproduction.bench.gpu import replayed_ms
+from fedfw_reproduction.bench.pages import machine, markdown
 
 CLIENTS, PRESENT, STEPS, BATCH, CONTEXT, CHARACTERS = 82, 10, 10, 16, 96, 65
 

@@ -1,6 +1,6 @@
 """What travels: an atom's bytes against the least that information theory allows, and bytes to the same loss as FedAvg.
 
-    python -m benchmarks.wire
+    python -m fedfw_reproduction.bench.wire
 
 The first table is for 7,850 parameters ([W | b] of 10 x 785 for matrices). An atom that is one of N possible ones needs
 log2(N) bits; singular vectors are counted as the floats they are rounded to. One more byte goes in front.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 import fedfw
-from benchmarks.common import markdown
+from fedfw_reproduction.bench.pages import markdown
 
 P, SHAPE = 7850, (10, 785)
 STEPS = (0.5, 2.0, 8.0, 32.0)

@@ -1,8 +1,8 @@
 """Time of each set's oracle against its projection, as ratios measured in one run.
 
-    python -m benchmarks.oracles                    print the table
-    python -m benchmarks.oracles --write            and put it into docs/oracles.md
-    python -m benchmarks.oracles --crossover    where Lanczos overtakes the dense decomposition
+    python -m fedfw_reproduction.bench.oracles                    print the table
+    python -m fedfw_reproduction.bench.oracles --write            and put it into docs/oracles.md
+    python -m fedfw_reproduction.bench.oracles --crossover    where Lanczos overtakes the dense decomposition
 
 Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared. Float32 input,
 a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy. For the nuclear ball there are also
@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import fedfw
-from benchmarks.common import machine, publish
 from fedfw.atoms import Atom
 from fedfw.linalg import singular
 from fedfw.problems import MatrixCompletion
 from fedfw.sets import Request
 from fedfw.sets.base import ConstraintSet, Shape
+from fedfw_reproduction.bench.pages import machine, publish
 
 TOL = 1e-3
 SIDE = 1000  # of the matrices for which the nuclear ball's oracle is compared in detail
@@ -211,11 +211,12 @@ def main() -> None:
     lines = [
         "# Oracle against projection",
         "",
-        "Made by `python -m benchmarks.oracles --write`; how it measures stands at the top of that file.",
+        "Made by `python -m fedfw_reproduction.bench.oracles --write`; how it measures stands at the top of that file.",
         machine(),
         "",
         *claims(),
-        "- spectral: spectral.md explains the oracle and its proofs; `benchmarks/spectral.py` compares it with an SVD.",
+        "- spectral: spectral.md explains the oracle and its proofs;",
+        "  `python -m fedfw_reproduction.bench.spectral` compares it with an SVD.",
         "",
         *table(),
     ]

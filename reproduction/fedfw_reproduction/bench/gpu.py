@@ -1,8 +1,8 @@
 """One gradient of softmax regression on a GPU, and one simulated round of FedFW.
 
-    python -m benchmarks.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
-    python -m benchmarks.gpu --write    the same, kept in docs/performance/gpu.md for docs/performance.md
-    python -m benchmarks.gpu --profile  where the GPU's time of 200 simulated rounds goes, by kernel
+    python -m fedfw_reproduction.bench.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
+    python -m fedfw_reproduction.bench.gpu --write    the same, kept in docs/performance/gpu.md for docs/performance.md
+    python -m fedfw_reproduction.bench.gpu --profile  where the GPU's time of 200 simulated rounds goes, by kernel
 
 Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against float64 is printed.
 So is a round of FedFW on the l1 ball that was written by hand for this task; it ends where the simulator's rounds end.
@@ -21,11 +21,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fedfw
-from benchmarks.common import machine, markdown, publish
 from fedfw.data.base import Data, Part
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.models import make_model
 from fedfw_reproduction.bench.contenders import PENALTY, RADIUS, frank_wolfe
+from fedfw_reproduction.bench.pages import machine, markdown, publish
 from fedfw_reproduction.bench.tasks import CLASSES, TASKS
 
 
