@@ -309,17 +309,9 @@ def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_momentum_or_differences_they_are_fedavg(dtype: torch.dtype) -> None:
-    """Everybody has the same weight here: FedAvg counts the losses with n w_i, and these take weighted means."""
-    q = Quadratics.on("l2")
-    options: dict[str, Any] = {"rounds": 12, "eval_every": 12, "local_steps": 3, "participation": 0.6, "seed": 5}
-    fedavg = fedfw.simulate(typed(q, dtype), fedfw.FedAvg(q.constraint, lr=0.03), **options).x
+def test_one_client_of_scaffold_is_fedavg(dtype: torch.dtype) -> None:
+    """With several clients and unequal weights: `test_weights.py`."""
     rough = 1e-12 if dtype == torch.float64 else 1e-5
-    for same in (
-        fedfw.FedCM(q.constraint, lr=0.03, momentum=0.0),
-        fedfw.FedAvgM(q.constraint, lr=0.03, server_momentum=0.0),
-    ):
-        assert torch.allclose(fedfw.simulate(typed(q, dtype), same, **options).x, fedavg, atol=rough), same
     one = Quadratics.on("l2", n=1)
     x, y = (
         fedfw.simulate(typed(one, dtype), cls(FREE, lr=0.03), rounds=12, eval_every=12, local_steps=3).x

@@ -38,13 +38,14 @@ def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weig
     g, points = torch.zeros(P, dtype=dtype), torch.zeros(P, dtype=dtype)
     for t in range(1, rounds + 1):
         sums = []
-        for i in sorted(set(attendance(t))):
+        present = sorted(set(attendance(t)))
+        for i in present:
             own_g, own_points = g, points
             for k in range(K):
                 x = point(own_g, own_points, (t - 1) * K + k)
-                own_g, own_points = own_g + q.n * w[i] * A[i] @ (x - c[i]), own_points + x
-            sums.append(torch.stack([own_g, own_points]))
-        g, points = torch.stack(sums).mean(0)
+                own_g, own_points = own_g + A[i] @ (x - c[i]), own_points + x
+            sums.append(w[i] * torch.stack([own_g, own_points]))
+        g, points = torch.stack(sums).sum(0) / w[present].sum()
     algorithm = fedfw.FastFedDA(q.constraint, lr=lr, strong=strong)
     options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
     run = fedfw.simulate(typed(q, dtype), algorithm, **options)

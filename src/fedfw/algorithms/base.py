@@ -106,7 +106,8 @@ class Contract:
     shares : str
         What the server learns beside atoms, in words; empty where atoms are all that is sent.
     weighted : bool
-        Whether what is sent is added up with the clients' weights n w_i; else every client counts the same.
+        Whether means over clients have the weights w_i, and local steps are on f_i itself; else means are plain, and
+        the weights are in the losses, n w_i f_i (docs/algorithms.md, "Weights of clients").
     serverless : bool
         Whether clients talk to their neighbours and to no server. Steps are then of all clients as one stack, so that
         such an algorithm runs in simulations that everyone takes part in; what it sends is counted as sent up.
@@ -194,7 +195,9 @@ class Setting:
     steepness : callable
         () -> the root mean square of ||grad h_i|| at the start: one number of each client is enough for it.
     smoothness : callable
-        () -> L' = n max w_i L_i, or None where it is not known.
+        () -> n max w_i L_i, or None where it is not known.
+    local_smoothness : callable, optional
+        () -> max L_i, or None where it is not known; left out where all weights are equal, as it is the same then.
     shapes : tuple of tuple of int
         The shapes of the parameters, one after the other in that vector; empty where they are not known.
     """
@@ -212,6 +215,7 @@ class Setting:
     heterogeneity: Callable[[], float | None] = _unknown
     steepness: Callable[[], float | None] = _unknown
     smoothness: Callable[[], float | None] = _unknown
+    local_smoothness: Callable[[], float | None] | None = None
     shapes: tuple[Shape, ...] = ()
 
     @property
@@ -405,6 +409,8 @@ class Upload:
         (m,): n w_i, which the server knows; None where they are all 1.
     visited : Tensor or None
         (m, 1): 1 for clients that took part before, else 0, where the server keeps account of it.
+    weight : float or None
+        The sum of the weights; None to have it worked out, for which a GPU has to be asked.
     """
 
     who: Tensor
@@ -414,6 +420,7 @@ class Upload:
     columns: Tensor | None = None
     weights: Tensor | None = None
     visited: Tensor | None = None
+    weight: float | None = None
 
 
 @value_class
@@ -510,7 +517,12 @@ class Aggregate:
                     _add_up(atoms, upload.weights, into)
             _add_up(first, upload.weights, total)
             sparse = sparse and is_sparse(first)
-            weight += upload.who.shape[0] if upload.weights is None else float(upload.weights.sum())
+            if upload.weight is not None:
+                weight += upload.weight
+            elif upload.weights is not None:
+                weight += float(upload.weights.sum())
+            else:
+                weight += upload.who.shape[0]
             if upload.visited is not None:
                 came = 1 - upload.visited if upload.weights is None else (1 - upload.visited) * upload.weights[:, None]
                 new = came.sum(0) if new is None else new + came.sum(0)

@@ -2,6 +2,8 @@
 
     x <- (1 - eta_t) x + eta_t argmin over s in D of <grad F(x), s>,    grad F(x) = sum_i w_i grad f_i(x)
 
+With absentees it is the mean over those present, with the weights w_i, that takes the place of grad F(x).
+
 The central reference, and what FedFW saves: dense gradients instead of atoms. With `compress` it is EF21-FW: gradients
 travel as compressed changes of what both sides remember of them (`fedfw.algorithms.feedback`).
 """
@@ -64,7 +66,10 @@ class FrankWolfe(Feedback, Momentum):
     title: ClassVar[str] = "Frank-Wolfe"
     paces: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's whole gradient in each round"
+        up=Up.VECTOR,
+        reveals=Reveals.GRADIENTS,
+        shares="every client's whole gradient in each round",
+        weighted=True,
     )
 
     @classmethod
@@ -86,7 +91,7 @@ class FrankWolfe(Feedback, Momentum):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        _, a = gradient(self.point(message).expand_as(state["x"]).clone())
+        _, a = gradient(self.point(message).expand_as(state["x"]).clone(), plain=True)
         state, sent = self.sent(plan, state, a, message.t)
         return state, sent, None
 

@@ -9,8 +9,8 @@ modulus of strong convexity mu, and w is where the gradients g_j were taken, in 
 With strong = lr mu that is a running average, in which both sides move u by one vector a round:
 
     client i:  u_i <- u;   K times, with t one more each:
-               w = P(u_i),   u_i <- u_i - (lr grad h_i(w) - (strong/2) (w - u_i)) / (1 + t strong/2)
-    server:    u <- u + mean over those present of u_i - u;   xbar = P(u)
+               w = P(u_i),   u_i <- u_i - (lr grad f_i(w) - (strong/2) (w - u_i)) / (1 + t strong/2)
+    server:    u <- u + mean over those present, with the weights w_i, of u_i - u;   xbar = P(u)
 
 Where w = x* in every step, u comes to x* - (2/mu) grad F(x*), which the projection takes to x*: minimisers are fixed
 points of xbar, with one local step, whether or not the losses have the modulus that is assumed; with more, clients
@@ -85,6 +85,7 @@ class FastFedDA(ProjectedAlgorithm):
         down=("u",),
         reveals=Reveals.GRADIENTS,
         shares="every client's sum of local gradients in each round",
+        weighted=True,
     )
     tuned_step: ClassVar[float] = 1.6
 
@@ -109,8 +110,8 @@ class FastFedDA(ProjectedAlgorithm):
         for k in range(plan.local_steps):
             step = 1 / (1 + sigma * ((message.t - 1) * plan.local_steps + k + 1))
             w = plan.project(u)
-            _, a = gradient(w)
-            u = u - step * (plan.lr_at(message.t) * plan.n * a - sigma * (w - u))
+            _, a = gradient(w, plain=True)
+            u = u - step * (plan.lr_at(message.t) * a - sigma * (w - u))
         return state, dense(u - begin), None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:

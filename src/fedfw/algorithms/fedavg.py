@@ -1,9 +1,9 @@
 """FedAvg with a projection, and FedProx: local gradient steps from xbar, the mean of the local models, projected.
 
-    x_i <- xbar;   K times:  x_i <- a gradient step on h_i(x_i) + mu/2 ||x_i - xbar||^2;   xbar <- P(mean of the x_i)
+    x_i <- xbar;   K times:  x_i <- a gradient step on f_i(x_i) + mu/2 ||x_i - xbar||^2;   xbar <- P(mean of the x_i)
 
-The mean is over those present. With mu > 0 it is FedProx. With K = 1 it is projected gradient descent on F, and its
-only fixed points are the minimisers; with more local steps they are not, when clients differ.
+The mean is over those present, with the weights w_i. With mu > 0 it is FedProx. With K = 1 it is projected gradient
+descent on F, and its only fixed points are the minimisers; with more local steps they are not, when clients differ.
 
 With `compress` or `compress_down` a client sends how far it came from z, the point that the server sent, and what both
 sides remember of it counts for those who are absent (`fedfw.algorithms.feedback`): xbar <- P(xbar - mean of all h_i),
@@ -71,7 +71,7 @@ class FedAvg(Feedback, ProjectedAlgorithm):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
     contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR, reveals=Reveals.MODELS, shares="every client's local model in each round"
+        up=Up.VECTOR, reveals=Reveals.MODELS, shares="every client's local model in each round", weighted=True
     )
     tuned_step: ClassVar[float] = 1.6
 
@@ -79,7 +79,7 @@ class FedAvg(Feedback, ProjectedAlgorithm):
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
         z = self.point(message)
-        x = descend(plan, message.t, gradient, z.expand_as(state["x"]), z, self.mu)
+        x = descend(plan, message.t, gradient, z.expand_as(state["x"]), z, self.mu, plain=True)
         if self._sends_models:
             return state, dense(x), None
         state, sent = self.sent(plan, state, z - x, message.t)
@@ -87,9 +87,9 @@ class FedAvg(Feedback, ProjectedAlgorithm):
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self._sends_models:
-            return Server(plan.project(aggregate.total / aggregate.count), server.vectors)
+            return Server(plan.project(aggregate.mean), server.vectors)
         server, way = self.received(plan, server, aggregate)
-        return replace(server, xbar=plan.project(server.xbar - way / plan.n))
+        return replace(server, xbar=plan.project(server.xbar - way))
 
     @property
     def _sends_models(self) -> bool:

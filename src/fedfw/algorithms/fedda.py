@@ -1,11 +1,11 @@
 """FedDA: federated dual averaging. What is averaged is the dual z, which no projection touches.
 
-    z_i <- z;   K times:  z_i <- z_i - lr grad h_i(P(x^1 + z_i))
+    z_i <- z;   K times:  z_i <- z_i - lr grad f_i(P(x^1 + z_i))
     z <- z + server_lr (mean over those present of z_i - z);   xbar = P(x^1 + z)
 
-z starts at 0 and P, the projection, is the mirror map of the squared distance from the start x^1. The server sends z,
-from which a client computes its points itself. Where x* = P(x^1 + z), z moves along -grad F(x*), which the projection
-takes back to x*: minimisers are fixed points of xbar, with one local step.
+The mean has the weights w_i; z starts at 0 and P, the projection, is the mirror map of the squared distance from the
+start x^1. The server sends z, from which a client computes its points itself. Where x* = P(x^1 + z), z moves along
+-grad F(x*), which the projection takes back to x*: minimisers are fixed points of xbar, with one local step.
 
 Reference: Yuan, Zaheer and Reddi, "Federated composite optimization" (2021).
 """
@@ -69,6 +69,7 @@ class FedDA(ProjectedAlgorithm):
         down=("z",),
         reveals=Reveals.GRADIENTS,
         shares="every client's sum of local gradients in each round",
+        weighted=True,
     )
     tuned_step: ClassVar[float] = 1.6
 
@@ -84,11 +85,11 @@ class FedDA(ProjectedAlgorithm):
         start = state["x"]  # a client's own copy of x^1, never changed
         z = message.vectors["z"].expand_as(start)
         for _ in range(plan.local_steps):
-            _, a = gradient(plan.project(start + z))
-            z = z - plan.lr_at(message.t) * plan.n * a
+            _, a = gradient(plan.project(start + z), plain=True)
+            z = z - plan.lr_at(message.t) * a
         return state, dense(z - message.vectors["z"]), None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        z = server.vectors["z"] + (self.server_lr / aggregate.count) * aggregate.total
+        z = server.vectors["z"] + (self.server_lr / aggregate.weight) * aggregate.total
         xbar = plan.project(server.vectors["start"] + z)
         return replace(server, xbar=xbar, vectors=server.vectors | {"z": z})

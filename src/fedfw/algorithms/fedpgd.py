@@ -1,7 +1,7 @@
 """FedPGD: projected gradient descent at the server, on gradients that clients send; also with Nesterov's extrapolation.
 
-    client i:  sends w_i grad f_i(z)
-    server:    x <- P(z - lr_t grad F(z)),    grad F(z) = the sum of what clients sent
+    client i:  sends grad f_i(z)
+    server:    x <- P(z - lr_t grad F(z)),    grad F(z) = the mean of what clients sent, with the weights w_i
                z <- x, or with extrapolation  z <- x + beta (x - the last x),
                beta = (theta - 1) / theta',  theta' = (1 + sqrt(1 + 4 theta^2)) / 2,  theta <- theta'
 
@@ -79,7 +79,10 @@ class FedPGD(Feedback, ProjectedAlgorithm):
     name: ClassVar[str] = "fedpgd"
     title: ClassVar[str] = "FedPGD"
     contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's gradient, or how it changes, in each round"
+        up=Up.VECTOR,
+        reveals=Reveals.GRADIENTS,
+        shares="every client's gradient, or how it changes, in each round",
+        weighted=True,
     )
     tuned_step: ClassVar[float] = 1.6
 
@@ -111,7 +114,7 @@ class FedPGD(Feedback, ProjectedAlgorithm):
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
-        _, a = gradient(self.point(message).expand(len(state["x"]), -1).clone())
+        _, a = gradient(self.point(message).expand(len(state["x"]), -1).clone(), plain=True)
         state, sent = self.sent(plan, state, a, message.t)
         return state, sent, None
 

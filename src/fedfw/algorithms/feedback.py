@@ -1,7 +1,7 @@
 """Error feedback: clients send compressed changes of a vector that both sides remember (EF21).
 
     client i:  sends C(v_i - h_i);   h_i <- h_i + C(v_i - h_i)
-    server:    h <- h + sum over those present of C(v_i - h_i), which is the sum of all h_i, present or not
+    server:    h <- h + sum over those present of n w_i C(v_i - h_i), the weighted sum of all h_i, present or not
 
 v_i is what the client would send whole: a gradient, or how far it came. h_i begins at zero and follows v_i: what one
 message loses is part of the next. The h_i are kept in float64, so that their sum at the server does not drift from
@@ -116,14 +116,14 @@ class Feedback(Algorithm):
         return self._followed(state, change), change
 
     def received(self, plan: Plan, server: Server, aggregate: Aggregate) -> tuple[Server, Tensor]:
-        """The server's new memory, and the sum (p,) over all clients of what they would send.
+        """Return the server's new memory, and the mean (p,) with the weights w_i of what all clients would send.
 
-        Without error feedback those that are absent count as the mean of the others.
+        Without error feedback it is the mean over those present.
         """
         if self.compressor is None:
-            return server, aggregate.total * (plan.n / aggregate.count)
+            return server, aggregate.mean
         h = server.vectors["h"] + aggregate.total
-        return replace(server, vectors=server.vectors | {"h": h}), h.to(server.xbar.dtype)
+        return replace(server, vectors=server.vectors | {"h": h}), (h / plan.n).to(server.xbar.dtype)
 
     def readers(self, plan: Plan, message: Message) -> Readers | None:
         compressor, shape = bound_to(plan, self.compressor), tuple(message.xbar.shape)
@@ -140,7 +140,8 @@ class Feedback(Algorithm):
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         if self.compressor is None:
             return super().regroup(server, clients, weights)
-        return replace(server, vectors=server.vectors | {"h": clients["h"].sum(0)})
+        h = clients["h"] if weights is None else clients["h"] * weights.double()[:, None]
+        return replace(server, vectors=server.vectors | {"h": h.sum(0)})
 
 
 def bound_to(plan: Plan, compressor: Compressor | None) -> Compressor | None:

@@ -2,8 +2,8 @@
 
     x_i <- xbar;  K times:  x_i <- (1 - eta_t) x_i + eta_t argmin over s in D of <grad f_i(x_i), s>;  xbar <- mean x_i
 
-Its fixed points are not minimisers of F when clients differ: for f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1] it stays at 0,
-while F is least at 1.
+The mean is over those present, with the weights w_i. Its fixed points are not minimisers of F when clients differ: for
+f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1] it stays at 0, while F is least at 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NaiveFW(OracleSteps):
 
     name: ClassVar[str] = "naive"
     title: ClassVar[str] = "local steps, averaged"
-    contract: ClassVar[Contract] = Contract(remembers={"x": Kept.REBUILT})
+    contract: ClassVar[Contract] = Contract(remembers={"x": Kept.REBUILT}, weighted=True)
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
@@ -57,4 +57,4 @@ class NaiveFW(OracleSteps):
 
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
         eta, _ = plan.mixing(t)
-        return 1 - eta, eta / aggregate.count
+        return 1 - eta, eta / aggregate.weight

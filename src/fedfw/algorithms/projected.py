@@ -1,7 +1,8 @@
 """What the baselines share: gradient steps on each client, dense vectors up and down, a projection.
 
-They minimise F = (1/n) sum h_i with h_i = n w_i f_i. A local step minimises the linearised loss near x, pulled to a
-centre:
+Those that average local models or gradients take local steps on h_i = f_i, and their means have the weights w_i. Those
+that split F = (1/n) sum h_i into the clients' terms take them on h_i = n w_i f_i, and their means are plain
+(docs/algorithms.md, "Weights of clients"). A local step minimises the linearised loss near x, pulled to a centre:
 
     x <- argmin over u of <grad h_i(x), u> + ||u - x||^2 / (2 lr) + weight ||u - centre||^2 / 2
        = x - (grad h_i(x) + weight (x - centre)) / (1/lr + weight)
@@ -48,8 +49,9 @@ class ProjectedAlgorithm(Algorithm):
     Parameters
     ----------
     lr : float or str
-        Step size. "theory" is 1 / L' with L' = n max w_i L_i, where the problem knows its smoothness. "auto" is what
-        works: for softmax regression a tuned multiple of that, for networks 0.1; "auto:2" is twice that.
+        Step size. "theory" is 1 / L', where the problem knows its smoothness: L' is max L_i for methods whose means
+        have the weights w_i, and n max w_i L_i for the others. "auto" is what works: for softmax regression a tuned
+        multiple of that, for networks 0.1; "auto:2" is twice that.
     decay : {"none", "linear"}
         Whether the step size stays as it is, or falls linearly: lr_t = lr (1 - (t - 1) / T) in round t of T.
     constraint : ConstraintSet or Product
@@ -94,12 +96,12 @@ class ProjectedAlgorithm(Algorithm):
     @staticmethod
     def steps(setting: Setting, multiples: Sequence[float]) -> tuple[Any, ...]:
         """Multiples of the default step size; plain step sizes where the problem does not know its smoothness."""
-        if setting.network or setting.smoothness() is None:
+        if setting.network or setting.smoothness() is None:  # which is known where local_smoothness is
             return _NETWORK_GRID[: max(2, len(multiples))]
         return tuple(f"auto:{m:g}" for m in multiples)
 
     def plan(self, setting: Setting) -> Plan:
-        units = {"auto": lambda: self.usual_lr(setting), "theory": lambda: _theory(setting)}
+        units = {"auto": lambda: self.usual_lr(setting), "theory": lambda: self._theory(setting)}
         lr = scaled("lr", self.lr, units)
         horizon = setting.rounds if self.decay == "linear" else 0
         return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr, horizon=horizon, shapes=setting.shapes)
@@ -108,14 +110,16 @@ class ProjectedAlgorithm(Algorithm):
         """What "auto" stands for; None where nothing is known that it could be worked out from."""
         if setting.network:
             return NETWORK_LR
-        step = _theory(setting)
+        step = self._theory(setting)
         return step if step is None or setting.classes is None else self.tuned_step * setting.classes * step
 
-
-def _theory(setting: Setting) -> float | None:
-    """1 / L', where the problem knows its smoothness."""
-    smoothness = setting.smoothness()
-    return None if smoothness is None else 1 / smoothness
+    def _theory(self, setting: Setting) -> float | None:
+        """Return 1 / L', where the problem knows its smoothness."""
+        smoothness = setting.smoothness
+        if self.contract.weighted and setting.local_smoothness is not None:
+            smoothness = setting.local_smoothness
+        largest = smoothness()
+        return None if largest is None else 1 / largest
 
 
 @dataclass(frozen=True)
@@ -143,10 +147,7 @@ class SplittingAlgorithm(ProjectedAlgorithm):
 
 @dataclass(frozen=True)
 class LocalChanges(ProjectedAlgorithm):
-    """Clients begin every round at xbar and send how far they came; means have the weights w_i.
-
-    Local steps are on f_i itself, as in the papers of these methods, not on h_i.
-    """
+    """Clients begin every round at xbar and send how far they came; means have the weights w_i."""
 
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,
@@ -182,13 +183,18 @@ def vital(*names: str) -> dict[str, Kept]:
     return dict.fromkeys(names, Kept.VITAL)
 
 
-def descend(plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, weight: float) -> Tensor:
-    """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,)."""
+def descend(
+    plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, weight: float, *, plain: bool = False
+) -> Tensor:
+    """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,).
+
+    They are on f_i where ``plain``, else on n w_i f_i.
+    """
     step = 1 / (1 / plan.lr_at(t) + weight)
     if step > _LARGEST[x.dtype]:
         raise NonFiniteError(f"round {t}: a step size of {step:g} is infinite in {x.dtype}, expected a smaller lr")
     for _ in range(plan.local_steps):
-        _, slope = gradient(x, times=plan.n)  # grad h_i
+        _, slope = gradient(x, plain=True) if plain else gradient(x, times=plan.n)  # grad h_i
         if weight:
             slope = slope.add_(x - centre, alpha=weight)
         x = torch.add(x, slope, alpha=-step, out=slope if slope.dtype is x.dtype else None)

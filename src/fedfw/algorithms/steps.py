@@ -20,7 +20,7 @@ _VECTORS = (Dense, Moved, Quantised)
 class Party:
     """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for gradients and atoms.
 
-    ``weights`` (m,) are their n w_i; None where these are all 1.
+    ``weights`` (m,) are their n w_i, which add up to ``weight``; None where these are all 1.
     """
 
     who: Tensor
@@ -28,6 +28,7 @@ class Party:
     gradient: Gradient
     lmo: Lmo
     weights: Tensor | None = None
+    weight: float | None = None
 
 
 @value_class
@@ -78,7 +79,9 @@ def take_steps(
     for party in parties:
         state, atoms, evidence = algorithm.client_step(plan, party.state, message, party.gradient, party.lmo)
         states.append(state)
-        uploads.append(upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights))
+        uploads.append(
+            upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights, weight=party.weight)
+        )
     aggregate = _add_up(algorithm, plan, server, uploads, message.t, count)
     _refuse_non_finite(aggregate, uploads, message.t)
     return RoundSteps(states, uploads, _step_from(algorithm, plan, server, aggregate, uploads, message.t))
@@ -92,10 +95,16 @@ def upload_of(
     evidence: Evidence | None = None,
     weights: Tensor | None = None,
     columns: Tensor | None = None,
+    weight: float | None = None,
 ) -> Upload:
     """What the clients ``who`` (m,) sent, with what the server knows of them: their memory before the round."""
-    weights = weights if algorithm.contract.weighted else None
-    return Upload(who, atoms, known["x"], evidence, columns, weights, known.get("visited"))
+    if not algorithm.contract.weighted:
+        weights = None
+    if weights is None:
+        weight = float(who.shape[0])
+    elif weight is None:
+        weight = float(weights.sum())
+    return Upload(who, atoms, known["x"], evidence, columns, weights, known.get("visited"), weight)
 
 
 def step_server(

@@ -39,7 +39,8 @@ class Reported:
 
     def resolved(self) -> Algorithm:
         """The algorithm with its penalty and its step size as numbers."""
-        plan = self.task.resolved().plan(self.task.setting(self.steepness, self.smoothness))
+        setting = self.task.setting(self.steepness, self.smoothness, self.local_smoothness)
+        plan = self.task.resolved().plan(setting)
         return self.task.resolved(penalty=plan.lam_0, lr=plan.lr)
 
     def steepness(self) -> float | None:
@@ -53,6 +54,11 @@ class Reported:
         each = {client: one.smoothness for client, one in self.hellos.items() if one.smoothness is not None}
         weights = self._weights(list(each))
         return max((len(each) * weights[client] * value for client, value in each.items()), default=0.0) or None
+
+    def local_smoothness(self) -> float | None:
+        """Return max L_i; None where no client reported it."""
+        each = [one.smoothness for one in self.hellos.values() if one.smoothness is not None]
+        return max(each, default=0.0) or None
 
     def _weights(self, clients: list[int]) -> dict[int, float]:
         return {client: self.task.weight(client, clients) for client in clients}

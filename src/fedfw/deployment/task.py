@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
@@ -165,6 +166,7 @@ class Task:
         self,
         steepness: Callable[[], float | None] = _unknown,
         smoothness: Callable[[], float | None] = _unknown,
+        local_smoothness: Callable[[], float | None] = _unknown,
     ) -> Setting:
         """What is known of the run: nothing of the data but what clients reported."""
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex
@@ -185,6 +187,7 @@ class Task:
             whole=promise is None and options.batch_size is None,
             steepness=steepness,
             smoothness=smoothness,
+            local_smoothness=local_smoothness,
             shapes=tuple(shapes_of(self.model).values()),
         )
 
@@ -196,7 +199,7 @@ class Task:
         """w_i of one of the clients that there are."""
         if self.weights is None:
             return 1 / len(members)
-        return self.weights[client] / sum(self.weights[member] for member in members)
+        return self.weights[client] / math.fsum(self.weights[member] for member in members)
 
     def problem(self, samples: Any) -> Problem:
         """The model on one client's samples, or on the test data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -234,4 +235,4 @@ def normalised_weights(weights: Sequence[float] | Tensor | None, n: int) -> Tens
     w = torch.as_tensor(weights, dtype=torch.float64).flatten()
     if len(w) != n or not bool(w.isfinite().all()) or float(w.min()) <= 0:
         raise ValueError(f"weights={weights}, expected {n} positive numbers, one a client")
-    return w / w.sum()
+    return w / math.fsum(w.tolist())  # exact, so that a deployment divides by the same sum

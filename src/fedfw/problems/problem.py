@@ -183,7 +183,7 @@ class Problem:
             self.losses = SplitLosses(self.losses, own, len(clients), sizes)
         self.convex = declared_convex(self.model, loss) if convex is None else convex
         self.classes = softmax_classes(self.model, loss)
-        self._smoothness: list[float | None] = []  # worked out when first asked for
+        self._smoothness: list[tuple[float, float] | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
 
@@ -370,10 +370,24 @@ class Problem:
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
+        worst = self._worst_smoothness()
+        return None if worst is None else worst[0]
+
+    def local_smoothness(self) -> float | None:
+        """Return max L_i, the smoothness of the worst f_i itself, where it is known."""
+        worst = self._worst_smoothness()
+        return None if worst is None else worst[1]
+
+    def _worst_smoothness(self) -> tuple[float, float] | None:
+        """Return n max w_i L_i and max L_i."""
         if not self._smoothness:
             each, who = self.losses.smoothness(), self.losses.everyone(self.weights.device)
-            worst = None if each is None else self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
-            self._smoothness.append(None if worst is None else max(self.ranks.exchange(worst)))
+            if each is None:
+                self._smoothness.append(None)
+                return None
+            weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
+            of_ranks = self.ranks.exchange((weighted, float(each.max())))
+            self._smoothness.append((max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)))
         return self._smoothness[0]
 
     def test(self, x: Tensor) -> Test:

@@ -104,6 +104,7 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
     """What the algorithm fills in its defaults and makes its plan from."""
     measured, promise = StartingGradients(problem, start), options.promise
     heterogeneity, steepness, smoothness = measured.heterogeneity, measured.steepness, problem.smoothness
+    local_smoothness = problem.local_smoothness
     if promise is not None:
         clip = promise.clip
 
@@ -113,6 +114,7 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
 
         heterogeneity = steepness = clipped
         smoothness = _refused
+        local_smoothness = _refused
     return Setting(
         n=problem.n,
         constraint=constraint,
@@ -127,6 +129,7 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
         heterogeneity=heterogeneity,
         steepness=steepness,
         smoothness=smoothness,
+        local_smoothness=local_smoothness,
         shapes=tuple(problem.shapes.values()),
     )
 

@@ -169,6 +169,8 @@ class Simulation:
         self._own_weights = self._weights[self.everyone]
         self._unequal = bool((self._weights != self._weights[0]).any())
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
+        # Replayed rounds must not look at numbers of a GPU.
+        self._weight_of_all = float((self._own_weights * self.problem.n).sum())
         self._oracles = choose_oracles(self.problem, self.privacy, options)
         alike = can_be_replayed(self.problem, self.participation, options, plan)
         self._replay: ReplayedRounds | None = None
@@ -382,8 +384,12 @@ class Simulation:
 
     def _party(self, plan: Plan, cohort: Cohort, state: State, tol: float | None) -> Party:
         gradient, lmo = self._oracles.pair(cohort, self.t, tol)
-        counts = cohort.weights * plan.n if self._unequal else None
-        return Party(cohort.rows, state, plan.watch("gradient", gradient), plan.watch("oracle", lmo), counts)
+        counts = weight = None
+        if self._unequal:
+            counts = cohort.weights * plan.n
+            weight = self._weight_of_all if cohort.weights is self._own_weights else float(counts.sum())
+        watched = plan.watch("gradient", gradient), plan.watch("oracle", lmo)
+        return Party(cohort.rows, state, *watched, counts, weight)
 
     def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> RoundSteps:
         """The steps that a GPU replays: those of all clients with all of their samples."""
