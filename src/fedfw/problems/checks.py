@@ -131,13 +131,19 @@ def _refuse_values(known: KnownLoss, output: torch.Size, targets: list[Tensor], 
     least, most = (0, output[0] - 1) if numbers else (known.kind.least, known.kind.most)
     flat = torch.cat([each.flatten() for each in targets])
     bad = (flat < least) | (flat > most)
+    if known.kind.allowed:
+        bad = ~torch.isin(flat, torch.tensor(known.kind.allowed, dtype=flat.dtype))
     if numbers and known.ignored is not None:
         bad &= flat != known.ignored
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
         ends = torch.tensor([each.numel() for each in targets]).cumsum(0)
         owner, value = owners[int((ends <= at).sum())], flat[at].item()
-        what = f"class numbers from {least} to {most}" if numbers else f"numbers from {least:g} to {most:g}"
+        what = f"numbers from {least:g} to {most:g}"
+        if numbers:
+            what = f"class numbers from {least} to {most}"
+        if known.kind.allowed:
+            what = " or ".join(f"{number:g}" for number in known.kind.allowed)
         if numbers and known.ignored is not None:
             what += f" or {known.ignored}, which the loss ignores"
         hint = ""
