@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 import fedfw
 from fedfw.lipschitz import GroupSort, MaxMin, Normalise, Residual, Scaled, layer_constants
@@ -196,3 +197,153 @@ def test_a_subclass_may_declare_its_own_constant() -> None:
     layer = _Tenfold()
     layer.lipschitz = 11.0
     assert fedfw.lipschitz_bound(layer) == 11.0
+
+
+# --- layers that work in place, and models that change from one call to the next ---
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+class Flips(nn.Module):
+    """Writes over its input."""
+
+    lipschitz = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.neg_()
+
+
+class Same(nn.Module):
+    """Returns its input, on which the next layer may write."""
+
+    lipschitz = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1).view_as(inputs)
+
+
+class Halves(nn.Module):
+    """Takes images of six channels only."""
+
+    lipschitz = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[1:] != (6, 8, 8):
+            raise ValueError("six channels")
+        inputs[:, :3] *= -1
+        return inputs + 0
+
+
+class Fresh(nn.Module):
+    lipschitz = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return -inputs
+
+
+IN_PLACE = [
+    nn.ReLU(inplace=True),
+    nn.ReLU6(inplace=True),
+    nn.LeakyReLU(3.0, inplace=True),
+    nn.Dropout(0.5, inplace=True).eval(),
+    nn.Sequential(nn.Identity(), nn.Sequential(nn.Flatten(), nn.LeakyReLU(3.0, inplace=True))),
+    nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
+    Residual(nn.Sequential(Fresh(), nn.ReLU(inplace=True))),
+    nn.Sequential(Residual(nn.ReLU()), nn.ReLU(inplace=True)),
+    Flips(),
+    nn.Sequential(Same(), nn.ReLU(inplace=True)),
+    Same(),
+    Halves(),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize("body", IN_PLACE, ids=lambda body: type(body).__name__)
+def test_a_residual_body_that_works_in_place_has_no_bound(body: nn.Module, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Identity(), Residual(body)).to(dtype)
+    for function in (fedfw.lipschitz_bound, layer_constants):
+        with pytest.raises(
+            ValueError, match=r"layer 1\.body.*writes over its input or returns the memory .*inplace=False"
+        ):
+            function(model)
+    with pytest.raises(ValueError, match="writes over its input"):
+        fedfw.LipschitzNet(4.0).bind(nn.Sequential(nn.Linear(4, 4), Residual(body)))
+
+
+@DTYPES
+@pytest.mark.parametrize("body", [nn.LeakyReLU(3.0), nn.Sequential(nn.Flatten(), nn.LeakyReLU(3.0)), Flips(), Same()])
+def test_a_residual_block_adds_its_inputs_as_they_are(body: nn.Module, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    before = x.clone()
+    expected = before + body(x.clone())
+    for module in body.modules():
+        if isinstance(module, nn.LeakyReLU):
+            module.inplace = True
+    assert torch.equal(Residual(body)(x), expected)
+    assert torch.equal(x, before)
+
+
+@DTYPES
+def test_bodies_of_fresh_layers_and_layers_in_place_elsewhere_have_their_bounds(dtype: torch.dtype) -> None:
+    inner = Residual(nn.Sequential(nn.Flatten(), MaxMin(), Fresh(), nn.ReLU(), Residual(nn.Identity())))
+    model = nn.Sequential(nn.LeakyReLU(2.0, inplace=True), inner, nn.ReLU(inplace=True), Flips()).to(dtype)
+    assert fedfw.lipschitz_bound(model) == 2.0 * (1 + 2)
+    draw = torch.Generator().manual_seed(0)
+    for scale in (1e-3, 1.0, 1e3):
+        x, y = (scale * torch.randn(32, 4, generator=draw, dtype=dtype) for _ in range(2))
+        apart = (model(x.clone()) - model(y.clone())).norm(dim=1)
+        assert bool((apart <= 6.0 * (x - y).norm(dim=1) * (1 + 1e-5)).all())
+
+
+def test_dropout_in_training_mode_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Residual(nn.Dropout(0.5)))
+    with pytest.raises(ValueError, match=r"layer 1\.body \(Dropout\).*p=0\.5 in training: call model\.eval\(\)"):
+        fedfw.lipschitz_bound(model)
+    assert fedfw.lipschitz_bound(model.eval()) == pytest.approx(2 * layer_constants(model)["0"])
+    assert fedfw.lipschitz_bound(nn.Dropout(0.0)) == 1.0
+
+
+def test_a_weight_that_changes_with_every_use_is_refused() -> None:
+    torch.manual_seed(0)
+    layer = parametrizations.spectral_norm(nn.Linear(30, 40), n_power_iterations=1)
+    with pytest.raises(ValueError, match=r"layer 0 .*weight changes with every use.*call model\.eval\(\)"):
+        fedfw.lipschitz_bound(nn.Sequential(layer))
+    layer.eval()
+    exact = float(torch.linalg.matrix_norm(layer.weight.double(), 2))
+    assert exact <= fedfw.lipschitz_bound(layer) <= exact * (1 + 1e-6)
+
+
+def test_a_parametrised_weight_counts_as_it_is_used() -> None:
+    layer = nn.Linear(3, 3)
+    nn.init.eye_(layer.weight)
+
+    class Tenfold(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 10 * weight
+
+    parametrize.register_parametrization(layer, "weight", Tenfold())
+    assert fedfw.lipschitz_bound(nn.Sequential(layer, layer)) == pytest.approx(100.0)
+
+
+class Backwards(nn.Sequential):
+    """Applies its layers twice."""
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        yield from [*self._modules.values()] * 2
+
+
+def test_other_ways_to_change_what_a_layer_does_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the model \(Backwards\)"):
+        fedfw.lipschitz_bound(Backwards(Scaled(3.0)))
+    convolution = nn.Conv2d(1, 1, 3)
+    convolution._conv_forward = lambda *args: 10 * nn.Conv2d._conv_forward(convolution, *args)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"the model \(Conv2d\).*forward of its own"):
+        fedfw.lipschitz_bound(convolution)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: 10 * outputs)
+    try:
+        with pytest.raises(ValueError, match="hooks"):
+            fedfw.lipschitz_bound(nn.ReLU())
+    finally:
+        handle.remove()
+    with pytest.raises(ValueError, match="return_indices=True, expected False"):
+        fedfw.lipschitz_bound(nn.MaxPool2d(2, return_indices=True))

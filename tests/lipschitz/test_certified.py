@@ -73,3 +73,24 @@ def test_radii_are_at_least_zero(radius: float) -> None:
     samples = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
     with pytest.raises(ValueError, match="expected numbers of at least 0"):
         fedfw.certified_accuracy(torch.nn.Identity(), samples, [0.1, radius])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_first_layer_in_place_changes_neither_samples_nor_radii(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    last = nn.Linear(4, 3)
+    samples = torch.randn(20, 4, dtype=dtype), torch.randint(3, (20,))
+    before = samples[0].clone()
+    models = [nn.Sequential(nn.LeakyReLU(2.0, inplace=inplace), last) for inplace in (False, True)]
+    plain, in_place = (certified_radii(model, *samples, fedfw.lipschitz_bound(model)) for model in models)
+    assert torch.equal(plain, in_place)
+    assert torch.equal(samples[0], before)
+
+
+def test_a_model_is_certified_as_it_is_evaluated() -> None:
+    torch.manual_seed(0)
+    last = nn.Linear(4, 3)
+    samples = torch.randn(20, 4), torch.randint(3, (20,))
+    model = nn.Sequential(nn.Dropout(0.5), last)
+    assert fedfw.certified_accuracy(model, samples, [0.1]) == fedfw.certified_accuracy(last, samples, [0.1])
+    assert model.training

@@ -192,3 +192,45 @@ def test_matrix_sets_train_a_linear_layer(constraint: object) -> None:
     assert run.history[-1].accuracy > 0.85
     assert run.history[-1].distance == 0.0
     assert run.lower_bound <= run.history[-1].loss
+
+
+class _Shifts(nn.Module):
+    """Writes over its inputs, and gives the same answers to the same inputs only once."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.last(inputs.mul_(self.factor).flatten(1))
+        return scores
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)),
+        nn.Sequential(nn.Flatten(), nn.LeakyReLU(2.0, inplace=True), nn.Linear(4, 3)),
+        _Shifts(0.5),
+        _Shifts(1.0),
+    ],
+)
+def test_models_that_write_over_clients_data_are_refused(model: nn.Module, dtype: torch.dtype) -> None:
+    data = torch.randn(12, 4, dtype=dtype), torch.arange(12) % 3
+    before = data[0].clone()
+    for per in ("sample", "client"):
+        with pytest.raises(ValueError, match=r"the model writes over its inputs.*inplace=False"):
+            fedfw.Problem(model.to(dtype), nn.functional.cross_entropy, [data], per=per)  # type: ignore[arg-type]
+    assert torch.equal(data[0], before)
+
+
+def test_layers_in_place_behind_the_first_are_fine() -> None:
+    data = torch.randn(12, 4), torch.arange(12) % 3
+    before = data[0].clone()
+    models = [nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=inplace), nn.Linear(5, 3)) for inplace in (False, True)]
+    models[1].load_state_dict(models[0].state_dict())
+    plain, in_place = (fedfw.Problem(model, nn.functional.cross_entropy, [data]) for model in models)
+    assert plain.value(plain.start) == in_place.value(in_place.start)
+    assert torch.equal(data[0], before)

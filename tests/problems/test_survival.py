@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -186,3 +187,151 @@ def test_minibatches_privacy_and_other_shapes_are_refused_with_the_reason() -> N
         problem([(inputs, targets[:, 0]) for inputs, targets in clients])
     with pytest.raises(ValueError, match=r"test_owners of shape \(3,\), expected one for 9 test samples"):
         problem(clients, test=clients[0], test_owners=torch.arange(3))
+
+
+# --- large scores, and what inputs have in common ---
+
+
+def exact_loss(scores: list[Fraction], targets: list[list[float]]) -> float:
+    """The loss of exact scores: only their differences within a risk set are rounded."""
+    total = 0.0
+    for (event, time), score in zip(targets, scores, strict=True):
+        if event:
+            at_risk = [s for s, (_, t) in zip(scores, targets, strict=True) if t >= time]
+            largest = max(at_risk)
+            total += math.log(sum(math.exp(float(s - largest)) for s in at_risk)) + float(largest - score)
+    return total / len(scores)
+
+
+def far_apart(seed: int, ties: bool) -> tuple[Tensor, Tensor]:
+    """Few patients with whole numbers of thousands: scores are exact in float64, and as large as the parameters."""
+    draw = torch.Generator().manual_seed(seed)
+    m = int(torch.randint(2, 7, (), generator=draw))
+    inputs = torch.randint(0, 10, (m, 2), generator=draw).double() * 1000
+    times = torch.randint(1, 4 if ties else 100, (m,), generator=draw).double()
+    return inputs, torch.stack([torch.ones(m, dtype=torch.float64), times], 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_large_scores_lose_no_digits(ties: bool, dtype: torch.dtype) -> None:
+    at = 1e-5 if dtype == torch.float32 else 1e-12
+    for seed in range(40):
+        inputs, targets = far_apart(seed, ties)
+        if dtype == torch.float32:
+            inputs /= 1000  # whole numbers below 2^24
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randint(-1000, 1000, (2,), generator=draw).to(dtype) * (10 if dtype == torch.float32 else 10**6)
+        x[0] *= seed % 2  # often some scores are equal and others far away
+        first, second = (Fraction(number) for number in x.tolist())
+        exact = [Fraction(a) * first + Fraction(b) * second for a, b in inputs.tolist()]
+        expected = exact_loss(exact, targets.tolist())
+        clients = [(inputs.to(dtype), targets.to(dtype))]
+        model = nn.Linear(2, 1, bias=False, dtype=dtype)
+        for module in (model, nn.Sequential(model)):
+            p = fedfw.Problem(module, fedfw.cox_loss, clients)
+            value, gradient = p.value_and_gradient(x)
+            assert value == pytest.approx(expected, rel=at, abs=at)
+            assert bool(gradient.isfinite().all())
+        scores = torch.tensor([float(score) for score in exact], dtype=dtype)
+        assert float(fedfw.cox_loss(scores, targets.to(dtype))) == pytest.approx(expected, rel=at, abs=at)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("radius", [1e4, 1e6, 1e8])
+def test_the_bound_is_below_every_loss_however_large_the_scores(radius: float, dtype: torch.dtype) -> None:
+    for seed in range(12):
+        inputs, targets = far_apart(seed, ties=True)
+        model = nn.Linear(2, 1, bias=False, dtype=dtype)
+        nn.init.zeros_(model.weight)
+        p = fedfw.Problem(model, fedfw.cox_loss, [(inputs, targets)])
+        run = fedfw.simulate(p, fedfw.FrankWolfe(fedfw.CappedSimplex(radius)), rounds=15)
+        points = [run.x, torch.zeros(2), *radius * torch.eye(2, dtype=torch.float64)]
+        losses = [p.value_and_gradient(x, exact=True)[0] for x in points]
+        if dtype == torch.float64:
+            losses += [record.loss for record in run.history if record.loss is not None]
+        assert run.lower_bound is not None
+        assert 0 <= run.lower_bound <= min(losses) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("common", [0.0, 1950.0, 1.7e9, 1e12])
+def test_what_inputs_have_in_common_changes_no_certificate(common: float) -> None:
+    """A year or a time stamp is added to all scores, and the loss looks at their differences alone."""
+    for seed in range(6):
+        inputs, targets = patients(8, seed, ties=True)
+        shifted = (inputs * 100).round() / 100 + common  # rounded to the spacing of numbers so large
+        inputs = shifted - shifted[0]
+        plain, other = problem([(inputs, targets)]), problem([(shifted, targets)])
+        optimum = fedfw.solve(plain, fedfw.L1Ball(3.0), tol=1e-9, max_steps=300)
+        run = fedfw.simulate(other, fedfw.FrankWolfe(fedfw.L1Ball(3.0)), rounds=30)
+        assert run.lower_bound is not None
+        assert run.lower_bound <= optimum.value * (1 + 1e-12)
+        assert other.value(run.x) == pytest.approx(plain.value(run.x), rel=1e-12)
+
+
+def test_events_and_times_may_be_integers() -> None:
+    inputs, targets = patients(30, ties=True)
+    whole, real = problem([(inputs, targets.long())]), problem([(inputs, targets.long().double())])
+    for one, other in zip(whole.value_and_gradient(inputs[0]), real.value_and_gradient(inputs[0]), strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+# --- targets that are no pairs of an event and a time ---
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1.0, NAN], "row 3 has the time nan, expected a finite number"),
+        ([0.0, NAN], "row 3 has the time nan"),
+        ([1.0, INF], "row 3 has the time inf"),
+        ([1.0, -INF], "row 3 has the time -inf"),
+        ([-1.0, 2.0], "row 3 has the event -1, expected 1 where the event was seen and 0"),
+        ([0.5, 2.0], r"row 3 has the event 0\.5"),
+        ([2.0, 2.0], "row 3 has the event 2"),
+        ([NAN, 2.0], "row 3 has the event nan"),
+    ],
+)
+def test_targets_that_say_nothing_are_refused_by_their_row(row: list[float], message: str, dtype: torch.dtype) -> None:
+    inputs, targets = patients(6, dtype=dtype)
+    broken = targets.clone()
+    broken[3] = torch.tensor(row, dtype=dtype)
+    layer = nn.Linear(4, 1, bias=False, dtype=dtype)
+    for model in (layer, nn.Sequential(layer)):
+        with pytest.raises(ValueError, match="client 1: " + message):
+            fedfw.Problem(model, fedfw.cox_loss, [(inputs, targets), (inputs, broken)])
+        with pytest.raises(ValueError, match="the test data: " + message):
+            fedfw.Problem(model, fedfw.cox_loss, [(inputs, targets)], (inputs, broken))
+    for function in (fedfw.cox_loss, fedfw.concordance):
+        with pytest.raises(ValueError, match=message):
+            function(inputs[:, 0], broken)
+
+
+def test_swapped_and_missing_columns_are_refused() -> None:
+    inputs, targets = patients(6)
+    with pytest.raises(ValueError, match=r"client 0: row 0 has the event .*swapped, targets\.flip\(1\)"):
+        problem([(inputs, targets.flip(1))])
+    assert problem([(inputs, targets.flip(1).flip(1))]).n == 1
+    for other in (targets[:, :1], targets[:, 0], torch.cat([targets, targets], 1), targets[:, :0]):
+        with pytest.raises(ValueError, match=r"client 0: targets of shape .*expected one score and a pair"):
+            problem([(inputs, other)])
+        with pytest.raises(ValueError, match=r"concordance: targets of shape .*expected one score and a pair"):
+            fedfw.concordance(inputs[:, 0], other)
+
+
+def test_generated_patients_are_looked_at_when_they_are_made() -> None:
+    def make(who: Tensor) -> tuple[Tensor, Tensor]:
+        made = [patients(5, int(i), dtype=torch.float32) for i in who]
+        for number, (_, targets) in zip(who.tolist(), made, strict=True):
+            if number == 7:
+                targets[2, 1] = NAN
+        return torch.stack([inputs for inputs, _ in made]), torch.stack([targets for _, targets in made])
+
+    p = fedfw.Problem.generated(nn.Linear(4, 1, bias=False), fedfw.cox_loss, 20, make)
+    x = p.start.repeat(2, 1)
+    assert bool(p.losses.value_and_gradient(x, torch.tensor([3, 4]), None)[0].isfinite().all())
+    with pytest.raises(ValueError, match=r"row 2 has the time nan"):
+        p.losses.value_and_gradient(x, torch.tensor([3, 7]), None)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from fedfw.errors import NonFiniteError
-from fedfw.lipschitz.layers import Residual
+from fedfw.lipschitz.layers import GroupSort, MaxMin, Normalise, Residual, Scaled
 from fedfw.lipschitz.norms import convolution_bound, matrix_bound, shared_windows
 
 OfWeights = Callable[[str, "nn.Linear | nn.Conv2d"], float]
 """The constant of a layer with weights, from its name and the layer."""
+_TRIAL_WIDTHS = (4, 1, 2, 3, 6, 8, 12, 16, 24, 32, 48, 64, 128)
+"""Numbers of channels that a module of one's own is tried with: what it takes is not known."""
 
 
 def lipschitz_bound(model: nn.Module) -> float:
@@ -28,8 +32,9 @@ def lipschitz_bound(model: nn.Module) -> float:
     model : nn.Module
         An `nn.Sequential`, possibly nested, or a single layer, of: `nn.Linear`; `nn.Conv2d` with zero or circular
         padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d, AdaptiveAvgPool2d to one pixel;
-        Flatten, Unflatten, Identity, Dropout (which does nothing once a model is trained); the layers of
-        `fedfw.lipschitz`; modules of one's own with a number ``lipschitz``, which is believed.
+        Flatten, Unflatten, Identity, Dropout in evaluation mode, where it does nothing; the layers of
+        `fedfw.lipschitz`; modules of one's own with a number ``lipschitz``, which is believed. In the body of a
+        `Residual` no layer may work in place.
 
     Returns
     -------
@@ -51,6 +56,7 @@ def lipschitz_bound(model: nn.Module) -> float:
     >>> round(fedfw.lipschitz_bound(torch.nn.Sequential(layer, torch.nn.ReLU(), layer)), 6)
     16.0
     """
+    _refuse_dropout(model)
     return network_constant(model, weights_constant)
 
 
@@ -73,9 +79,17 @@ def layer_constants(model: nn.Module) -> dict[str, float]:
     >>> fedfw.lipschitz.layer_constants(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.AvgPool2d(2)))["0"]
     1.0
     """
+    _refuse_dropout(model)
     found: dict[str, float] = {}
     network_constant(model, weights_constant, found)
     return found
+
+
+def _refuse_dropout(model: nn.Module) -> None:
+    """Refuse layers that drop values at random and scale the others up, as they do in training mode."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and module.training and module.p > 0:
+            raise _refusal(name, module, f"it drops values at random with p={module.p} in training: call model.eval()")
 
 
 def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, float] | None = None) -> float:
@@ -86,7 +100,7 @@ def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, f
     model : nn.Module
         As for `lipschitz_bound`.
     of_weights : callable
-        Called for every linear and convolutional layer.
+        Called for every linear and convolutional layer. Dropout counts as in evaluation mode.
     found : dict of str to float, optional
         The constants of single layers are written there.
 
@@ -98,15 +112,22 @@ def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, f
     9.0
     """
 
-    def constant(name: str, module: nn.Module) -> float:
+    def constant(name: str, module: nn.Module, in_body: bool) -> float:
         if _changed(module):
             raise _refusal(name, module, "it has hooks or a forward of its own, which may do anything")
+        if in_body and _works_in_place(module):
+            raise _refusal(
+                name,
+                module,
+                "it writes over its input or returns the memory of its input, in the body of a residual block, which "
+                "adds that input to the body's output: expected layers that leave it alone, such as with inplace=False",
+            )
         inner = f"{name}." if name else ""
         if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
             layers = module._modules.items()  # named_children() leaves out a layer that stands there again
-            return math.prod(constant(inner + key, layer) for key, layer in layers if layer is not None)
+            return math.prod(constant(inner + key, layer, in_body) for key, layer in layers if layer is not None)
         if isinstance(module, Residual) and _is(module, Residual):
-            return 1 + constant(inner + "body", module.body)
+            return 1 + constant(inner + "body", module.body, True)
         try:
             layer, value = (_padded(module), 0.0) if _is_weighted(module) else (None, _of_plain(module))
         except ValueError as error:
@@ -117,7 +138,42 @@ def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, f
             found[name] = value
         return value
 
-    return constant("", model)
+    return constant("", model, False)
+
+
+def _works_in_place(module: nn.Module) -> bool:
+    """Whether a layer writes over its input, or is a module of one's own that returns the memory of its input."""
+    if bool(getattr(module, "inplace", False)):
+        return True
+    known = (nn.Sequential, nn.Linear, nn.Conv2d, Residual, *_PLAIN, GroupSort, MaxMin, Normalise, Scaled)
+    return not any(_is(module, kind) for kind in known) and _shares_memory_in_trial(module)
+
+
+def _shares_memory_in_trial(module: nn.Module) -> bool:
+    """Whether a module writes over its input or returns its memory, on the first inputs of a few shapes that it takes.
+
+    A module that takes none of them is believed, as its constant is.
+    """
+    tried = copy.deepcopy(module)
+    example = next(iter([*tried.parameters(), *tried.buffers(), torch.empty(0)]))
+    dtype = example.dtype if example.is_floating_point() else torch.get_default_dtype()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for width in _TRIAL_WIDTHS:
+            for shape in ((2, width), (2, width, 8, 8)):
+                inputs = torch.ones(shape, dtype=dtype, device=example.device)
+                untouched = inputs._version
+                try:
+                    outputs = tried(inputs)
+                except (RuntimeError, ValueError, IndexError, TypeError):
+                    continue
+                return inputs._version != untouched or _share_memory(inputs, outputs)
+    return False
+
+
+def _share_memory(inputs: torch.Tensor, outputs: Any) -> bool:
+    if not isinstance(outputs, torch.Tensor):
+        return False
+    return outputs.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr()
 
 
 def _is_weighted(module: nn.Module) -> bool:
@@ -126,7 +182,11 @@ def _is_weighted(module: nn.Module) -> bool:
 
 
 def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
-    """The layer, if its padding is one for which a bound is known."""
+    """The layer, if its padding is one for which a bound is known, and its weight stays as it is."""
+    if parametrize.is_parametrized(layer, "weight"):
+        first, again = layer.weight, layer.weight
+        if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+            raise ValueError("its weight changes with every use, as with spectral_norm in training: call model.eval()")
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode={layer.padding_mode!r}, expected 'zeros' or 'circular'")
@@ -164,13 +224,15 @@ def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
 
 def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module does what this kind does: a subclass may, unless it computes its outputs in another way."""
-    steps = ("__call__", "forward", "_conv_forward")
+    steps = ("__call__", "_wrapped_call_impl", "_call_impl", "forward", "_conv_forward", "__iter__")
     return isinstance(module, kind) and all(getattr(type(module), s, s) is getattr(kind, s, s) for s in steps)
 
 
 def _changed(module: nn.Module) -> bool:
     own = vars(module)
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own)
+    for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
+    replaced = "forward" in own or "_conv_forward" in own or "_call_impl" in own
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or for_all or replaced)
 
 
 def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
@@ -207,6 +269,8 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _max_pool(layer: Any) -> float:
     """A maximum changes by at most the l2 change of its window, and a pixel lies in so many windows."""
+    if layer.return_indices:
+        raise ValueError("return_indices=True, expected False: places of maxima are not outputs of bounded change")
     kernel, stride, dilation = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
     return math.sqrt(shared_windows(kernel, stride, dilation))
 

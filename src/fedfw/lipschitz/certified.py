@@ -51,7 +51,7 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
     with torch.no_grad():
         for start in range(0, len(inputs), _CHUNK):
             here, own = inputs[start : start + _CHUNK].double(), targets[start : start + _CHUNK, None]
-            scores = model(here)
+            scores = model(here.clone())  # a first layer that works in place would change the samples
             others = scores.scatter(1, own, -math.inf)
             margins = scores.gather(1, own)[:, 0] - others.amax(1)
             sizes = scores.norm(dim=1) + constant * here.flatten(1).norm(dim=1)
@@ -105,5 +105,7 @@ def certified_accuracy(
         raise ValueError(f"radii={list(radii)}, expected numbers of at least 0")
     if targets.ndim != 1 or targets.is_floating_point():
         raise ValueError(f"targets are {targets.dtype} of shape {tuple(targets.shape)}, expected class numbers (m,)")
-    reached = certified_radii(model, inputs, targets, lipschitz_bound(model) if constant is None else constant)
+    if constant is None:
+        constant = lipschitz_bound(copy.deepcopy(model).eval())  # as it is evaluated
+    reached = certified_radii(model, inputs, targets, constant)
     return {radius: float((reached >= radius).double().mean()) for radius in radii}

@@ -112,6 +112,9 @@ class Normalise(nn.Module):
 class Residual(nn.Module):
     """``inputs + body(inputs)``, whose constant is at most 1 plus that of the body.
 
+    The body is given a copy of the inputs, so that what is added to its outputs are the inputs themselves, even where a
+    layer of the body works in place.
+
     Parameters
     ----------
     body : nn.Module
@@ -131,7 +134,7 @@ class Residual(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, ...) -> the same shape."""
-        change: Tensor = self.body(inputs)
+        change: Tensor = self.body(inputs.clone())
         if change.shape != inputs.shape:  # a sum of other shapes repeats numbers, which the bound does not count
             raise ValueError(f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same shape")
         return inputs + change

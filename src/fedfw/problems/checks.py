@@ -73,7 +73,7 @@ def fit_targets(
         form = inputs.shape[1:]
         if form not in outputs:
             with _named(owner, (inputs, targets)):
-                outputs[form] = model(inputs[:_FEW]).shape[1:]
+                outputs[form] = model(inputs[:_FEW].clone()).shape[1:]
         targets = known.converted(targets, dtype)
         _refuse_shape(known, outputs[form], targets, owner)
         fitted.append((inputs, targets))
@@ -131,13 +131,19 @@ def _refuse_values(known: KnownLoss, output: torch.Size, targets: list[Tensor], 
     least, most = (0, output[0] - 1) if numbers else (known.kind.least, known.kind.most)
     flat = torch.cat([each.flatten() for each in targets])
     bad = (flat < least) | (flat > most)
+    if known.kind.allowed:
+        bad = ~torch.isin(flat, torch.tensor(known.kind.allowed, dtype=flat.dtype))
     if numbers and known.ignored is not None:
         bad &= flat != known.ignored
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
         ends = torch.tensor([each.numel() for each in targets]).cumsum(0)
         owner, value = owners[int((ends <= at).sum())], flat[at].item()
-        what = f"class numbers from {least} to {most}" if numbers else f"numbers from {least:g} to {most:g}"
+        what = f"numbers from {least:g} to {most:g}"
+        if numbers:
+            what = f"class numbers from {least} to {most}"
+        if known.kind.allowed:
+            what = " or ".join(f"{number:g}" for number in known.kind.allowed)
         if numbers and known.ignored is not None:
             what += f" or {known.ignored}, which the loss ignores"
         hint = ""
@@ -183,13 +189,21 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
     Raises
     ------
     ValueError
-        Where two calls give two answers, and where a call changes a buffer.
+        Where two calls give two answers, and where a call changes a buffer or its inputs.
     """
     inputs, _ = _few_of(clients)
     finite = inputs.reshape(len(inputs), -1).isfinite().all(1)
     inputs = inputs[finite] if bool(finite.any()) else inputs
     versions = _versions(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        given = inputs.clone()
+        untouched = given._version
+        model(given)
+        if given._version != untouched:
+            raise ValueError(
+                "the model writes over its inputs, so clients' data would change from one call to the next: set "
+                "inplace=False in its first layers, or copy the inputs in its forward"
+            )
         before = torch.get_rng_state()
         first, again = _tensors(model(inputs)), _tensors(model(inputs))
         draws = not torch.equal(before, torch.get_rng_state())
@@ -213,7 +227,7 @@ def refuse_misfit(model: nn.Module, loss: LossFunction, clients: list[Samples], 
     for i in tried:
         inputs, targets = clients[i]
         with _named(f"client {i}", clients[i]):
-            value = loss(model(inputs[:_FEW]), targets[:_FEW])
+            value = loss(model(inputs[:_FEW].clone()), targets[:_FEW])
         if value.numel() != 1:
             raise ValueError(f"the loss gives a tensor of shape {tuple(value.shape)}, expected one number")
 

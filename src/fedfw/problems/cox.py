@@ -1,12 +1,13 @@
 """Cox's loss of a linear layer in closed form: clients of one size together, each in the order of falling times.
 
-With patients in that order, those at risk at t_i are the first ones, up to the last with the same time. Let e_k be the
-number of events whose last one at risk is k, and r_k = log(exp(s_1) + ... + exp(s_k)). Then
+With patients in that order, those at risk at t_i are the first ones, up to the last with the same time, k(i). Let e_k
+be the number of events with k(i) = k, and r_k = log(exp(s_1) + ... + exp(s_k)). Then
 
-    f = 1/m (sum_k e_k r_k - sum over events i of s_i)
+    f = 1/m sum over events i of (r_k(i) - s_i)
     df/ds_j = 1/m (exp(s_j) sum over k >= j of e_k exp(-r_k)  -  1 where j has the event)
 
-which are two cumulative sums, taken as logarithms so that no exponential overflows.
+which are two cumulative sums, taken as logarithms of scores less their running maximum (`running_maxima`): no
+exponential overflows, and large scores cost no digits.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ from torch import Tensor
 
 from fedfw.problems.base import ClientLosses
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
+from fedfw.problems.survival import running_maxima
 
 
 class _Ordered(NamedTuple):
-    """Clients of one size: ``inputs`` (b, m, p), ``events`` (b, m) 1 or 0, ``counts`` (b, m) e_k, and its logarithm."""
+    """Clients of one size: ``inputs`` (b, m, p), ``events`` (b, m) 1 or 0, ``last`` (b, m) k(i), ``counts`` (b, m) e_k.
+
+    Inputs are relative to the first ones of their client; ``logs`` (b, m) are the logarithms of the counts.
+    """
 
     inputs: Tensor
     events: Tensor
+    last: Tensor
     counts: Tensor
     logs: Tensor
 
@@ -33,8 +39,11 @@ class _Ordered(NamedTuple):
     def of(cls, stack: Stack) -> _Ordered:
         events, times = (part.contiguous() for part in stack.targets.unbind(2))
         last = torch.searchsorted(-times, -times, right=True) - 1
+        events = events.to(stack.inputs.dtype)  # integers would have logarithms in float32
         counts = torch.zeros_like(events).scatter_add(1, last, events)
-        return cls(stack.inputs, events, counts, counts.log())
+        # One vector that is taken off all inputs changes no difference of scores: what the inputs of a client have in
+        # common, such as a year, then costs no digits.
+        return cls(stack.inputs - stack.inputs[:, :1], events, last, counts, counts.log())
 
 
 class CoxLosses(ClientLosses):
@@ -68,12 +77,15 @@ class CoxLosses(ClientLosses):
         if picks is not None:
             raise ValueError("Cox's loss compares all of a client's samples with each other, expected no minibatch")
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
-        for at, (inputs, events, counts, logs) in self._select(who):
+        for at, (inputs, events, last, _, logs) in self._select(who):
             # Sums of products, no matrix products: a client alone has the same bits as a stack of clients.
             scores = (inputs * x[at].unsqueeze(1)).sum(2)
-            at_risk = scores.logcumsumexp(1)
-            values[at] = (counts * at_risk - events * scores).mean(1)
-            shares = (scores + (logs - at_risk).flip(1).logcumsumexp(1).flip(1)).exp()
+            largest, heights = running_maxima(scores)
+            shifted = scores - largest + heights
+            sums = shifted.logcumsumexp(1)
+            excess = (sums - heights).gather(1, last)
+            values[at] = (events * (excess + (largest.gather(1, last) - scores))).mean(1)
+            shares = (shifted + (logs - sums).flip(1).logcumsumexp(1).flip(1)).exp()
             gradients[at] = (inputs * (shares - events).unsqueeze(2)).mean(1)
         return values, gradients
 

@@ -1,4 +1,7 @@
-"""The losses of torch whose form is known: each is a mean over samples and convex in the model's outputs.
+"""The losses of torch whose form is known: each is a mean over samples.
+
+The table also states where a loss is convex in the model's outputs and a number that it is never below. Certificates
+rest on both, so each holds for all options that are accepted, whatever the targets.
 
 Cross-entropy and the negative log-likelihood with class weights or an ignored class are a ratio,
 
@@ -18,6 +21,8 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
+
+from fedfw.problems.survival import cox_loss
 
 _NO_CLASS = -(2**62)
 """A class number that no sample has."""
@@ -40,8 +45,12 @@ class Kind:
         Whether class weights and an ignored class change the denominator of the mean.
     least, most
         Where targets that are not class numbers must lie, for the loss to be convex.
+    allowed
+        The only targets that the loss is defined for, where these are a few numbers.
     floor
-        What the loss is never below; None where it has no floor.
+        A number that the loss is never below, by default; None where none holds for all targets.
+    convex
+        Whether the loss is convex in the outputs, and torch's gradient a subgradient of it.
     """
 
     function: Callable[..., Tensor]
@@ -50,7 +59,9 @@ class Kind:
     ratio: bool = False
     least: float = -inf
     most: float = inf
+    allowed: tuple[float, ...] = ()
     floor: float | None = 0.0
+    convex: bool = True
 
 
 def scaled_cross_entropy(outputs: Tensor, targets: Tensor, scale: float = 1.0, reduction: str = "mean") -> Tensor:
@@ -93,16 +104,54 @@ class ScaledCrossEntropy(nn.modules.loss._Loss):
 KINDS = (
     Kind(nnf.cross_entropy, nn.CrossEntropyLoss, classes=True, ratio=True, least=0, most=1),
     Kind(scaled_cross_entropy, ScaledCrossEntropy, classes=True),
+    # It is linear in the outputs: -w_y x_y.
     Kind(nnf.nll_loss, nn.NLLLoss, classes=True, ratio=True, floor=None),
     Kind(nnf.mse_loss, nn.MSELoss),
     Kind(nnf.l1_loss, nn.L1Loss),
     Kind(nnf.smooth_l1_loss, nn.SmoothL1Loss),
     Kind(nnf.huber_loss, nn.HuberLoss),
     Kind(nnf.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss, least=0, most=1),
-    Kind(nnf.binary_cross_entropy, nn.BCELoss, least=0, most=1),
+    # torch replaces -log p by 100 below exp(-100), which is not convex, and -1/p by -1e12 below 1e-12, which is no
+    # derivative of -log p: linearised there, the loss would be below its own linearisation.
+    Kind(nnf.binary_cross_entropy, nn.BCELoss, least=0, most=1, convex=False),
+    # The least of exp(s) - y s over s is y - y log y, which falls without end as y rises (see `KnownLoss.floor`).
     Kind(nnf.poisson_nll_loss, nn.PoissonNLLLoss, least=0, floor=None),
-    Kind(nnf.hinge_embedding_loss, nn.HingeEmbeddingLoss),
+    # It is x for the target 1, and max(0, margin - x) for -1.
+    Kind(nnf.hinge_embedding_loss, nn.HingeEmbeddingLoss, allowed=(-1, 1), floor=None),
 )
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Which numbers an option may have: from ``least``, possibly without it, to ``most``."""
+
+    least: float = -inf
+    most: float = inf
+    open: bool = False
+
+    def contains(self, value: float) -> bool:
+        """Whether a number lies in the range; NaN does not."""
+        above = value > self.least if self.open else value >= self.least
+        return above and value <= self.most
+
+    def __str__(self) -> str:
+        if self.most < inf:
+            return f"a number from {self.least:g} to {self.most:g}"
+        if self.least == -inf:
+            return "a number"
+        return f"a number {'above' if self.open else 'of at least'} {self.least:g}"
+
+
+_OPTION_RANGES = {
+    # torch ignores a negative one for class numbers. For probabilities it would make the loss concave in places.
+    "label_smoothing": _Range(0, 1),
+    "beta": _Range(0),
+    "delta": _Range(0, open=True),
+    "scale": _Range(0, open=True),
+    "margin": _Range(),
+    "eps": _Range(),
+}
+"""Options that are numbers. With all of these values, a loss has the floor and the convexity of the table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +199,17 @@ class KnownLoss:
         return self(outputs, targets, "none").reshape(len(targets), -1).mean(1)
 
     @property
+    def floor(self) -> float | None:
+        """A number that the loss is never below; None where none holds for all targets."""
+        if self.kind.function is nnf.poisson_nll_loss and self.options.get("full", False):
+            # The added constant is y log y - y + log(2 pi y) / 2 for targets y above 1. What is left of the least value
+            # is log(2 pi y) / 2 there and y - y log y below, less eps for rates that may be as low as -eps.
+            if self.options.get("log_input", True):
+                return 0.0
+            return -float(self.options.get("eps", nn.PoissonNLLLoss().eps))
+        return self.kind.floor
+
+    @property
     def takes_probabilities(self) -> bool:
         """Whether targets may be probabilities of classes instead of their numbers."""
         return self.kind.function is nnf.cross_entropy
@@ -192,7 +252,7 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
     Raises
     ------
     ValueError
-        For a reduction that gives no mean, and for negative weights.
+        For a reduction that gives no mean, and for options outside of the range for which the table holds.
     """
     options, function = _options_of(loss)
     reduction = options.pop("reduction", "mean")
@@ -202,17 +262,39 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
             "that it does not change with how they are split (weights= can give clients with more samples more weight)"
         )
     kind = next((kind for kind in KINDS if function is kind.function or type(loss) is kind.module), None)
-    if kind is None or reduction != "mean":
+    if kind is None or reduction != "mean" or _is_changed(loss):
         return None
     defaults, _ = _options_of(kind.module())
     if not options.keys() <= defaults.keys():  # an element-wise weight of the squared loss has a mean of its own
         return None
     ignored = options.get("ignore_index")
     options = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != defaults[name]}
-    for name in ("weight", "pos_weight"):
-        if name in options and not bool((options[name] >= 0).all()):
-            raise ValueError(f"the loss has {name}={options[name].tolist()}, expected numbers of at least 0")
+    for name, value in options.items():
+        _validate_option(name, value)
     return KnownLoss(kind, options, ignored)
+
+
+def _is_changed(loss: Any) -> bool:
+    """Whether a loss module computes something else than its class: it has hooks or a forward of its own."""
+    if not isinstance(loss, nn.Module):
+        return False
+    own = vars(loss)
+    for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or for_all)
+
+
+def _validate_option(name: str, value: Any) -> None:
+    """Refuse a value for which the loss would not have the floor and the convexity of the table."""
+    if name in ("weight", "pos_weight"):
+        if not bool(((value >= 0) & value.isfinite()).all()):
+            raise ValueError(
+                f"the loss has {name}={value.tolist()}, expected numbers of at least 0, all finite: with others it has "
+                "no minimum or is not convex. To leave out a class or an output, give it the weight 0"
+            )
+        return
+    allowed = _OPTION_RANGES.get(name)
+    if allowed is not None and not allowed.contains(float(value)):
+        raise ValueError(f"the loss has {name}={value}, expected {allowed}: set {name} in the loss to such a number")
 
 
 def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
@@ -226,7 +308,7 @@ def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
 
 
 def floor_of(loss: LossFunction) -> float | None:
-    """What a loss is never below, whatever the model; None where that is not known.
+    """Return a number that a loss is never below, whatever the model; None where none is known.
 
     Examples
     --------
@@ -234,5 +316,22 @@ def floor_of(loss: LossFunction) -> float | None:
     >>> floor_of(torch.nn.functional.mse_loss), floor_of(torch.nn.functional.nll_loss)
     (0.0, None)
     """
+    if loss is cox_loss:
+        return 0.0
     known = known_loss(loss, "client")
-    return None if known is None else known.kind.floor
+    return None if known is None else known.floor
+
+
+def is_convex(loss: LossFunction) -> bool:
+    """Return whether a loss is known to be convex in the model's outputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> is_convex(torch.nn.functional.l1_loss), is_convex(torch.nn.functional.binary_cross_entropy)
+    (True, False)
+    """
+    if loss is cox_loss:
+        return True
+    known = known_loss(loss, "client")
+    return known is not None and known.kind.convex

@@ -32,13 +32,13 @@ from fedfw.problems.cox import CoxLosses
 from fedfw.problems.digest import digest_of
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
-from fedfw.problems.known_losses import LossFunction, Per, floor_of, known_loss
+from fedfw.problems.known_losses import LossFunction, Per, floor_of, is_convex, known_loss
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
 from fedfw.problems.split import SplitLosses, own_clients, size_of, speed_of
 from fedfw.problems.stacks import Stack
-from fedfw.problems.survival import concordance, cox_loss
+from fedfw.problems.survival import concordance, cox_loss, partial_likelihood, validate_event_times
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet, shapes_of
 from fedfw.sets.registry import as_set
@@ -148,6 +148,10 @@ class Problem:
         survival = loss is cox_loss
         if survival:
             per = "client"
+            for i, (_, targets) in zip(own, samples, strict=True):
+                validate_event_times(targets, f"client {i}")
+            if self.test_data is not None:
+                validate_event_times(self.test_data[1], "the test data")
         known = known_loss(loss, per)
         linear = is_linear(self.model)
         if known is not None:
@@ -163,7 +167,7 @@ class Problem:
             refuse_no_mean(self.model, loss, samples)
         self._known = known
         self._keep_own_tests(per)
-        self.floor = 0.0 if survival else floor_of(loss)  # what F is never below, where that is known
+        self.floor = floor_of(loss)  # F is never below it; None where no such number is known
         derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
         squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
         self.losses: ClientLosses
@@ -174,7 +178,8 @@ class Problem:
         elif survival and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
             self.losses = CoxLosses.of(samples)
         else:
-            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per, mixed)
+            function = partial_likelihood if survival else loss
+            self.losses = ModuleLosses.of(self.model, function, self.shapes, samples, known, per, mixed)
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
         self.l2 = l2
@@ -262,12 +267,17 @@ class Problem:
             return copy.deepcopy(problem.model).to(device)
 
         def losses_of(stack: Stack) -> ClientLosses:
+            function = loss
             if known is not None:
                 stack = replace(stack, targets=known.converted(stack.targets, problem.start.dtype))
+            if loss is cox_loss:
+                function = partial_likelihood
+                for targets in stack.targets:
+                    validate_event_times(targets, "a client that make() made")
             if isinstance(first, LinearLosses):
                 return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
             model = model_on(stack.inputs.device)
-            return ModuleLosses(model, loss, problem.shapes, [stack], stack.sizes, known, first.per)
+            return ModuleLosses(model, function, problem.shapes, [stack], stack.sizes, known, first.per)
 
         own = own_clients(ranks, [1] * clients, lambda i: 1.0)
         problem.losses = GeneratedLosses(clients, make, losses_of, problem.start, own)
@@ -478,7 +488,6 @@ def declared_convex(model: nn.Module, loss: LossFunction) -> bool | None:
     if isinstance(declared, bool):
         return declared
     if is_linear(model):
-        convex = loss is cox_loss or known_loss(loss, "client") is not None  # they all are, in the outputs
-        return True if convex else None
+        return True if is_convex(loss) else None
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     return False if len(matrices) > 1 else None
