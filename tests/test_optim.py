@@ -47,29 +47,87 @@ def inside(constraint: fedfw.ConstraintSet, x: Tensor, tol: float = 1e-5) -> boo
 # --- beside other optimizers ---
 
 
-@BOTH
-@pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
-@pytest.mark.parametrize(
-    ("adjust", "radius"),
-    [
-        ("original", lambda rows, columns: math.sqrt(max(1, rows / columns))),
-        ("match_rms_adamw", lambda rows, columns: 0.2 * math.sqrt(max(rows, columns))),
-    ],
-    ids=["original", "match_rms_adamw"],
-)
-def test_with_muons_oracle_it_is_torchs_muon_to_the_bit(
-    adjust: str, radius: Callable[[int, int], float], nesterov: bool, dtype: torch.dtype
-) -> None:
-    ours, theirs = matrices(SHAPES, dtype), matrices(SHAPES, dtype)
-    shared: Any = {"lr": 0.03, "momentum": 0.95, "nesterov": nesterov, "weight_decay": 0.1}
-    balls = [fedfw.SpectralBall(radius(*shape)) for shape in SHAPES]
+MUON_SHAPES = [(8, 5), (5, 8), (8, 5), (16, 16), (3, 40), (40, 3), (1, 7), (7, 1)]
+RADII: dict[str, Callable[[int, int], float]] = {
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+
+
+def beside_torchs_muon(
+    shapes: Sequence[tuple[int, int]], dtype: torch.dtype, adjust: str, **shared: Any
+) -> tuple[list[nn.Parameter], LMO, list[nn.Parameter], torch.optim.Muon]:
+    """The same parameters twice: with our optimizer, and with torch's Muon."""
+    ours, theirs = matrices(shapes, dtype), matrices(shapes, dtype)
+    balls = [fedfw.SpectralBall(RADII[adjust](*shape)) for shape in shapes]
     optimizer = LMO(ours, balls, oracle="muon", unconstrained=True, **shared)
-    reference = torch.optim.Muon(theirs, adjust_lr_fn=adjust, **shared)
-    for step in range(20):
-        train(optimizer, ours, 1, step)
-        train(reference, theirs, 1, step)
+    return ours, optimizer, theirs, torch.optim.Muon(theirs, adjust_lr_fn=adjust, **shared)
+
+
+def same_gradients(ours: Sequence[Tensor], theirs: Sequence[Tensor], step: int) -> None:
+    """Give both lists of parameters the gradients of one random step."""
+    random = torch.Generator().manual_seed(step)
+    for x, y in zip(ours, theirs, strict=True):
+        gradient = torch.randn(x.shape, generator=random, dtype=torch.float64).to(x.dtype)
+        x.grad = gradient.clone()
+        y.grad = gradient.clone()
+
+
+EQUAL_TO_MUON = [
+    (dtype, nesterov, momentum)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for nesterov in (True, False)
+    for momentum in (0.95, 0.5, 0.0)
+    if nesterov or momentum == 0 or dtype is not torch.bfloat16  # the one exception has a test of its own
+]
+
+
+@pytest.mark.parametrize(("dtype", "nesterov", "momentum"), EQUAL_TO_MUON)
+@pytest.mark.parametrize("adjust", RADII)
+@pytest.mark.parametrize("weight_decay", [0.1, 0.0])
+def test_with_muons_oracle_it_is_torchs_muon_to_the_bit(
+    adjust: str, nesterov: bool, momentum: float, weight_decay: float, dtype: torch.dtype
+) -> None:
+    shared: Any = {"lr": 0.03, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    ours, optimizer, theirs, reference = beside_torchs_muon(MUON_SHAPES, dtype, adjust, **shared)
+    for step in range(10):
+        same_gradients(ours, theirs, step)
+        optimizer.step()
+        reference.step()
         for x, y in zip(ours, theirs, strict=True):
-            assert torch.equal(x, y), f"step {step}"
+            assert torch.equal(x, y), f"step {step}, shape {tuple(x.shape)}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_transposed_parameters_take_the_steps_of_torchs_muon_to_the_bit(dtype: torch.dtype) -> None:
+    for shape in MUON_SHAPES:
+        stored = matrices([shape[::-1]], dtype)[0].detach()
+        x, y = nn.Parameter(stored.clone().T), nn.Parameter(stored.clone().T)
+        optimizer = LMO([x], [fedfw.SpectralBall(RADII["original"](*shape))], oracle="muon", unconstrained=True, lr=0.1)
+        reference = torch.optim.Muon([y], lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0)
+        for step in range(1 if dtype is torch.bfloat16 else 5):
+            same_gradients([x], [y], step)
+            optimizer.step()
+            reference.step()
+            assert torch.equal(x, y), f"step {step}, shape {shape}"
+
+
+def test_without_nesterov_torch_normalises_its_momentum_in_bfloat16_and_that_is_the_whole_difference() -> None:
+    """With the momentum that torch would have had put back after each step, the two are equal to the bit."""
+    shared: Any = {"lr": 0.03, "momentum": 0.95, "nesterov": False, "weight_decay": 0.1}
+    ours, optimizer, theirs, reference = beside_torchs_muon(MUON_SHAPES, torch.bfloat16, "original", **shared)
+    normalised = []
+    for step in range(10):
+        same_gradients(ours, theirs, step)
+        optimizer.step()
+        reference.step()
+        for x, y in zip(ours, theirs, strict=True):
+            assert torch.equal(x, y), f"step {step}, shape {tuple(x.shape)}"
+            own = optimizer.state[x]["momentum"]
+            buffer = reference.state[y]["momentum_buffer"]
+            normalised.append(not torch.equal(buffer, own) and abs(float(buffer.double().norm()) - 1) < 0.01)
+            buffer.copy_(own)
+    assert all(normalised), "torch no longer normalises its momentum: the docs of LMO name an exception that is none"
 
 
 def scion(params: list[Tensor], norms: list[str], *, alpha: float, gamma: float, rho: float, constrained: bool) -> None:

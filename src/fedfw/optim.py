@@ -101,10 +101,15 @@ class LMO(Optimizer):
     that of the mean of all gradients with weights ``momentum ** age``.
 
     With ``oracle="muon", unconstrained=True, nesterov=True, momentum=0.95, weight_decay=0.1, lr=1e-3`` every step is
-    that of `torch.optim.Muon` to the bit, with spectral balls of radius ``sqrt(max(1, rows / columns))`` for
-    ``adjust_lr_fn="original"`` and ``0.2 * sqrt(max(rows, columns))`` for ``"match_rms_adamw"``. With the exact oracle
-    and ``nesterov=False`` every step is that of Scion [1]_, whose momentum is one minus ours. Its signs are zero where
-    a direction is exactly zero; the oracle of `LinfBall` answers with a corner there.
+    that of `torch.optim.Muon` to the bit, in float64, float32, float16 and bfloat16, with spectral balls of radius
+    ``sqrt(max(1, rows / columns))`` for ``adjust_lr_fn="original"`` and ``0.2 * sqrt(max(rows, columns))`` for
+    ``"match_rms_adamw"``. The same holds with ``nesterov=False``, except in bfloat16 with momentum above 0: there
+    torch 2.13 divides its momentum buffer by the buffer's norm in every step, which this optimizer does not, and only
+    the first step is equal.
+
+    With the exact oracle and ``nesterov=False`` every step is that of Scion [1]_ up to rounding; the momentum of Scion
+    is one minus ours. Its signs are zero where a direction is exactly zero; the oracle of `LinfBall` answers with a
+    corner there.
 
     The sets are no part of `state_dict`, only their description is, and a state with another one is refused.
 
@@ -275,18 +280,24 @@ class LMO(Optimizer):
                 stacks.setdefault(alike, []).extend(params)
         lr = float(group["lr"])
         for (constraint, shape, *_), params in stacks.items():
-            directions = torch.cat([self._direction(p, group).reshape(-1) for p in params]).reshape(-1, *shape)
             if group["oracle"] == "muon":
-                points, scale = -torch.stack([_orthogonalised(d.flatten(1)) for d in directions]), constraint.r
-            else:
-                precision = torch.promote_types(directions.dtype, torch.float32)
-                atoms = constraint.lmo(directions, batch=True, precision=precision, tol=group["tol"])
-                points, scale = atoms.dense(precision), 1.0
-            for p, s in _pieces(points, params):
+                for p in params:
+                    self._muon_step(p, group, lr * constraint.r)
+                continue
+            directions = torch.cat([self._direction(p, group).reshape(-1) for p in params]).reshape(-1, *shape)
+            precision = torch.promote_types(directions.dtype, torch.float32)
+            atoms = constraint.lmo(directions, batch=True, precision=precision, tol=group["tol"])
+            for p, s in _pieces(atoms.dense(precision), params):
                 if group["unconstrained"]:
-                    p.mul_(1 - lr * group["weight_decay"]).add_(s, alpha=lr * scale)
+                    p.mul_(1 - lr * group["weight_decay"]).add_(s, alpha=lr)
                 else:  # lerp never leaves the interval between two numbers, whatever the rounding
                     p.lerp_(s.to(p.dtype), lr)
+
+    def _muon_step(self, p: Tensor, group: dict[str, Any], length: float) -> None:
+        """Move p by ``length`` against Muon's approximation of its direction's polar factor."""
+        # No copies on the way: in 16 bits torch rounds a sum differently where the strides of its terms differ.
+        point = _orthogonalised(self._direction(p, group).flatten(1))
+        p.mul_(1 - float(group["lr"]) * group["weight_decay"]).add_(point.reshape(p.shape), alpha=-length)
 
     def _direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """The gradient of p averaged with those before, in p's shape."""
