@@ -215,6 +215,49 @@ def test_functions_that_work_in_float32_only_prove_nothing() -> None:
     assert run.lower_bound <= 1e-12
 
 
+# --- weights: in float32 they would be those of another problem ---
+
+
+def far_away(n: int, dtype: torch.dtype, weights: list[float] | None = None) -> Problem:
+    """n clients with (x - 30000)^2: over [-1, 1] the optimum is 29999^2, which is far from zero."""
+    inputs, targets = torch.ones(1, 1, dtype=dtype), torch.full((1, 1), 30000.0, dtype=dtype)
+    model = nn.Linear(1, 1, bias=False, dtype=dtype)
+    nn.init.zeros_(model.weight)
+    return Problem(model, nnf.mse_loss, [(inputs, targets)] * n, weights=weights)
+
+
+FAR_AWAY = 29999.0**2
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("weights", [None, [0.7, 0.2, 0.1], [1.0, 1.0, 5.0]])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedfw.FedFW("l2:1", penalty=1.0),
+        fedfw.FedFWPlus("l2:1", penalty=1.0),
+        fedfw.FedFWAnchored("l2:1"),
+        fedfw.FrankWolfe("l2:1"),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_weights_enter_the_bound_in_float64(algorithm: Any, weights: list[float] | None, dtype: torch.dtype) -> None:
+    """1/3 in float32 is too large by 3e-8, which is 27 above an optimum of 9e8."""
+    run = fedfw.simulate(far_away(3, dtype, weights), algorithm, rounds=30)
+    assert run.lower_bound is not None
+    assert run.lower_bound <= FAR_AWAY * (1 + 1e-14)
+    assert run.lower_bound >= FAR_AWAY * (1 - 1e-6)  # float32 changes where the certificate is made, not more
+
+
+@pytest.mark.parametrize("weights", [None, [0.7, 0.2, 0.1]])
+def test_absentees_weights_enter_the_bound_in_float64(weights: list[float] | None) -> None:
+    algorithm = fedfw.FedFW("l2:1", penalty=1.0)
+    run = fedfw.simulate(far_away(3, torch.float32, weights), algorithm, rounds=60, participation=0.6)
+    assert run.lower_bound is not None
+    assert run.lower_bound <= FAR_AWAY * (1 + 1e-14)
+    assert run.lower_bound > 0
+
+
 # --- the account itself ---
 
 

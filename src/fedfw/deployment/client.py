@@ -348,9 +348,9 @@ class Client:
         return float(gradient(xbar[None], full=True)[0])
 
     def _cohort(self, order: Order) -> Cohort:
-        weight = torch.tensor([order.weight], dtype=self.task.start.dtype)
+        exact = torch.tensor([order.weight], dtype=torch.float64)
         alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
-        return Cohort(alone, weight, own, self.task.constraint)
+        return Cohort(alone, exact.to(self.task.start.dtype), own, self.task.constraint, exact)
 
     def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
         losses, options, cohort = self._problem.losses, self.task.options, self._cohort(order)

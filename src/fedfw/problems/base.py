@@ -143,7 +143,9 @@ class Weights:
     Parameters
     ----------
     each : Tensor
-        (m,).
+        (m,), in the precision of the run.
+    exact : Tensor, optional
+        (m,): the same in float64, for certificates. By default ``each``, which then has to be exact.
 
     Examples
     --------
@@ -153,18 +155,20 @@ class Weights:
     (1.0, tensor([0.2500, 0.7500]))
     """
 
-    def __init__(self, each: Tensor) -> None:
+    def __init__(self, each: Tensor, exact: Tensor | None = None) -> None:
         self.each = each
-        self._multiples: dict[float, float | Tensor] = {}
+        self.exact = each.double() if exact is None else exact
+        self._multiples: dict[tuple[float, bool], float | Tensor] = {}
 
-    def times(self, factor: float) -> float | Tensor:
-        """factor w_i (m,), or one number where that is the same for all of them."""
-        if factor not in self._multiples:
-            multiple = self.each * factor
+    def times(self, factor: float, *, exact: bool = False) -> float | Tensor:
+        """factor w_i (m,), or one number where that is the same for all of them; ``exact`` in float64."""
+        key = (factor, exact)
+        if key not in self._multiples:
+            multiple = (self.exact if exact else self.each) * factor
             listed = multiple.tolist()
             alike = len(listed) > 0 and listed.count(listed[0]) == len(listed)
-            self._multiples[factor] = listed[0] if alike else multiple
-        return self._multiples[factor]
+            self._multiples[key] = listed[0] if alike else multiple
+        return self._multiples[key]
 
 
 class WeightedGradient:
@@ -203,7 +207,8 @@ class WeightedGradient:
         self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The weighted losses and gradients; see `fedfw.algorithms.base.Gradient`."""
-        factors = 1.0 if plain else self._weights.times(times)
+        # A weight that was rounded to float32 is the weight of another problem, with another optimum.
+        factors = 1.0 if plain else self._weights.times(times, exact=exact)
         if exact:
             values, gradients = self._losses.exactly(x, self._who)
             values, gradients = times_factors(values, gradients, factors)

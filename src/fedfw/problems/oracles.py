@@ -34,17 +34,20 @@ class Cohort:
         (m,): what they are called, by which minibatches and seeded noise are drawn.
     constraint : ConstraintSet
         The set that they use.
+    exact_weights : Tensor, optional
+        (m,): the w_i in float64, for certificates. By default ``weights``, which then has to be exact.
     """
 
     rows: Tensor
     weights: Tensor
     numbers: Tensor
     constraint: ConstraintSet
+    exact_weights: Tensor | None = None
 
     @cached_property
     def scales(self) -> Weights:
         """The weights and multiples of them."""
-        return Weights(self.weights)
+        return Weights(self.weights, self.exact_weights)
 
 
 class ClientOracles(Protocol):

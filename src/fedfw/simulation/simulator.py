@@ -167,6 +167,7 @@ class Simulation:
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
         self._own_weights = self._weights[self.everyone]
+        self._own_exact_weights = self.problem.weights[self.everyone]
         self._unequal = bool((self._weights != self._weights[0]).any())
         self._all_in_one = [self._cohort(self.everyone, self.constraint)]
         # Replayed rounds must not look at numbers of a GPU.
@@ -177,7 +178,7 @@ class Simulation:
         if alike:
             # Clients' samples are parts of a few tensors, which know whether they were changed.
             read = [part if part._base is None else part._base for part in self.problem.losses.data()]
-            data = list({id(tensor): tensor for tensor in (*read, self._own_weights)}.values())
+            data = list({id(tensor): tensor for tensor in (*read, self._own_weights, self._own_exact_weights)}.values())
             self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device, data)
         self._start = start
         self.t = self.resumed_at = 0
@@ -364,8 +365,9 @@ class Simulation:
         return participants[(participants >= first) & (participants <= last)]
 
     def _cohort(self, rows: Tensor, constraint: ConstraintSet) -> Cohort:
-        weights = self._own_weights if rows is self.everyone else self._weights[rows]
-        return Cohort(rows, weights, rows, constraint)
+        if rows is self.everyone:
+            return Cohort(rows, self._own_weights, rows, constraint, self._own_exact_weights)
+        return Cohort(rows, self._weights[rows], rows, constraint, self.problem.weights[rows])
 
     def _gather(self, cohorts: list[Cohort], tol: float | None) -> None:
         algorithm, coordinator, now = self.algorithm, self.coordinator, self.now
