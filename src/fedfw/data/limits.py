@@ -19,6 +19,8 @@ FACTOR = 4
 """A reader may take so many times the file's size."""
 LEAST = 1 << 30
 """Bytes that a reader may take however small its file is."""
+LARGEST_DRAWN = 8 << 30
+"""Bytes of data that are drawn and not read."""
 VARIABLE = "FEDFW_DATA_MEMORY"
 """The environment variable that allows more, in GiB."""
 GIB = 1 << 30
@@ -82,6 +84,24 @@ def _allowed_by_environment() -> float:
     if not 0 <= gib < 2**33:
         raise ValueError(f"{VARIABLE}={text!r}, expected a number of GiB such as 8")
     return gib
+
+
+def check_drawn(nbytes: int, what: str) -> None:
+    """Refuse drawn data that would take more than `LARGEST_DRAWN`, or than is allowed, before they are drawn.
+
+    Parameters
+    ----------
+    nbytes : int
+        What they take while they are drawn.
+    what : str
+        Names them in the error.
+    """
+    limit = max(LARGEST_DRAWN, memory_limit(0))
+    if nbytes > limit:
+        more = math.ceil(nbytes / GIB + 0.5)
+        raise MemoryLimitError(
+            f"{what} takes {_shown(nbytes)}, expected at most {_shown(limit)}; {VARIABLE}={more} allows more"
+        )
 
 
 class MemoryMeter:
