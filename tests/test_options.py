@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import fedfw
 from fedfw.deployment import Deployment
 from fedfw.options import (
+    LARGEST,
     Option,
     check_options,
     declare_keywords,
@@ -249,7 +250,7 @@ def test_what_is_declared() -> None:
     assert [one.name for one in GARDEN.values() if one.is_flag] == ["fence"]
     assert [one.name for one in GARDEN.values() if not one.textual] == ["keeper"]
     assert GARDEN["depth"] == Option(
-        "depth", "depth in metres", 0.5, "a number above 0 and below 2", True, GARDEN["depth"].annotation
+        "depth", "depth in metres", 0.5, "a number above 0 and below 2", True, GARDEN["depth"].annotation, limited=True
     )
 
 
@@ -307,7 +308,58 @@ def test_a_value_is_taken_as_it_is_or_refused(value: object) -> None:
         else:
             told = f"{one.name}={value!r}, expected {one.expected}"
         assert found is value or found == value
-        assert told == f"{one.name}={value!r}, expected {one.expected}"
+        expected = one.expected
+        if one.name == "water" and type(value) in (int, float) and LARGEST < abs(value) < math.inf:  # type: ignore[arg-type]
+            expected += " and at most 1e+12"
+        assert told == f"{one.name}={value!r}, expected {expected}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("water", 1e12, True),
+        ("water", 1.1e12, False),
+        ("water", -1.1e12, False),
+        ("water", 10**13, False),
+        ("beds", 9, True),
+        ("beds", 10, False),
+    ],
+)
+def test_every_number_has_bounds(key: str, value: float, accepted: bool) -> None:
+    """A number whose declaration states no upper limit has one all the same."""
+    if accepted:
+        assert GARDEN[key].check(value) == value
+        return
+    with pytest.raises(ValueError, match=rf"{key}=.*, expected .* at most (9|1e\+12)$"):
+        GARDEN[key].check(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rounds", 10**15),
+        ("local_steps", 10**9),
+        ("batch_size", 10**9),
+        ("eval_every", 10**13),
+        ("seed", 2**63),
+        ("tol", 1e13),
+    ],
+)
+def test_numbers_of_a_run_have_bounds(name: str, value: float) -> None:
+    with pytest.raises(
+        ValueError, match=rf"{name}={value!r}, expected a (whole )?number .*(at most|below)".replace("+", r"\+")
+    ):
+        Options(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("clients", 10**9), ("width", 10**6), ("depth", 10**6), ("heads", 10**6), ("l2", 1e13)]
+)
+def test_numbers_of_a_problem_have_bounds(name: str, value: float) -> None:
+    with pytest.raises(
+        ValueError, match=rf"{name}={value!r}, expected a (whole )?number .*at most".replace("+", r"\+")
+    ):
+        ProblemOptions(**{name: value})  # type: ignore[arg-type]
 
 
 @given(st.integers(-3, 12))

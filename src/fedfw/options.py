@@ -26,6 +26,8 @@ from fedfw.parsing import parse_number
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 Function = TypeVar("Function", bound=Callable[..., Any])
+LARGEST = 1e12
+"""Numbers whose declaration states no upper limit are at most this large."""
 _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
 
 
@@ -73,6 +75,8 @@ class Option:
         Its type, which pydantic validates against.
     otherwise : str
         What happens where it is left open, in words.
+    limited : bool
+        Whether its declaration states an upper limit; otherwise numbers are at most `LARGEST`.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Option:
     textual: bool
     annotation: Any
     otherwise: str = ""
+    limited: bool = False
 
     @property
     def key(self) -> str:
@@ -107,12 +112,22 @@ class Option:
         ValueError
             With the value and what was expected; ``source`` says where the value stood.
         """
+        expected = self.expected
         try:
-            return _validator(self.annotation)(value)
+            checked = _validator(self.annotation)(value)
         except ValidationError:
-            where = f"{source}: " if source else ""
-            shown = f"{self.key} = {value!r}" if source else f"{self.name}={value!r}"
-            raise ValueError(f"{where}{shown}, expected {self.expected}") from None
+            checked = None
+            valid = False
+        else:
+            too_large = not self.limited and isinstance(checked, int | float) and abs(checked) > LARGEST
+            valid = not too_large
+            if too_large:
+                expected = f"{expected} and at most {LARGEST:g}"
+        if valid:
+            return checked
+        where = f"{source}: " if source else ""
+        shown = f"{self.key} = {value!r}" if source else f"{self.name}={value!r}"
+        raise ValueError(f"{where}{shown}, expected {expected}")
 
     def parse(self, text: Any, source: str) -> Any:
         """Check a value that came from a flag or a file, where numbers may stand as text."""
@@ -153,8 +168,16 @@ def options_of(cls: Any) -> dict[str, Option]:
         default = field.default if field.default is not MISSING else None
         expected = extra["expected"] or _expected(hints[field.name], info)
         textual = extra["scope"] != "python"
+        limited = any(getattr(limit, name, None) is not None for limit in info.metadata for name in ("le", "lt"))
         found[field.name] = Option(
-            field.name, info.description, default, expected, textual, hints[field.name], extra["otherwise"]
+            name=field.name,
+            help=info.description,
+            default=default,
+            expected=expected,
+            textual=textual,
+            annotation=hints[field.name],
+            otherwise=extra["otherwise"],
+            limited=limited,
         )
     return found
 

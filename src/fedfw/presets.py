@@ -60,14 +60,14 @@ class ProblemOptions:
             expected="a model's name",
         ),
     ] = None
-    width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1)] = None
-    depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1)] = None
-    heads: Annotated[int | None, option("attention heads of the transformer", otherwise="4", ge=1)] = None
+    width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1, le=16384)] = None
+    depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1, le=1000)] = None
+    heads: Annotated[int | None, option("attention heads of the transformer", otherwise="4", ge=1, le=1000)] = None
     mixed: Annotated[
         bool | None, option("multiply a network's layers in bfloat16 on a GPU: faster, other bits", otherwise="off")
     ] = None
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
-    clients: Annotated[int, option("number of clients", ge=1)] = 10
+    clients: Annotated[int, option("number of clients", ge=1, le=1_000_000)] = 10
     partition: Annotated[
         str | None,
         option(

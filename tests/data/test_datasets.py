@@ -100,6 +100,8 @@ def test_sparse() -> None:
     for wrong in ("sparse:9", "sparse:few"):
         with pytest.raises(ValueError, match="expected sparse:P with at least 10 features"):
             load_data(wrong)
+    with pytest.raises(ValueError, match=r"sparse:100000000 takes 10430\.8 GiB, expected at most 8\.0 GiB"):
+        load_data("sparse:100000000")
 
 
 def test_the_table_says_what_the_data_are() -> None:

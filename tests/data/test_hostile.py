@@ -22,7 +22,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedfw.data import Part, load_data
+from fedfw.data import Part, limits, load_data
 from fedfw.data.archives import LARGEST, UNREADABLE, members, reason
 from fedfw.data.base import Columns, Request
 from fedfw.data.cifar import load_cifar100_images, read_batches
@@ -230,52 +230,160 @@ def wide_element() -> bytes:
     return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
 
 
+def npz_bomb(dtype: str, shape: tuple[int, ...], targets: int, mebibytes: int) -> bytes:
+    """Inputs of so many MiB of zeros, whatever their head promises, and the targets 0, 1, 0, 1, ..."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as inputs:
+            np.lib.format.write_array_header_1_0(inputs, {"descr": dtype, "fortran_order": False, "shape": shape})
+            for _ in range(mebibytes):
+                inputs.write(bytes(1 << 20))
+        array = io.BytesIO()
+        np.save(array, np.arange(targets, dtype=np.uint8) % 2)
+        archive.writestr("y.npy", array.getvalue())
+    return file.getvalue()
+
+
+def many_members() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(10_001):
+            archive.writestr(f"{number}", b"")
+    return file.getvalue()
+
+
+def other_packing() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", b"")
+    return file.getvalue()
+
+
 def bombs() -> dict[str, bytes]:
     """By the name of the file, which tells the reader: small files that stand for more than the test allows."""
     return {
         "promises.idx": idx_bomb(3_000_000, 1),
+        "large.idx": idx_bomb(100_000, 75),
         "lies.idx": idx_bomb(10, 700),
         "promises.mat": mat_bomb(2**32 - 8, 700),
+        "large.mat": mat_bomb(70 << 20, 70),
         "lies.mat": mat_bomb(1000, 700),
         "wide.mat": wide_element(),
         "line.gz": deflated(b"1 1:1", 700, 31),
         "line.bz2": bz2.compress(b"1" * (1 << 20)) * 32,
         "index.txt": b"1 1:1\n0 1000000000000:1\n",
-        "labels.gz": gzip.compress(b"1\n" * (1 << 20)),
+        "labels.gz": gzip.compress(b"1\n" * (1 << 19)),
+        "empty.gz": gzip.compress(b"\n" * (1 << 19)),
+        "comments.gz": gzip.compress(b"# \n" * (1 << 19)),
+        "entries.gz": gzip.compress((b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n") * 900),
+        "dense.gz": gzip.compress(b"1 1:1\n0 100000:1\n" * 100),
+        "promises.npz": npz_bomb("|u1", (1 << 30, 1024), 10, 1),
+        "large.npz": npz_bomb("|u1", (70 << 10, 1024), 10, 70),
+        "floats.npz": npz_bomb("|u1", (5 << 10, 1024), 5 << 10, 5),  # four times as large as float32
+        "halves.npz": npz_bomb("<f2", (4 << 10, 1024), 4 << 10, 8),
+        "images.npz": npz_bomb("|u1", (20 << 10, 1, 32, 32), 20 << 10, 20),  # and once more when they are divided
+        "targets.npz": npz_bomb("|u1", (1 << 20, 1), 1 << 20, 1),  # places of values take more than the values
+        "lies.npz": npz_bomb("|u1", (10, 10), 10, 70),
+        "members.npz": many_members(),
+        "packing.npz": other_packing(),
+        "cells.csv": b"a,y\n" + b'"1\n2","2\n3",' * (400 << 10),  # a row that goes on, line by line
     }
 
 
-PROGRAM = """
-import resource, sys
-from pathlib import Path
-import scipy.sparse
-from fedfw.data import idx, libsvm, mat
+def large_files() -> dict[str, bytes]:
+    """Files whose contents come close to what the test allows, and which are read."""
+    return {
+        "bytes.npz": npz_bomb("|u1", (3 << 10, 1024), 3 << 10, 3),
+        "halves.npz": npz_bomb("<f2", (3 << 10, 1024), 3 << 10, 6),
+        "floats.npz": npz_bomb("<f4", (3 << 10, 1024), 3 << 10, 12),
+        "images.npz": npz_bomb("|u1", (14 << 10, 1, 32, 32), 14 << 10, 14),
+        "lines.gz": gzip.compress(b"1\n0\n" * 100_000),
+        "dense.gz": gzip.compress(b"1 1:1\n0 80000:1\n" * 40),
+        "entries.gz": gzip.compress((b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n0 1:2\n") * 300),
+        "rows.csv": b"a,b,y\n" + b"1,2,no\n3,4,yes\n" * 150_000,
+        "texts.csv": b"a,y,c\n" + b"".join(b"1,%d.5,%d\n" % (i, i % 7) for i in range(50_000)),
+    }
 
-readers = {".idx": lambda path: idx.read_idx(path, 3), ".mat": lambda path: mat.read_mat(path, "dataset")}
+
+LOWERED = 32 << 20
+PROGRAM = """
+import os, resource, sys
+from pathlib import Path
+import scipy.sparse, torch
+from fedfw.data import idx, limits, mat, load_data
+from fedfw.data.base import Columns
+
+readers = {
+    ".idx": lambda path: idx.read_idx(path, 3),
+    ".mat": lambda path: mat.read_mat(path, "dataset"),
+    ".npz": lambda path: load_data(f"table:{path}", columns=Columns(target="y")),
+    ".csv": lambda path: load_data(f"table:{path}", columns=Columns(target="y")),
+}
+warm = Path(sys.argv[2]).with_name("warm.txt")
+warm.write_text("1 1:1\\n0 2:1\\n" * 5)  # what is loaded when a file is read is no part of its reading
+load_data(f"libsvm:{warm}")
+limits.LEAST = int(sys.argv[1])
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)
-for path in map(Path, sys.argv[1:]):
-    libsvm._LARGEST = (1 << 20) if path.stem == "labels" else (4 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (used + limits.LEAST + (16 << 20),) * 2)
+for path in map(Path, sys.argv[2:]):
+    if os.fork():  # every file has a process of its own: what one leaves behind is no part of another's reading
+        os.wait()
+        continue
     try:
-        readers.get(path.suffix, libsvm.read_libsvm)(path)
-    except ValueError as error:
-        print(error)
+        readers.get(path.suffix, lambda path: load_data(f"libsvm:{path}"))(path)
+        print(f"{path} was read", flush=True)
+    except (ValueError, MemoryError) as error:
+        print(f"{error!r}" if isinstance(error, MemoryError) else error, flush=True)
+    os._exit(0)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used")
-def test_bombs_are_refused_within_512_mib(tmp_path: Path) -> None:
+def test_bombs_are_refused_within_the_limit_in_bytes_of_memory(tmp_path: Path) -> None:
+    """The process may take little more than the limit: a reader that needs more ends with a MemoryError."""
     paths = []
-    for name, content in bombs().items():
-        assert len(content) < 1 << 20
+    for name, content in [*bombs().items(), *((f"near-{name}", content) for name, content in large_files().items())]:
+        assert 4 * len(content) < LOWERED
         paths.append(tmp_path / name)
         paths[-1].write_bytes(content)
-    done = run_python(["-c", PROGRAM, *paths])
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(paths)
-    for line, path in zip(lines, paths, strict=True):
+    done = run_python(["-c", PROGRAM, str(LOWERED), *paths])
+    lines = dict(zip(paths, done.stdout.splitlines(), strict=True))
+    for path, line in lines.items():
         assert line.startswith(str(path))
-        assert "expected" in line or "promises" in line
+        if path.name.startswith("near-"):
+            assert line == f"{path} was read"
+        else:
+            assert "expected" in line or "promises" in line or "has other bytes" in line
+    needed = {path.name for path, line in lines.items() if "its reader needs" in line}
+    assert needed >= {"large.idx", "large.mat", "labels.gz", "dense.gz", "entries.gz", "floats.npz", "targets.npz"}
+
+
+def test_the_limit_is_four_times_the_file_or_more_where_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEAST", 1000)
+    path = tmp_path / "my.csv"
+    path.write_text("a,y\n" + "1,0\n0,1\n" * 100)
+    size = path.stat().st_size
+    assert (limits.memory_limit(100), limits.memory_limit(size)) == (1000, 4 * size)
+    message = (
+        r"my\.csv: its reader needs .* of memory for 36 rows of 1 inputs, expected at most 0\.0 MiB "
+        r"\(4 times the file's size or 0\.0 MiB, the larger, unless more is allowed\): where the file is trusted, "
+        r"allow more by data-memory in consent\.toml or by FEDFW_DATA_MEMORY=1"
+    )
+    own = Columns(target="y")
+    with pytest.raises(limits.MemoryLimitError, match=message):
+        load_data(f"table:{path}", columns=own)
+    with limits.allow_memory(0.001):
+        assert len(load_data(f"table:{path}", columns=own).train) == 160
+    with limits.allow_memory(None), pytest.raises(limits.MemoryLimitError):
+        load_data(f"table:{path}", columns=own)
+    monkeypatch.setenv(limits.VARIABLE, "1")
+    assert len(load_data(f"table:{path}", columns=own).train) == 160
+    for text in ("much", "-1", "nan", "inf"):
+        monkeypatch.setenv(limits.VARIABLE, text)
+        with pytest.raises(ValueError, match=f"FEDFW_DATA_MEMORY='{text}', expected a number of GiB such as 8"):
+            load_data(f"table:{path}", columns=own)
 
 
 # --- LIBSVM, MATLAB, archives and downloads, one by one -----------------------------------------------------------

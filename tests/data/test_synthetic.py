@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfw.data import load_data, partition
+from fedfw.data import limits, load_data, partition
 from fedfw.data.synthetic import LARGEST, client_size
 
 
@@ -96,3 +96,17 @@ def test_beta_moves_the_clients_apart() -> None:
 def test_other_forms_are_refused(argument: str) -> None:
     with pytest.raises(ValueError, match=f"unknown data 'synthetic:{argument}', expected one of synthetic:iid"):
         load_data(f"synthetic:{argument}")
+
+
+def test_many_clients_are_refused_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = (
+        r"synthetic for 1000000 clients takes 23\.1 GiB, expected at most 8\.0 GiB; FEDFW_DATA_MEMORY=24 allows more"
+    )
+    with pytest.raises(limits.MemoryLimitError, match=message):
+        load_data("synthetic:1,1", clients=10**6)
+    monkeypatch.setattr(limits, "LEAST", 0)
+    monkeypatch.setattr(limits, "LARGEST_DRAWN", 3 * 50 * 496)  # enough if every client has the fewest samples
+    with pytest.raises(limits.MemoryLimitError, match="synthetic for 3 clients takes"):
+        load_data("synthetic:1,1", clients=3)
+    with limits.allow_memory(1.0):
+        assert len(load_data("synthetic:1,1", clients=3).train) > 3 * 37

@@ -32,7 +32,7 @@ ORDERS = st.builds(
     run=NAMES,
     t=st.integers(1, 2**40),
     client=st.integers(0, MOST_CLIENTS - 1),
-    n=st.integers(1, 2**40),
+    n=st.integers(1, MOST_CLIENTS),
     weight=st.floats(1e-9, 1.0),
     counted=st.integers(0, 2**40),
     version=st.integers(1, 2**40),
@@ -94,6 +94,14 @@ def test_what_is_no_answer_is_refused(change: dict[str, Any], told: str) -> None
     del missing["run"]
     with pytest.raises(MessageError, match="there is no run"):
         Answer.of(missing)
+
+
+@pytest.mark.parametrize("n", [0, -1, MOST_CLIENTS + 1, 2**52])
+def test_an_order_for_so_many_clients_is_refused(n: int) -> None:
+    """Minibatches are drawn for all clients at once, so their number is memory."""
+    fields = Order("run", 1, 0, n, 0.5, 0, 1, 0, b"").fields()
+    with pytest.raises(MessageError, match=f"n={n}: Input should be (greater|less) than or equal to"):
+        Order.of(fields)
 
 
 JUNK = st.recursive(

@@ -63,6 +63,12 @@ def test_convexity_is_that_of_the_problem(loss: Any, convex: bool | None) -> Non
     assert made.problem(data(0)).convex is convex
 
 
+@pytest.mark.parametrize(("clients", "message"), [(0, "at least 1"), (10**6 + 1, "at most 1000000 in a deployment")])
+def test_the_number_of_clients_has_bounds(clients: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"clients={clients}, expected {message}"):
+        replace(task(), clients=clients)
+
+
 class _Stubborn(torch.nn.Module):
     """A linear model that works in float32 only."""
 

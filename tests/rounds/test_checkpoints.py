@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 from torch import Tensor
 
-from fedfw.rounds.checkpoints import FORMAT, DamagedCheckpointError, load_checkpoint, save_checkpoint
+from fedfw.rounds.checkpoints import FORMAT, DamagedCheckpointError, _checksum, load_checkpoint, save_checkpoint
 from fedfw.rounds.files import write_atomically
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8]
@@ -139,3 +139,59 @@ def test_files_are_replaced_in_one_piece(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     write_atomically(target, json.dumps({"new": 1}).encode())
     assert json.loads(target.read_text()) == {"new": 1}
+
+
+# --- what would take much memory ---
+
+
+def repacked(path: Path, shapes: dict[str, Any], **arrays: Any) -> None:
+    """A checkpoint of these arrays and shapes, with a checksum that fits."""
+    held = {name.replace("_at", "\0at"): np.asarray(array) for name, array in arrays.items()}
+    head = {"format": str(FORMAT), "meta": "{}", "shapes": json.dumps(shapes)}
+    path.write_bytes(save(held, head | {"sha256": _checksum(held, head)}))
+
+
+ENTRIES = {"x": np.ones(2, np.float32), "x_at": np.array([0, 1], np.uint32)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "arrays", "message"),
+    [
+        ({"x": [1 << 40]}, ENTRIES, r"its tensors take 4096\.0 GiB of memory, expected at most 1\.0 GiB"),
+        ({"x": [3, 1 << 28]}, ENTRIES, r"its tensors take 3\.0 GiB of memory"),
+        ({"x": [-1]}, ENTRIES, r"'x' has the shape \[-1\]"),
+        ({"x": ["2"]}, ENTRIES, r"'x' has the shape"),
+        ({"x": [1]}, ENTRIES, r"'x' has entries outside of its shape \[1\]"),
+        ({"x": [3]}, ENTRIES | {"x_at": np.array([0, -1])}, "'x' has entries outside of its shape"),
+        ({"x": [3]}, ENTRIES | {"x_at": np.array([0])}, "'x' has entries outside of its shape"),
+        ({"x": [3]}, ENTRIES | {"x_at": np.array([0.0, 1.0])}, "'x' has entries outside of its shape"),
+        ({"x": [3]}, {"x": np.ones(2, np.float32)}, "x.*at"),
+        ({"y": [3]}, ENTRIES, "'y'"),
+    ],
+)
+def test_a_small_file_does_not_become_large_tensors(
+    shapes: dict[str, Any], arrays: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    repacked(tmp_path / "checkpoint", shapes, **arrays)
+    with pytest.raises(DamagedCheckpointError, match=f"checkpoint is damaged: .*{message}"):
+        load_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_written_can_be_read_within_the_limit(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {name: torch.zeros(size, dtype=dtype) for name, size in (("a", 5000), ("b", 50_000), ("c", 6000))}
+    for number, tensor in enumerate(held.values(), 1):
+        tensor[number] = number
+    path = tmp_path / "checkpoint"
+    save_checkpoint(path, held, {})
+    assert path.stat().st_size < 2000
+    monkeypatch.setattr("fedfw.data.limits.LEAST", 50_000)
+    with pytest.raises(DamagedCheckpointError, match="where the file is trusted, allow more by FEDFW_DATA_MEMORY"):
+        load_checkpoint(path)
+    save_checkpoint(path, held, {})  # the largest tensor is now written whole
+    whole = held["b"].nbytes
+    assert whole < path.stat().st_size < whole + 2000
+    again, _ = load_checkpoint(path)
+    assert all(torch.equal(again[name], held[name]) for name in held)

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedfw.algorithms.parcels import parcel_readers
 from fedfw.atoms import Atom, TupleAtom, is_sparse
 from fedfw.compression import Compressor, Readers
-from fedfw.options import check_options
+from fedfw.options import LARGEST, check_options
 from fedfw.ranks import ALONE, Ranks
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet, Shape
@@ -836,7 +836,7 @@ def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float
             factor = unit * float(value.partition(":")[2] or 1)
         except ValueError:
             factor = math.nan
-    if not (math.isfinite(factor) and factor >= 0):
+    if not 0 <= factor <= LARGEST:
         words = " or ".join(f'"{word}" (or a multiple such as "{word}:3")' for word in units)
-        raise ValueError(f"{name}={value!r}, expected a number of at least 0, {words}")
+        raise ValueError(f"{name}={value!r}, expected a number of at least 0, {words}; at most {LARGEST:g}")
     return factor

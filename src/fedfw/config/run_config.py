@@ -66,7 +66,7 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
     >>> RunConfig.of(rounds=0)
     Traceback (most recent call last):
         ...
-    ValueError: rounds=0, expected a whole number of at least 1
+    ValueError: rounds=0, expected a whole number of at least 1 and at most 1000000000
     """
 
     own: tuple[tuple[str, Any], ...] = ()

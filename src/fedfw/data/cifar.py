@@ -10,6 +10,7 @@ import torch
 
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import MissingDataError
+from fedfw.data.limits import MemoryMeter
 from fedfw.data.npz import read_npz
 
 _RECORD, _RECORD_100 = 1 + 3 * 32 * 32, 2 + 3 * 32 * 32
@@ -35,7 +36,7 @@ def load_cifar100_images(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1]
         return torch.from_numpy(images), class_numbers(torch.from_numpy(labels), 100, whole)
     if piece.is_file():
-        images, labels = read_npz(piece, "x", "y", kinds="ui", largest=_LARGEST)
+        images, labels = read_npz(piece, "x", "y", kinds="ui", meter=MemoryMeter(piece), most_bytes=_LARGEST)
         if images.dtype != np.uint8 or images.shape != (len(images), 3, 32, 32) or labels.shape != (len(images),):
             found = f"{images.dtype} images of {images.shape}, labels of {labels.shape}"
             raise ValueError(f"{piece} is damaged: {found}, expected bytes (samples, 3, 32, 32) and (samples,)")

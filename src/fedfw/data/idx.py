@@ -11,16 +11,16 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-LARGEST = 1 << 30  # bytes of an array; EMNIST's largest has 0.55 GB
+from fedfw.data.limits import MemoryMeter, read_into
+
 _KINDS: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
-_CHUNK = 1 << 20
 
 
 def read_idx(path: Path, axes: int) -> npt.NDArray[Any]:
-    """An array of bytes or of 32-bit integers from an idx file, gzipped or not.
+    """Read an array of bytes or of 32-bit integers from an idx file, gzipped or not.
 
-    A damaged file, one without ``axes`` axes, or one that promises more than `LARGEST` bytes is a ValueError. No more
-    is inflated than the head promises.
+    A damaged file, one without ``axes`` axes, or one that promises more bytes than its reader may hold is a ValueError.
+    No more is inflated than the head promises.
     """
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
@@ -40,13 +40,12 @@ def _read(stream: BinaryIO | gzip.GzipFile, path: Path, axes: int) -> npt.NDArra
     kind, sides = _KINDS[head[2]], stream.read(4 * axes)
     shape = tuple(int.from_bytes(sides[at : at + 4], "big") for at in range(0, 4 * axes, 4))
     size = prod(shape) * kind.itemsize
-    if not 0 < size <= LARGEST:
-        raise ValueError(f"{path} is damaged: it promises {size} bytes of shape {shape}, expected 1 .. {LARGEST}")
-    data = bytearray()
-    while chunk := stream.read(min(_CHUNK, size + 1 - len(data))):  # one byte more shows that a file goes on
-        data += chunk
-    if len(data) != size:
-        raise ValueError(
-            f"{path} is damaged: {'more' if len(data) > size else len(data)} bytes, expected {size} of shape {shape}"
-        )
-    return np.frombuffer(data, kind).reshape(shape)
+    if not size:
+        raise ValueError(f"{path} is damaged: it promises {size} bytes of shape {shape}, expected at least 1")
+    MemoryMeter(path).hold(size, f"an array of shape {shape}")
+    data = np.empty(size, np.uint8)
+    found = read_into(data, stream)
+    if found < size or stream.read(1):  # one byte more shows that a file goes on
+        many = found if found < size else "more"
+        raise ValueError(f"{path} is damaged: {many} bytes, expected {size} of shape {shape}")
+    return data.view(kind).reshape(shape)

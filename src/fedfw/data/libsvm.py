@@ -18,11 +18,15 @@ from torch import Tensor
 
 from fedfw.data.base import Data, Part, Request, every_fifth
 from fedfw.data.folder import MissingDataError
+from fedfw.data.limits import FACTOR, MemoryLimitError, MemoryMeter
 
 ENDINGS = ("", ".gz", ".bz2")
-_LARGEST = 4 << 30  # bytes of dense inputs
 _LONGEST = 1 << 24  # bytes of a line
-_TEXT = 16  # bytes of text for an input, at most
+_TEXT = 16  # bytes of text for an input of a published file, at most
+_MOST_FEATURES = 1 << 30
+# Bytes that are held at most, copies for classes and for dense inputs included: a line's label and its end, an entry's
+# index and value, a dense input, and the words of the line that is being read for each of its bytes.
+_LINE, _ENTRY, _DENSE, _WORDS = 128, 24, 4, 24
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -66,23 +70,33 @@ def read_libsvm(
     """
     from scipy.sparse import csr_matrix
 
-    inputs = _LARGEST // 4 if samples is None or features is None else samples * (features + 1)
-    table = _Table(0 if features is None else 1, features or _LARGEST // 4)
+    meter = MemoryMeter(path)
+    most_text = FACTOR * meter.limit
+    if samples is not None and features is not None:
+        most_text = _TEXT * samples * (features + 1)
+    table = _Table(0 if features is None else 1, features or _MOST_FEATURES)
     try:
-        for number, line in enumerate(_lines(path, _TEXT * inputs), 1):
+        for number, line in enumerate(_lines(path, most_text), 1):
+            _check_size(meter, number, table, _WORDS * len(line))
             try:
                 table.add(line.partition(b"#")[0])
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
+            _check_size(meter, number, table)
+    except MemoryLimitError:
+        raise
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or no LIBSVM text: {error}") from None
     first = min(1, table.lowest)
     shape = len(table.labels), features or max(1, table.highest + 1 - first)
-    labels = np.array(table.labels)
+    labels = np.frombuffer(table.labels) if table.labels else np.empty(0)
     if samples is not None and (len(labels), kinds := len(np.unique(labels))) != (samples, 2):
         raise ValueError(f"{path} is damaged: {len(labels)} samples, {kinds} kinds of labels, expected {samples} and 2")
-    columns = np.array(table.columns) - np.int32(first)
-    return csr_matrix((np.array(table.values), columns, np.array(table.ends)), shape), labels
+    columns = np.array(table.columns, np.int32)
+    columns -= np.int32(first)
+    values = np.array(table.values, np.float32)
+    ends = np.frombuffer(table.ends, np.int64)
+    return csr_matrix((values, columns, ends), shape), labels
 
 
 class _Table:
@@ -111,7 +125,13 @@ class _Table:
         if len(self.columns) > self.ends[-1]:
             self.lowest, self.highest = min(self.lowest, self.columns[self.ends[-1]]), max(self.highest, last)
         self.ends.append(len(self.columns))
-        _check_size(len(self.labels), self.highest)
+
+
+def _check_size(meter: MemoryMeter, lines: int, table: _Table, more: int = 0) -> None:
+    """Refuse what the lines take so far, as dense inputs, and so many bytes more."""
+    held = lines * (_LINE + _DENSE * table.highest) + _ENTRY * len(table.columns) + more
+    if held > meter.limit:
+        meter.check(held, f"{lines} lines of {table.highest} features as dense inputs")
 
 
 def _lines(path: Path, most: int) -> Iterator[bytes]:
@@ -159,14 +179,6 @@ def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:
     """(samples,) class numbers from 0 in the order of the labels, and how many there are."""
     kinds, numbers = np.unique(labels, return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), len(kinds)
-
-
-def _check_size(samples: int, features: int) -> None:
-    if samples * (features * 4 + 8) > _LARGEST:
-        raise ValueError(
-            f"{samples} samples of {features} features: {samples * features * 4 / 2**30:.1f} GiB as dense inputs, "
-            f"expected at most {_LARGEST / 2**30:g} GiB"
-        )
 
 
 def _dense(rows: Any) -> Tensor:

@@ -2,8 +2,8 @@
 
 A file is a head of 128 bytes and then elements: a type, a length and so many bytes. An array is an element of elements:
 flags, sides, name, and then its numbers or, for a struct, the names and arrays of its fields. Every length is checked
-against what is really there before anything is made from it, and an array that inflates to more than `LARGEST` bytes is
-refused, so a damaged or hostile file costs no more memory than an honest one.
+against what is really there before anything is made from it, and a file that inflates to more than its reader may hold
+(`fedfw.data.limits`) is refused, so a damaged or hostile file costs no more memory than an honest one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LARGEST = 1 << 30  # bytes of a file, and of one array when it is inflated; EMNIST's largest has 0.65 GB
+from fedfw.data.limits import MemoryLimitError, MemoryMeter, read_into
+
 _NUMBERS = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15  # types of elements
 _STRUCT, _NUMERIC, _COMPLEX = 2, range(6, 16), 0x800  # classes of arrays, and a flag
+_PIECE = 1 << 16  # packed bytes that are given to zlib at once
 _DEEPEST, _SIDES, _FIELDS = 4, 32, 64  # structs within structs, axes of an array, fields of a struct
 
 Elements = Iterator[tuple[int, memoryview]]
@@ -34,23 +36,27 @@ class _Array(NamedTuple):
 
 
 def read_mat(path: Path, name: str) -> Any:
-    """A variable of a MATLAB 5 file: an array of the type in which its numbers are stored, or a dict of fields.
+    """Read a variable of a MATLAB 5 file: an array of the type in which its numbers are stored, or a dict of fields.
 
     What is damaged, too large, or of a kind that EMNIST's files do not have is a ValueError that names the file.
     """
-    if (size := path.stat().st_size) > LARGEST:
-        raise ValueError(f"{path} has {size} bytes, expected at most {LARGEST}")
+    meter = MemoryMeter(path)
+    meter.hold(path.stat().st_size, "the file itself")
     data = memoryview(path.read_bytes())
     if (head := bytes(data[124:128])) != b"\0\1IM":
         raise ValueError(f"{path} is no little-endian MATLAB 5 file: its head ends with {head.hex() or 'nothing'}")
     try:
         for kind, content in _elements(data[128:]):
             if kind == _COMPRESSED:
-                content = _inflated(content)
+                content = _inflated(content, meter)
             elif kind != _MATRIX:
                 raise ValueError(f"an element of type {kind}, expected {_MATRIX} or {_COMPRESSED}")
             if (array := _head(content)).name == name:
                 return _value(array)
+            if kind == _COMPRESSED:
+                meter.release(len(content))
+    except MemoryLimitError:
+        raise
     except (ValueError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     raise ValueError(f"{path} has no variable {name!r}")
@@ -75,16 +81,43 @@ def _bytes(data: memoryview, at: int, size: int) -> memoryview:
     return data[at : at + size]
 
 
-def _inflated(packed: memoryview) -> memoryview:
+class _Inflater:
+    """What packed bytes inflate to, a piece at a time; zlib copies what it was given and has not used yet."""
+
+    def __init__(self, packed: memoryview) -> None:
+        self._stream = zlib.decompressobj()
+        self._packed = packed
+        self._piece = b""
+
+    @property
+    def ended(self) -> bool:
+        return self._stream.eof
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes, and none at the end."""
+        while True:
+            if not self._piece:
+                self._piece = bytes(self._packed[:_PIECE])
+                self._packed = self._packed[_PIECE:]
+            found = self._stream.decompress(self._piece, size)
+            self._piece = self._stream.unconsumed_tail
+            if found or self._stream.eof or not (self._piece or self._packed):
+                return found
+
+
+def _inflated(packed: memoryview, meter: MemoryMeter) -> memoryview:
     """The array in a compressed element, no more of it than it promises itself."""
-    stream = zlib.decompressobj()
-    kind, size = struct.unpack("<II", _bytes(memoryview(stream.decompress(packed, 8)), 0, 8))
-    if kind != _MATRIX or size > LARGEST:
-        raise ValueError(
-            f"a compressed element of type {kind}, {size} bytes, expected {_MATRIX}, at most {LARGEST} bytes"
-        )
-    content = stream.decompress(stream.unconsumed_tail, size + 1)
-    if len(content) != size or not stream.eof:
+    stream = _Inflater(packed)
+    head = np.zeros(8, np.uint8)
+    if read_into(head, stream) < len(head):
+        raise ValueError("a compressed element ends before its head does")
+    kind, size = struct.unpack("<II", head)
+    if kind != _MATRIX:
+        raise ValueError(f"a compressed element of type {kind}, expected {_MATRIX}")
+    meter.hold(size, "a compressed array")
+    content = np.empty(size, np.uint8)
+    found = read_into(content, stream)
+    if found < size or stream.read(1) or not stream.ended:
         raise ValueError(f"a compressed element does not inflate to the {size} bytes that it promises")
     return memoryview(content)
 

@@ -74,6 +74,9 @@ def partition(
         classes, data = data.classes, data.train
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
+    by_sample = rule == "iid" or rule.partition(":")[0] in ("labels", "dirichlet")
+    if by_sample and clients > len(data):  # found before a list of so many parts is made
+        raise ValueError(f"partition {rule!r} leaves client {len(data)} of {clients} without samples")
     if rule == "iid":
         parts = list(torch.randperm(len(data), generator=_generator(seed)).tensor_split(clients))
     elif rule in OWNERS:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 
 from fedfw.data.base import Data, Part, Request
+from fedfw.data.limits import check_drawn
 
 FEATURES, MATTER, SAMPLES = 1000, 10, (5000, 2000)
+_DRAWN = 16  # bytes that an input takes while it is drawn: a whole number, and float32 twice
 
 
 def load_sparse(request: Request) -> Data:
@@ -18,6 +20,7 @@ def load_sparse(request: Request) -> Data:
     features = int(request.argument) if request.argument.isdecimal() else 0 if request.argument else FEATURES
     if features < MATTER:
         raise ValueError(f"unknown data 'sparse:{request.argument}', expected sparse:P with at least {MATTER} features")
+    check_drawn(sum(SAMPLES) * features * _DRAWN, f"sparse:{features}")
     draw = torch.Generator().manual_seed(request.seed)
     inputs = 2.0 * torch.randint(0, 2, (sum(SAMPLES), features), generator=draw) - 1
     places, signs = torch.randperm(features, generator=draw)[:MATTER], torch.randint(0, 2, (MATTER,), generator=draw)

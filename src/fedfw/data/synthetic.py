@@ -34,10 +34,13 @@ import numpy.typing as npt
 import torch
 
 from fedfw.data.base import Data, Part, Request
+from fedfw.data.limits import check_drawn
 
 FORMS = ("iid", "A,B", "published-10", "published-3")
 FEATURES = 60
 LARGEST = 20_000
+_FEWEST = 50
+_SAMPLE = 2 * (4 * FEATURES + 8)  # bytes of a sample's inputs and class, which are there twice when clients are joined
 
 Numbers = npt.NDArray[np.float64]
 Model = tuple[Numbers, Numbers]  # W (classes, features) and b (classes,)
@@ -48,6 +51,7 @@ _DEVIATIONS = np.arange(1, FEATURES + 1) ** -0.6  # the square root of Sigma
 def load_synthetic(request: Request) -> Data:
     """A quarter of each client's samples (at least one) is for testing."""
     spread, classes, times = _parse(request.argument)
+    check_drawn(request.clients * times * _FEWEST * _SAMPLE, f"synthetic for {request.clients} clients")
     common, *own = (
         np.random.Generator(np.random.PCG64(child))
         for child in np.random.SeedSequence(request.seed).spawn(1 + request.clients)
@@ -55,8 +59,11 @@ def load_synthetic(request: Request) -> Data:
     shared = _draw_model(common, 0.0, classes)
     train: list[Samples] = []
     test: list[Samples] = []
+    drawn = 0
     for random in own:
         samples = client_size(random, times)
+        drawn += samples
+        check_drawn(drawn * _SAMPLE, f"synthetic for {request.clients} clients")
         if spread is None:
             inputs, labels = _draw_samples(random, samples, 0.0, shared)
         else:
@@ -73,7 +80,7 @@ def load_synthetic(request: Request) -> Data:
 
 def client_size(random: np.random.Generator, times: int) -> int:
     """The number of samples of one client."""
-    return min(LARGEST, times * (50 + math.floor(random.lognormal(4, 2))))
+    return min(LARGEST, times * (_FEWEST + math.floor(random.lognormal(4, 2))))
 
 
 def _draw_model(random: np.random.Generator, mean: float, classes: int) -> Model:

@@ -3,23 +3,58 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedfw.data.base import Columns, Data, Part, Request, every_fifth
 from fedfw.data.csv_text import number_in, read_csv
 from fedfw.data.folder import MissingDataError
-from fedfw.data.npz import read_npz
+from fedfw.data.limits import MemoryLimitError, MemoryMeter
+from fedfw.data.npz import read_kinds, read_npz
 
 INPUTS = "x"
 """The name of the inputs in an .npz file; in a .csv file they are all columns that are nothing else."""
-_LARGEST = 4 << 30  # bytes of a file, and of dense inputs
+_KINDS = "buif"  # NumPy's letters for truth values and numbers
+# Bytes that are held at most, copies for training and testing included: an input, a row, a row's place in a column, and
+# a text that a column has not had before.
+_INPUT, _ROW, _PLACE, _TEXT = 9, 16, 48, 300
 
-Values = list[str]
-"""What a column holds, as text."""
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is no input.
+
+    Parameters
+    ----------
+    kinds : list of str or array of numbers
+        Its different values.
+    places : array
+        (samples,) int64: the place of each sample's value among them.
+    """
+
+    kinds: list[str] | npt.NDArray[Any]
+    places: npt.NDArray[np.int64]
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """Return the kinds as numbers that float32 can hold; a ValueError where one is none."""
+        return np.array([number_in(str(kind), name) for kind in self.kinds])
+
+    def ordered(self) -> tuple[npt.NDArray[np.int64], int]:
+        """Return (samples,) places among the different values in the order of numbers, or of texts; and how many."""
+        keys: npt.NDArray[Any]
+        try:
+            keys = self.numbers("")
+        except ValueError:
+            keys = np.array(self.kinds, object)
+        found, places = np.unique(keys, return_inverse=True)
+        return places.astype(np.int64)[self.places], len(found)
 
 
 def load_table(request: Request) -> Data:
@@ -40,7 +75,7 @@ def load_table(request: Request) -> Data:
         raise ValueError(f"{path} has {len(inputs)} samples, expected at least 2")
     try:
         targets, classes = _targets(named, columns)
-        owners = {} if columns.client is None else {"client": _numbered(named[columns.client])}
+        owners = {} if columns.client is None else {"client": _numbered(named[columns.client])[0]}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     held_out = every_fifth(len(inputs)) if not owners else _every_fifth_of(owners["client"])
@@ -53,88 +88,111 @@ def load_table(request: Request) -> Data:
     return Data(f"{request.name}:{path}", train, test, classes)
 
 
-def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Values]]:
+def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:
     """Inputs (samples, features) in float32, and the wanted columns by name."""
-    rows = read_csv(path, _LARGEST)
+    meter = MemoryMeter(path)
+    rows = read_csv(path)
     names = next(rows)
     for name in wanted:
         if name not in names:
             raise ValueError(f"{path} has no column {name!r}, expected one of {', '.join(names)[:300]}")
-    places = {name: names.index(name) for name in wanted}
-    features = [(at, name) for at, name in enumerate(names) if name not in places]
+    at_wanted = {name: names.index(name) for name in wanted}
+    features = [(at, name) for at, name in enumerate(names) if name not in at_wanted]
     if not features:
         raise ValueError(f"{path} has no column beside {', '.join(wanted)}, expected inputs")
-    numbers, named = array("f"), {name: Values() for name in wanted}
+    numbers = array("f")
+    kinds: dict[str, dict[str, int]] = {name: {} for name in wanted}
+    places = {name: array("q") for name in wanted}
+    row_nbytes = _INPUT * len(features) + _ROW + _PLACE * len(wanted)
     for count, row in enumerate(rows, 1):
         try:
+            meter.hold(row_nbytes, f"{count} rows of {len(features)} inputs")
             numbers.extend(number_in(row[at], name) for at, name in features)
-            for name, at in places.items():
+            for name, at in at_wanted.items():
                 if not row[at]:
                     raise ValueError(f"{name!r} is empty, expected a value")
-                named[name].append(row[at])
+                if row[at] not in kinds[name]:
+                    meter.hold(_TEXT + 4 * len(row[at]), f"the values of {name!r}")
+                    kinds[name][row[at]] = len(kinds[name])
+                places[name].append(kinds[name][row[at]])
+        except MemoryLimitError:
+            raise
         except ValueError as error:
             raise ValueError(f"{path}: sample {count}: {error}") from None
-        if len(numbers) * 4 > _LARGEST:
-            raise ValueError(f"{path} has more than {_LARGEST} bytes of inputs, expected at most so many")
-    return torch.from_numpy(np.array(numbers)).reshape(-1, len(features)), named
+    inputs = np.frombuffer(numbers, np.float32) if numbers else np.empty(0, np.float32)
+    named = {name: Column(list(found), np.array(places[name], np.int64)) for name, found in kinds.items()}
+    return torch.from_numpy(inputs).reshape(-1, len(features)), named
 
 
-def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Values]]:
+def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:
     """Inputs (samples, ...), bytes where they are images and float32 otherwise, and the wanted arrays by name."""
-    inputs, *rest = read_npz(path, INPUTS, *wanted, kinds="buif", largest=_LARGEST)
-    for name, values in zip(wanted, rest, strict=True):
-        if values.shape != inputs.shape[:1]:
-            raise ValueError(f"{path}: {name} has shape {values.shape}, expected one for {inputs.shape[:1]} inputs")
-    if inputs.ndim < 2 or not inputs.size:
-        raise ValueError(f"{path}: {INPUTS} has shape {inputs.shape}, expected (samples, features)")
-    if inputs.ndim != 4 or inputs.dtype != np.uint8:
+    meter = MemoryMeter(path)
+    (shape, kind), *others = read_kinds(path, INPUTS, *wanted, kinds=_KINDS)
+    for name, (other, _) in zip(wanted, others, strict=True):
+        if other != shape[:1]:
+            raise ValueError(f"{path}: {name} has shape {other}, expected one for {shape[:1]} inputs")
+    size = prod(shape)
+    if len(shape) < 2 or not size:
+        raise ValueError(f"{path}: {INPUTS} has shape {shape}, expected (samples, features)")
+    images = len(shape) == 4 and kind == np.uint8
+    # Images are there twice when they are divided. Numbers are there as they are stored, as float32 and as whether they
+    # are finite, and then as float32 twice.
+    needed = 2 * size if images else size * max(kind.itemsize + 5, _INPUT)
+    stored = sum(prod(shape) * kind.itemsize for shape, kind in others)
+    meter.check(needed + stored + (_ROW + _PLACE * len(wanted)) * shape[0], f"{INPUTS} of shape {shape}")
+    inputs, *rest = read_npz(path, INPUTS, *wanted, kinds=_KINDS, meter=meter)
+    if not images:
         with np.errstate(over="ignore"):
-            inputs = inputs.astype(np.float32)
+            inputs = inputs.astype(np.float32, copy=False)
         if not np.isfinite(inputs).all():
             raise ValueError(f"{path}: {INPUTS} has NaN, infinity or numbers beyond float32, expected none")
-    named = {name: [repr(v) for v in (values + 0).tolist()] for name, values in zip(wanted, rest, strict=True)}
+    named = {}
+    for name, values in zip(wanted, rest, strict=True):
+        different, places = np.unique(values + 0, return_inverse=True)
+        meter.check(_TEXT * len(different), f"the values of {name!r}")
+        named[name] = Column(different, places.astype(np.int64))
     return torch.from_numpy(inputs), named
 
 
-def _targets(named: dict[str, Values], columns: Columns) -> tuple[Tensor, int | None]:
+def _targets(named: dict[str, Column], columns: Columns) -> tuple[Tensor, int | None]:
     """(samples,) classes from 0 and their number; or numbers, or pairs (samples, 2), and None."""
     assert columns.target is not None
     values = named[columns.target]
     if columns.time is not None:
-        pairs = torch.tensor([_numbers(values, columns.target), _numbers(named[columns.time], columns.time)]).T
+        times = named[columns.time]
+        events, lengths = _numbers(values, columns.target), _numbers(times, columns.time)
+        pairs = torch.stack([events, lengths], 1)
         if not bool(((pairs[:, 0] == 0) | (pairs[:, 0] == 1)).all() and (pairs[:, 1] >= 0).all()):
             expected = f"{columns.target} 0 or 1, and {columns.time} at least 0"
             raise ValueError(f"an event or a time is out of range, expected {expected}")
-        return pairs.contiguous(), None
+        return pairs, None
     if columns.numbers:
-        return torch.tensor(_numbers(values, columns.target)), None
+        return _numbers(values, columns.target), None
     try:
-        numbers = _numbers(values, columns.target)
+        numbers = values.numbers(columns.target)
     except ValueError:
         return _classes(values, columns.target)
-    whole = all(number.is_integer() for number in numbers)
-    return _classes(values, columns.target) if whole else (torch.tensor(numbers), None)
+    if (numbers == np.floor(numbers)).all():
+        return _classes(values, columns.target)
+    return _numbers(values, columns.target), None
 
 
-def _classes(values: Values, name: str) -> tuple[Tensor, int]:
-    numbers = _numbered(values)
-    if (kinds := int(numbers.max()) + 1) < 2:
+def _classes(values: Column, name: str) -> tuple[Tensor, int]:
+    numbers, kinds = _numbered(values)
+    if kinds < 2:
         raise ValueError(f"{name} has one value alone, expected at least 2 classes")
     return numbers, kinds
 
 
-def _numbers(values: Values, name: str) -> list[float]:
-    return [number_in(value, name) for value in values]
+def _numbers(values: Column, name: str) -> Tensor:
+    """(samples,) float32."""
+    return torch.from_numpy(values.numbers(name).astype(np.float32)[values.places])
 
 
-def _numbered(values: Values) -> Tensor:
-    """(samples,) places of the values among all different ones: in the order of numbers, or of texts."""
-    try:
-        keys: list[float] | Values = _numbers(values, "")
-    except ValueError:
-        keys = values
-    place = {key: number for number, key in enumerate(sorted(set(keys)))}  # type: ignore[type-var]
-    return torch.tensor([place[key] for key in keys])
+def _numbered(values: Column) -> tuple[Tensor, int]:
+    """(samples,) places of the values among all different ones: in the order of numbers, or of texts; how many."""
+    places, kinds = values.ordered()
+    return torch.from_numpy(places), kinds
 
 
 def _every_fifth_of(owners: Tensor) -> Tensor:

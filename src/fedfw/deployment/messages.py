@@ -42,6 +42,7 @@ Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Number = Annotated[float, Field(gt=-TOO_LARGE, lt=TOO_LARGE)]
 Magnitude = Annotated[float, Field(ge=0, lt=TOO_LARGE)]
 ClientNumber = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+ClientCount = Annotated[int, Field(ge=1, le=MOST_CLIENTS)]
 
 
 def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> None:
@@ -189,7 +190,7 @@ class Order(_Checked):
     run: Text
     t: Positive
     client: ClientNumber
-    n: Positive
+    n: ClientCount
     weight: Annotated[float, Field(gt=0, le=1)]
     counted: Count
     version: Positive

@@ -16,7 +16,7 @@ from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
-from fedfw.deployment.messages import TOO_LARGE
+from fedfw.deployment.messages import MOST_CLIENTS, TOO_LARGE
 from fedfw.errors import AtomError
 from fedfw.problems.base import normalised_weights
 from fedfw.problems.checks import refuse_splitting
@@ -98,6 +98,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients={self.clients}, expected at least 1")
+        if self.clients > MOST_CLIENTS:
+            raise ValueError(f"clients={self.clients}, expected at most {MOST_CLIENTS} in a deployment")
         if self.weights is not None:
             normalised_weights(self.weights, self.clients)  # which refuses others than positive ones
         self._refuse_splitting(self.per, False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from fedfw.data.limits import VARIABLE, memory_limit, usual_limit
 from fedfw.rounds.files import write_atomically
 
 FORMAT = 4
@@ -49,16 +51,24 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str
 
 
 def packed(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
-    """What a checkpoint's file holds."""
-    arrays, shapes = {}, {}
-    for name, tensor in tensors.items():
-        array = tensor.detach().cpu().contiguous().numpy()
+    """Return what a checkpoint's file holds."""
+    arrays: dict[str, _Array] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    full = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
+    for name, array in full.items():
         places = _places(array)
         if places is None:
             arrays[name] = array
         else:
             arrays |= {name: array.reshape(-1)[places], name + _AT: places}
             shapes[name] = array.shape
+    # A reader takes no more memory than a few times the file's size: what would take more is written whole.
+    whole = sum(array.nbytes for array in full.values())
+    for name in sorted(shapes, key=lambda name: full[name].nbytes, reverse=True):
+        if whole <= usual_limit(sum(array.nbytes for array in arrays.values())):
+            break
+        del shapes[name], arrays[name + _AT]
+        arrays[name] = full[name]
     head = {"format": str(FORMAT), "meta": json.dumps(dict(meta)), "shapes": json.dumps(shapes)}
     return save(arrays, head | {"sha256": _checksum(arrays, head)})
 
@@ -99,7 +109,10 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
         raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
     if known["format"] != str(FORMAT):
         raise ValueError(f"{path} has checkpoint format {known['format']}, this version reads {FORMAT}")
-    shapes = json.loads(known["shapes"])
+    try:
+        shapes = _checked_shapes(json.loads(known["shapes"]), arrays, len(data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
     tensors = {}
     for name, array in arrays.items():
         if name in shapes:
@@ -109,6 +122,26 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
         elif not name.endswith(_AT):
             tensors[name] = torch.from_numpy(array.copy())  # arrays that lie in the file's bytes cannot be written to
     return tensors, json.loads(known["meta"])
+
+
+def _checked_shapes(shapes: dict[str, list[int]], arrays: Mapping[str, _Array], nbytes: int) -> dict[str, list[int]]:
+    """The shapes of the tensors that are written by their entries, if they fit those and the memory of a reader."""
+    total = sum(array.nbytes for name, array in arrays.items() if name not in shapes)
+    for name, shape in shapes.items():
+        values, places = arrays[name], arrays[name + _AT]
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise ValueError(f"{name[:40]!r} has the shape {str(shape)[:80]}")
+        outside = len(places) and not 0 <= int(places.min()) <= int(places.max()) < prod(shape)
+        if values.shape != places.shape or places.ndim != 1 or places.dtype.kind not in "ui" or outside:
+            raise ValueError(f"{name[:40]!r} has entries outside of its shape {str(shape)[:80]}")
+        total += prod(shape) * values.itemsize
+    limit = memory_limit(nbytes)
+    if total > limit:
+        raise ValueError(
+            f"its tensors take {total / 2**30:.1f} GiB of memory, expected at most {limit / 2**30:.1f} GiB for "
+            f"a file of {nbytes} bytes: where the file is trusted, allow more by {VARIABLE}"
+        )
+    return shapes
 
 
 def _checksum(arrays: Mapping[str, _Array], head: Mapping[str, str]) -> str:

@@ -26,10 +26,10 @@ class Options:
     >>> Options(rounds=0)
     Traceback (most recent call last):
         ...
-    ValueError: rounds=0, expected a whole number of at least 1
+    ValueError: rounds=0, expected a whole number of at least 1 and at most 1000000000
     """
 
-    rounds: Annotated[int, option("number of rounds", ge=1)] = 100
+    rounds: Annotated[int, option("number of rounds", ge=1, le=1_000_000_000)] = 100
     participation: Annotated[
         int | float | Sequence[float] | torch.Tensor | np.ndarray[Any, Any] | Callable[[int], Sequence[int]],
         option(
@@ -45,9 +45,12 @@ class Options:
             scope="python",
         ),
     ] = None
-    local_steps: Annotated[int, option("steps of a client a round; the schedule's clock advances with each", ge=1)] = 1
+    local_steps: Annotated[
+        int, option("steps of a client a round; the schedule's clock advances with each", ge=1, le=100_000)
+    ] = 1
     batch_size: Annotated[
-        int | None, option("samples of a gradient, drawn with replacement from the seed", otherwise="all", ge=1)
+        int | None,
+        option("samples of a gradient, drawn with replacement from the seed", otherwise="all", ge=1, le=100_000_000),
     ] = None
     tol: Annotated[float | None, option("stop when the loss is proven to be this close to the optimum", gt=0)] = None
     eval_every: Annotated[

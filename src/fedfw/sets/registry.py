@@ -20,6 +20,8 @@ from fedfw.sets.simplices import CappedSimplex, Hypersimplex, Simplex
 from fedfw.sets.sparse_balls import GroupBall, KSparse, KSupport
 from fedfw.sets.spectral import NuclearBall, PartialIsometry, Spectrahedron, SpectralBall
 
+_FLOAT32 = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -136,7 +138,12 @@ def parse_set(text: str) -> ConstraintSet:
         if key not in known or key in values:
             form = f"{name}:" + ",".join(f"{parameter}=..." for parameter in known)
             raise ValueError(f"{text!r}: cannot place {piece!r}, expected {form if known else name}")
-        values[key] = parse_number(value)
+        number = parse_number(value)
+        if isinstance(number, int | float) and abs(number) > _FLOAT32:
+            raise ValueError(
+                f"{given}: {key}={value[:40]}, expected a number of at most {_FLOAT32:.3g}, as float32 has"
+            )
+        values[key] = number
     try:
         return cls(**values)
     except TypeError:

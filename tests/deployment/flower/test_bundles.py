@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -55,6 +57,36 @@ def test_a_node_runs_what_a_trusted_key_signed_and_nothing_else(tmp_path: Path, 
     assert verified(bundle.data, both, trusted)
     assert not verified(bundle.data + b"?", both, trusted)
     assert not verified(bundle.data, [], trusted)
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            zipped({"pyproject.toml": bytes(2 << 20)}),
+            "unpacks to 2 MiB, expected at most 1 MiB: an app is code, and data",
+        ),
+        (zipped({"a": bytes(1 << 20), "b": bytes(1 << 20)}), "unpacks to 2 MiB, expected at most 1 MiB"),
+        (zipped({str(number): b"" for number in range(11)}), "has 11 files, expected at most 10"),
+        (b"no archive", r"is no bundle \(File is not a zip file\), expected one that 'fedfw deploy sign' wrote"),
+    ],
+)
+def test_a_bundle_that_unpacks_to_much_is_refused(
+    data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedfw.deployment.flower.bundles._MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("fedfw.deployment.flower.bundles._MOST_FILES", 10)
+    (tmp_path / "bomb.fab").write_bytes(data)
+    with pytest.raises(ValueError, match=rf"bomb\.fab' {message}"):
+        Bundle.read(tmp_path / "bomb.fab")
 
 
 def test_a_folder_and_its_bundle_are_the_same(tmp_path: Path, bundle: Bundle) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,13 @@ from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supercore.utils import parse_app_spec
 
 from fedfw.rounds.files import write_atomically
+
+_MOST_UNPACKED = 64 << 20
+"""Bytes of all files of a bundle together, unpacked."""
+_MOST_FILES = 10_000
+"""Each entry of an archive's directory becomes an object of half a kilobyte when the archive is opened."""
+_ENTRY = b"PK\1\2"
+"""Begins each entry of an archive's directory."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class Bundle:
         if not path.exists():
             raise ValueError(f"app={str(path)!r}, expected an app's folder or a bundle (.fab)")
         data = build_fab_from_disk(path) if path.is_dir() else path.read_bytes()
+        refuse_large(data, path)
         name, version = get_metadata_from_config(get_fab_config(data))
         parse_app_spec(f"@{name}=={version}")  # refuses names that could be no file's name
         return cls(f"@{name}", version, data)
@@ -102,6 +112,33 @@ class Bundle:
         write_atomically(path, self.data)
         write_atomically(path.with_name(f"{path.name}.{record['public_key_id']}.sig"), json.dumps(record).encode())
         return path
+
+
+def refuse_large(data: bytes, path: Path) -> None:
+    """Refuse a bundle whose files unpacked are too large, before anything of it is unpacked.
+
+    Parameters
+    ----------
+    data : bytes
+        The bundle.
+    path : Path
+        Where it was read from, for the error.
+    """
+    entries = data.count(_ENTRY)
+    if entries > _MOST_FILES:
+        raise ValueError(f"app={str(path)!r} has {entries} files, expected at most {_MOST_FILES}")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            unpacked = sum(info.file_size for info in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ValueError(
+            f"app={str(path)!r} is no bundle ({error}), expected one that 'fedfw deploy sign' wrote"
+        ) from None
+    if unpacked > _MOST_UNPACKED:
+        raise ValueError(
+            f"app={str(path)!r} unpacks to {unpacked / 2**20:.0f} MiB, expected at most {_MOST_UNPACKED >> 20} MiB: "
+            "an app is code, and data stay with their owners"
+        )
 
 
 def bundle_name(app: str, version: str) -> str:

@@ -1,0 +1,183 @@
+"""How much memory the reader of a file may take: packed files can be a thousand times larger than they look."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 1 << 20
+"""Bytes that are read or inflated at once."""
+FACTOR = 4
+"""A reader may take so many times the file's size."""
+LEAST = 1 << 30
+"""Bytes that a reader may take however small its file is."""
+LARGEST_DRAWN = 8 << 30
+"""Bytes of data that are drawn and not read."""
+VARIABLE = "FEDFW_DATA_MEMORY"
+"""The environment variable that allows more, in GiB."""
+GIB = 1 << 30
+
+_allowed: ContextVar[float] = ContextVar("fedfw_data_memory", default=0.0)
+
+
+class MemoryLimitError(ValueError):
+    """A file whose contents need more memory than its reader may take."""
+
+
+@contextmanager
+def allow_memory(gib: float | None) -> Iterator[None]:
+    """Let readers take more memory than the usual limit within the context.
+
+    Parameters
+    ----------
+    gib : float or None
+        In GiB; a number below the usual limit changes nothing. None leaves the limit as it is.
+    """
+    if gib is None:
+        yield
+        return
+    token = _allowed.set(gib)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def memory_limit(nbytes: int) -> int:
+    """Return how many bytes of memory the reader of a file may take.
+
+    Parameters
+    ----------
+    nbytes : int
+        The size of the file.
+
+    Examples
+    --------
+    >>> memory_limit(1000) == 2**30, memory_limit(2**30) == 2**32
+    (True, True)
+    """
+    own = max(_allowed.get(), _allowed_by_environment())
+    return max(usual_limit(nbytes), int(own * GIB))
+
+
+def usual_limit(nbytes: int) -> int:
+    """Return how many bytes the reader of a file of so many bytes may take where no more is allowed."""
+    return max(FACTOR * nbytes, LEAST)
+
+
+def _allowed_by_environment() -> float:
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return 0.0
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = math.nan
+    if not 0 <= gib < 2**33:
+        raise ValueError(f"{VARIABLE}={text!r}, expected a number of GiB such as 8")
+    return gib
+
+
+def check_drawn(nbytes: int, what: str) -> None:
+    """Refuse drawn data that would take more than `LARGEST_DRAWN`, or than is allowed, before they are drawn.
+
+    Parameters
+    ----------
+    nbytes : int
+        What they take while they are drawn.
+    what : str
+        Names them in the error.
+    """
+    limit = max(LARGEST_DRAWN, memory_limit(0))
+    if nbytes > limit:
+        more = math.ceil(nbytes / GIB + 0.5)
+        raise MemoryLimitError(
+            f"{what} takes {_shown(nbytes)}, expected at most {_shown(limit)}; {VARIABLE}={more} allows more"
+        )
+
+
+class MemoryMeter:
+    """Counts the bytes that the reader of a file holds, before they are allocated.
+
+    Parameters
+    ----------
+    path : Path
+        The file, whose size decides how much its reader may hold.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "small.csv"
+    >>> _ = path.write_text("x,y")
+    >>> meter = MemoryMeter(path)
+    >>> meter.hold(1000, "inputs")
+    >>> meter.held
+    1000
+    >>> try:
+    ...     meter.hold(2**31, "inputs")
+    ... except MemoryLimitError as error:
+    ...     print(str(error).partition(": ")[2].partition(" (")[0])
+    its reader needs 2.0 GiB of memory for inputs, expected at most 1.0 GiB
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.held = 0
+        self.limit = memory_limit(path.stat().st_size)
+
+    def hold(self, nbytes: int, what: str) -> None:
+        """Add bytes to those that are held.
+
+        Raises
+        ------
+        MemoryLimitError
+            If they are more than the file's reader may hold.
+        """
+        self.check(nbytes, what)
+        self.held += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """Take away bytes that are freed."""
+        self.held -= nbytes
+
+    def check(self, nbytes: int, what: str) -> None:
+        """Refuse bytes beside those that are held, without adding them; raises as `hold` does."""
+        if self.held + nbytes <= self.limit:
+            return
+        needed = self.held + nbytes
+        usual = f"{FACTOR} times the file's size or {_shown(LEAST)}, the larger, unless more is allowed"
+        raise MemoryLimitError(
+            f"{self.path}: its reader needs {_shown(needed)} of memory for {what}, expected at most "
+            f"{_shown(self.limit)} ({usual}): where the file is trusted, allow more by data-memory in "
+            f"consent.toml or by {VARIABLE}={math.ceil(needed / GIB + 0.5)}"
+        )
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_into(data: npt.NDArray[Any], stream: Readable) -> int:
+    """Read a stream into bytes (size,) uint8, a piece at a time, and return how many there were."""
+    at = 0
+    while at < len(data):
+        piece = stream.read(min(CHUNK, len(data) - at))
+        if not piece:
+            break
+        data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    return at
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / (1 << 20):.1f} MiB"
