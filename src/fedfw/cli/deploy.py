@@ -13,7 +13,7 @@ VERBS = {
     "demo": "run a SuperLink and SuperNodes on this machine, with TLS and keys, once",
     "sign": "pack an app and sign it, for nodes that run nothing unsigned",
     "hub": "hand signed bundles to the SuperLink on this machine",
-    "proxy": "let SuperNodes, and nobody else, reach the SuperLink on this machine",
+    "proxy": "print the configuration of nginx or HAProxy, by which SuperNodes alone reach the SuperLink",
     "executor": "run the apps of a SuperNode in processes that have torch imported already",
     "check": "look for ways by which an outsider could get in or a strange bundle could run",
 }
@@ -23,7 +23,7 @@ WITH_FLOWER = ("flwr", "trustme", "cryptography", "httpx", "yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
-    """The verbs; the one that was typed has its arguments, and it alone is imported: a proxy needs no torch."""
+    """The verbs; the one that was typed has its arguments, and it alone is imported: the hub needs no torch."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, help_ in VERBS.items():
         verb = verbs.add_parser(name, help=help_)

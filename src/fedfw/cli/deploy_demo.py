@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from fedfw.deployment.flower.local import LocalFederation
 
 DESCRIPTION = (
-    "Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, closed "
-    "to strangers as docs/deployment.md closes three hosts, run the same there, print both in one table, and end "
-    "everything that was started. With --app it runs an app of yours, as it is; an option that is given then takes the "
-    "place of the setting in the app's pyproject.toml, and the defaults below do not count."
+    "Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, run the "
+    "same there, print both in one table, and end everything that was started. With --app it runs an app of yours, as "
+    "it is; an option that is given then takes the place of the setting in the app's pyproject.toml, and the defaults "
+    "below do not count."
 )
 FIRST_CHOICE = {key: DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
@@ -107,7 +107,7 @@ def execute(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us must not leave processes behind
     try:
         with ExitStack() as everything:
-            nodes = f"a proxy with TLS before it and {clients} SuperNodes with keys"
+            nodes = f"with TLS, and {clients} SuperNodes with keys"
             more = "Flower's simulation" if options.simulated else nodes
             print(f"starting a SuperLink on 127.0.0.1, {more} ...", file=sys.stderr)
             federation = LocalFederation(folder / "federation", clients, options.simulated)

@@ -1,45 +1,91 @@
-"""``fedfw deploy proxy``: what the world can reach of a SuperLink."""
+"""``fedfw deploy proxy``: the configuration of nginx or HAProxy in front of a SuperLink."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
 from pathlib import Path
 
-from fedfw.deployment.flower.proxy import BODY_LIMIT, Address, Proxy
+from fedfw.deployment.flower.proxy import PROGRAMS, Address, ProxySettings, write_config
 
 DESCRIPTION = (
-    "Listen at a public address with TLS and forward the calls of registered SuperNodes to a SuperLink on this "
-    "machine. Everything else is answered 404. It runs until it is ended; what it refuses is logged."
+    "Print a configuration for nginx (1.21.5 or later, with the stream module) or HAProxy (2.6 or later) as the public "
+    "address of a SuperLink. It forwards the calls of registered SuperNodes, answers every other path 404, and limits "
+    "connections, bodies and times for each address. docs/deployment.md says how to install and run it."
 )
-_MEGABYTE = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two addresses, the certificate and the limit."""
+    """Add the program, the two addresses, the certificates and the limits."""
+    usual = {name: field.default for name, field in ProxySettings.__dataclass_fields__.items()}
+    home = Path("/etc/fedfw")
+    parser.add_argument("--config", required=True, choices=list(PROGRAMS), help="the program to configure")
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="the public address")
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where the SuperLink listens: 127.0.0.1:8000")
-    parser.add_argument("--certificate", required=True, type=Path, metavar="FILE", help="its certificate (PEM)")
-    parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="the certificate's private key (PEM)")
     parser.add_argument(
-        "--ca", required=True, type=Path, metavar="FILE", help="the authority of the SuperLink's certificate (PEM)"
+        "--to", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the SuperLink listens [%(default)s]"
+    )
+    files = {
+        "certificate": ("server.pem", "the public certificate (PEM)"),
+        "key": ("server.key", "the certificate's private key (PEM)"),
+        "ca": ("ca.crt", "the authority of the SuperLink's certificate (PEM)"),
+    }
+    for name, (file, text) in files.items():
+        parser.add_argument(f"--{name}", type=Path, default=home / file, metavar="FILE", help=f"{text} [%(default)s]")
+    parser.add_argument(
+        "--superlink-name",
+        default=usual["superlink_name"],
+        metavar="NAME",
+        help="a DNS name in the SuperLink's certificate [%(default)s]",
     )
     parser.add_argument(
-        "--largest", type=int, default=BODY_LIMIT // _MEGABYTE, metavar="MB", help="longest message up [%(default)s]"
+        "--work-dir",
+        type=Path,
+        default=usual["work"],
+        metavar="DIR",
+        help="nginx: a folder for its socket and for bodies, which only its user can read [%(default)s]",
+    )
+    parser.add_argument(
+        "--stream-module",
+        default=usual["stream_module"],
+        metavar="FILE",
+        help='nginx: the file of its stream module; "" where it is built in [%(default)s]',
+    )
+    parser.add_argument(
+        "--largest", type=int, default=usual["largest"], metavar="MB", help="longest message up [%(default)s]"
+    )
+    parser.add_argument(
+        "--connections",
+        type=int,
+        default=usual["connections"],
+        metavar="N",
+        help="connections of one address [%(default)s]",
+    )
+    parser.add_argument(
+        "--rate", type=int, default=usual["rate"], metavar="N", help="calls a second of one address [%(default)s]"
+    )
+    parser.add_argument(
+        "--bodies",
+        type=int,
+        default=usual["bodies"],
+        metavar="N",
+        help="bodies above 100 kB that one address sends at the same time [%(default)s]",
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Serve until the process is ended."""
-    if options.largest < 1:
-        raise ValueError(f"--largest={options.largest}, expected a number of megabytes, at least 1")
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    proxy = Proxy(Address.parse(options.to), options.ca, options.largest * _MEGABYTE)
-    asyncio.run(_serve(proxy, Address.parse(options.listen), options.certificate, options.key))
+    """Print the configuration."""
+    settings = ProxySettings(
+        listen=Address.parse(options.listen),
+        superlink=Address.parse(options.to),
+        certificate=options.certificate.absolute(),
+        key=options.key.absolute(),
+        ca=options.ca.absolute(),
+        superlink_name=options.superlink_name,
+        work=options.work_dir.absolute(),
+        stream_module=options.stream_module,
+        largest=options.largest,
+        connections=options.connections,
+        rate=options.rate,
+        bodies=options.bodies,
+    )
+    print(write_config(options.config, settings), end="")
     return 0
-
-
-async def _serve(proxy: Proxy, listen: Address, certificate: Path, key: Path) -> None:
-    async with await proxy.start(listen, certificate, key) as server:
-        await server.serve_forever()

@@ -26,7 +26,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for is imported then: the proxy and the hub do without torch."""
+    """What is asked for is imported then: the hub does without torch."""
     if name in _HOMES.values():
         return import_module(f"fedfw.deployment.{name}")
     if name in _HOMES:

@@ -1,24 +1,46 @@
-"""What the proxy lets through, and that nothing else of a request ever reaches the SuperLink."""
+"""The printed configurations in nginx and HAProxy: what they forward, what they refuse, and what one address can take.
+
+The programs are Debian's packages (nginx with libnginx-mod-stream, and haproxy); a test of one that is not installed is
+skipped.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import resource
+import shutil
+import socket
 import ssl
-from collections.abc import Sequence
+import subprocess
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("trustme")
+from fedfw.cli import main
+from fedfw.deployment.flower.proxy import (
+    HEADERS,
+    OPERATIONS,
+    PROGRAMS,
+    Address,
+    ProxySettings,
+    proxy_command,
+    write_config,
+)
 
-from fedfw.deployment.flower import proxy as module
-from fedfw.deployment.flower.keys import make_certificates
-from fedfw.deployment.flower.proxy import OPERATIONS, Address, Proxy, RefusedRequest, Request
-
-HEADERS = (
+HOST = "127.0.0.1"
+OTHER = "127.0.0.2"
+"""Another address of this machine, from which a test attacks."""
+CONNECTIONS = 3000
+SECONDS = 20.0
+SENT = (
     *("Host: 10.0.0.1:8443", "Accept: application/x-protobuf", "Accept-Encoding: gzip", "Connection: keep-alive"),
     *("flwr-public-key: QUJD", "flwr-signature: c2ln", "flwr-timestamp: 2026-01-01T00:00:00+00:00"),
 )
@@ -26,210 +48,580 @@ HEADERS = (
 
 def head(*lines: str, first: str = "POST /v1/fleet/pull-messages HTTP/1.1", length: str | None = "3") -> bytes:
     stated = () if length is None else (f"Content-Length: {length}",)
-    return "\r\n".join([first, *HEADERS, *stated, *lines, "", ""]).encode("latin-1")
+    return "\r\n".join([first, *SENT, *stated, *lines, "", ""]).encode("latin-1")
 
 
-def status_of(data: bytes) -> int:
-    with pytest.raises(RefusedRequest) as refused:
-        Request.parse(data)
-    return refused.value.status
+# --- the text ---
 
 
-def test_a_nodes_call_is_passed_on_with_what_the_superlink_reads() -> None:
-    request = Request.parse(head())
-    assert (request.operation, request.length) == ("pull-messages", 3)
-    written = request.written(Address("127.0.0.1", 8000)).decode()
-    assert written.startswith("POST /v1/fleet/pull-messages HTTP/1.0\r\nhost: 127.0.0.1:8000\r\n")
-    for header in ("flwr-public-key: QUJD", "flwr-signature: c2ln", "content-length: 3"):
-        assert f"\r\n{header}\r\n" in written
-    assert "gzip" not in written
-    assert "keep-alive" not in written
+def settings_in(folder: Path, **changes: object) -> ProxySettings:
+    values: dict[str, object] = {
+        "listen": Address(HOST, 9443),
+        "superlink": Address(HOST, 8000),
+        "certificate": folder / "server.pem",
+        "key": folder / "server.key",
+        "ca": folder / "ca.crt",
+        "work": folder,
+    }
+    return ProxySettings(**{**values, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/", "/docs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"),
-        *("/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/", "/v1/fleet", "/v1/fleet/no-such"),
-        *("/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs"),
-        *("//v1/fleet/get-run", "/v1//fleet/get-run", "/v1/./fleet/get-run", "/V1/fleet/get-run", "/v1/fleet/Get-Run"),
-        *("/v1/fleet/get-run/", "/v1/fleet/get-run?x=1", "/v1/fleet/get-run#x", "/v1/fleet/get-run;x", "*"),
-        *("/v1/fleet/get-run/../../control/list-runs", "/v1/fleet/get%2Drun", "http://a/v1/fleet/get-run", "a:443"),
-        *("/v1\\fleet\\get-run", "/v1/fleet/get-run\t", "/v1/fleet/get-run /v1/control/list-runs"),
-    ],
-)
-def test_every_other_path_is_not_found(path: str) -> None:
-    assert status_of(head(first=f"POST {path} HTTP/1.1")) == 404
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "TRACE", "PRI", "post", "POSTT", ""])
-def test_every_other_method_is_not_found(method: str) -> None:
-    assert status_of(head(first=f"{method} /v1/fleet/get-run HTTP/1.1")) == 404
-
-
-@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "HTTP/1.10", "http/1.1", "HTTP/1.1 ", ""])
-def test_every_other_version_is_not_found(version: str) -> None:
-    assert status_of(head(first=f"POST /v1/fleet/get-run {version}")) == 404
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_command_prints_the_configuration(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given_ = ["--listen", "[::1]:8443", "--to", "127.0.0.1:9000", "--largest", "5", "--connections", "7"]
+    assert main(["deploy", "proxy", "--config", program, *given_, "--bodies", "2", "--ca", "/keys/own.crt"]) == 0
+    printed = capsys.readouterr().out
+    settings_ = ProxySettings(
+        listen=Address("::1", 8443),
+        superlink=Address("127.0.0.1", 9000),
+        certificate=Path("/etc/fedfw/server.pem"),
+        key=Path("/etc/fedfw/server.key"),
+        ca=Path("/keys/own.crt"),
+        largest=5,
+        connections=7,
+        bodies=2,
+    )
+    assert printed == write_config(program, settings_)
+    assert not re.search("@[a-z_]+@", printed)
+    for name in OPERATIONS:
+        assert name in printed
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("changes", "reason"),
     [
-        *("Transfer-Encoding: chunked", "transfer-encoding: identity", "TRANSFER-ENCODING : chunked", "Trailer: x"),
-        *("Expect: 100-continue", "Upgrade: h2c", "Content-Length: 3", "content-length: 4", "flwr-signature: b"),
-        *("Host: b", " folded: x", "\tfolded", "no colon", ": no name", "name : x", "na me: x", "a: \x7f", "a: \xe9"),
-        *("a: x\ny: z", "a: x\rTransfer-Encoding: chunked", "", "a: \x0b", "a\x00b: x"),
+        ({"certificate": Path("/a b/server.pem")}, "certificate='/a b/server.pem': expected an absolute path"),
+        ({"key": Path("/a;b")}, "key='/a;b': expected an absolute path"),
+        ({"ca": Path("ca.crt")}, "ca='ca.crt': expected an absolute path"),
+        ({"stream_module": "x;y"}, "stream_module='x;y': expected an absolute path"),
+        ({"work": Path("/" + "w" * 110)}, "has 120 bytes; expected at most 107"),
+        ({"listen": Address("a;b", 1)}, "listen='a;b:1': expected an IP address or a host name"),
+        ({"superlink_name": "a b"}, "superlink_name='a b': expected a DNS name"),
+        ({"largest": 0}, "largest=0: expected at least 1"),
+        ({"connections": 0}, "connections=0: expected at least 1"),
+        ({"bodies": -1}, "bodies=-1: expected at least 1"),
     ],
 )
-def test_headers_that_two_readers_could_read_in_two_ways_are_refused(line: str) -> None:
-    assert status_of(head(line)) == 400
-
-
-@pytest.mark.parametrize(
-    ("length", "status"),
-    [
-        *((None, 411), ("", 411), ("+3", 411), ("-3", 411), ("0x3", 411), ("3, 3", 411), ("3 3", 411), ("1e3", 411)),
-        *(("9" * 5000, 411), (str(2**40), 413), (str(module.BODY_LIMIT + 1), 413), ("\xb2", 400)),
-    ],
-)
-def test_a_body_has_one_plain_length_below_the_limit(length: str | None, status: int) -> None:
-    assert status_of(head(length=length)) == status
-
-
-@given(
-    position=st.integers(0, 400),
-    removed=st.integers(0, 3),
-    inserted=st.one_of(
-        st.binary(max_size=6),
-        st.sampled_from([b"\r\n", b"\n", b"\r\n\r\n", b"\r\n ", b"/../", b"%2e", b"Content-Length: 9\r\n", b" "]),
-    ),
-)
-def test_whatever_is_accepted_is_passed_on_as_one_call_of_the_fleet(
-    position: int, removed: int, inserted: bytes
-) -> None:
-    plain = head()
-    data = plain[:position] + inserted + plain[position + removed :]
-    data = data[: data.find(b"\r\n\r\n") + 4] if b"\r\n\r\n" in data else data  # as the proxy reads it
-    try:
-        request = Request.parse(data)
-    except RefusedRequest:
-        return
-    written = request.written(Address("127.0.0.1", 8000)).decode("ascii")
-    first, *lines = written.removesuffix("\r\n\r\n").split("\r\n")
-    names = [line.partition(":")[0] for line in lines]
-    call = re.fullmatch(r"POST /v1/fleet/([a-z-]+) HTTP/1\.0", first)
-    assert call is not None
-    assert call[1] in OPERATIONS
-    assert len(names) == len(set(names))
-    assert names.count("content-length") == names.count("host") == 1
-    assert not {"transfer-encoding", "connection", "x-forwarded-for"} & set(names)
-
-
-# --- over real connections ---
-
-
-class FakeSuperLink:
-    """Answers every call with its own length, and remembers what it was sent."""
-
-    def __init__(self) -> None:
-        self.seen: list[bytes] = []
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head_ = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: ([0-9]+)", head_)
-        assert length is not None
-        body = await reader.readexactly(int(length[1]))
-        self.seen.append(head_ + body)
-        answer = f"{len(body)} bytes".encode()
-        start = f"HTTP/1.1 200 OK\r\nserver: secret\r\ncontent-type: x\r\ncontent-length: {len(answer)}\r\n\r\n"
-        writer.write(start.encode() + answer)
-        writer.close()
-
-
-def through_proxy(folder: Path, sent: Sequence[bytes], *, there: bool = True) -> tuple[list[bytes], FakeSuperLink]:
-    """Send texts to a proxy, one connection each; returns what came back until the proxy closed or fell silent."""
-    make_certificates(folder)
-
-    async def talk() -> tuple[list[bytes], FakeSuperLink]:
-        superlink = FakeSuperLink()
-        inner = await asyncio.start_server(superlink.serve, "127.0.0.1", 0)
-        at = Address("127.0.0.1", inner.sockets[0].getsockname()[1])
-        if not there:
-            inner.close()
-        server = await Proxy(at).start(Address("127.0.0.1", 0), folder / "server.pem", folder / "server.key")
-        port = server.sockets[0].getsockname()[1]
-        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        answers = []
-        for data in sent:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            writer.write(data)
-            answers.append(await asyncio.wait_for(reader.read(), 20))
-            writer.close()
-        server.close()
-        inner.close()
-        return answers, superlink
-
-    return asyncio.run(talk())
-
-
-def test_calls_pass_and_a_connection_serves_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 1.0)  # then the silent connection is closed
-    [answer], superlink = through_proxy(tmp_path, [head() + b"abc" + head(length="5") + b"12345"])
-    assert [call.partition(b"\r\n\r\n")[2] for call in superlink.seen] == [b"abc", b"12345"]
-    assert answer.count(b"HTTP/1.1 200 OK") == 2
-    assert b"3 bytes" in answer
-    assert answer.endswith(b"5 bytes")
-    assert b"secret" not in answer
-
-
-def test_nothing_can_be_smuggled_behind_a_call(tmp_path: Path) -> None:
-    hidden = b"POST /v1/control/list-runs HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
-    sent = [
-        head() + b"abc" + hidden,
-        head("Transfer-Encoding: chunked") + b"0\r\n\r\n" + hidden,
-        head("Content-Length: 0") + b"abc" + hidden,
-    ]
-    answers, superlink = through_proxy(tmp_path, sent)
-    assert [re.findall(rb"HTTP/1.1 (\d+)", answer) for answer in answers] == [[b"200", b"404"], [b"400"], [b"400"]]
-    assert len(superlink.seen) == 1
-    assert not any(b"control" in call for call in superlink.seen)
-
-
-def test_long_heads_slow_senders_and_a_missing_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 1.0)
-    endless = b"POST /v1/fleet/get-run HTTP/1.1\r\n" + b"a: " + b"x" * 40_000
-    answers, superlink = through_proxy(tmp_path, [endless, b"POST /v1/fl", head(length="100") + b"too little"])
-    assert [answer[:12] for answer in answers] == [b"HTTP/1.1 431", b"", b""]
-    assert superlink.seen == []
-    [answer], _ = through_proxy(tmp_path, [head() + b"abc"], there=False)
-    assert answer.startswith(b"HTTP/1.1 502")
-
-
-def test_memory_for_bodies_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_IN_MEMORY", 1000)
-    answers, superlink = through_proxy(tmp_path, [head(length="1001") + b"x" * 1001])
-    assert answers[0].startswith(b"HTTP/1.1 503")
-    assert superlink.seen == []
-
-
-def test_the_network_is_encrypted(tmp_path: Path) -> None:
-    make_certificates(tmp_path)
-
-    async def in_the_clear() -> bytes:
-        server = await Proxy(Address("127.0.0.1", 1)).start(
-            Address("127.0.0.1", 0), tmp_path / "server.pem", tmp_path / "server.key"
-        )
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
-        writer.write(head() + b"abc")
-        answer = await asyncio.wait_for(reader.read(), 20)
-        writer.close()
-        server.close()
-        return answer
-
-    assert b"HTTP" not in asyncio.run(in_the_clear())
+def test_what_cannot_stand_in_a_configuration_is_refused(changes: Mapping[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        settings_in(Path("/keys"), **changes)
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.1", ":80", "a:b", "a:99999", "http://a:80", "::1:80", "a b:80"])
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"address={text!r}, expected HOST:PORT")):
         Address.parse(text)
+
+
+def test_the_headers_of_flowers_nodes_are_forwarded() -> None:
+    pytest.importorskip("flwr")
+    import httpx
+    from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=PullMessagesResponse().SerializeToString())
+
+    interceptors = [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(*generate_key_pairs())]
+    client = FleetHttpClient("https://a", interceptors=interceptors)
+    client._client = httpx.Client(transport=httpx.MockTransport(answer))
+    client.PullMessages(PullMessagesRequest())
+    of_http = {"host", "accept-encoding", "connection", "user-agent", "content-length"}
+    assert set(seen[0].headers) - of_http == set(HEADERS)
+    assert seen[0].url.path == "/v1/fleet/pull-messages"
+
+
+def test_the_calls_are_those_that_flower_has() -> None:
+    pytest.importorskip("flwr")
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+    paths = {path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/fleet/")}
+    refused = {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    assert {f"/v1/fleet/{name}" for name in OPERATIONS} == paths - refused
+
+
+# --- the programs ---
+
+
+class FakeSuperLink:
+    """Answers every call with the length of its body, over TLS, and keeps what it was sent."""
+
+    def __init__(self, keys: Path) -> None:
+        self.seen: list[tuple[bytes, int]] = []
+        self.port = 0
+        self._keys = keys
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._server: asyncio.Server | None = None
+
+    def __enter__(self) -> FakeSuperLink:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._keys / "server.pem", self._keys / "server.key")
+        self._server = await asyncio.start_server(self._serve, HOST, 0, ssl=context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                received = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)\r\ncontent-length: ([0-9]+)\r\n", received)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                self.seen.append((received, len(body)))
+                answer = f"{len(body)} bytes".encode()
+                start = f"HTTP/1.1 200 OK\r\nserver: secret\r\ncontent-type: x\r\ncontent-length: {len(answer)}\r\n\r\n"
+                writer.write(start.encode() + answer)
+        writer.close()
+
+
+class Front:
+    """A running program in front of a SuperLink."""
+
+    def __init__(self, program: str, port: int, process: subprocess.Popen[bytes], keys: Path) -> None:
+        self.program, self.port, self.process = program, port, process
+        self.tls = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+
+    def connect(self, source: str = HOST) -> ssl.SSLSocket:
+        plain = socket.create_connection((HOST, self.port), timeout=SECONDS, source_address=(source, 0))
+        return self.tls.wrap_socket(plain, server_hostname=HOST)
+
+    def said(self, data: bytes, source: str = HOST) -> bytes:
+        """What comes back until the proxy closes the connection or has answered once."""
+        with self.connect(source) as connection:
+            with suppress(OSError):  # it may refuse before it has read everything
+                connection.sendall(data)
+            return read_answer(connection)
+
+    def status(self, data: bytes, source: str = HOST) -> int:
+        """The status of the answer, 0 for a connection that is closed without one."""
+        with self.connect(source) as connection:
+            with suppress(OSError):
+                connection.sendall(data)
+            found = re.match(rb"HTTP/1\.1 ([0-9]{3}) ", read_answer(connection, head_only=True))
+        return int(found[1]) if found else 0
+
+    def resident(self) -> int:
+        """Megabytes of memory of all its processes."""
+        pages = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == self.process.pid:  # its group
+                    pages += int((process / "statm").read_text().split()[1])
+        return pages * resource.getpagesize() // 2**20
+
+
+def read_answer(connection: ssl.SSLSocket, head_only: bool = False) -> bytes:
+    said = b""
+    with suppress(OSError):
+        while part := connection.recv(65536):
+            said += part
+            top, end, body = said.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)\r\ncontent-length: ([0-9]+)", top)
+            if end and (head_only or (length and len(body) >= int(length[1]))):
+                break
+    return said
+
+
+@contextmanager
+def running(
+    program: str, keys: Path, superlink: int, changes: Mapping[str, str] | None = None, **limits: int
+) -> Iterator[Front]:
+    """Start a program with the configuration that is printed, some texts in it replaced."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    work = keys.parent / f"{program}-{port}"
+    work.mkdir(mode=0o700)
+    text = write_config(
+        program,
+        settings_in(keys, listen=Address(HOST, port), superlink=Address(HOST, superlink), work=work, **limits),
+    )
+    for old, new in (changes or {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    config = work / "config"
+    config.write_text(text)
+    with open(work / "log", "wb") as log:
+        process = subprocess.Popen(
+            proxy_command(program, config), stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        )
+    try:
+        for _ in range(400):
+            with suppress(OSError), socket.create_connection((HOST, port), timeout=SECONDS):
+                break
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        assert process.poll() is None, (work / "log").read_text()
+        yield Front(program, port, process, keys)
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+def installed(program: str) -> bool:
+    """Whether a test can start a program."""
+    if program == "nginx" and not Path(ProxySettings.stream_module).exists():
+        return False
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin") is not None
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("trustme")
+    from fedfw.deployment.flower.keys import make_certificates
+
+    folder = tmp_path_factory.mktemp("f") / "k"  # the path of a Unix socket is short
+    make_certificates(folder)
+    (folder / "server.pem.key").symlink_to("server.key")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def superlink(keys: Path) -> Iterator[FakeSuperLink]:
+    with FakeSuperLink(keys) as running_:
+        yield running_
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if not installed(name):
+        pytest.skip(f"{name} is not installed: apt-get install nginx libnginx-mod-stream haproxy")
+    return name
+
+
+@pytest.fixture(scope="module")
+def front(program: str, keys: Path, superlink: FakeSuperLink) -> Iterator[Front]:
+    with running(program, keys, superlink.port) as started:
+        yield started
+
+
+pytestmark = pytest.mark.xdist_group("proxy")
+
+
+def test_a_nodes_call_is_forwarded_with_what_the_superlink_reads(front: Front, superlink: FakeSuperLink) -> None:
+    for name in OPERATIONS:
+        superlink.seen.clear()
+        more = ("X-Forwarded-For: 1.2.3.4", "Forwarded: for=a", "flwr-task-token: a", "Cookie: a", "X_odd: a")
+        said = front.said(head(*more, first=f"POST /v1/fleet/{name} HTTP/1.1") + b"abc")
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert said.endswith(b"3 bytes")
+        assert b"secret" not in said
+        [(received, length)] = superlink.seen
+        first, *lines = received.decode().removesuffix("\r\n\r\n").split("\r\n")
+        names = [line.partition(":")[0].lower() for line in lines]
+        assert (first, length) == (f"POST /v1/fleet/{name} HTTP/1.1", 3)
+        assert len(names) == len(set(names))
+        assert set(names) - {"connection"} == {"host", "content-length"} | {"accept"} | {
+            line.partition(":")[0] for line in SENT if line.startswith("flwr-")
+        }
+
+
+def test_a_connection_serves_several_calls(front: Front, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    with front.connect() as connection:
+        for count in (3, 5, 200_000):
+            connection.sendall(head(length=str(count)) + b"x" * count)
+            assert read_answer(connection).endswith(f"{count} bytes".encode())
+    assert [length for _, length in superlink.seen] == [3, 5, 200_000]
+
+
+PATHS = (
+    *("/", "/docs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"),
+    *("/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/", "/v1/fleet", "/v1/fleet/no-such"),
+    *("/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs"),
+    *("//v1/fleet/get-run", "/v1//fleet/get-run", "/v1/./fleet/get-run", "/V1/fleet/get-run", "/v1/fleet/Get-Run"),
+    *("/v1/fleet/get-run/", "/v1/fleet/get-run?x=1", "/v1/fleet/get-run;x", "/v1/fleet/get-run%20"),
+    *("/v1/fleet/get-run/../../control/list-runs", "/v1/fleet/get%2Drun", "http://10.0.0.1:8443/v1/fleet/get-run"),
+    *("/v1/fleet/xget-run", "/x/v1/fleet/get-run", "/v1/fleet/get-run-x", "/v1\\fleet\\get-run"),
+)
+
+
+def test_every_other_path_is_not_found(front: Front, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    answers = {path: front.status(head(first=f"POST {path} HTTP/1.1") + b"abc") for path in PATHS}
+    assert answers == dict.fromkeys(PATHS, 404)
+    assert superlink.seen == []
+
+
+def test_every_other_request_line_is_refused(front: Front, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    lines = [
+        *(f"{method} /v1/fleet/get-run HTTP/1.1" for method in ("GET", "HEAD", "PUT", "OPTIONS", "TRACE", "post", "")),
+        *(f"POST /v1/fleet/get-run {version}" for version in ("HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "http/1.1", "")),
+        *("CONNECT a:443 HTTP/1.1", "POST * HTTP/1.1", "POST a:443 HTTP/1.1"),
+        "POST http://a/v1/fleet/get-run HTTP/1.1",
+        *("POST /v1/fleet/get-run\x0b HTTP/1.1", "POST /v1/fleet/get-run /v1/control/list-runs HTTP/1.1"),
+        *("POST /v1/fleet/get-run#x HTTP/1.1", "POST /v1/fleet/get-run\x00 HTTP/1.1", "PRI * HTTP/2.0"),
+        "POST /../../v1/control/list-runs HTTP/1.1",
+    ]
+    answers = {line: front.status(head(first=line) + b"abc") for line in lines}
+    assert {line: status for line, status in answers.items() if status not in (0, 400, 404, 405, 501, 505)} == {}
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    assert b"HTTP/1.1 200" not in front.said(preface)
+    assert superlink.seen == []
+
+
+def test_nothing_can_be_smuggled_behind_a_call(front: Front, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    hidden = b"POST /v1/control/list-runs HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    with front.connect() as connection:
+        connection.sendall(head() + b"abc" + hidden)
+        said = read_answer(connection)
+        if said.count(b"HTTP/1.1 ") < 2:
+            said += read_answer(connection)
+    assert re.findall(rb"HTTP/1\.1 ([0-9]{3})", said) == [b"200", b"404"]
+    ambiguous = [
+        head("Transfer-Encoding: chunked") + b"0\r\n\r\n" + hidden,
+        head("Transfer-Encoding: chunked", length=None) + b"3\r\nabc\r\n0\r\n\r\n" + hidden,
+        head("transfer-encoding: identity") + b"abc",
+        head("TRANSFER-ENCODING: xchunked") + b"abc",
+        head("Content-Length: 4") + b"abcd",
+        head("Content-Length: 0") + b"abc" + hidden,
+        head(length="3, 4") + b"abc",
+    ]
+    assert {front.status(data) for data in ambiguous} <= {0, 400, 501}
+    assert [received.partition(b"\r\n")[0] for received, _ in superlink.seen] == [
+        b"POST /v1/fleet/pull-messages HTTP/1.1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(None, {411}), ("", {400, 411}), ("-3", {400}), ("0x3", {400}), ("1e3", {400}), ("9" * 40, {400, 413})],
+)
+def test_a_body_has_one_plain_length(
+    front: Front, superlink: FakeSuperLink, length: str | None, expected: set[int]
+) -> None:
+    superlink.seen.clear()
+    assert front.status(head(length=length) + b"abc") in expected
+    assert superlink.seen == []
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+@given(
+    position=st.integers(0, 300),
+    removed=st.integers(0, 3),
+    inserted=st.one_of(
+        st.binary(max_size=6),
+        st.sampled_from([b"\r\n", b"\n", b"\r\n\r\n", b"\r\n ", b"/../", b"%2e", b"Content-Length: 9\r\n", b" "]),
+    ),
+)
+def test_all_that_reaches_the_superlink_are_calls_of_the_fleet(
+    front: Front, superlink: FakeSuperLink, position: int, removed: int, inserted: bytes
+) -> None:
+    superlink.seen.clear()
+    plain = head()
+    data = plain[:position] + inserted + plain[position + removed :] + b"abc"
+    with front.connect() as connection:
+        connection.sendall(data)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)  # a head without its end is not waited for
+        read_answer(connection)
+    for received, _ in superlink.seen:
+        first, *lines = received.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+        call = re.fullmatch(r"POST /v1/fleet/([a-z-]+) HTTP/1\.1", first)
+        assert call is not None
+        assert call[1] in OPERATIONS
+        names = [line.partition(":")[0].lower() for line in lines]
+        assert set(names) <= {"host", "content-length", "connection", *HEADERS}
+        assert names.count("content-length") == names.count("host") == 1
+
+
+def test_a_superlink_that_is_away_is_said_and_not_hidden(program: str, keys: Path) -> None:
+    pytest.importorskip("flwr")
+    from fedfw.deployment.flower.checks import ADDRESS_CHECKS, Outside, Verdict, findings
+    from fedfw.deployment.flower.local import free_port
+
+    with running(program, keys, free_port()) as front:
+        assert front.status(head() + b"abc") in (502, 503)
+        results = findings(ADDRESS_CHECKS, Outside(Address(HOST, front.port), keys / "ca.crt"))
+    assert [one.verdict for one in results] == [Verdict.OK, Verdict.OK, Verdict.UNKNOWN, Verdict.UNKNOWN]
+
+
+def test_a_superlink_with_another_certificate_is_not_believed(
+    program: str, keys: Path, tmp_path: Path, superlink: FakeSuperLink
+) -> None:
+    from fedfw.deployment.flower.keys import make_certificates
+
+    make_certificates(tmp_path / "other")
+    superlink.seen.clear()
+    with FakeSuperLink(tmp_path / "other") as impostor, running(program, keys, impostor.port) as front:
+        assert front.status(head() + b"abc") in (502, 503)
+        assert impostor.seen == []
+
+
+def test_the_network_is_encrypted(front: Front, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    with socket.create_connection((HOST, front.port), timeout=SECONDS) as connection:
+        connection.sendall(head() + b"abc")
+        said = b""
+        with suppress(OSError):
+            said = connection.recv(1000)
+    assert b" 200 " not in said
+    assert superlink.seen == []
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname = False
+    old.verify_mode = ssl.CERT_NONE
+    old.set_ciphers("DEFAULT@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ssl calls the version deprecated
+        old.minimum_version = ssl.TLSVersion.TLSv1_1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    connection = socket.create_connection((HOST, front.port), timeout=SECONDS)
+    with connection, pytest.raises(ssl.SSLError, match="alert protocol version"):
+        old.wrap_socket(connection)
+
+
+# --- what one address can take ---
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """Enough of them for both ends of the connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * CONNECTIONS:
+        pytest.skip(f"this process may open {hard} files; the test needs {2 * CONNECTIONS}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * CONNECTIONS if soft < 2 * CONNECTIONS else soft, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def hold(front: Front, stack: ExitStack, source: str, tls: bool) -> socket.socket | None:
+    """Open a connection that says nothing; None where it is refused."""
+    with suppress(OSError):
+        connection = socket.create_connection((HOST, front.port), timeout=SECONDS, source_address=(source, 0))
+        stack.enter_context(connection)
+        if not tls:
+            return connection
+        connection = front.tls.wrap_socket(connection, server_hostname=HOST)
+        stack.enter_context(connection)
+        return connection
+    return None
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return True
+    except OSError:  # reset
+        return False
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["TCP", "TLS"])
+def test_silent_connections_of_one_address_leave_the_others_served(
+    program: str, keys: Path, superlink: FakeSuperLink, descriptors: None, tls: bool
+) -> None:
+    with running(program, keys, superlink.port) as front, ExitStack() as stack:
+        found = [hold(front, stack, OTHER, tls) for _ in range(CONNECTIONS)]
+        held = [connection for connection in found if connection is not None]
+        for _ in range(10):
+            assert front.status(head() + b"abc") == 200
+        assert front.resident() < 150
+        still_open = sum(map(is_open, held))
+        assert 0 < still_open <= ProxySettings.connections
+        with suppress(OSError):
+            assert front.status(head() + b"abc", OTHER) == 0  # its share is spent
+
+
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["TCP", "TLS"])
+def test_silent_connections_of_many_addresses_leave_the_others_served(
+    program: str, keys: Path, superlink: FakeSuperLink, descriptors: None, tls: bool
+) -> None:
+    share = ProxySettings.connections
+    with running(program, keys, superlink.port) as front, ExitStack() as stack:
+        sources = [f"127.0.0.{2 + number // share}" for number in range(CONNECTIONS)]
+        held = [hold(front, stack, source, tls) for source in sources]
+        for _ in range(10):
+            assert front.status(head() + b"abc") == 200
+        assert front.resident() < 250
+        assert sum(is_open(connection) for connection in held if connection is not None) == CONNECTIONS
+
+
+def test_bodies_have_limits(program: str, keys: Path, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    size = 8 * 2**20
+    with running(program, keys, superlink.port, largest=8, bodies=2) as front, ExitStack() as stack:
+        assert front.status(head(length=str(size + 1))) == 413
+        before, held = front.resident(), []
+        for _ in range(2):
+            connection = stack.enter_context(front.connect(OTHER))
+            connection.sendall(head(length=str(size)) + b"x" * (size - 1))
+            held.append(connection)
+        assert front.status(head(length=str(size)) + b"x" * 1000, OTHER) == 503
+        assert front.resident() - before < 10  # less than the bodies: they are on disk, or not yet taken
+        assert front.status(head() + b"abc", OTHER) == 200  # short ones are not counted
+        assert front.said(head(length=str(size)) + b"x" * size).endswith(f"{size} bytes".encode())
+        for connection in held:
+            connection.sendall(b"x")
+            assert read_answer(connection).endswith(f"{size} bytes".encode())
+        assert front.said(head(length=str(size)) + b"x" * size, OTHER).endswith(f"{size} bytes".encode())
+    assert [length for _, length in superlink.seen] == [3, *[size] * 4]
+
+
+def test_calls_of_one_address_have_a_limit(program: str, keys: Path, superlink: FakeSuperLink) -> None:
+    with running(program, keys, superlink.port, rate=1) as front:
+        with front.connect(OTHER) as connection:
+            answers = []
+            for _ in range(40):
+                connection.sendall(head() + b"abc")
+                answers.append(read_answer(connection)[9:12])
+                if not answers[-1] or answers[-1] != b"200":
+                    break
+        assert answers[0] == b"200"
+        assert answers[-1] == b"503"
+        assert front.status(head() + b"abc") == 200
+
+
+def test_silence_has_an_end(program: str, keys: Path, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    unfinished = [b"", b"POST /v1/fl", head() + b"a", head(length="200000") + b"x" * 100_000]
+    with running(program, keys, superlink.port, {"30s": "1s", "60s": "1s"}) as front, ExitStack() as stack:
+        plain = stack.enter_context(socket.create_connection((HOST, front.port), timeout=SECONDS))
+        connections = [stack.enter_context(front.connect()) for _ in unfinished]
+        for connection, data in zip(connections, unfinished, strict=True):
+            connection.sendall(data)
+        for connection in connections:
+            said = read_answer(connection)  # ends because the proxy closes
+            assert said == b"" or re.match(rb"HTTP/1\.1 (408|504) ", said)
+        with suppress(ConnectionResetError):
+            assert plain.recv(1) == b""
+    assert not any(length for _, length in superlink.seen)
+
+
+def test_long_heads_are_refused(front: Front, superlink: FakeSuperLink) -> None:
+    superlink.seen.clear()
+    endless = b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: a\r\na: " + b"x" * 40_000
+    assert front.status(endless) in (0, 400, 414, 431)
+    assert superlink.seen == []

@@ -1,4 +1,4 @@
-"""A whole Flower federation on this machine, closed to outsiders as docs/deployment.md closes it, and its end."""
+"""A whole Flower federation on this machine, with keys, signatures and secrets as in docs/deployment.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Self
 from fedfw.deployment.consent import CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
+from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -31,7 +32,7 @@ QUIET = {
 _PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by themselves
 _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
 _FEDFW = (sys.executable, "-m", "fedfw", "deploy")
-_SERVER = ("proxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
+_SERVER = ("nginx", "haproxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
 
 OPEN = Consent(share=SHARES)
 """What somebody allows who is the server and all owners at once, and whose nodes end with the run."""
@@ -52,8 +53,8 @@ def free_port() -> int:
 class LocalFederation:
     """Processes on 127.0.0.1; a context manager that ends all that it started.
 
-    The SuperLink, with an executor and a hub of signed bundles beside it, talks to this machine alone. Nodes reach it
-    through the proxy, at ``address``, and run nothing but bundles that were signed with the key ``keys/signing``.
+    The SuperLink, with an executor and a hub of signed bundles beside it, talks to this machine alone, and so do its
+    nodes. They run nothing but bundles that were signed with the key ``keys/signing``.
 
     Parameters
     ----------
@@ -65,24 +66,35 @@ class LocalFederation:
         Let Flower simulate the nodes (with Ray) in the SuperLink instead; then there is nothing else.
     consent
         What the nodes allow; each has a file of its own, with a data set and a ledger of its own.
+    proxies
+        Programs in front of the SuperLink, "nginx" or "haproxy", which must be installed; nodes take them in turn.
+        Without any, nodes reach the SuperLink itself, which nothing outside of this machine does.
 
     Attributes
     ----------
-    address : str
-        Where nodes reach the federation.
+    addresses : list of str
+        Where nodes reach the federation: of each proxy, or of the SuperLink.
     names : list of str
         Of the processes that it consists of.
     tell : callable
         Is given the name of each process that was started.
     """
 
-    def __init__(self, folder: Path, clients: int, simulated: bool = False, consent: Consent = OPEN) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clients: int,
+        simulated: bool = False,
+        consent: Consent = OPEN,
+        proxies: Sequence[str] = (),
+    ) -> None:
         self.folder, self.clients, self.simulated = folder.absolute(), clients, simulated
         self.consent = consent
-        self.port, self._public, self._hub = free_port(), free_port(), free_port()
-        self.address = f"{HOST}:{self._public}"
+        self.port, self._hub = free_port(), free_port()
+        self._proxies = {program: free_port() for program in proxies}
+        self.addresses = [f"{HOST}:{port}" for port in self._proxies.values() or [self.port]]
         nodes = [f"client-{client}" for client in range(clients)]
-        self.names = ["superlink"] if simulated else [*_SERVER, *nodes]
+        self.names = ["superlink"] if simulated else [*proxies, "superexec", "hub", "superlink", *nodes]
         self.tell: Callable[[str], object] = lambda name: None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._executors: dict[str, subprocess.Popen[bytes]] = {}  # those of nodes, in the groups of these
@@ -128,12 +140,8 @@ class LocalFederation:
         )
         if not self.simulated:
             self.start("hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}")
-            self.start(
-                "proxy",
-                *(*_FEDFW, "proxy", "--listen", self.address, "--to", f"{HOST}:{self.port}"),
-                *("--certificate", str(keys / "server.pem"), "--key", str(keys / "server.key")),
-                *("--ca", str(keys / "ca.crt")),
-            )
+            for program, port in self._proxies.items():
+                self._start_proxy(program, port)
         if self.simulated:  # its nodes have one environment, and their data sets are told apart by their numbers
             consent, folder = replace(self.consent, data_set=""), self.folder / "consent"
             consent.write(folder)
@@ -142,7 +150,7 @@ class LocalFederation:
         self.start_superlink()
         if self.simulated:
             return
-        for name, port in (("hub", self._hub), ("proxy", self._public)):
+        for name, port in (("hub", self._hub), *self._proxies.items()):
             self._wait_for(name, port)
         for client in range(self.clients):
             self.register(client)
@@ -163,6 +171,24 @@ class LocalFederation:
         if not self.simulated:
             where = ("--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(keys / "ca.crt"))
             self.start("superexec", "flower-superexec", *where, *secret)
+
+    def _start_proxy(self, program: str, port: int) -> None:
+        """Start nginx or HAProxy in front of the SuperLink, by the configuration that `write_config` writes."""
+        keys, work = self.folder / "keys", self.folder / program
+        work.mkdir(mode=0o700)
+        (keys / "server.pem.key").unlink(missing_ok=True)
+        (keys / "server.pem.key").symlink_to("server.key")  # where HAProxy looks for it
+        settings = ProxySettings(
+            listen=Address(HOST, port),
+            superlink=Address(HOST, self.port),
+            certificate=keys / "server.pem",
+            key=keys / "server.key",
+            ca=keys / "ca.crt",
+            work=work,
+        )
+        config = work / "config"
+        config.write_text(write_config(program, settings))
+        self.start(program, *proxy_command(program, config))
 
     def _wait_for(self, name: str, port: int) -> None:
         """Until a server of ours listens."""
@@ -194,7 +220,8 @@ class LocalFederation:
             replace(self.consent, data_set=name).write(consent.parent)
         self.start(
             name,
-            *("flower-supernode", "--superlink", self.address, "--host", HOST, "--port", port),
+            *("flower-supernode", "--superlink", self.addresses[client % len(self.addresses)]),
+            *("--host", HOST, "--port", port),
             *("--isolation", "process", *secret),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),

@@ -1,58 +1,60 @@
-"""The public front of a SuperLink: TLS, and nothing but the calls that a registered SuperNode makes.
+"""The configuration of nginx or HAProxy as the public address of a SuperLink.
 
-Flower answers nodes, operators and executors at one address, and lets everybody in who finds the operators' paths. So
-the SuperLink listens on 127.0.0.1, and this proxy is all that the world can reach. It reads a request strictly, refuses
-what it does not know, and writes a new request from the parts that it has understood: what a stranger typed is never
-passed on.
+Flower answers SuperNodes, operators and executors at one address, and leaves the operators' paths open to all who reach
+them. So the SuperLink listens on 127.0.0.1, and a reverse proxy in front of it forwards the calls of registered
+SuperNodes and refuses everything else. Both configurations written here do the same:
+
+- TLS 1.2 or later, and HTTP/1.1 only.
+- One request line for each call in `OPERATIONS`; every other request line is answered 404.
+- Only the headers in `HEADERS` reach the SuperLink.
+- A body needs one Content-Length, at most ``largest`` bytes.
+- Each address has a limit of connections, which counts from the first packet on, so before TLS, a limit of calls a
+  second, and a limit of large bodies at the same time. IPv6 addresses count by their /64.
+- Handshakes, heads, pauses within bodies and idle connections have time limits.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import os
 import re
-import ssl
-from collections.abc import Mapping
-from contextlib import suppress
+import shutil
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-OPERATIONS = frozenset(
-    (
-        *("activate-node", "deactivate-node", "send-node-heartbeat", "get-run", "get-fab", "pull-messages"),
-        *("push-messages", "pull-object", "push-object", "confirm-message-received"),
-    )
+OPERATIONS = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "get-run",
+    "get-fab",
+    "pull-messages",
+    "push-messages",
+    "pull-object",
+    "push-object",
+    "confirm-message-received",
 )
-"""What a SuperNode with a registered key asks for. It never registers itself: the operator does that."""
-BODY_LIMIT = 64 * 2**20
-"""Bytes of the longest body that is forwarded, unless another limit is given."""
-_PASSED_ON = re.compile(r"flwr-[a-z0-9-]+|x-flwr-client|accept|content-type")  # headers that the SuperLink reads
-_UNPRINTABLE = re.compile(rb"[^\t\x20-\x7e]")
-_HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*(.*?)[ \t]*")
-_HEAD_LIMIT = 16 * 2**10  # bytes of a request line with its headers
-_IN_MEMORY = 2**30  # bytes of all bodies that are held at the same time
-_CONNECTIONS = 1000
-_PATIENCE = 30.0  # seconds for a handshake, a head, the SuperLink's answer, and before the first byte of a body is due
-_SLOWEST = 128 * 2**10  # bytes a second that a body must at least come with
-_log = logging.getLogger(__name__)
-
-
-class RefusedRequest(Exception):  # noqa: N818 (it is an answer, no fault of ours)
-    """A request that is not forwarded.
-
-    Parameters
-    ----------
-    status : HTTPStatus
-        What is answered.
-    reason : str
-        Why, for the log; it never contains what the stranger sent.
-    """
-
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+"""The calls of a SuperNode with a registered key. Registering is not among them: the operator does that."""
+HEADERS = (
+    "accept",
+    "content-type",
+    "flwr-component-name",
+    "flwr-package-name",
+    "flwr-package-version",
+    "flwr-public-key",
+    "flwr-signature",
+    "flwr-timestamp",
+)
+"""The headers of a SuperNode's call that the SuperLink reads."""
+LARGE_DIGITS = 6
+"""A body is large, and limited in number, where its Content-Length has so many digits: from 100,000 bytes on."""
+BURST_SECONDS = 10
+"""Calls are counted over so many seconds: a node that is handed a message makes a dozen of them at once."""
+SOCKET = "tls.sock"
+"""The socket in nginx's work folder between its two halves."""
+_LONGEST_SOCKET = 107  # bytes of a Unix socket's path
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+@%=,~-]+")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9.-]+")
 
 
 class Address(NamedTuple):
@@ -82,194 +84,301 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Request:
-    """The head of a request that may be forwarded.
+class ProxySettings:
+    """What a configuration is written from.
 
     Parameters
     ----------
-    operation : str
-        One of `OPERATIONS`.
-    headers : mapping of str to str
-        Those that the SuperLink reads, with names in lower case.
-    length : int
-        Bytes of the body that follows.
-    """
-
-    operation: str
-    headers: Mapping[str, str]
-    length: int
-
-    @classmethod
-    def parse(cls, head: bytes, body_limit: int = BODY_LIMIT) -> Request:
-        r"""Read a head, up to and with its empty line.
-
-        Parameters
-        ----------
-        head : bytes
-            What came from the network.
-        body_limit : int
-            Bytes of the longest body.
-
-        Raises
-        ------
-        RefusedRequest
-            If it is anything but one well-formed POST to an operation of the fleet with a stated length.
-
-        Examples
-        --------
-        >>> head = b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nflwr-signature: s\r\n\r\n"
-        >>> Request.parse(head)
-        Request(operation='get-run', headers={'flwr-signature': 's'}, length=3)
-        """
-        lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
-        if any(_UNPRINTABLE.search(line) for line in lines):
-            raise RefusedRequest(HTTPStatus.BAD_REQUEST, "the head has bytes that are no printable ASCII")
-        first, *rest = (line.decode("ascii") for line in lines)
-        # One spelling of a path is accepted, so there is no other one to be normalised by whoever comes next.
-        path = re.fullmatch(r"POST /v1/fleet/([a-z-]+) HTTP/1\.1", first)
-        if path is None or path[1] not in OPERATIONS:
-            raise RefusedRequest(HTTPStatus.NOT_FOUND, "no operation of the fleet")
-        fields: dict[str, str] = {}
-        for line in rest:
-            header = _HEADER.fullmatch(line)
-            if header is None or header[1].lower() in fields:
-                raise RefusedRequest(HTTPStatus.BAD_REQUEST, "a header is malformed or stands there twice")
-            fields[header[1].lower()] = header[2]
-        if fields.keys() & {"transfer-encoding", "upgrade", "expect", "trailer"}:
-            raise RefusedRequest(HTTPStatus.BAD_REQUEST, "the body is not sent plainly")
-        length = fields.get("content-length", "")
-        if re.fullmatch("[0-9]{1,18}", length) is None:
-            raise RefusedRequest(HTTPStatus.LENGTH_REQUIRED, "no length of the body")
-        if int(length) > body_limit:
-            raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of more than {body_limit} bytes")
-        passed_on = {name: value for name, value in fields.items() if _PASSED_ON.fullmatch(name)}
-        return cls(path[1], passed_on, int(length))
-
-    def written(self, host: Address) -> bytes:
-        """The head of the new request for the SuperLink."""
-        headers = {"host": str(host), **self.headers, "content-length": str(self.length)}
-        # In version 1.0 the end of the connection is the end of the answer: it never comes in chunks.
-        lines = [f"POST /v1/fleet/{self.operation} HTTP/1.0", *(f"{name}: {value}" for name, value in headers.items())]
-        return "\r\n".join([*lines, "", ""]).encode("ascii")
-
-
-class Proxy:
-    """Forwards what `Request.parse` accepts to a SuperLink on this machine, and answers everything else itself.
-
-    Parameters
-    ----------
+    listen : Address
+        The public address.
     superlink : Address
-        Where the SuperLink listens; only this machine should reach it.
-    ca : Path, optional
-        The certificate of the authority of the SuperLink's own certificate; without it the SuperLink is asked in the
-        clear.
-    body_limit : int
-        Bytes of the longest body.
+        Where the SuperLink listens; only its own host should reach it.
+    certificate, key : Path
+        The public certificate chain and its private key, as PEM files.
+    ca : Path
+        The certificate of the authority that issued the SuperLink's own certificate.
+    superlink_name : str
+        A DNS name in the SuperLink's certificate. Neither program verifies IP addresses.
+    work : Path
+        A folder that only the proxy's user can read: nginx's process id, its socket, and bodies that are on their way.
+    stream_module : str
+        The file of nginx's stream module; empty where nginx has it built in.
+    largest : int
+        Megabytes of the longest body.
+    connections, rate, bodies : int
+        Connections, calls a second (over ten seconds), and large bodies at the same time, of one address.
     """
 
-    def __init__(self, superlink: Address, ca: Path | None = None, body_limit: int = BODY_LIMIT) -> None:
-        self.superlink, self.body_limit = superlink, body_limit
-        self._inner = None if ca is None else ssl.create_default_context(cafile=str(ca))
-        self._connections = self._held = 0
+    listen: Address
+    superlink: Address
+    certificate: Path
+    key: Path
+    ca: Path
+    superlink_name: str = "localhost"
+    work: Path = Path("/var/cache/fedfw-proxy")
+    stream_module: str = "/usr/lib/nginx/modules/ngx_stream_module.so"
+    largest: int = 64
+    connections: int = 100
+    rate: int = 50
+    bodies: int = 4
 
-    async def start(self, listen: Address, certificate: Path, key: Path) -> asyncio.Server:
-        """Listen, with TLS of version 1.2 or later.
-
-        Parameters
-        ----------
-        listen : Address
-            The public address; port 0 takes a free one.
-        certificate, key : Path
-            The server's certificate chain and its private key, as PEM files.
-
-        Returns
-        -------
-        asyncio.Server
-        """
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(certificate, key)
-        return await asyncio.start_server(
-            self._serve,
-            *listen,
-            limit=_HEAD_LIMIT,
-            ssl=context,
-            ssl_handshake_timeout=_PATIENCE,
-            ssl_shutdown_timeout=_PATIENCE / 10,
-        )
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: its requests, one after another, until one of them is refused or nobody speaks."""
-        self._connections += 1
-        welcome = self._connections <= _CONNECTIONS
-        try:
-            with suppress(OSError, asyncio.IncompleteReadError):  # the other side has gone, or is too slow
-                while welcome and await self._answer(reader, writer):
-                    pass
-        finally:
-            self._connections -= 1
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; whether the connection may be used again."""
-        try:
-            try:
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
-            except asyncio.LimitOverrunError:
-                raise RefusedRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long") from None
-            request = Request.parse(head, self.body_limit)
-            await self._forward(request, reader, writer)
-        except RefusedRequest as refused:
-            peer = writer.get_extra_info("peername") or ("somebody",)
-            _log.warning("%s is answered %d: %s", peer[0], refused.status, refused)
-            text = f"{refused.status.phrase}\n"
-            writer.write(
-                f"HTTP/1.1 {refused.status.value} {refused.status.phrase}\r\ncontent-type: text/plain\r\n"
-                f"content-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode("ascii")
+    def __post_init__(self) -> None:
+        for name in ("certificate", "key", "ca", "work", "stream_module"):
+            text = str(getattr(self, name))
+            plain = _PLAIN_PATH.fullmatch(text) is not None and text.startswith("/")
+            if not plain and not (name == "stream_module" and text == ""):
+                # Neither program's quoting is worth the risk of a path that ends a directive.
+                raise ValueError(
+                    f"{name}={text!r}: expected an absolute path of letters, digits and /._+@%=,~- alone; "
+                    "move the file or make a link to it"
+                )
+        for name in ("listen", "superlink"):
+            address: Address = getattr(self, name)
+            host = address.host
+            if ":" not in host and _PLAIN_NAME.fullmatch(host) is None:
+                raise ValueError(f"{name}={str(address)!r}: expected an IP address or a host name")
+        if _PLAIN_NAME.fullmatch(self.superlink_name) is None:
+            raise ValueError(f"superlink_name={self.superlink_name!r}: expected a DNS name such as localhost")
+        for name in ("largest", "connections", "rate", "bodies"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+        socket = len(str(self.work / SOCKET).encode())
+        if socket > _LONGEST_SOCKET:
+            raise ValueError(
+                f"work={str(self.work)!r}: the path of the socket in it has {socket} bytes; "
+                f"expected at most {_LONGEST_SOCKET}, so choose a shorter path"
             )
-            await asyncio.wait_for(writer.drain(), _PATIENCE)
-            return False
-        return True
-
-    async def _forward(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = bytearray()
-        try:
-            async with asyncio.timeout(_seconds(request.length)):
-                while len(body) < request.length:
-                    part = await reader.read(min(request.length - len(body), _HEAD_LIMIT))
-                    if not part:
-                        raise ConnectionError("the body is cut off")
-                    if self._held + len(part) > _IN_MEMORY:
-                        raise RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many bodies at the same time")
-                    body += part
-                    self._held += len(part)
-            try:
-                answer = await asyncio.wait_for(self._ask(request, body), _seconds(request.length))
-            except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-                raise RefusedRequest(HTTPStatus.BAD_GATEWAY, "the SuperLink does not answer") from None
-        finally:
-            self._held -= len(body)
-        writer.write(answer)
-        await asyncio.wait_for(writer.drain(), _seconds(len(answer)))
-
-    async def _ask(self, request: Request, body: bytes | bytearray) -> bytes:
-        """The SuperLink's whole answer to a request, with a head that allows the node to go on."""
-        reader, writer = await asyncio.open_connection(*self.superlink, limit=_HEAD_LIMIT, ssl=self._inner)
-        try:
-            writer.write(request.written(self.superlink) + body)
-            first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1").split("\r\n")
-            fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            content = await reader.read()
-        finally:
-            writer.close()
-        if int(fields.get("content-length", len(content))) != len(content):
-            raise ValueError("the SuperLink's answer is cut off")
-        status = first.partition(" ")[2]
-        kept = {name: value for name, value in fields.items() if _PASSED_ON.fullmatch(name)}
-        head = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in kept.items())]
-        return "\r\n".join([*head, f"content-length: {len(content)}", "", ""]).encode("latin-1") + content
 
 
-def _seconds(count: int) -> float:
-    """How long so many bytes may take."""
-    return _PATIENCE + count / _SLOWEST
+def write_config(program: str, settings: ProxySettings) -> str:
+    """Return the configuration of a program, as text.
+
+    Parameters
+    ----------
+    program : str
+        One of `PROGRAMS`.
+    settings : ProxySettings
+        Addresses, files and limits.
+    """
+    if program not in PROGRAMS:
+        raise ValueError(f"program={program!r}: expected {' or '.join(PROGRAMS)}")
+    values = {
+        "listen": str(settings.listen),
+        "superlink": str(settings.superlink),
+        "certificate": str(settings.certificate),
+        "key": str(settings.key),
+        "ca": str(settings.ca),
+        "superlink_name": settings.superlink_name,
+        "work": str(settings.work),
+        "load_module": f"load_module {settings.stream_module};" if settings.stream_module else "",
+        "socket": str(settings.work / SOCKET),
+        "largest_mb": str(settings.largest),
+        "largest_bytes": str(settings.largest * 2**20),
+        "connections": str(settings.connections),
+        "rate": str(settings.rate),
+        "burst": str(settings.rate * BURST_SECONDS),
+        "bodies": str(settings.bodies),
+        "operations": "|".join(OPERATIONS),
+        "urls": " ".join(f"/v1/fleet/{name}" for name in OPERATIONS),
+        "large_digits": str(LARGE_DIGITS),
+        "large_bytes": str(10 ** (LARGE_DIGITS - 1)),
+        "set_headers": "\n".join(f"    proxy_set_header {name} $http_{name.replace('-', '_')};" for name in HEADERS),
+        "kept_headers": "|".join(("host", "content-length", *HEADERS)),
+    }
+    return re.sub("@([a-z_]+)@", lambda match: values[match[1]], PROGRAMS[program])
+
+
+def proxy_command(program: str, config: Path) -> list[str]:
+    """Return the command that runs nginx or HAProxy with a configuration until the process is ended.
+
+    Parameters
+    ----------
+    program : str
+        One of `PROGRAMS`.
+    config : Path
+        What `write_config` has written.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the program is not installed.
+    """
+    found = shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+    if found is None:
+        raise FileNotFoundError(
+            f"{program} is not installed: expected it on the PATH or in /usr/sbin; on Debian, install "
+            "nginx, libnginx-mod-stream and haproxy"
+        )
+    if program == "haproxy":
+        return [found, "-db", "-f", str(config)]
+    # A master process of root's would start workers that cannot read its folders.
+    user = " user root;" if os.geteuid() == 0 else ""
+    return [found, "-e", "stderr", "-c", str(config), "-g", f"daemon off;{user}"]
+
+
+_NGINX = """\
+# nginx as the public address of a SuperLink, written by: fedfw deploy proxy --config nginx
+# Check it:  nginx -t -c THIS_FILE       Run it:  nginx -c THIS_FILE -g 'daemon off;'
+@load_module@
+worker_processes auto;
+worker_rlimit_nofile 32768;
+pid @work@/nginx.pid;
+error_log stderr warn;
+events {
+  worker_connections 8192;
+}
+
+# The first half takes connections and limits them by address. limit_conn of the second half would count a connection
+# only after its whole head: silent connections, in TLS or not, would not be limited.
+stream {
+  map $remote_addr $client {  # an IPv6 address counts by its /64; its text has zeros left out
+    default $binary_remote_addr;
+    "~^(?<prefix>(?:[0-9a-f]+:){1,4})" $prefix;
+  }
+  limit_conn_zone $client zone=connections:16m;
+  server {
+    listen @listen@ backlog=4096;
+    limit_conn connections @connections@;
+    proxy_pass unix:@socket@;
+    proxy_protocol on;
+    proxy_timeout 120s;  # longer than every time limit of the second half
+  }
+}
+
+# The second half has TLS and HTTP, and knows the address from the first.
+http {
+  access_log off;
+  server_tokens off;
+  client_body_temp_path @work@/body;
+  proxy_temp_path @work@/proxy;
+  fastcgi_temp_path @work@/fastcgi;
+  uwsgi_temp_path @work@/uwsgi;
+  scgi_temp_path @work@/scgi;
+
+  map $remote_addr $client {
+    default $binary_remote_addr;
+    "~^(?<prefix>(?:[0-9a-f]+:){1,4})" $prefix;
+  }
+  # The request line as it was sent, not as nginx normalises it: every call has one spelling.
+  map $request $call {
+    default "";
+    "~^POST /v1/fleet/(@operations@) HTTP/1\\.1$" yes;
+  }
+  map $content_length $large_from {  # an empty value is not counted
+    default "";
+    "~^[0-9]{@large_digits@,}$" $client;
+  }
+  limit_conn_zone $large_from zone=bodies:16m;
+  limit_req_zone $client zone=calls:16m rate=@rate@r/s;
+
+  upstream superlink {
+    zone superlink 64k;
+    server @superlink@ max_conns=64;
+    keepalive 32;
+    keepalive_timeout 3s;  # the SuperLink closes idle connections after five
+  }
+
+  server {
+    listen unix:@socket@ ssl proxy_protocol backlog=4096;
+    set_real_ip_from unix:;
+    real_ip_header proxy_protocol;
+
+    ssl_certificate @certificate@;
+    ssl_certificate_key @key@;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    ssl_session_cache shared:tls:16m;
+    ssl_session_tickets off;
+
+    client_header_timeout 30s;  # the handshake included
+    client_body_timeout 30s;  # between two reads
+    send_timeout 30s;
+    keepalive_timeout 65s;
+    reset_timedout_connection on;
+    client_header_buffer_size 4k;
+    large_client_header_buffers 2 8k;
+    client_max_body_size @largest_mb@m;
+    # What these two refuse is answered 503, upon which a SuperNode tries again.
+    limit_req zone=calls burst=@burst@ nodelay;
+    limit_conn bodies @bodies@;
+
+    if ($call = "") { return 404; }
+    if ($http_transfer_encoding) { return 400; }
+    if ($content_length = "") { return 411; }
+
+    # A body is received whole, on disk where it is large, before the SuperLink hears of it.
+    proxy_request_buffering on;
+    proxy_pass_request_headers off;
+    proxy_set_header Host @superlink_name@;
+    proxy_set_header Connection "";
+@set_headers@
+    proxy_http_version 1.1;
+    proxy_connect_timeout 5s;
+    proxy_read_timeout 60s;
+    proxy_next_upstream off;
+    proxy_ssl_verify on;
+    proxy_ssl_trusted_certificate @ca@;
+    proxy_ssl_name @superlink_name@;
+    proxy_ssl_server_name on;
+    location / {
+      proxy_pass https://superlink;
+    }
+  }
+}
+"""
+
+_HAPROXY = """\
+# HAProxy as the public address of a SuperLink, written by: fedfw deploy proxy --config haproxy
+# HAProxy looks for the private key beside the certificate:  ln -s @key@ @certificate@.key
+# Check it:  haproxy -c -f THIS_FILE     Run it:  haproxy -db -f THIS_FILE
+global
+  maxconn 8000
+  log stderr format raw local0 notice
+
+defaults
+  mode http
+  log global
+  option dontlognull
+  timeout connect 5s
+  timeout client 30s
+  timeout server 60s  # pauses within a body that the SuperLink is already sent, too
+  timeout queue 30s
+  timeout http-request 30s
+  timeout http-keep-alive 65s
+  retries 0  # a SuperNode tries again by itself
+
+frontend nodes
+  bind @listen@ ssl crt @certificate@ ssl-min-ver TLSv1.2 alpn http/1.1
+  option disable-h2-upgrade
+  # Connections are counted when they are accepted, before TLS; an IPv6 address counts by its /64.
+  stick-table type ipv6 size 1m expire 2m store conn_cur,http_req_rate(10s)
+  tcp-request connection track-sc0 src,ipmask(32,64)
+  tcp-request connection reject if { sc0_conn_cur gt @connections@ }
+
+  # The address as it was sent, not as HAProxy normalises it: every call has one spelling.
+  acl call url -m str @urls@
+  http-request deny status 404 unless METH_POST call HTTP_1.1
+  http-request deny status 400 if { req.hdr(transfer-encoding) -m found } || { req.hdr(upgrade) -m found }
+  http-request deny status 411 unless { req.hdr_cnt(content-length) eq 1 }
+  http-request deny status 503 if { sc0_http_req_rate gt @burst@ }  # upon which a SuperNode tries again
+  http-request deny status 413 if { req.hdr_val(content-length) gt @largest_bytes@ }
+  acl large req.hdr_val(content-length) ge @large_bytes@
+  http-request track-sc1 src,ipmask(32,64) table bodies if large
+  http-request deny status 503 if large { sc1_conn_cur(bodies) gt @bodies@ }
+  http-request del-header '^(?!(@kept_headers@)$)' -m reg
+  http-request set-header host @superlink_name@
+  http-response del-header server
+  default_backend superlink
+
+backend bodies
+  stick-table type ipv6 size 1m expire 10m store conn_cur
+
+backend superlink
+  option http-buffer-request  # short bodies are received whole before the SuperLink hears of them
+  http-reuse safe
+  default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ sni str(@superlink_name@)
+  server superlink @superlink@ maxconn 64
+"""
+
+PROGRAMS = {"nginx": _NGINX, "haproxy": _HAPROXY}
+"""The template of each program's configuration."""
