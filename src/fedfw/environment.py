@@ -46,9 +46,7 @@ FEDFW_DATA, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
             continue
         close = get_close_matches(name, VARIABLES, n=1)
         question = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(
-            f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: unset it"
-        )
+        raise ValueError(f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: unset it")
 
 
 def read_variable(name: str) -> str:

@@ -94,14 +94,16 @@ def reproduce(
         raise ValueError(f"--seconds {seconds:g}, expected a positive number")
     if seconds is not None and markdown is not None:
         raise ValueError("--markdown with --seconds, which writes no report: --kept writes it afterwards")
-    if mixed and not only_kept and not device.startswith("cuda"):
-        raise ValueError(f"--mixed with --device {device}, expected cuda: it multiplies in bfloat16 on a GPU")
     scale = replace(QUICK if quick else FULL, mixed=mixed)
     chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
     if mixed and all(section.name != "table2" for section in chosen):
         raise ValueError(f"--mixed with {name}, expected table2 or all: other networks are too small to gain by it")
+    if mixed and not only_kept and not device.startswith("cuda"):
+        raise ValueError(f"--mixed with --device {device}, expected cuda: it multiplies in bfloat16 on a GPU")
     if baselines and not any(section.name in WITH_BASELINES for section in chosen):
-        raise ValueError(f"--baselines with {name}, expected {' or '.join(WITH_BASELINES)}, or all: others have no such rows")
+        raise ValueError(
+            f"--baselines with {name}, expected {' or '.join(WITH_BASELINES)}, or all: others have no such rows"
+        )
     site = Site(str(data_folder(data_dir)), device)
     lab = Lab(out / "cache", site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
     begin = time.monotonic()

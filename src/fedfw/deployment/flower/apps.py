@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, wraps
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedfw.deployment.client import Client
 from fedfw.deployment.consent import Consent
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.messages import Order
+from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, unread
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.store import note_failure, state_folder
@@ -64,9 +67,8 @@ def server_app(make_task: MakeTask) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config = context.run_config
         began = time.time()
-        server = DeployedServer(make_task(config), deployment_of(config))
+        server = DeployedServer(task_of(make_task, context.run_config), deployment_of(context.run_config))
         left = server.task.options.rounds - server.t
         if left > 0:
             FedFWStrategy(server).start(grid, ArrayRecord(), left, server.settings.round_timeout)
@@ -76,6 +78,21 @@ def server_app(make_task: MakeTask) -> ServerApp:
             write_atomically(server.settings.folder / "done.json", json.dumps(done).encode())
 
     return app
+
+
+def task_of(make_task: MakeTask, config: Config) -> Task:
+    """The task of an app with these settings; settings that were given and that it does not have are refused.
+
+    A setting that no task shows, such as the data set, is noted in the log where make_task did not read it.
+    """
+    settings = NotedSettings(config)
+    task = make_task(settings)
+    given = dict.fromkeys(given_in_table(config), "run configuration")
+    for sentence in refuse_ignored(task, config, given):
+        log(WARNING, "run configuration: %s", sentence)
+    for key in unread(settings, given):
+        log(WARNING, "run configuration: %s is not read by the app's make_task", key)
+    return task
 
 
 def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:

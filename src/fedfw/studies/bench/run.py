@@ -101,9 +101,7 @@ def bench(
     return 0
 
 
-def _tasks_with_frameworks(
-    names: Sequence[str], frameworks: str | None, folder: Path | None
-) -> list[str]:
+def _tasks_with_frameworks(names: Sequence[str], frameworks: str | None, folder: Path | None) -> list[str]:
     """Return the tasks on which other frameworks run; options that would change nothing are refused."""
     if frameworks == "none":
         beside = []
