@@ -11,8 +11,17 @@ import torch
 
 import fedfw
 from fedfw.config import app_table
-from fedfw.deployment import Task
-from fedfw.deployment.obeyed import NotedSettings, contradictions, given_in_table, refuse_ignored, unread
+from fedfw.deployment import DeployedServer, Deployment, Task
+from fedfw.deployment.node import NodeSettings, parse_node_config
+from fedfw.deployment.obeyed import (
+    NotedSettings,
+    contradictions,
+    given_in_table,
+    refuse_ignored,
+    refuse_vain,
+    unread,
+)
+from fedfw.options import options_of
 from fedfw.rounds.options import Options
 
 TABLE = app_table().unwrap()
@@ -73,9 +82,6 @@ def test_everyone_in_settings_is_everyone_in_the_task(value: Any, found: Any, sa
 
 def test_every_setting_of_the_table_is_compared_or_noted() -> None:
     """A new option has to be put into one of the two."""
-    from fedfw.deployment.settings import Deployment
-    from fedfw.options import options_of
-
     deployed = {option.key for option in options_of(Deployment).values()}
     own = {option.key for cls in fedfw.ALGORITHMS.values() for option in options_of(cls).values()}
     assert set(TABLE) - deployed - own == (set(GIVEN) | READ_ONLY) - own
@@ -97,8 +103,8 @@ def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
     ]
     other = task(algorithm=fedfw.FedAvg("ksparse:k=65,r=10", lr=0.1), options=Options())
     assert refuse_ignored(other, TABLE, {}) == [
-        "rounds = 5 changes nothing, because the task has 100",
         "algorithm = 'fedfw' changes nothing, because the task has fedavg",
+        "rounds = 5 changes nothing, because the task has 100",
     ]
     assert given_in_table(TABLE | {"rounds": 3, "lr": 0.1, "tell-loss": True, "model": ""}) == {
         "rounds",
@@ -138,3 +144,73 @@ def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path:
     assert task_of(make_task, TABLE).options.rounds == 5
     with pytest.raises(ValueError, match="run configuration: rounds = 3 changes nothing, because the task has 5"):
         task_of(make_task, TABLE | {"rounds": 3})
+
+
+# --- how it is deployed ---
+
+
+def test_losses_of_a_private_run_are_not_asked_for() -> None:
+    private = task(options=Options(rounds=5, privacy="eps=4,delta=1e-5"))
+    refuse_vain(private, Deployment())
+    refuse_vain(task(), Deployment(tell_loss=True))
+    with pytest.raises(ValueError, match="tell-loss changes nothing in a private run"):
+        refuse_vain(private, Deployment(tell_loss=True))
+
+
+def test_numbers_are_claimed_anew_only_where_a_run_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rebind='3' changes nothing in a new run, expected resume=true beside it"):
+        Deployment(out=str(tmp_path), rebind="3")
+    assert Deployment(out=str(tmp_path), rebind="3", resume=True).rebound == [3]
+
+
+def test_a_run_that_goes_on_keeps_its_name(tmp_path: Path) -> None:
+    one = task()
+    server = DeployedServer(one, Deployment(out=str(tmp_path), run_name="trial-2"))
+    server.close()
+    name, folder = server.run, str(tmp_path)
+    del server
+    for given in ("run", "trial-2"):
+        assert DeployedServer(one, Deployment(out=folder, resume=True, run_name=given)).run == name
+    with pytest.raises(ValueError, match=r"run-name='other' changes nothing: the run in .* is called 'trial-2'"):
+        DeployedServer(one, Deployment(out=folder, resume=True, run_name="other"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("partition-id=0", {"partition-id": 0}),
+        (
+            'partition-id=0 consent="/etc/fedfw/my consent.toml"  leaving=true ',
+            {"partition-id": 0, "consent": "/etc/fedfw/my consent.toml", "leaving": True},
+        ),
+        ("", {}),
+    ],
+)
+def test_a_nodes_settings_are_read_as_flower_reads_them(text: str, found: dict[str, Any]) -> None:
+    config = pytest.importorskip("flwr.common.config")
+    assert parse_node_config(text) == found == config.parse_config_args([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("partition-id=0 leaving", "node-config: 'leaving', expected KEY=VALUE"),
+        ("partition-id=0 consent=/etc/consent.toml", "node-config: consent = /etc/consent.toml, expected true or"),
+        ("consent='a'", "there is no partition-id, expected the client's number: partition-id=0"),
+        (
+            "partition-id=0 consnet='a'",
+            r"unknown key 'consnet' \(did you mean 'consent'\?\), expected partition-id, co",
+        ),
+        ("partition-id=-1", "partition-id = -1, expected the client's number"),
+        ("partition-id=true", "partition-id = True, expected the client's number"),
+    ],
+)
+def test_a_nodes_settings_that_make_no_sense(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        NodeSettings.parse(text)
+
+
+def test_an_app_may_read_keys_of_its_own() -> None:
+    assert NodeSettings.read({"partition-id": 0, "num-partitions": 3, "beds": 7}, ("beds",)).partition_id == 0
+    with pytest.raises(ValueError, match="unknown key 'beds'"):
+        NodeSettings.read({"partition-id": 0, "beds": 7})

@@ -43,7 +43,7 @@ from fedfw.config import (
     run_options,
 )
 from fedfw.config.app import DEFAULTS, SIMULATED_ONLY, app_options
-from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, unread
+from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
@@ -196,7 +196,9 @@ def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> N
     """Make the app's server here, so that what it refuses is refused before any process is started."""
     from fedfw.deployment.flower.apps import deployment_of
 
-    DeployedServer(task, deployment_of({**settings, "out": ""}))
+    deployment = deployment_of({**settings, "out": ""})
+    refuse_vain(task, deployment)
+    DeployedServer(task, deployment)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,14 @@ def refuse_ignored(task: Task, settings: Mapping[str, Any], given: Mapping[str, 
     return [sentence for key, sentence in wrong.items() if key not in given and key not in foreign]
 
 
+def refuse_vain(task: Task, settings: Deployment) -> None:
+    """Refuse what is asked of a deployment and changes nothing for its task."""
+    if settings.tell_loss and task.options.promise is not None:
+        raise ValueError(
+            "tell-loss changes nothing in a private run, whose clients send no losses and no numbers: leave it out"
+        )
+
+
 def given_in_table(settings: Mapping[str, Any]) -> set[str]:
     """Return the keys whose values are not those of the table that ``fedfw deploy init`` writes."""
     usual = {option.key: option.default for option in _problem_and_run().values()}

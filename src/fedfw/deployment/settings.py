@@ -26,7 +26,7 @@ class Deployment:
 
     Examples
     --------
-    >>> Deployment().round_timeout, Deployment(rebind="0,3").rebound
+    >>> Deployment().round_timeout, Deployment(out="/srv/training", resume=True, rebind="0,3").rebound
     (120.0, [0, 3])
     """
 
@@ -68,6 +68,8 @@ class Deployment:
         check_options(self)
         if self.resume and self.out is None:
             raise ValueError("resume needs the folder to go on from")
+        if self.rebind and not self.resume:
+            raise ValueError(f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside it")
 
     @property
     def rebound(self) -> list[int] | None:
