@@ -61,13 +61,15 @@ def test_every_point_has_the_rounds_that_the_budget_pays_for() -> None:
 
 
 def test_a_budget_of_its_own() -> None:
-    found = tune(problem(), fedfw.FedAvg(D), grid={"lr": (0.1,), "local_steps": (1, 3)}, budget=7.9, rounds=100)
+    found = tune(problem(), fedfw.FedAvg(D), grid={"lr": (0.1,), "local_steps": (1, 3)}, budget=7.9)
     assert [trial.rounds for trial in found.trials] == [7, 2]
     for budget in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=r"budget=.*, expected a positive number of gradients"):
-            tune(problem(), fedfw.FedAvg(D), budget=budget, rounds=2)
+            tune(problem(), fedfw.FedAvg(D), budget=budget)
     with pytest.raises(ValueError, match="budget=2: a round of fedavg costs more, expected a larger budget"):
-        tune(problem(), fedfw.FedAvg(D), grid={"local_steps": (1, 3)}, budget=2, rounds=2)
+        tune(problem(), fedfw.FedAvg(D), grid={"local_steps": (1, 3)}, budget=2)
+    with pytest.raises(ValueError, match="rounds=100 with budget=8, which says how many rounds a trial has"):
+        tune(problem(), fedfw.FedAvg(D), budget=8.0, rounds=100)
 
 
 def test_anchors_are_paid_for() -> None:

@@ -77,6 +77,10 @@ class Section:
         return all(results[task].get("not_run") != NOT_YET for task in self.tasks(scale))
 
 
+WITH_BASELINES = ("table1", "table1-cifar")
+"""The sections that have more rows with ``baselines``."""
+
+
 def sections(baselines: bool = False) -> dict[str, Section]:
     """By name; ``baselines`` adds FedDA, FedADMM and projected FedAvg to table 1."""
 

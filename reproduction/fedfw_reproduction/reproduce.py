@@ -6,7 +6,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
@@ -22,7 +22,7 @@ from fedfw.report.markdown import save_markdown
 from fedfw.report.tables import aligned
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.setup import usable_device
-from fedfw_reproduction.catalogue import Section, sections
+from fedfw_reproduction.catalogue import WITH_BASELINES, Section, sections
 from fedfw_reproduction.figures import Claim
 from fedfw_reproduction.lab import NOT_YET, Lab, Results, Site, was_run
 from fedfw_reproduction.names import GROUPS
@@ -34,8 +34,8 @@ def reproduce(
     *,
     quick: bool = False,
     out: Path,
-    jobs: int = 1,
-    device: str = "cpu",
+    jobs: int | None = None,
+    device: str | None = None,
     data_dir: Path | None = None,
     baselines: bool = False,
     mixed: bool = False,
@@ -54,9 +54,9 @@ def reproduce(
         Small and short, with the same code.
     out : Path
         Folder for the report and the kept results.
-    jobs : int
-        Processes at a time.
-    device : str
+    jobs : int, optional
+        Processes at a time; by default one.
+    device : str, optional
         cpu or cuda.
     data_dir : Path, optional
         Folder of the data sets; by default the usual one.
@@ -78,6 +78,10 @@ def reproduce(
     int
         The exit status of the command: 1 when a proven bound fails, 130 after an interrupt, which keeps what is done.
     """
+    if only_kept:
+        _refuse_with_kept({"jobs": jobs, "device": device, "data-dir": data_dir, "seconds": seconds})
+    jobs = 1 if jobs is None else jobs
+    device = "cpu" if device is None else device
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}, expected at least 1")
     if jobs > 1 and ranks.size > 1:
@@ -88,10 +92,18 @@ def reproduce(
         usable_device(device)
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds:g}, expected a positive number")
+    if seconds is not None and markdown is not None:
+        raise ValueError("--markdown with --seconds, which writes no report: --kept writes it afterwards")
     scale = replace(QUICK if quick else FULL, mixed=mixed)
     chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
     if mixed and all(section.name != "table2" for section in chosen):
         raise ValueError(f"--mixed with {name}, expected table2 or all: other networks are too small to gain by it")
+    if mixed and not only_kept and not device.startswith("cuda"):
+        raise ValueError(f"--mixed with --device {device}, expected cuda: it multiplies in bfloat16 on a GPU")
+    if baselines and not any(section.name in WITH_BASELINES for section in chosen):
+        raise ValueError(
+            f"--baselines with {name}, expected {' or '.join(WITH_BASELINES)}, or all: others have no such rows"
+        )
     site = Site(str(data_folder(data_dir)), device)
     lab = Lab(out, site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
     begin = time.monotonic()
@@ -125,6 +137,13 @@ def reproduce(
     for failure in failed:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _refuse_with_kept(given: Mapping[str, object]) -> None:
+    """Refuse options that say how to compute where nothing is computed."""
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(f"--{option} {value} with --kept, which computes nothing: leave one of them out")
 
 
 def _belongs(section: Section, name: str) -> bool:

@@ -140,7 +140,13 @@ def test_results_in_bfloat16_are_kept_apart(
     assert not any(cell.config.mixed for cell in computed)
     assert "bfloat16" not in (tmp_path / "table2-quick.html").read_text()
     computed.clear()
-    assert main([*arguments, "--mixed"]) == 0
+    assert main([*arguments, "--mixed"]) == 2  # it would compute in float32, under another name
+    assert "--mixed with --device cpu, expected cuda" in capsys.readouterr().err
+    assert main(["reproduce", "table2", "--quick", "--mixed", "--kept", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("fedfw.studies.reproduce.usable_device", torch.device)  # nothing is computed on it
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    assert main([*arguments, "--mixed", "--device", "cuda"]) == 0
     assert "45 of 75 tasks are kept from before" in capsys.readouterr().err  # those of smaller networks
     assert {(cell.config.model, cell.config.mixed) for cell in computed} == {("cnn", True)}
     page = (tmp_path / "table2-quick-mixed.html").read_text()

@@ -221,7 +221,7 @@ def advise(
     bytes_up: float | None = None,
     projection: str = "auto",
     partial: bool = False,
-    residual: float = GOAL,
+    residual: float | None = None,
     table: Measured | None = None,
 ) -> Advice:
     """The method that did best on the nearest measured problem, among those that may be used.
@@ -243,8 +243,8 @@ def advise(
         Whether the server can project on the set; "auto" goes by what the set's projection costs.
     partial : bool
         Whether only some clients take part in a round.
-    residual : float
-        How much of the way to the optimum may be left.
+    residual : float, optional
+        How much of the way to the optimum may be left; by default 0.01. It does not go with ``bytes_up``.
     table : Measured, optional
         What was measured; by default the table that comes with fedfw.
 
@@ -264,6 +264,10 @@ def advise(
     for name, value in (("bytes_up", bytes_up), ("residual", residual)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name}={value}, expected a positive number")
+    if bytes_up is not None and residual is not None:
+        raise ValueError(
+            f"bytes_up={bytes_up} with residual={residual}: within a budget the least residual wins, leave one out"
+        )
     asked = parse_set(constraint)
     if projection == "auto":
         projection = "cheap" if asked.projection_cost in _CHEAP_PROJECTIONS else "costly"
@@ -278,7 +282,9 @@ def advise(
         raise ValueError(f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}")
     without = "" if projection == "cheap" else " and need no projection"
     among = f"Of the {len(may)} measured methods that show no more than {_SHOWS[sees]}{without}"
-    method, point, why = _best(may, None if bytes_up is None else bytes_up * problem.clients, residual)
+    method, point, why = _best(
+        may, None if bytes_up is None else bytes_up * problem.clients, GOAL if residual is None else residual
+    )
     reasons = (f"{among}, {why}.", *_caveats(problem, asked, constraint, differ, partial, quick=found.quick))
     return Advice(problem, method, point, reasons)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedfw.data import Data, Part, load_data, partition
 from fedfw.data.base import Columns
+from fedfw.data.datasets import find_dataset
 from fedfw.models import MODELS, is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
@@ -136,8 +137,25 @@ def load_problem(
         warnings.warn("load_problem(rule=...) is now called partition=...", DeprecationWarning, stacklevel=2)
         options["partition"] = rule
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
+    refuse_unused_folder(wanted.dataset, wanted.data_dir)
     data = load_data(wanted.dataset, wanted.data_dir, wanted.clients, seed, wanted.columns)
     return make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
+
+
+def refuse_unused_folder(dataset: str, data_dir: str | Path | None) -> None:
+    """Refuse a folder of data sets for a data set that is not read from there.
+
+    Parameters
+    ----------
+    dataset : str
+        The name of a data set.
+    data_dir : str or Path, optional
+        The folder that was given.
+    """
+    entry, _ = find_dataset(dataset)
+    if data_dir is not None and not entry.folder:
+        place = "your own file" if entry.reads_path else "built in"
+        raise ValueError(f"data-dir={str(data_dir)!r} changes nothing: {entry.name} is {place}, leave it out")
 
 
 def make_problem(

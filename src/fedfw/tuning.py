@@ -142,6 +142,10 @@ def tune(
     {'lr': 0.3}
     """
     refuse_unknown("tune", options, Options, own=("grid", "budget", "by", "progress"))
+    if budget is not None and "rounds" in options:
+        raise ValueError(
+            f"rounds={options['rounds']} with budget={budget:g}, which says how many rounds a trial has: leave one out"
+        )
     run = Options(**options)
     axes = dict(usual_grid(problem, algorithm, run) if grid is None else grid)
     for name in axes:

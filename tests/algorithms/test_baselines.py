@@ -443,7 +443,7 @@ def test_one_client_takes_the_oracle_steps_of_the_central_optimizer(dtype: torch
 
     options: dict[str, Any] = {"schedule": f"constant:{eta}", "momentum": 0.6}
     expected = {
-        fedfw.LocalMuon(q.constraint, **options): central(0.0),
+        fedfw.LocalMuon(q.constraint, schedule=options["schedule"]): central(0.0),
         fedfw.FedMuon(q.constraint, alignment=0.0, **options): central(0.6),
         fedfw.FedMuonCV(q.constraint, **options): central(0.6),
     }

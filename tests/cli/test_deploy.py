@@ -136,6 +136,49 @@ def test_what_is_no_app_is_refused(app: Path, capsys: pytest.CaptureFixture[str]
     assert "'local-steps' is missing" in refusal(capsys, "--app", "mine", "--local-steps", "2")
 
 
+WITHOUT_OPTIONS = ("options=run_options(settings),", "")
+"""An app whose Task sets no options: it has 100 rounds, whatever is said."""
+ITS_OWN_DATA = ("data = load(settings)", 'settings = settings.having(dataset="digits"); data = load(settings)')
+
+
+@pytest.mark.parametrize(
+    ("change_of_app", "arguments", "said"),
+    [
+        (WITHOUT_OPTIONS, ["--rounds", "3"], "command line: rounds = 3 changes nothing, because the task has 100"),
+        (WITHOUT_OPTIONS, ["--seed", "7"], "command line: seed = 7 changes nothing, because the task has 0"),
+        (ITS_OWN_DATA, ["--dataset", "synthetic"], "command line: dataset = 'synthetic' changes nothing in the app's"),
+        (
+            ("settings.clients,", "3,"),
+            ["--clients", "2"],
+            "command line: clients = 2 changes nothing, because the task",
+        ),
+        (None, ["--algorithm", "fedavg", "--momentum", "0.9"], "momentum = 0.9 changes nothing, because the task has "),
+    ],
+)
+def test_an_option_that_an_app_does_not_take_over_is_refused(
+    app: Path,
+    capsys: pytest.CaptureFixture[str],
+    change_of_app: tuple[str, str] | None,
+    arguments: list[str],
+    said: str,
+) -> None:
+    if change_of_app is not None:
+        change(app / "federation" / "task.py", *change_of_app)
+    change(app / "pyproject.toml", "rounds = 5", 'rounds = ""')
+    assert main(["deploy", "demo", "--app", "mine", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_line_of_the_apps_table_that_its_task_does_not_have(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(app / "federation" / "task.py", *WITHOUT_OPTIONS)
+    change(app / "pyproject.toml", "rounds = 5", "rounds = 6")
+    assert "pyproject.toml: rounds = 6 changes nothing, because the task has 100" in refusal(capsys, "--app", "mine")
+    change(app / "pyproject.toml", "rounds = 6", "rounds = 5")  # as it was written, which is no order
+    assert Demo.of_app(AppFolder.read(app), {}).rounds == 100
+    assert "rounds = 5 changes nothing, because the task has 100" in capsys.readouterr().err
+
+
 def test_an_interrupt_ends_everything_in_one_line(
     app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

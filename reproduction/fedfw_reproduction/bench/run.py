@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedfw.environment import read_variable
 from fedfw.report.tables import aligned
 from fedfw.rounds.files import write_atomically
 from fedfw_reproduction.bench import contenders as run_by
@@ -34,7 +35,7 @@ def bench(
     rounds: int | None = None,
     repeats: int = 5,
     seconds: float = 10.0,
-    frameworks: str = "small",
+    frameworks: str | None = None,
     out: Path | None = None,
     folder: Path | None = None,
 ) -> int:
@@ -52,8 +53,8 @@ def bench(
         How often each contender is timed, at the least.
     seconds : float
         For how long contenders of one task take turns, at the least.
-    frameworks : "none", "small" or "all"
-        On which tasks other frameworks run, too.
+    frameworks : "none", "small" or "all", optional
+        On which tasks other frameworks run, too; by default on the task ``small``, if it is timed.
     out : Path, optional
         Keep the numbers in this file, as JSON.
     folder : Path, optional
@@ -68,9 +69,14 @@ def bench(
     for name in names:
         if name not in TASKS:
             raise ValueError(f"task {name!r}, expected one of {', '.join(TASKS)}")
-    if threads < 1:
-        raise ValueError(f"threads={threads}, expected at least 1")
-    if folder is None and (named := os.environ.get(FOLDER_VARIABLE)):
+    for option, value in (("threads", threads), ("rounds", rounds), ("repeats", repeats)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{option} {value}, expected a whole number of at least 1")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"--seconds {seconds:g}, expected a number of at least 0")
+    beside = _tasks_with_frameworks(names, frameworks, folder)
+    named = read_variable(FOLDER_VARIABLE)
+    if folder is None and named:
         folder = Path(named)
     torch.set_num_threads(threads)
     numbers: dict[str, Any] = {"threads": threads, "torch": torch.__version__, "tasks": {}}
@@ -80,7 +86,7 @@ def bench(
             count = rounds or _enough(task)
             print(f"{task.label}: {algorithm}, {count} rounds x {repeats} or more ...", file=sys.stderr, flush=True)
             found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats, seconds))
-            if algorithm == FEDAVG and frameworks != "none" and (frameworks == "all" or task is SMALL):
+            if algorithm == FEDAVG and name in beside:
                 found |= _others(task, folder)
             print(f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *_rows(found)])}", flush=True)
             kept = {who: t if isinstance(t, str) else asdict(t) for who, t in found.items()}
@@ -93,6 +99,27 @@ def bench(
         write_atomically(out, json.dumps(numbers, indent=1).encode())
         print(f"numbers: {out}")
     return 0
+
+
+def _tasks_with_frameworks(names: Sequence[str], frameworks: str | None, folder: Path | None) -> list[str]:
+    """Return the tasks on which other frameworks run; options that would change nothing are refused."""
+    if frameworks == "none":
+        beside = []
+    elif frameworks == "all":
+        beside = list(names)
+    else:
+        beside = [name for name in names if TASKS[name] is SMALL]
+    if frameworks == "small" and not beside:
+        raise ValueError(
+            f"--frameworks small changes nothing for {', '.join(names)}, expected the task {SMALL.name} among them, "
+            "or --frameworks all"
+        )
+    if folder is not None and not beside:
+        raise ValueError(
+            f"--frameworks-folder {folder} changes nothing: no other framework runs on {', '.join(names)}, expected "
+            "--frameworks all"
+        )
+    return beside
 
 
 def _enough(task: BenchTask) -> int:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--per-parameter", action="store_true", help="one set for each parameter tensor")
     parser.add_argument(
-        "--way", choices=("through", "explain", "soft"), default="explain", help="what is minimised [%(default)s]"
+        "--way", choices=("through", "explain", "soft"), help="what is minimised, for atoms of a set [explain]"
     )
     parser.add_argument("--images", type=int, default=4, help="clients, one batch each [%(default)s]")
     parser.add_argument("--batch", type=int, default=1, help="images of a client [%(default)s]")
@@ -41,9 +41,10 @@ def execute(options: argparse.Namespace) -> int:
     from fedfw_reproduction.leakage.attack import attack
     from fedfw_reproduction.leakage.study import Attack
 
+    usual_way = "gradient" if options.sends == "gradient" else "explain"
     wanted = Attack(
         sends=options.sends,
-        way="gradient" if options.sends == "gradient" else options.way,
+        way=usual_way if options.way is None else options.way,
         per_parameter=options.per_parameter,
         images=options.images,
         batch=options.batch,

@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frameworks",
         choices=("none", "small", "all"),
-        default="small",
-        help="on which tasks pfl and Flower run, where they are installed [%(default)s]",
+        help="on which tasks pfl and Flower run, where they are installed [small]",
     )
     parser.add_argument(
         "--frameworks-folder",

@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", choices=_NAMES, metavar="NAME", help=", ".join(_NAMES))
     parser.add_argument("--quick", action="store_true", help="small and short, with the same code")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [%(default)s]")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
+    parser.add_argument("--jobs", type=int, help="processes at a time [1]")
+    parser.add_argument("--device", help="cpu or cuda [cpu]")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)")
     parser.add_argument("--baselines", action="store_true", help="also FedDA, FedADMM and FedAvg in table 1")
     parser.add_argument("--mixed", action="store_true", help="table 2's CNN in bfloat16 on a GPU: faster, other bits")
@@ -40,7 +40,7 @@ def execute(options: argparse.Namespace) -> int:
     from fedfw.ranks import join_ranks
     from fedfw_reproduction.reproduce import reproduce
 
-    with join_ranks(device=options.device) as ranks:
+    with join_ranks(device=options.device or "cpu") as ranks:
         return reproduce(
             options.name,
             quick=options.quick,

@@ -95,6 +95,12 @@ class Attack:
                 raise ValueError(f"{name}={getattr(self, name)}, expected at least 1")
         if self.way == "soft" and (self.sends != "l1" or self.per_parameter):
             raise ValueError("the way soft is for the vertices of one l1 ball")
+        if (self.way == _GRADIENT) is not (self.sends == _GRADIENT):
+            raise ValueError(f"way={self.way!r} with sends={self.sends!r}, expected another way: gradients are matched")
+        if self.sends == _GRADIENT and self.per_parameter:
+            raise ValueError("per-parameter changes nothing for gradients, expected it with the atoms of a set")
+        if self.sends == _GRADIENT and self.rounds > 1:
+            raise ValueError(f"rounds={self.rounds} changes nothing for gradients, expected it with the atoms of a set")
 
     @property
     def label(self) -> str:

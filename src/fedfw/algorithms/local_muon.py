@@ -16,14 +16,16 @@ Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo" (2025).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Contract, Evidence, Gradient, Lmo, Message, Plan, State
+from fedfw.algorithms.base import Contract, Evidence, Gradient, Lmo, Message, Plan, Setting, State
 from fedfw.algorithms.local_oracle import LocalOracleSteps
+from fedfw.algorithms.scheduled import Beta
 from fedfw.atoms import Atom
 
 
@@ -36,7 +38,8 @@ class LocalMuon(LocalOracleSteps):
     constraint : ConstraintSet or Product
         The set D.
     momentum : float or "auto"
-        beta, the weight of the past within a visit; "auto" is 0.9.
+        beta, the weight of the past within a visit; "auto" is 0.9. With one local step a visit has no past, and
+        another value is refused.
     schedule : str, Schedule or callable
         Step sizes eta_t of rounds (not of local steps, which are K times shorter); see `Scheduled`.
 
@@ -50,9 +53,28 @@ class LocalMuon(LocalOracleSteps):
     0.0
     """
 
+    _: KW_ONLY
+    momentum: Beta = "auto"
+
     name: ClassVar[str] = "local-muon"
     title: ClassVar[str] = "LocalMuon"
     contract: ClassVar[Contract] = Contract(weighted=True)
+
+    @classmethod
+    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+        tried = super().grid(setting)
+        if setting.local_steps == 1:
+            del tried["momentum"]
+        return tried
+
+    def resolved(self, setting: Setting) -> Self:
+        """The algorithm with momentum and schedule filled in; a momentum without a past is refused."""
+        if setting.local_steps == 1 and self.momentum != "auto":
+            raise ValueError(
+                f"momentum={self.momentum} changes nothing: the momentum of {self.name} begins anew with every visit, "
+                'expected local_steps of at least 2, or momentum="auto"'
+            )
+        return super().resolved(setting)
 
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo

@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--residual",
         type=float,
-        default=GOAL,
-        help="without --bytes-up: the fewest bytes to this residual win, 1 at the start and 0 at the optimum "
-        "[%(default)s]",
+        help=f"without --bytes-up: the fewest bytes to this residual win, 1 at the start and 0 at the optimum [{GOAL}]",
     )
     parser.add_argument(
         "--projection",

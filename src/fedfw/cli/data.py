@@ -17,7 +17,7 @@ from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
-from fedfw.presets import usual_partition
+from fedfw.presets import refuse_unused_folder, usual_partition
 from fedfw.report.tables import aligned
 
 _ROWS = 30  # clients that are listed one by one
@@ -127,6 +127,7 @@ def show_data(
     from fedfw.report.holdings import plot_holdings
     from fedfw.report.plots import save_figure
 
+    refuse_unused_folder(name, data_dir)
     data = load_data(name, data_dir, clients, seed, table)
     chosen = partition or usual_partition(data, clients)
     parts = divided(chosen, data, clients, seed=seed)

@@ -42,13 +42,16 @@ from fedfw.config import (
     rooted,
     run_options,
 )
-from fedfw.config.app import DEFAULTS, app_options
+from fedfw.config.app import DEFAULTS, SIMULATED_ONLY, app_options
+from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
+from fedfw.presets import refuse_unused_folder
 from fedfw.problems import Problem
+from fedfw.problems.digest import describe_problem
 from fedfw.report.bars import progress_bar
 from fedfw.report.tables import aligned
 from fedfw.rounds.options import Options
@@ -68,7 +71,9 @@ DESCRIPTION = (
 )
 FIRST_CHOICE = {key: DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
-_NOT_HERE = ("tol", "device", "eval_every", "weights")
+_NOT_HERE = (*SIMULATED_ONLY, "eval_every", "weights")
+_OF_THE_PROBLEM = ("dataset", "target", "time", "client_column", "model", "width", "depth", "heads", "partition")
+"""Options that no task shows, but in its model and its data."""
 _DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
 _LOOK = 0.5  # seconds between looks at a run
 
@@ -139,7 +144,9 @@ def _own_demos(options: argparse.Namespace) -> list[Demo]:
     """The demonstration's own app, with FedAvg beside it if asked for; what cannot be deployed is refused."""
     deployed = _values(flags_given(options, options_of(Deployment)))
     configs = [_configured(flags_given(options))]
-    if options.compare and configs[0].algorithm != FedAvg.name:
+    if options.compare and str(configs[0].algorithm).lower() == FedAvg.name:
+        raise ValueError(f"--compare runs {FedAvg.name}, too, and --algorithm names it already: leave one of them out")
+    if options.compare:
         configs.append(_as_fedavg(configs[0]))
     demos = []
     app = import_module("fedfw.deployment.flower.template.federation.task")
@@ -162,7 +169,9 @@ def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
 
 def _configured(flags: Mapping[str, str]) -> RunConfig:
     first = {} if "algorithm" in flags else FIRST_CHOICE
-    config = rooted(merge(RunConfig.of(**_size(), **first), flags, "command line"))
+    config = merge(RunConfig.of(**_size(), **first), flags, "command line")
+    refuse_unused_folder(config.dataset, config.data_dir)
+    config = rooted(config)
     if config.constraint is None and config.dataset == "digits":
         return replace(config, constraint=DEFAULTS["constraint"])
     return config
@@ -187,7 +196,9 @@ def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> N
     """Make the app's server here, so that what it refuses is refused before any process is started."""
     from fedfw.deployment.flower.apps import deployment_of
 
-    DeployedServer(task, deployment_of({**settings, "out": ""}))
+    deployment = deployment_of({**settings, "out": ""})
+    refuse_vain(task, deployment)
+    DeployedServer(task, deployment)
 
 
 @dataclass(frozen=True)
@@ -226,20 +237,19 @@ class Demo:
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
         """Simulate an app as it is, but for some settings; ``changes`` has them by their keys."""
-        settings = app.settings({"out": "", **changes})
+        from fedfw.deployment.flower.app_folder import PROJECT
+
+        settings = NotedSettings(app.settings({"out": "", **changes}))
         task = app.make_task(settings)
         with app.blamed():
+            given = dict.fromkeys(given_in_table(settings), PROJECT) | dict.fromkeys(changes, "command line")
+            for sentence in refuse_ignored(task, settings, given):
+                print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             refuse_what_cannot_be_deployed(task, settings)
-            problem = Problem(
-                task.model,
-                task.loss,
-                [task.data(client) for client in range(task.clients)],
-                task.test,
-                weights=task.weights,
-                convex=task.convex,
-                l2=task.l2,
-                per=task.per,
-            )
+            problem = _problem_of(task)
+            for key in unread(settings, given):
+                raise ValueError(f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it")
+            _refuse_without_effect(app, settings, changes, problem)
             print("simulating ...", file=sys.stderr)
             return cls(changes, _simulate(problem, task.algorithm, task.options), task.options.rounds)
 
@@ -264,6 +274,36 @@ class Demo:
     def digest(self) -> str:
         """Stands for the bits of the simulated model."""
         return digest(self.simulated.x).hex()
+
+
+def _problem_of(task: Task) -> Problem:
+    """The problem of a task, with the data of all of its clients."""
+    return Problem(
+        task.model,
+        task.loss,
+        [task.data(client) for client in range(task.clients)],
+        task.test,
+        weights=task.weights,
+        convex=task.convex,
+        l2=task.l2,
+        per=task.per,
+    )
+
+
+def _refuse_without_effect(
+    app: AppFolder, settings: Mapping[str, Any], changes: Mapping[str, Any], problem: Problem
+) -> None:
+    """Refuse a change of model or data with which the app's task is the same as without it."""
+    for key, value in changes.items():
+        if key.replace("-", "_") not in _OF_THE_PROBLEM or value == app.config[key]:
+            continue
+        try:
+            before = _problem_of(app.make_task({**settings, key: app.config[key]}))
+        except ValueError:
+            continue  # it is needed beside the other changes
+        same_start = torch.equal(before.start, problem.start)
+        if same_start and describe_problem(before) == describe_problem(problem):
+            raise ValueError(f"command line: {key} = {value!r} changes nothing in the app's task: leave it out")
 
 
 def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:

@@ -13,10 +13,11 @@ from typing import Any
 from fedfw.algorithms import ALGORITHMS
 from fedfw.config import RunConfig, all_options, merge
 from fedfw.config.app import default_of, help_of
-from fedfw.config.run_config import algorithm_options, read_table
+from fedfw.config.run_config import algorithm_options, is_stored, read_table
 from fedfw.models import is_own
 from fedfw.options import Option
-from fedfw.ranks import Ranks, join_ranks
+from fedfw.presets import refuse_unused_folder
+from fedfw.ranks import Ranks, join_ranks, launched
 
 _PREFIX = "option "
 """Of the names under which argparse keeps the flags: a command's own --tol or --out is then another one."""
@@ -71,13 +72,17 @@ def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | No
 def add_balance(parser: argparse.ArgumentParser) -> None:
     """Add the flag for runs that several processes share."""
     help_ = "under torchrun: divide the clients among processes by samples, or by measured time [samples]"
-    parser.add_argument("--balance", choices=("samples", "time"), default="samples", help=help_)
+    parser.add_argument("--balance", choices=("samples", "time"), help=help_)
 
 
 @contextmanager
 def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks]:
     """The processes of a command that torchrun started, of which the first one speaks for all."""
-    with join_ranks(options.balance, "cpu" if device is None else str(device)) as ranks:
+    if options.balance is not None and not launched():
+        raise ValueError(
+            f"--balance {options.balance} divides clients among processes, and this is one alone: expected torchrun"
+        )
+    with join_ranks(options.balance or "samples", "cpu" if device is None else str(device)) as ranks:
         if not ranks.first:
             warnings.simplefilter("ignore")
         yield ranks
@@ -97,17 +102,28 @@ def refuse_code(source: str, stored: object, typed: str | None) -> None:
         )
 
 
-def configured(options: argparse.Namespace) -> RunConfig:
+def configured(options: argparse.Namespace, takes: Collection[str] | None = None) -> RunConfig:
     """The configuration from the file and the flags; flags win.
 
     What a file says for its own algorithm is not taken over when a flag names another algorithm.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What was typed.
+    takes : collection of str, optional
+        The names of the options that the command uses; by default all. A user's file with another one is refused. Of
+        a file that fedfw wrote, which has all options of a run, the others are left out, and a line says so.
     """
     flags, file = flags_given(options), options.config
     table = {} if file is None else read_table(Path(file))
-    out = table.pop("out", None)
-    if out is not None and getattr(options, "out", None) is None:
-        options.out = Path(out)
+    if hasattr(options, "out"):
+        out = table.pop("out", None)
+        if out is not None and options.out is None:
+            options.out = Path(out)
     refuse_code(str(file), table.get("model"), flags.get("model"))
+    if takes is not None:
+        table = _only(table, takes, Path(str(file)), str(options.command))
     wanted = flags.get("algorithm", "").lower()
     if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
         own = {option.key for option in algorithm_options().values()} | {"batch-size"}
@@ -118,4 +134,25 @@ def configured(options: argparse.Namespace) -> RunConfig:
                 file=sys.stderr,
             )
         table = {key: value for key, value in table.items() if key not in own}
-    return merge(merge(RunConfig(), table, str(file)), flags, "command line")
+    config = merge(merge(RunConfig(), table, str(file)), flags, "command line")
+    refuse_unused_folder(config.dataset, config.data_dir)
+    return config
+
+
+def keys_given(options: argparse.Namespace) -> set[str]:
+    """Return the keys of the options that a user has given: flags, and what stands in a file of the user's own."""
+    given = set(flags_given(options))
+    if options.config is not None and not is_stored(Path(options.config)):
+        given |= set(read_table(Path(options.config)))
+    return given
+
+
+def _only(table: Mapping[str, Any], takes: Collection[str], file: Path, command: str) -> dict[str, Any]:
+    """Return the part of a file's table that a command uses; see `configured`."""
+    known = {option.key: name for name, option in all_options().items()}
+    unused = [key for key in table if key in known and known[key] not in takes]
+    if unused and is_stored(file):
+        print(f"{file} is of a run; {command} does not use {', '.join(unused)}", file=sys.stderr)
+    elif unused:
+        raise ValueError(f"{file}: {command} does not use {', '.join(unused)}, expected a file without")
+    return {key: value for key, value in table.items() if key not in unused}

@@ -19,6 +19,7 @@ from functools import partial
 from importlib import import_module
 
 from fedfw._version import __version__
+from fedfw.environment import refuse_unknown_variables
 
 COMMANDS = {
     "run": ("fedfw.cli.run", "simulate a federated run; without arguments on the digits that scikit-learn has"),
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = next((word for word in typed if not word.startswith("-")), "")
     python_way, warnings.formatwarning = warnings.formatwarning, partial(_notice, command)
     try:
+        refuse_unknown_variables()
         options = _parsed(typed, command)
         status: int = options.execute(options)
     except (ValueError, OSError, ImportError) as error:

@@ -44,6 +44,8 @@ def execute(options: argparse.Namespace) -> int:
     run = Options(**{n: options_of(Options)[n].parse(v, "command line") for n, v in given.items() if v is not None})
     if run.batch_size is not None and options.samples is None:
         raise ValueError(f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client")
+    if options.samples is not None and run.batch_size is None:
+        raise ValueError(f"--samples {options.samples} changes nothing without --batch-size, expected both or none")
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")
     promise = Privacy(math.inf if options.eps is None else options.eps, options.delta, noise=options.noise)

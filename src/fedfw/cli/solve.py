@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print F*, the bound below it and the accuracy of the optimum itself; the status is 1 if it gave up."""
-    config = configured(options)
+    config = configured(options, _MATTERS)
     data = load(config)
     config = completed(config, data)
     problem = build_problem(config, data).to(usable_device(config.device or "cpu"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fedfw.cli.flags import add_file, add_flags, configured
+from fedfw.cli.flags import add_file, add_flags, configured, keys_given
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
 from fedfw.parsing import parse_number
@@ -69,6 +69,7 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     if axes is None:
         own = usual_grid(problem, build_algorithm(base), run_options(base))
         axes = {name.replace("_", "-"): values for name, values in own.items()}
+    _refuse_overruled(keys_given(options), axes, options)
     points = grid_points(config, data, axes)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
     trials = [trial for _, trial in points]
@@ -104,6 +105,22 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
             print(f"{key} = {value} is at the edge of its grid: a wider one may be better")
     print(f"run it with:  fedfw run {target}")
     return 0
+
+
+def _refuse_overruled(given: set[str], axes: Mapping[str, Sequence[Any]], options: argparse.Namespace) -> None:
+    """Refuse what was given beside a grid or a budget that takes its place."""
+    if options.budget is not None and "rounds" in given:
+        raise ValueError(
+            f"rounds with --budget {options.budget:g}, which says how many rounds a trial has: leave one of them out"
+        )
+    for key in axes:
+        if key in given and options.grid:
+            raise ValueError(f"{key} is given and is in the grid, too: leave one of them out")
+        if key in given:
+            raise ValueError(
+                f"{key} is given, and the algorithm's own grid tries other values: expected a --grid without {key}, "
+                f"or no {key}"
+            )
 
 
 def parse_grid(text: str) -> dict[str, Sequence[str]]:

@@ -22,23 +22,15 @@ from fedfw.config.run_config import (
     merge,
     owners,
 )
-from fedfw.deployment.settings import Deployment
+from fedfw.deployment.settings import APP_DEFAULTS, Deployment
 from fedfw.models import is_own
 from fedfw.options import Option, options_of
+from fedfw.presets import refuse_unused_folder
 
 SOURCE = "run configuration"
-SIMULATED_ONLY = ("tol", "device")
+SIMULATED_ONLY = ("tol", "device", "mixed")
 """Options of simulations that a deployment does not have."""
-DEFAULTS: dict[str, Any] = {
-    "rounds": 5,
-    "clients": 3,
-    "partition": "iid",
-    "algorithm": "fedfw",
-    "constraint": "ksparse:k=65,r=10",
-    "penalty": 1e-4,
-    "momentum": 0.9,
-}
-"""What the app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
+DEFAULTS = APP_DEFAULTS
 _COLUMNS = 100
 
 
@@ -130,4 +122,6 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     foreign = [key for key in given if key in SIMULATED_ONLY]
     if foreign:
         raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")
-    return merge(RunConfig(), given, SOURCE)
+    config = merge(RunConfig(), given, SOURCE)
+    refuse_unused_folder(config.dataset, config.data_dir)
+    return config

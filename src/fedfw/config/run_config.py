@@ -156,19 +156,32 @@ def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig
     return config.having(**changes)
 
 
+def _parse_file(path: Path) -> dict[str, Any]:
+    """Return the table of a TOML file as it stands."""
+    if not path.is_file():
+        raise ValueError(f"no configuration file {path}")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
+
+
+def is_stored(path: Path) -> bool:
+    """Return whether fedfw wrote the file, with every option of a run, rather than a user with those that matter."""
+    return VERSION_KEY in _parse_file(path) or _is_in_run_folder(path)
+
+
+def _is_in_run_folder(path: Path) -> bool:
+    return path.name == "config.toml" and (path.parent / "history.jsonl").exists()
+
+
 def read_table(path: Path) -> dict[str, Any]:
     """The keys and values of a TOML file, in the meaning of this version.
 
     In run folders of version 0.1 "auto" was what is called "theory" now.
     """
-    if not path.is_file():
-        raise ValueError(f"no configuration file {path}")
-    try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
-    in_a_run_folder = path.name == "config.toml" and (path.parent / "history.jsonl").exists()
-    if table.pop(VERSION_KEY, None) is None and in_a_run_folder:
+    table = _parse_file(path)
+    if table.pop(VERSION_KEY, None) is None and _is_in_run_folder(path):
         for key in ("penalty", "lr"):
             if str(table.get(key, "")).startswith("auto"):
                 table[key] = "theory" + table[key].removeprefix("auto")

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from fedfw.data.sources import SOURCES
+from fedfw.environment import read_variable
 
 
 class MissingDataError(ValueError):
@@ -17,7 +18,8 @@ def data_folder(data_dir: Path | None = None) -> Path:
     """The folder of all data sets: the argument, else $FEDFW_DATA, else fedfw in the user's cache folder."""
     if data_dir is not None:
         return data_dir
-    if chosen := os.environ.get("FEDFW_DATA"):
+    chosen = read_variable("FEDFW_DATA")
+    if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedfw"
 

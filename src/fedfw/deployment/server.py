@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Contributed
+from fedfw.deployment.ledger import first_name
 from fedfw.deployment.messages import SCHEMA, Answer, Kind
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.deployment.training import JOIN, LEAVE, Exchange, TrainingServer
 from fedfw.errors import NobodyTrainedError
+from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
 from fedfw.rounds.checkpoints import DamagedCheckpointError
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
@@ -181,10 +183,21 @@ class DeployedServer(TrainingServer):
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self.run = meta["run"]
+        self._refuse_another_name(folder)
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew("what is damaged was skipped: all are handed what was remembered before it")
         else:
             self._kept_as, self._may_be_ahead = self.run, set(self.roster.members)
+
+    def _refuse_another_name(self, folder: RunFolder) -> None:
+        """Refuse a name that was given and is not the name of the run that goes on."""
+        name = first_name(self.run).rpartition("-")[0]
+        usual: str = options_of(Deployment)["run_name"].default
+        if self.settings.run_name not in (usual, name):
+            raise ValueError(
+                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is called {name!r}, "
+                "expected that, or no run-name"
+            )
 
     def _repeat_journal(self, folder: RunFolder) -> bool:
         """Go through the rounds after the checkpoint again; False where the journal is damaged."""

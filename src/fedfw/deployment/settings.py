@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fedfw.options import check_options, option
+
+APP_DEFAULTS: dict[str, Any] = {
+    "rounds": 5,
+    "clients": 3,
+    "partition": "iid",
+    "algorithm": "fedfw",
+    "constraint": "ksparse:k=65,r=10",
+    "penalty": 1e-4,
+    "momentum": 0.9,
+}
+"""What an app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +26,7 @@ class Deployment:
 
     Examples
     --------
-    >>> Deployment().round_timeout, Deployment(rebind="0,3").rebound
+    >>> Deployment().round_timeout, Deployment(out="/srv/training", resume=True, rebind="0,3").rebound
     (120.0, [0, 3])
     """
 
@@ -57,6 +68,8 @@ class Deployment:
         check_options(self)
         if self.resume and self.out is None:
             raise ValueError("resume needs the folder to go on from")
+        if self.rebind and not self.resume:
+            raise ValueError(f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside it")
 
     @property
     def rebound(self) -> list[int] | None:

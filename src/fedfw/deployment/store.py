@@ -19,6 +19,7 @@ from torch import Tensor
 from fedfw.algorithms.base import Contributed, State
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
+from fedfw.environment import read_variable
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
 from fedfw.rounds.tensors import joined, part
 
@@ -30,8 +31,11 @@ def state_folder(wanted: str | Path | None = None) -> Path:
     """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's home."""
     if wanted:
         return Path(wanted).expanduser()
+    chosen = read_variable("FEDFW_STATE")
+    if chosen:
+        return Path(chosen)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(os.environ.get("FEDFW_STATE") or Path(home) / "fedfw")
+    return Path(home) / "fedfw"
 
 
 def note_failure(folder: Path) -> None:

@@ -180,6 +180,11 @@ class Problem:
         else:
             function = partial_likelihood if survival else loss
             self.losses = ModuleLosses.of(self.model, function, self.shapes, samples, known, per, mixed)
+        if mixed and not isinstance(self.losses, ModuleLosses):
+            raise ValueError(
+                f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a closed form, "
+                "expected a network"
+            )
         if l2:
             self.losses = RegularisedLosses(self.losses, l2)
         self.l2 = l2

@@ -50,6 +50,11 @@ def refuse_contradictions(
             raise ValueError("relax does not go with privacy: clients with another set would need other noise")
         if problem.losses.sizes is None:
             raise ValueError("privacy is for clients with samples; these are plain functions")
+    if problem.mixed and problem.start.device.type != "cuda":
+        raise ValueError(
+            f"mixed multiplies in bfloat16 on a GPU, and this run is on the device {problem.start.device}: expected "
+            "device=cuda, or no mixed"
+        )
     refuse_uncertifiable(problem, options)
     _refuse_what_does_not_fit(problem, participation, options)
 

@@ -118,3 +118,27 @@ def test_the_file_of_consent_is_the_nodes_never_the_runs(tmp_path: Path, monkeyp
 def test_noise_from_a_seed_is_refused_by_every_flower_client(tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=3, privacy=replace(PROMISE, not_private_seed=0))
     assert ask(task, **{"state-dir": str(tmp_path)})["payload"] == Refusal.SEED.encode()
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ({"consnet": "/etc/fedfw/consent.toml"}, "node-config: unknown key 'consnet' (did you mean 'consent'?)"),
+        ({"leaving": "false"}, "node-config: leaving = 'false', expected true or false"),
+        ({"consent": 3}, "node-config: consent = 3, expected a path in quotes"),
+        ({"partition-id": "0"}, "node-config: partition-id = '0', expected the client's number"),
+    ],
+)
+def test_a_nodes_settings_that_would_be_ignored_are_refused(node: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """A misspelt key used to leave the node without its owner's file, and the text "false" made it leave."""
+    state = tmp_path / "state"
+    with pytest.raises(ClientFailedError):
+        ask(small_task(FEDFW), **{"state-dir": str(state)} | node)
+    assert reason in (state / "failures.log").read_text()
+
+
+def test_a_variable_that_nothing_reads_is_refused_by_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDFW_CONSNET", str(tmp_path / "consent.toml"))
+    with pytest.raises(ClientFailedError):
+        ask(small_task(FEDFW), **{"state-dir": str(tmp_path / "state")})
+    assert "FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?)" in (tmp_path / "state/failures.log").read_text()

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedfw.deployment.client import Client
 from fedfw.deployment.consent import Consent
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.messages import Order
+from fedfw.deployment.node import NodeSettings
+from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.store import note_failure, state_folder
 from fedfw.deployment.task import Task
+from fedfw.environment import read_variable
 from fedfw.options import options_of
 from fedfw.rounds.files import write_atomically
 
@@ -64,9 +68,10 @@ def server_app(make_task: MakeTask) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config = context.run_config
         began = time.time()
-        server = DeployedServer(make_task(config), deployment_of(config))
+        task, settings = task_of(make_task, context.run_config), deployment_of(context.run_config)
+        refuse_vain(task, settings)
+        server = DeployedServer(task, settings)
         left = server.task.options.rounds - server.t
         if left > 0:
             FedFWStrategy(server).start(grid, ArrayRecord(), left, server.settings.round_timeout)
@@ -78,7 +83,22 @@ def server_app(make_task: MakeTask) -> ServerApp:
     return app
 
 
-def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
+def task_of(make_task: MakeTask, config: Config) -> Task:
+    """The task of an app with these settings; settings that were given and that it does not have are refused.
+
+    A setting that no task shows, such as the data set, is noted in the log where make_task did not read it.
+    """
+    settings = NotedSettings(config)
+    task = make_task(settings)
+    given = dict.fromkeys(given_in_table(config), "run configuration")
+    for sentence in refuse_ignored(task, config, given):
+        log(WARNING, "run configuration: %s", sentence)
+    for key in unread(settings, given):
+        log(WARNING, "run configuration: %s is not read by the app's make_task", key)
+    return task
+
+
+def client_app(make_task: MakeTask, mods: list[Any] | None = None, node_keys: Sequence[str] = ()) -> ClientApp:
     """The ClientApp of a task.
 
     It reads the node's own configuration, which the server cannot set: ``partition-id`` is the client's number,
@@ -91,6 +111,8 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         From Flower's run configuration to the `Task`.
     mods : list, optional
         Flower's functions around every message.
+    node_keys : sequence of str
+        Further keys of the node's configuration, which the app's own code reads; unknown ones are refused.
 
     Returns
     -------
@@ -101,13 +123,13 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
-        return _reply(message, _client_of(make_task, context).hello().fields())
+        return _reply(message, _client_of(make_task, context, node_keys).hello().fields())
 
     @app.train()
     @_discreet
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
-        one = _client_of(make_task, context)
+        one = _client_of(make_task, context, node_keys)
         return _reply(message, one.handle(Order.of(content(message)), began).fields())
 
     return app
@@ -128,9 +150,10 @@ def _discreet(handler: Handler) -> Handler:
     return discreet
 
 
-def _client_of(make_task: MakeTask, context: Context) -> Client:
-    leaving, config = bool(context.node_config.get("leaving", False)), tuple(sorted(context.run_config.items()))
-    return _client(make_task, config, _number(context), _folder(context), leaving, _consent(context))
+def _client_of(make_task: MakeTask, context: Context, node_keys: Sequence[str]) -> Client:
+    node = NodeSettings.read(context.node_config, node_keys)
+    config = tuple(sorted(context.run_config.items()))
+    return _client(make_task, config, node.partition_id, state_folder(node.state_dir), node.leaving, _consent(node))
 
 
 @lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message
@@ -146,20 +169,14 @@ def _client(
 
 
 def _folder(context: Context) -> Path:
+    """The folder of the log of failures, also where the node's settings are refused."""
     return state_folder(str(context.node_config.get("state-dir", "")))
 
 
-def _consent(context: Context) -> Consent:
+def _consent(node: NodeSettings) -> Consent:
     """The owner's file, never named by the run's configuration: that is the server's."""
-    path = str(context.node_config.get("consent", "")) or os.environ.get("FEDFW_CONSENT", "")
+    path = node.consent or read_variable("FEDFW_CONSENT")
     return Consent.read(path) if path else Consent()
-
-
-def _number(context: Context) -> int:
-    number = context.node_config.get("partition-id")
-    if not isinstance(number, int):
-        raise ValueError(f'partition-id={number!r} in --node-config, expected the client\'s number: "partition-id=0"')
-    return number
 
 
 def _reply(message: Message, fields: dict[str, Any]) -> Message:

@@ -1,0 +1,114 @@
+"""The settings of a node, which its owner gives it and no server can set: ``--node-config`` of a SuperNode."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from fedfw.deployment.messages import MOST_CLIENTS
+from fedfw.options import check_options, nearest, option, options_of
+
+SOURCE = "node-config"
+_PAIR = re.compile(r"""\s*(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+_OF_FLOWER = ("num-partitions",)
+"""Keys that Flower's simulation gives to its nodes, and that clients do not need."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node's owner says of it.
+
+    Examples
+    --------
+    >>> NodeSettings.read({"partition-id": 3, "state-dir": "/var/lib/fedfw"}).state_dir
+    '/var/lib/fedfw'
+    >>> NodeSettings.read({"partition-id": 3, "consnet": "/etc/fedfw/consent.toml"})
+    Traceback (most recent call last):
+        ...
+    ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected partition-id, \
+consent, state-dir, leaving
+    """
+
+    partition_id: Annotated[
+        int, option("the client's number", ge=0, lt=MOST_CLIENTS, expected="the client's number, such as 0")
+    ]
+    consent: Annotated[
+        str,
+        option(
+            "the file of what the data's owner allows", expected='a path in quotes, such as "/etc/fedfw/consent.toml"'
+        ),
+    ] = ""
+    state_dir: Annotated[
+        str, option("the folder of the client's memory", expected='a path in quotes, such as "/etc/fedfw/state"')
+    ] = ""
+    leaving: Annotated[bool, option("the client takes part no more")] = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], more: Collection[str] = ()) -> Self:
+        """Return the settings from Flower's node configuration.
+
+        Parameters
+        ----------
+        config : mapping of str to object
+            By their keys.
+        more : collection of str
+            Further keys, which an app's own code reads.
+
+        Raises
+        ------
+        ValueError
+            For an unknown key, a missing number, and values that are not allowed.
+        """
+        declared = {option.key: option for option in options_of(cls).values()}
+        for key in config:
+            if key not in (*declared, *more, *_OF_FLOWER):
+                known = ", ".join((*declared, *more))
+                raise ValueError(f"{SOURCE}: unknown key {key!r}{nearest(key, (*declared, *more))}, expected {known}")
+        if "partition-id" not in config:
+            raise ValueError(f"{SOURCE}: there is no partition-id, expected the client's number: partition-id=0")
+        given = {key: value for key, value in config.items() if key in declared}
+        return cls(**{declared[key].name: declared[key].check(value, SOURCE) for key, value in given.items()})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the settings from the text of ``--node-config``, as Flower reads it.
+
+        Parameters
+        ----------
+        text : str
+            ``KEY=VALUE`` with spaces between them; texts stand in quotes.
+
+        Examples
+        --------
+        >>> NodeSettings.parse('partition-id=0 state-dir="/var/lib/my state"').state_dir
+        '/var/lib/my state'
+        """
+        return cls.read(parse_node_config(text))
+
+
+def parse_node_config(text: str) -> dict[str, Any]:
+    """Return keys and values of a text such as ``partition-id=0 consent="/etc/fedfw/consent.toml"``.
+
+    Flower leaves out words that are no pairs; here they are refused.
+    """
+    found: dict[str, Any] = {}
+    position, end = 0, len(text.rstrip())
+    while position < end:
+        pair = _PAIR.match(text, position)
+        if pair is None:
+            raise ValueError(f"{SOURCE}: {text[position:].strip()!r}, expected KEY=VALUE, such as partition-id=0")
+        key, value = pair.groups()
+        try:
+            found |= tomllib.loads(f"{key} = {value}")
+        except tomllib.TOMLDecodeError:
+            raise ValueError(
+                f"{SOURCE}: {key} = {value}, expected true or false, a number, or a text in quotes"
+            ) from None
+        position = pair.end()
+    return found
