@@ -476,7 +476,9 @@ class Simulation:
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        return describe_problem(self.problem) | self._fingerprint_of_run()
+        # Files of a private run hold no digest of data. What must not change is how many samples there are.
+        private = self.options.promise is not None
+        return describe_problem(self.problem, private=private) | self._fingerprint_of_run()
 
     def _fingerprint_of_run(self) -> Fingerprint:
         noise = None if self.privacy is None else self.privacy.noise
