@@ -93,7 +93,8 @@ class PrivacyPlan:
                 "of a sum: expected an algorithm with `public_terms`, or mechanism=gaussian, whose noise is added to "
                 "the gradients themselves"
             )
-        rate = 1.0 if batch_size is None else min(1.0, batch_size / fewest_samples)
+        fewest = fewest_samples if privacy.samples is None else min(fewest_samples, privacy.samples)
+        rate = 1.0 if batch_size is None else min(1.0, batch_size / fewest)
         if not gaussian and not algorithm.exact:
             rate = 1.0  # an average of past gradients looks at more samples than were drawn now
         accountant = Accountant(privacy.delta, mechanism.choices, rate, gaussian)
