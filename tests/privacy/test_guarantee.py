@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -15,6 +16,9 @@ from torch import nn
 import fedfw
 from fedfw import Privacy
 from fedfw.cli import main
+from fedfw.problems.digest import describe_problem, digest_of
+from fedfw.rounds.checkpoints import load_checkpoint
+from fedfw.rounds.fingerprint import refuse_another_run
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 
@@ -86,6 +90,65 @@ def test_much_data_and_a_large_budget_come_close_to_no_noise(algorithm: Any, mec
         assert constraint.contains(run.x, 1e-4)
         if isinstance(constraint, fedfw.L2Ball):
             assert float((run.x - exact).norm()) < 0.3
+
+
+# --- files ---
+
+
+def run_into(folder: Path, given: fedfw.Problem, rounds: int, resume: bool = False, **changes: Any) -> Any:
+    promise = Privacy(4.0, DELTA, noise=10.0, not_private_seed=0)
+    algorithm = fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.01, momentum=0.9)
+
+    def stop(simulation: Simulation) -> bool:
+        return simulation.t == rounds
+
+    return fedfw.simulate(
+        given, algorithm, rounds=6, privacy=promise, out=folder, resume=resume, callbacks=stop, **changes
+    )
+
+
+def test_files_of_a_private_run_hold_no_digest_of_data(tmp_path: Path, no_plots: None) -> None:
+    """Who reads a digest can test a guess of the data: a run folder showed whether one entry had changed."""
+    given = problem()
+    run_into(tmp_path / "run", given, 4)
+    data = [[tensor] for tensor in given.losses.data()]
+    digests = {digest_of(tensors) for tensors in (*data, given.test_data, given.losses.data())}
+    digests.add(hashlib.sha256(" ".join(digest_of(tensors) for tensors in data).encode()).hexdigest()[:16])
+    described = describe_problem(given)
+    assert {described["data"], described["test data"]} <= digests
+    files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    assert len(files) > 4
+    for path in files:
+        for found in digests:
+            assert found.encode() not in path.read_bytes(), path
+    # The same with another entry: what a checkpoint says of its run does not change.
+    other = problem()
+    next(iter(other.losses.data()))[7, 2] += 1e-3
+    run_into(tmp_path / "other", other, 4)
+    said = [load_checkpoint(max((tmp_path / name).glob("checkpoint-*")))[1] for name in ("run", "other")]
+    assert said[0]["fingerprint"] == said[1]["fingerprint"]
+    assert "40" in said[0]["fingerprint"]["samples"]
+
+
+def test_a_private_run_goes_on_with_as_many_samples_only(tmp_path: Path, no_plots: None) -> None:
+    """Its averages remember gradients in which a sample had a share by that number."""
+    whole = run_into(tmp_path / "whole", problem(), 6)
+    run_into(tmp_path / "run", problem(), 3)
+    with pytest.raises(ValueError, match=r"samples was \[40, 40, 40\], is \[400, 400, 400\]"):
+        run_into(tmp_path / "run", problem(400), 6, resume=True)
+    resumed = run_into(tmp_path / "run", problem(), 6, resume=True)
+    assert torch.equal(resumed.x, whole.x)
+
+
+def test_a_private_folder_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    promise = Privacy(4.0, DELTA, not_private_seed=0)
+    simulation = Simulation(problem(), fedfw.FedFW(fedfw.L1Ball(3.0)), Options(privacy=promise))
+    here = simulation.fingerprint
+    kept = {**here, "data": "0123456789abcdef", "test data": "none"}
+    with pytest.raises(ValueError, match=r"holds a private run of fedfw 0\.2"):
+        refuse_another_run(tmp_path, kept, here, 0)
+    with pytest.raises(ValueError, match="privacy was none, is eps"):
+        refuse_another_run(tmp_path, kept | {"privacy": "none"}, here, 0)
 
 
 def _penalty(algorithm: Any) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -10,12 +12,15 @@ import torch
 import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Setting
+from fedfw.algorithms.base import Kept, Message, Plan, Rates, Setting, State
+from fedfw.options import options_of
 from fedfw.privacy import Privacy
 from fedfw.privacy.mechanisms import rounded
 from fedfw.privacy.noise import Noise
+from fedfw.privacy.rounding import LARGEST_TERM
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import Cohort
 
@@ -102,12 +107,163 @@ def mechanism_set(constraint: fedfw.ConstraintSet) -> fedfw.ConstraintSet:
     return bound
 
 
-def test_an_offset_that_would_round_the_noise_away_is_noticed() -> None:
-    constraint = fedfw.L1Ball(1.0)
-    made, D = oracles(constraint, 0), mechanism_set(constraint)
-    for weight, size, fine in ((1 / 3, 10.0, True), (1 / 3, 2.0**40, False), (2.0**-149, 1e-3, False)):
-        cohort = Cohort(torch.tensor([0]), torch.tensor([weight]), torch.tensor([0]), D)
-        assert made.hides(cohort, torch.full((1, 15), size, dtype=torch.float64)) == fine, (weight, size)
+# --- noise that would be lost beside what is added to gradients ---
+
+
+@dataclass(frozen=True)
+class TwoDuals(fedfw.OracleAlgorithm):
+    """FedFW with two vectors that cancel, under names of its own."""
+
+    name, title = "two-duals", "Two duals"
+    contract = replace(
+        fedfw.OracleAlgorithm.contract,
+        remembers={**fedfw.OracleAlgorithm.contract.remembers, "u": Kept.REBUILT, "v": Kept.REBUILT},
+    )
+
+    def start_clients(self, x: Tensor) -> State:
+        nothing = torch.zeros_like(x, dtype=torch.float64)
+        return super().start_clients(x) | {"u": nothing, "v": nothing}
+
+    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        return state, a + rates.lam * (state["x"] - message.xbar) + state["u"] - state["v"]
+
+
+@dataclass(frozen=True)
+class OwnStep(TwoDuals):
+    """What its step adds is not known: it is no longer the one of the base class."""
+
+    name, title = "own-step", "Own step"
+
+    def client_step(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+        return super().client_step(plan, state, message, gradient, lmo)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedfw.FedFW("l1:1", penalty=0.1, momentum=0.9),
+        fedfw.FedFWPlus("ksparse:k=2,r=1", penalty=0.1),
+        fedfw.FedFWSto("simplex", penalty=0.1),
+        fedfw.NaiveFW("linf:1"),
+        fedfw.LocalMuon("l1:1"),
+        TwoDuals("l1:1", penalty=0.1),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_whatever_is_added_to_gradients_is_looked_at(
+    algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype
+) -> None:
+    """Of every method that can be private, whatever its memory is called, and in every local step."""
+    made, plan, cohort, state, message = private_client(algorithm, local_steps, dtype)
+
+    def hides(state: State, message: Message, plan: Plan = plan) -> bool:
+        return made.hides(algorithm, plan, state, message, cohort)
+
+    assert hides(state, message)
+    far = 2.0**60 * float(made.shares(cohort))
+    for name, kept in algorithm.contract.remembers.items():
+        if kept is Kept.REBUILT and name in state and name != "x":
+            assert not hides(state | {name: torch.full_like(state[name], far)}, message)
+    for name in algorithm.contract.down:
+        if name != "xbar":
+            for value in (far, torch.inf, torch.nan):
+                assert not hides(state, replace(message, vectors={name: torch.full_like(message.xbar, value)}))
+    if "penalty" in options_of(type(algorithm)):
+        apart = state | {"x": state["x"] + 0.1}
+        assert not hides(apart, message, replace(plan, lam_0=far * 1e3))
+        # Where all points are at xbar the first step adds nothing; later ones are somewhere in the set.
+        assert hides(state, message, replace(plan, lam_0=far * 1e3)) == (local_steps == 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_l2_term_must_not_hide_the_noise(dtype: torch.dtype) -> None:
+    for constraint, fine in (("l1:1", True), ("l1:1e14", False)):
+        algorithm = fedfw.FedFW(constraint, penalty=0.0)
+        made, plan, cohort, state, message = private_client(algorithm, 1, dtype, l2=1.0)
+        assert made.hides(algorithm, plan, state, message, cohort) == fine
+
+
+def test_scores_that_are_sums_have_a_lower_limit() -> None:
+    vertices = torch.eye(15, dtype=torch.float64)
+    for constraint in (fedfw.Hull(vertices), fedfw.Simplex(1.0)):
+        algorithm = fedfw.FedFWPlus(constraint, penalty=0.1)
+        made, plan, cohort, state, message = private_client(algorithm, 1, torch.float64)
+        limit = LARGEST_TERM * float(made.shares(cohort)) / (15 if isinstance(constraint, fedfw.Hull) else 1)
+        for factor, fine in ((0.9, True), (1.1, False)):
+            vectors = {"ybar": torch.full((15,), factor * limit, dtype=torch.float64)}
+            assert made.hides(algorithm, plan, state, replace(message, vectors=vectors), cohort) == fine
+
+
+def test_what_cannot_be_looked_at_is_refused() -> None:
+    with pytest.raises(ValueError, match="own-step does not say what it adds to gradients"):
+        private_client(OwnStep("l1:1", penalty=0.1), 1, torch.float32)
+    gaussian = OwnStep("l2:1", penalty=0.1)  # noise is added to its gradients, before anything else is
+    private_client(gaussian, 1, torch.float32)
+
+
+def test_every_method_that_can_be_private_without_noise_on_gradients_is_looked_at() -> None:
+    for name, cls in fedfw.ALGORITHMS.items():
+        if cls.contract.answers_only and not cls.contract.sums:
+            made = cls(fedfw.L1Ball(1.0))
+            assert made.states_public_terms, name
+
+
+def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
+    made, *_ = private_client(fedfw.FedFW("l1:1", penalty=0.1), 1, torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    data = [(torch.randn(9, 4, generator=generator), torch.randint(3, (9,), generator=generator)) for _ in range(2)]
+    model = torch.nn.Linear(4, 3)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    problem = fedfw.Problem(model, nnf.cross_entropy, data)
+    for penalty, fine in ((1e3, True), (1e30, False)):
+        algorithm = fedfw.FedFW("l1:1", penalty=penalty)
+        if fine:
+            fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
+            continue
+        with pytest.raises(ValueError, match=r"round [0-9]: .* noise of a private run would be lost"):
+            fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
+
+
+def private_client(
+    algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype, l2: float = 0.0
+) -> tuple[PrivateOracles, Plan, Cohort, State, Message]:
+    """One private client of 40 samples, its memory at the start, and an order to step from zero."""
+    generator = torch.Generator().manual_seed(5)
+    data = (torch.randn(40, 4, generator=generator).to(dtype), torch.randint(3, (40,), generator=generator))
+    problem = fedfw.Problem(torch.nn.Linear(4, 3).to(dtype), nnf.cross_entropy, [data], l2=l2)
+    D = problem.bind(algorithm.constraint)
+    setting = Setting(1, D, (15,), convex=True, rounds=5, local_steps=local_steps)
+    algorithm = algorithm.resolved(setting)
+    plan = PrivacyPlan.of(
+        Privacy(1.0, 1e-5, not_private_seed=0),
+        algorithm,
+        D,
+        shape=(15,),
+        fewest_samples=40,
+        rounds=5,
+        local_steps=local_steps,
+        batch_size=None,
+    )
+    zero = torch.zeros(15, dtype=dtype)
+    cohort = Cohort(torch.tensor([0]), torch.tensor([1 / 3], dtype=dtype), torch.tensor([0]), D)
+    state = plan.memory(algorithm.contract, algorithm.start_clients(zero[None].clone()))
+    return PrivateOracles(plan, problem.losses), algorithm.plan(setting), cohort, state, Message(1, zero)
+
+
+def test_what_comes_from_data_is_remembered_in_float64() -> None:
+    averaging = (
+        fedfw.FedFW("l1:1", penalty=0.1, momentum=0.9),
+        fedfw.FedFWPlus("l1:1", penalty=0.1, momentum=0.5),
+        fedfw.FedFWSto("l1:1", penalty=0.1),
+    )
+    for algorithm in averaging:
+        *_, state, _ = private_client(algorithm, 1, torch.float32)
+        assert state["d"].dtype is torch.float64
+    *_, state, _ = private_client(fedfw.FedFW("l2:1", penalty=0.1, momentum=0.9), 1, torch.float32)
+    assert state["d"].dtype is torch.float32  # it has noise
 
 
 @pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored"])

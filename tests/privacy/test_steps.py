@@ -11,8 +11,9 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 import fedfw
-from fedfw import NonFiniteError, Privacy
+from fedfw import Privacy
 from fedfw.privacy.mechanisms import Corners, GaussianNoise
+from fedfw.privacy.rounding import slack
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.testing.known_quadratics import Quadratics
@@ -142,18 +143,30 @@ def test_without_noise_and_clipping_it_is_the_gradient() -> None:
     assert torch.equal(private_lmo(plain(x)[1]).dense(), lmo(plain(x)[1]).dense())
 
 
-def test_noise_follows_the_largest_weight_where_gradients_are_averaged() -> None:
-    """An average still holds gradients of the time when the weight was larger: that sample counts by it."""
+def test_noise_follows_the_largest_share_where_gradients_are_averaged() -> None:
+    """An average still holds gradients of the time when a sample's share was larger: that sample counts by it."""
     p = problem()
     made = plan(Privacy(1.0, DELTA, mechanism="gaussian", not_private_seed=0))
     light = replace(cohort(p, [0]), weights=torch.tensor([0.01]))
+    (share,) = PrivateOracles(made, p.losses).shares(light).tolist()
+    assert share == pytest.approx(0.01 / 40)
     noise = []
-    for largest in (None, 0.001, 0.5):
+    for largest in (0.0, share / 10, 50 * share):
         gradient, _ = PrivateOracles(made, p.losses, largest).pair(light, 1, None)
         exact, _ = PrivateOracles(replace(made, noise=0.0), p.losses, largest).pair(light, 1, None)
         noise.append(gradient(p.start[None])[1] - exact(p.start[None])[1])
     assert torch.allclose(noise[1], noise[0])
     assert torch.allclose(noise[2], 50 * noise[0], rtol=1e-3, atol=1e-6)
+
+
+def test_the_sensitivity_has_the_slack_of_rounding() -> None:
+    p, both = problem(), torch.tensor([0, 1])
+    for name in ("l1:1", "l2:1"):
+        made = plan(algorithm=fedfw.FedFW(name))
+        oracles, who = PrivateOracles(made, p.losses), cohort(p, [0, 1])
+        more = slack(torch.full_like(both, 40), parameters=21, releases=5, selects=name == "l1:1")
+        assert torch.allclose(oracles.sensitivity(who)[:, 0], oracles.shares(who) * (1 + more), rtol=1e-15)
+        assert bool((oracles.sensitivity(who)[:, 0] > oracles.shares(who)).all())
 
 
 def test_minibatches_are_drawn_sample_by_sample() -> None:
@@ -175,12 +188,23 @@ def test_minibatches_are_drawn_sample_by_sample() -> None:
     assert sum(counts) / 200 == pytest.approx(10, abs=1)
 
 
-def test_what_is_no_number_names_client_and_round() -> None:
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
+def test_an_answer_is_given_where_no_gradient_is_finite(constraint: fedfw.ConstraintSet) -> None:
+    """A run that stopped would tell of the data: noise alone decides then."""
     p = problem()
-    p.losses.clipped_gradient = lambda x, *rest: torch.full_like(x, torch.nan)  # type: ignore[method-assign]
-    gradient, _ = PrivateOracles(plan(), p.losses).pair(cohort(p, [2]), 7, None)
-    with pytest.raises(NonFiniteError, match=r"round 7: NaN or infinity in the gradient of client \[2\]"):
-        gradient(p.start[None])
+    made = plan(algorithm=fedfw.FedFW(constraint))
+    gradient, lmo = PrivateOracles(made, p.losses).pair(cohort(p, [2], constraint), 7, None)
+    _, a = gradient(torch.full((1, 21), 3e38))
+    assert bool(a.isfinite().all())
+    assert constraint.accepts(lmo(a)[0], (21,))
+
+
+def test_another_factor_than_the_weight_is_refused_where_an_oracle_adds_the_noise() -> None:
+    p = problem()
+    gradient, _ = PrivateOracles(plan(), p.losses).pair(cohort(p, [0]), 1, None)
+    for factors in ({"plain": True}, {"times": 3.0}):
+        with pytest.raises(ValueError, match="noise is for gradients times w_i"):
+            gradient(p.start[None], **factors)  # type: ignore[arg-type]
 
 
 def test_plain_functions_have_no_samples_to_protect() -> None:

@@ -649,6 +649,20 @@ class Algorithm(ABC):
         return True
 
     @property
+    def states_public_terms(self) -> bool:
+        """Whether `public_terms` is known to hold of this very class."""
+        return False
+
+    def public_terms(self, plan: Plan, state: State, message: Message) -> list[Tensor]:
+        """Return all vectors, (m, p) or (1, p), that clients add to gradients before their oracle in a round.
+
+        A private run needs them where its noise is added to directions: beside a vector that is too large noise would
+        be lost in rounding. They are worked out without data, from what the server sent and what it could hand over.
+        Each vector is an entry of its own, because large vectors that cancel take along what was added in between.
+        """
+        raise NotImplementedError
+
+    @property
     def is_coordinatewise(self) -> bool:
         """Whether this very class says that it is ``coordinatewise``."""
         return bool(vars(type(self)).get("coordinatewise", False))

@@ -76,6 +76,13 @@ class LocalMuon(LocalOracleSteps):
             )
         return super().resolved(setting)
 
+    @property
+    def states_public_terms(self) -> bool:
+        return type(self).client_step is LocalMuon.client_step
+
+    def public_terms(self, plan: Plan, state: State, message: Message) -> list[Tensor]:
+        return [vector[None] for vector in message.vectors.values()]  # it adds none of them
+
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:

@@ -129,11 +129,31 @@ class OracleSteps(Scheduled):
         g = a + self.offset(plan, state, message)
         return _evidence(at, loss, a, g, lmo(g))
 
-    def offset(self, plan: Plan, state: State, message: Message) -> Tensor:
-        """What the first direction adds to the gradients, (m, p) in float64: known to all who know the points."""
+    def offset(self, plan: Plan, state: State, message: Message, k: int = 0) -> Tensor:
+        """What direction k of a round adds to the gradients, (m, p) in float64: known to all who know the points."""
         nothing = torch.zeros_like(state["x"], dtype=torch.float64)
         known = {name: values for name, values in state.items() if name not in ("d", "seen")}
-        return self.direction(plan, known | _no_past(state["x"]), message, nothing, plan.rates(message.t))[1]
+        return self.direction(plan, known | _no_past(state["x"]), message, nothing, plan.rates(message.t, k))[1]
+
+    @property
+    def states_public_terms(self) -> bool:
+        return type(self).client_step is OracleSteps.client_step  # another step may add anything
+
+    def public_terms(self, plan: Plan, state: State, message: Message) -> list[Tensor]:
+        begun = self.begin_round(plan, state, message)
+        terms = [self.offset(plan, begun, message)]
+        if plan.local_steps > 1:
+            # Later steps begin at points that are chosen on the way. No coordinate of theirs is farther from xbar than
+            # the set is wide, and what a direction adds grows with that distance and with the penalty.
+            reach = 2 * plan.constraint.diameter(tuple(message.xbar.shape))
+            strongest = max(range(plan.local_steps), key=lambda k: plan.rates(message.t, k).lam)
+            for far in (-reach, reach):
+                points = (message.xbar.double() + far).expand(state["x"].shape)
+                terms.append(self.offset(plan, begun | {"x": points}, message, strongest))
+        remembered = [name for name, kept in self.contract.remembers.items() if kept is Kept.REBUILT and name != "x"]
+        terms += [begun[name] for name in remembered if name in begun]
+        terms += [vector[None] for vector in message.vectors.values()]
+        return terms
 
     def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
         state = self.begin_round(plan, state, message)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, GathersSums, Gradient, Kept, Lmo, Message, State
-from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.ledger import LedgerError, Release, first_name
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
@@ -197,16 +196,21 @@ class Client:
     def _counted(self, order: Order, stored: Stored | None) -> Step | None:
         """What this client holds by the server's account; None where it does not have that."""
         nothing = Received(0, {})
-        algorithm, start = self._algorithm(order), self.task.start
+        algorithm = self._algorithm(order)
         if order.memory:
             held = None if stored is None else stored.at(order.counted)
             kept = held.state if held is not None else {} if stored is None else stored.counted.state
-            begun = algorithm.start_clients(start[None].clone())
+            begun = self._begun(algorithm)
             handed = {name: decoded_alone(data, begun[name][0])[None] for name, data in order.memory.items()}
             return Step(order.counted, begun | kept | handed, nothing if held is None else held.received)
         if stored is None:
-            return Step(0, algorithm.start_clients(start[None].clone()), nothing) if not order.counted else None
+            return Step(0, self._begun(algorithm), nothing) if not order.counted else None
         return stored.at(order.counted)
+
+    def _begun(self, algorithm: Algorithm) -> State:
+        """Return the memory of this client before its first step."""
+        state = algorithm.start_clients(self.task.start[None].clone())
+        return state if self._privacy is None else self._privacy.memory(algorithm.contract, state)
 
     def _received(self, order: Order, stored: Stored | None) -> Received | None:
         """The order's message; None where it refers to one that this client does not have, or is not what was meant."""
@@ -263,15 +267,9 @@ class Client:
         if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
             raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
         algorithm, message = self._algorithm(order), self._message(order, received)
-        if isinstance(algorithm, OracleSteps):
-            plan = self.task.plan(algorithm, order.n)
-            begun = algorithm.begin_round(plan, state, message)
-            # Each part by itself: two large vectors that cancel take along what was added in between.
-            added = [algorithm.offset(plan, begun, message), *(begun[name] for name in ("y",) if name in begun)]
-            added += [vector[None] for vector in message.vectors.values()]
-            private = PrivateOracles(self._privacy, self._problem.losses)
-            if not all(private.hides(self._cohort(order), part) for part in added):
-                raise MessageError("a private client is sent vectors beside which its noise would be lost in rounding")
+        private = PrivateOracles(self._privacy, self._problem.losses)
+        if not private.hides(algorithm, self.task.plan(algorithm, order.n), state, message, self._cohort(order)):
+            raise MessageError("a private client is sent vectors beside which its noise would be lost in rounding")
         ledger = self.consent.ledger(self.number, self.folder)
         try:
             if self.consent.folder is None:
@@ -355,8 +353,11 @@ class Client:
     def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
         losses, options, cohort = self._problem.losses, self.task.options, self._cohort(order)
         if self._privacy is not None:
-            largest = None if release is None else release.weight
-            return PrivateOracles(self._privacy, losses, largest).pair(cohort, order.t, tol)
+            share = 0.0
+            if release is not None:  # a sample's share follows from the weight: all else stays within a promise
+                largest = replace(cohort, weights=torch.tensor([release.weight], dtype=torch.float64))
+                share = float(PrivateOracles(self._privacy, losses).shares(largest))
+            return PrivateOracles(self._privacy, losses, share).pair(cohort, order.t, tol)
         everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
         sizes = None if losses.sizes is None else losses.sizes.expand(everyone)
         plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)

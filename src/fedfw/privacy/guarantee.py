@@ -26,6 +26,10 @@ class Privacy:
         ``auto``: private selection on sets of vertices, Gaussian noise elsewhere. ``gaussian``: always the latter.
     not_private_seed
         Draws the noise from a seed, so that runs repeat. Whoever knows the seed sees through the noise: NOT private.
+    samples
+        Samples of the smallest client, by which the noise of minibatches is planned: its samples are looked at most
+        often. By default a simulation takes the number of its smallest client, and a deployed client its own number,
+        with which a larger client adds less noise.
 
     Examples
     --------
@@ -42,6 +46,7 @@ class Privacy:
     noise: float | None = None
     mechanism: str = "auto"
     not_private_seed: int | None = None
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         if not self.eps > 0:
@@ -52,6 +57,8 @@ class Privacy:
             raise ValueError(f"clip={self.clip}, expected a positive finite number")
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
             raise ValueError(f"noise={self.noise}, expected a positive finite number")
+        if self.samples is not None and not self.samples >= 1:
+            raise ValueError(f"samples={self.samples}, expected a whole number of at least 1")
         if self.mechanism not in ("auto", "gaussian"):
             raise ValueError(f"mechanism={self.mechanism!r}, expected auto or gaussian")
 

@@ -45,6 +45,8 @@ class Mechanism(ABC):
     """In which samples' gradients are clipped and sensitivity is measured."""
     choices: int | None = None
     """How many choices among vertices a call makes; None where it is no such choice."""
+    summands: int = 1
+    """How many entries of a direction are added up to one score that noise is added to."""
 
     def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
         """The gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by then, else as it is."""
@@ -112,6 +114,7 @@ class Points(Mechanism):
 
     largest: float
     choices: int = 1
+    summands: int = 1
     norm: ClassVar[Norm] = "linf"
 
     def answer(self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Atom:
@@ -177,5 +180,6 @@ def mechanism_for(constraint: ConstraintSet, shape: Shape) -> Mechanism:
     if isinstance(constraint, Box | LinfBall):
         return Corners()
     if isinstance(constraint, Hull):
-        return Points(float(constraint.vertices.abs().sum(1).max()))
+        vertices = constraint.vertices
+        return Points(float(vertices.abs().sum(1).max()), summands=vertices.shape[1])
     return _selection(constraint, shape) or GaussianNoise()

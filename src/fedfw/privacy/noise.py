@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,19 +30,36 @@ class Noise:
 
     def uniform(self, count: int) -> Tensor:
         """In (0, 1), as a real number would be rounded: small draws have 53 digits, too, and none is 0."""
+        return self._uniform([count] * len(self.who), count)
+
+    def coins(self, counts: Tensor, expected: Tensor, width: int) -> Tensor:
+        """Return which samples are looked at, (m, width) of bool: each of a client's samples by itself.
+
+        Parameters
+        ----------
+        counts : Tensor
+            (m,): how many samples each client has. A client's draws depend on this number of its own, and not on the
+            width of the stack.
+        expected : Tensor
+            (m,): how many of them are expected to be looked at.
+        width : int
+            At least the largest of ``counts``; places beyond a client's samples are False.
+        """
+        drawn = self._uniform(counts.tolist(), width)
+        return drawn < (expected.double() / counts.double())[:, None]
+
+    def _uniform(self, counts: Sequence[int], width: int) -> Tensor:
+        """Draw (m, width); with a seed only so many of a row as ``counts`` says, and 1 behind them."""
         if self.seed is None:
-            words = np.frombuffer(os.urandom(16 * count * len(self.who)), np.int64).reshape(2, len(self.who), count)
-        else:
-            self._calls += 1
-            of_client = [generator(self.seed, "noise", self.t, self._calls, i) for i in self.who]
-            drawn = [torch.randint(-(2**63), 2**63 - 1, (2, count), generator=source) for source in of_client]
-            words = torch.stack(drawn, 1).numpy()
-        bits = words.view(np.uint64)
-        # A mantissa in [1/2, 1), and as many halvings as a coin shows heads in a row.
-        mantissa = ((bits[0] >> np.uint64(12)) | np.uint64(2**52)).astype(np.float64) * 2.0**-53
-        lowest = (bits[1] & (~bits[1] + np.uint64(1))).astype(np.float64)  # the lowest one among 64 coins; 0 for none
-        halvings = np.where(lowest > 0, np.frexp(lowest)[1] - 1, 64)
-        return torch.from_numpy(np.ldexp(mantissa, -halvings)).to(self.device)
+            words = np.frombuffer(os.urandom(16 * width * len(self.who)), np.int64).reshape(2, len(self.who), width)
+            return torch.from_numpy(_as_real(words)).to(self.device)
+        self._calls += 1
+        drawn = np.ones((len(self.who), width))
+        for row, (client, count) in enumerate(zip(self.who, counts, strict=True)):
+            source = generator(self.seed, "noise", self.t, self._calls, client)
+            words = torch.randint(-(2**63), 2**63 - 1, (2, count), generator=source).numpy()
+            drawn[row, :count] = _as_real(words)
+        return torch.from_numpy(drawn).to(self.device)
 
     def gumbel(self, count: int) -> Tensor:
         """Standard Gumbel: the largest of scores with it is drawn by their softmax."""
@@ -61,3 +79,14 @@ class Noise:
     def _half(self, count: int) -> tuple[Tensor, Tensor]:
         """Draws from (0, 1/2), and signs: both tails of a symmetric law are made from small, precise draws."""
         return self.uniform(count) / 2, torch.where(self.uniform(count) < 0.5, -1.0, 1.0).double()
+
+
+def _as_real(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Turn pairs of random words (2, ...), int64, into numbers (...) in (0, 1)."""
+    bits = words.view(np.uint64)
+    # A mantissa in [1/2, 1), and as many halvings as a coin shows heads in a row.
+    mantissa = ((bits[0] >> np.uint64(12)) | np.uint64(2**52)).astype(np.float64) * 2.0**-53
+    lowest = (bits[1] & (~bits[1] + np.uint64(1))).astype(np.float64)  # the lowest one among 64 coins; 0 for none
+    halvings = np.where(lowest > 0, np.frexp(lowest)[1] - 1, 64)
+    numbers: np.ndarray[Any, Any] = np.ldexp(mantissa, -halvings)
+    return numbers

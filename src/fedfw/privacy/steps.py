@@ -7,16 +7,17 @@ private.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Gradient, Lmo
+from fedfw.algorithms.base import Algorithm, Contract, Gradient, Kept, Lmo, Message, Plan, State
 from fedfw.atoms import Atom
-from fedfw.errors import NonFiniteError
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.guarantee import Privacy
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for
 from fedfw.privacy.noise import Noise
+from fedfw.privacy.rounding import LARGEST_TERM, slack
 from fedfw.problems.base import ClientLosses
 from fedfw.problems.digest import text_of
 from fedfw.problems.oracles import Cohort
@@ -43,6 +44,10 @@ class PrivacyPlan:
         Expected number of samples of a gradient; each is drawn with the same probability, on its own.
     most_rounds : int
         How many rounds a client may take part in.
+    parameters : int
+        Of the model.
+    method : str
+        The algorithm with its set and all its options, momentum among them, as a text.
     """
 
     privacy: Privacy
@@ -52,6 +57,8 @@ class PrivacyPlan:
     local_steps: int
     batch_size: int | None
     most_rounds: int
+    parameters: int
+    method: str
 
     @classmethod
     def of(
@@ -71,7 +78,8 @@ class PrivacyPlan:
         Raises
         ------
         ValueError
-            For algorithms that share exact sums of gradients, and for noise that one round would already exhaust.
+            For algorithms that share exact sums of gradients, for those of which it is not known what they add to
+            gradients before noise is added, and for noise that one round would already exhaust.
         """
         contract = algorithm.contract
         if contract.sums:
@@ -79,7 +87,14 @@ class PrivacyPlan:
         selects = privacy.mechanism == "auto" and contract.answers_only
         mechanism = mechanism_for(constraint, shape) if selects else GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
-        rate = 1.0 if batch_size is None else min(1.0, batch_size / fewest_samples)
+        if not gaussian and not algorithm.states_public_terms:
+            raise ValueError(
+                f"{algorithm.name} does not say what it adds to gradients, so that noise could be lost in the rounding "
+                "of a sum: expected an algorithm with `public_terms`, or mechanism=gaussian, whose noise is added to "
+                "the gradients themselves"
+            )
+        fewest = fewest_samples if privacy.samples is None else min(fewest_samples, privacy.samples)
+        rate = 1.0 if batch_size is None else min(1.0, batch_size / fewest)
         if not gaussian and not algorithm.exact:
             rate = 1.0  # an average of past gradients looks at more samples than were drawn now
         accountant = Accountant(privacy.delta, mechanism.choices, rate, gaussian)
@@ -92,7 +107,17 @@ class PrivacyPlan:
             if most < 1:
                 spent = accountant.epsilon(noise, local_steps)
                 raise ValueError(f"noise={noise:g}: one round would spend eps {spent:.3g}, more than {privacy.eps:g}")
-        return cls(privacy, mechanism, accountant, noise, local_steps, batch_size, most)
+        return cls(
+            privacy,
+            mechanism,
+            accountant,
+            noise,
+            local_steps,
+            batch_size,
+            most,
+            parameters=prod(shape),
+            method=text_of(algorithm),
+        )
 
     @property
     def how(self) -> str:
@@ -101,6 +126,11 @@ class PrivacyPlan:
             type(self.mechanism), "private choice of vertices"
         )
 
+    @property
+    def selects(self) -> bool:
+        """Whether noise is added to directions, and clients' averages of gradients have none."""
+        return not isinstance(self.mechanism, GaussianNoise)
+
     def __str__(self) -> str:
         return f"{self.privacy}; {self.how}, noise multiplier {self.noise:.3g}"
 
@@ -108,11 +138,23 @@ class PrivacyPlan:
         """What a client that took part in so many rounds has spent."""
         return self.accountant.epsilon(self.noise, rounds * self.local_steps)
 
+    def memory(self, contract: Contract, state: State) -> State:
+        """Return clients' memory with all that comes from their data in float64, where it has no noise yet.
+
+        A sample's share in an average is bounded; its share in the rounding of that average to float32 is not.
+        """
+        if not self.selects:
+            return state
+        own = {name for name, value in state.items() if value.is_floating_point()}
+        own &= {name for name in state if contract.remembers.get(name) is not Kept.REBUILT}
+        return state | {name: state[name].double() for name in own}
+
     @property
     def signature(self) -> str:
         """What must stay the same for a client's releases to add up as planned; the same text in every process."""
-        how = f"{text_of(self.mechanism)}, {self.local_steps} local steps, rate {self.accountant.rate!r}"
-        return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}"
+        batch = "all samples" if self.batch_size is None else f"about {self.batch_size} samples"
+        how = f"{text_of(self.mechanism)}, {self.local_steps} local steps, {batch}, rate {self.accountant.rate!r}"
+        return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}, {self.method}"
 
 
 @dataclass(frozen=True)
@@ -125,21 +167,26 @@ class PrivateOracles:
         How the promise is kept.
     losses : ClientLosses
         Of the clients; they must have samples.
-    largest_weight : float or None
-        The largest w_i that a client has had, where weights change: averages of past gradients hold those.
+    largest_share : float
+        The largest w clip / count that a gradient had which a client may remember: a sample's share in an average of
+        past gradients is as large as that, whatever its share in the present gradient is.
     """
 
     plan: PrivacyPlan
     losses: ClientLosses
-    largest_weight: float | None = None
+    largest_share: float = 0.0
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
-        sizes = self.losses.sizes
-        if sizes is None:
-            raise ValueError("privacy is for clients with samples; these are plain functions")
+        """Return the gradients and oracles of a stack of clients in round t.
+
+        Neither raises an error that depends on data, and both are defined for every data set: a sample whose loss or
+        gradient is not finite counts as one without a gradient.
+        """
         plan, rows, numbers = self.plan, cohort.rows, cohort.numbers
-        own, expected = self._samples(cohort, sizes)
-        scale = self._scale(cohort, expected)
+        own = self._samples(cohort)
+        expected = self._expected(own)
+        weights = cohort.weights.double()[:, None]
+        scale = self.sensitivity(cohort) * plan.noise
         noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
 
         def gradient(
@@ -152,19 +199,19 @@ class PrivateOracles:
             """
             if full or exact:
                 raise ValueError("a gradient of all samples was asked for in a private run")
+            if plan.selects and (plain or times != 1.0):
+                raise ValueError("a private oracle's noise is for gradients times w_i: expected no other factor")
             x = x.to(cohort.weights.dtype)
             keep = None
             if plan.batch_size is not None:
-                # Stacks are as wide as their largest client, present or not.
-                keep = noise.uniform(int(sizes.max())) < (expected / own)[:, None]
+                width = int(self.losses.sizes.max())  # stacks are as wide as their largest client, present or not
+                keep = noise.coins(own, expected, width)
             a = self.losses.clipped_gradient(x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected)
-            a *= cohort.weights.double()[:, None]
-            # No sample can do this, since one that is not finite adds zero: only x can, through the l2 term.
-            bad = ~a.sum(1).isfinite()
-            if bool(bad.any()):
-                clients = numbers[bad].tolist()
-                raise NonFiniteError(f"round {t}: NaN or infinity in the gradient of client {clients[:10]}", clients)
+            a *= weights
             released = plan.mechanism.gradient(a, scale, noise, x.dtype)
+            public = self.losses.public_gradient(x)
+            if public is not None:  # it is no sample's, so that it needs no noise
+                released = released + (public.double() * weights).to(released.dtype)
             return x.new_zeros(len(x)), released / cohort.weights[:, None] if plain else released * times
 
         def oracle(g: Tensor) -> Atom:
@@ -172,25 +219,62 @@ class PrivateOracles:
 
         return gradient, oracle
 
-    def hides(self, cohort: Cohort, offset: Tensor) -> bool:
-        """Whether the noise stays far above rounding errors when ``offset`` (m, p) is added to gradients without noise.
+    def sensitivity(self, cohort: Cohort) -> Tensor:
+        """Return by how much one sample can change a client's direction, (m, 1) in float64: rounding is counted in."""
+        plan = self.plan
+        more = slack(
+            self._samples(cohort),
+            parameters=plan.parameters,
+            releases=plan.most_rounds * plan.local_steps,
+            selects=plan.selects,
+            summands=plan.mechanism.summands,
+        )
+        return (self.shares(cohort) * (1 + more))[:, None]
 
-        A server that may choose the offset could otherwise make it so large that float64 rounds the noise away.
+    def shares(self, cohort: Cohort) -> Tensor:
+        """Return w clip / count of the clients, or the largest one that they may remember: (m,) in float64."""
+        expected = self._expected(self._samples(cohort))
+        shares = cohort.weights.double() * self.plan.privacy.clip / expected
+        return shares.clamp(min=self.largest_share)
+
+    def hides(self, algorithm: Algorithm, plan: Plan, state: State, message: Message, cohort: Cohort) -> bool:
+        """Return whether the noise of a round survives the rounding of sums with what the server sent.
+
+        Noise that is added to directions must not be lost beside penalties, duals or other vectors that are added to
+        gradients before it. A server may choose those; this looks at each of them, whatever the algorithm calls it, and
+        at nothing that comes from data but the number of samples.
+
+        Parameters
+        ----------
+        algorithm : Algorithm
+            One with `public_terms`.
+        plan : Plan
+            The algorithm's.
+        state : State
+            The clients' memory before the round.
+        message : Message
+            What the server sent.
+        cohort : Cohort
+            The clients.
         """
+        if not self.plan.selects or self.plan.noise == 0:
+            return True  # noise is added to the gradients themselves, or there is none
+        limit = LARGEST_TERM / self.plan.mechanism.summands * self.shares(cohort)[:, None]
+        terms = algorithm.public_terms(plan, state, message)
+        reach = 2 * plan.constraint.diameter(tuple(message.xbar.shape))
+        farthest = message.xbar.double().abs() + reach  # no coordinate of a point of the set is larger
+        public = self.losses.public_gradient(farthest[None])
+        if public is not None:
+            terms = [*terms, public * cohort.weights.double()[:, None]]
+        return all(bool((term.abs() <= limit).all()) for term in terms)  # which is false of NaN
+
+    def _samples(self, cohort: Cohort) -> Tensor:
+        """Return how many samples the clients have, (m,)."""
         sizes = self.losses.sizes
-        if isinstance(self.plan.mechanism, GaussianNoise) or sizes is None:
-            return True  # it is added to the gradients themselves
-        scale = self._scale(cohort, self._samples(cohort, sizes)[1])
-        return bool((offset.abs().amax(1, keepdim=True) * 2.0**-36 <= scale).all())
+        if sizes is None:
+            raise ValueError("privacy is for clients with samples; these are plain functions")
+        return sizes.to(cohort.rows.device)[cohort.rows]
 
-    def _samples(self, cohort: Cohort, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """How many samples the clients have, and how many are expected in a gradient: (m,) each."""
-        own = sizes.to(cohort.rows.device)[cohort.rows]
-        return own, own if self.plan.batch_size is None else own.clamp(max=self.plan.batch_size)
-
-    def _scale(self, cohort: Cohort, expected: Tensor) -> Tensor:
-        """By how much one sample can change a client's gradient, times the noise multiplier: (m, 1)."""
-        weights = cohort.weights.double()
-        if self.largest_weight is not None:
-            weights = weights.clamp(min=self.largest_weight)
-        return (weights * self.plan.privacy.clip / expected * self.plan.noise)[:, None]
+    def _expected(self, own: Tensor) -> Tensor:
+        """Return how many samples are expected in a gradient of clients with so many of their own, (m,)."""
+        return own if self.plan.batch_size is None else own.clamp(max=self.plan.batch_size)

@@ -17,13 +17,26 @@ from fedfw.problems.known_losses import Per
 Shapes = dict[str, tuple[int, ...]]
 
 
-def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """What to multiply vectors of these norms by, so that none is longer than ``clip``; shorter ones stay.
+LOST_SQUARE = 2.0**-1074
+"""A square of a number in float64 is smaller than the exact one by at most this much where it underflows."""
 
-    Zero where a norm is not finite: a private run must not reveal a sample by failing. Norms were rounded, so the bound
-    is kept with a millionth to spare.
+
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """Return what to multiply vectors of these norms by so that none is longer than ``clip``, in float64.
+
+    The factor is exactly 1 for norms up to ``clip``. It is 0 where a norm is not finite, because a private run must not
+    reveal a sample by failing. A clipped vector is longer than ``clip`` by rounding alone, which
+    `fedfw.privacy.rounding` adds to the sensitivity.
+
+    Examples
+    --------
+    >>> import torch
+    >>> clip_factors(torch.tensor([0.0, 0.5, 1.0, 4.0, torch.inf, torch.nan]), 1.0).tolist()
+    [1.0, 1.0, 1.0, 0.25, 0.0, 0.0]
     """
-    return torch.where(norms.isfinite(), clip / (norms * (1 + 2.0**-20)).clamp(min=clip), 0.0)
+    norms = norms.double()
+    factors = torch.where(norms <= clip, 1.0, clip / norms)
+    return torch.where(norms.isfinite(), factors, 0.0)
 
 
 class Test(NamedTuple):
@@ -88,15 +101,35 @@ class ClientLosses(ABC):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        """Sums (m, p) of the samples' gradients, each cut down to ``clip`` in a norm (linf or l2), over ``count`` (m,).
+        """Return sums (m, p) of the samples' gradients, each cut down to ``clip`` in a norm, over ``count`` (m,).
 
-        They are added up in float64 whatever the data are in: in float32 one sample could change the rounding of many
-        sums, by more than its own gradient.
+        A sample's gradient is worked out in the precision of x. Its norm, its clipped version and the sums are in
+        float64 whatever the data are in: in float32 one sample could change the rounding of many sums, by more than its
+        own gradient.
 
-        ``keep`` (m, most samples of any client) says which samples are looked at; None for all. A sample whose gradient
-        is not finite adds zero to the sum and still counts, so that nothing tells of it.
+        A sample whose loss or gradient is not finite adds zero to the sum and still counts, so that nothing tells of
+        it. Terms that are no sample's, such as an l2 term, are left out: see `public_gradient`.
+
+        Parameters
+        ----------
+        x : Tensor
+            (m, p).
+        who : Tensor
+            (m,): clients' numbers.
+        keep : Tensor or None
+            (m, most samples of any client): which samples count; None for all.
+        norm : {"linf", "l2"}
+            In which gradients are cut down.
+        clip : float
+            To what.
+        count : Tensor
+            (m,): what the sums are divided by.
         """
         raise ValueError(f"privacy is for linear layers and modules with samples, not for {type(self).__name__}")
+
+    def public_gradient(self, x: Tensor) -> Tensor | None:
+        """Return the part (m, p) of clients' gradients at x (m, p) that does not depend on data; None for none."""
+        return None
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         """As `value_and_gradient` on all samples, but worked out in float64 from data in any precision.

@@ -103,17 +103,35 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
     }
 
 
-def describe_problem(problem: Problem) -> dict[str, str]:
+def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, str]:
     """All that changes the losses of a problem, as texts by name, with the data by digest.
 
     Clients that are plain functions have no data that could be compared: they are told by their number.
+
+    Parameters
+    ----------
+    problem : Problem
+        Any.
+    private : bool
+        Whether to leave out digests of data, test data included: a digest lets anybody who reads it
+        test a guess of the data. Only the numbers of samples, which are public, are described.
 
     Examples
     --------
     >>> import fedfw
     >>> describe_problem(fedfw.testing.two_quadratics())["weights"]
     '[0.5, 0.5]'
+    >>> problem = fedfw.load_problem("digits", clients=3)
+    >>> sorted(set(describe_problem(problem)) - set(describe_problem(problem, private=True)))
+    ['data', 'test data']
     """
+    described = {
+        **describe_model(problem.model, problem.loss, problem.l2, problem.weights),
+        "convex": repr(problem.convex),
+        **({"precision": "bfloat16"} if problem.mixed else {}),
+    }
+    if private:
+        return described | {"samples": text_of(problem.losses.sizes)}
     # One digest a tensor: ranks hash their own, and all of them together are the same however they are divided.
     each = [digest_of([tensor]) for tensor in problem.losses.data()]
     if problem.losses.countable:
@@ -122,10 +140,5 @@ def describe_problem(problem: Problem) -> dict[str, str]:
         tests = problem.test_digest
     else:
         tests = "none" if problem.test_data is None else digest_of(problem.test_data)
-    return {
-        **describe_model(problem.model, problem.loss, problem.l2, problem.weights),
-        "convex": repr(problem.convex),
-        "data": hashlib.sha256(" ".join(each).encode()).hexdigest()[:16],
-        "test data": tests,
-        **({"precision": "bfloat16"} if problem.mixed else {}),
-    }
+    data = hashlib.sha256(" ".join(each).encode()).hexdigest()[:16]
+    return described | {"data": data, "test data": tests}

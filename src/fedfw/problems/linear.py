@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedfw.cpu.softmax import is_compiled, is_compiled_for, softmax_gradient
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
-from fedfw.problems.base import ClientLosses, clip_factors, times_factors
+from fedfw.problems.base import LOST_SQUARE, ClientLosses, clip_factors, times_factors
 from fedfw.problems.known_losses import KnownLoss
 from fedfw.problems.stacks import Group, Samples, Stack, samples_of, stack_clients
 
@@ -225,37 +225,51 @@ class LinearLosses(ClientLosses):
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
         """A sample's gradient is r a', with r by the scores: its norm is a product, and no gradient is written out."""
-        gradients, c, f = torch.empty_like(x, dtype=torch.float64), self.outputs, self.inputs
+        gradients = torch.empty_like(x, dtype=torch.float64)
         for stack, rows, at in self._select(who):
             theirs = slice(None) if at is None else torch.tensor(rows, device=x.device)
             inputs, targets, sizes = (t[theirs] for t in (stack.inputs, stack.targets, stack.sizes.to(x.device)))
             points, looked = (x, keep) if at is None else (x[at], None if keep is None else keep[at])
             A = inputs.flatten(2)
-            _, R = self.derivative(scores_of(*self._weights_of(points), A), targets)
-            own = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
-            own = own if looked is None else own & looked[:, : A.shape[1]]
-            factors = clip_factors(self._sample_norms(A, R, norm), clip) * own
-            R = torch.where(factors.unsqueeze(1) > 0, R * factors.unsqueeze(1), 0.0)
-            if not stack.finite:  # 0 * NaN is NaN: what is not finite must not be multiplied either
-                A = torch.where(factors.unsqueeze(2) > 0, A, 0.0)
-            part = torch.zeros_like(points, dtype=torch.float64)
-            at_once = max(1, _CONVERTED[x.device.type] // (8 * len(points) * f))
-            for some, samples in zip(torch.split(R, at_once, 2), torch.split(A, at_once, 1), strict=True):
-                part[:, : c * f] += torch.bmm(some.double(), samples.double()).flatten(1)
-            if self.bias:
-                part[:, c * f :] = R.sum(2, dtype=torch.float64)
+            losses, R = self.derivative(scores_of(*self._weights_of(points), A), targets)
+            counts = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
+            counts = counts if looked is None else counts & looked[:, : A.shape[1]]
+            part = self._clipped_sums(A, R, counts & losses.isfinite(), norm, clip, stack.finite)
             part /= (count if at is None else count[at])[:, None]
             if at is None:
                 return part
             gradients[at] = part
         return gradients
 
+    def _clipped_sums(self, A: Tensor, R: Tensor, counts: Tensor, norm: str, clip: float, finite: bool) -> Tensor:
+        """Return the sums (b, p) in float64 of the clipped r a' of samples a (b, m, f) with r (b, c, m).
+
+        Only those samples are added that ``counts`` (b, m) names. ``finite`` says that no a has a NaN or an infinity.
+        """
+        (b, m, f), c = A.shape, R.shape[1]
+        sums = torch.zeros(b, c * f + (c if self.bias else 0), dtype=torch.float64, device=A.device)
+        at_once = max(1, _CONVERTED[A.device.type] // (8 * b * f))
+        for begin in range(0, m, at_once):
+            some = slice(begin, begin + at_once)
+            samples, slopes = A[:, some].double(), R[:, :, some].double()
+            factors = clip_factors(self._sample_norms(samples, slopes, norm), clip) * counts[:, some]
+            used = factors > 0
+            slopes = torch.where(used.unsqueeze(1), slopes * factors.unsqueeze(1), 0.0)
+            if not finite:  # 0 * NaN is NaN: what is not finite must not be multiplied either
+                samples = torch.where(used.unsqueeze(2), samples, 0.0)
+            sums[:, : c * f] += torch.bmm(slopes, samples).flatten(1)
+            if self.bias:
+                sums[:, c * f :] += slopes.sum(2)
+        return sums
+
     def _sample_norms(self, A: Tensor, R: Tensor, norm: str) -> Tensor:
-        """(b, m): the norm of r [a, 1]' for each sample a (b, m, f) with r (b, c, m)."""
+        """Return (b, m): the norm of r [a, 1]' for each sample a (b, m, f) with r (b, c, m), all in float64."""
         ones = 1.0 if self.bias else 0.0
         if norm == "l2":
-            lengths: Tensor = R.norm(dim=1) * (A.square().sum(2) + ones).sqrt()
-            return lengths
+            # What squares lose by underflow is added, so that no norm is too small.
+            rows = (R.square().sum(1) + R.shape[1] * LOST_SQUARE).sqrt()
+            columns = (A.square().sum(2) + (ones + A.shape[2] * LOST_SQUARE)).sqrt()
+            return rows * columns
         return R.abs().amax(1) * A.abs().amax(2).clamp(min=ones)
 
     def _select(self, who: Tensor) -> list[tuple[Stack, Sequence[int], list[int] | None]]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from fedfw.graphs import Pair, Replayed, on_streams
-from fedfw.problems.base import ClientLosses, Shapes, clip_factors
+from fedfw.problems.base import LOST_SQUARE, ClientLosses, Shapes, clip_factors
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.perceptrons import Perceptron
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
@@ -201,8 +201,7 @@ class ModuleLosses(ClientLosses):
             outputs = functional_call(self._model, unflatten(x, self._shapes), (sample[None],))
             return (self._known or self._loss)(outputs, target[None])
 
-        each = vmap(vmap(grad(loss_of_one), (None, 0, 0)))
-        order = 2 if norm == "l2" else torch.inf
+        each = vmap(vmap(grad_and_value(loss_of_one), (None, 0, 0)))
         gradients = torch.zeros_like(x, dtype=torch.float64)
         for stack, at, rows in self._select(who):
             samples = stack.inputs.shape[1]
@@ -210,10 +209,13 @@ class ModuleLosses(ClientLosses):
             own = own if keep is None else own & keep[at][:, :samples]
             pieces = -(-samples * len(at) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
-                of_samples = each(x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part])
-                factors = clip_factors(torch.linalg.vector_norm(of_samples, order, dim=2), clip) * own[:, part]
-                of_samples = torch.where(factors.unsqueeze(2) > 0, of_samples, 0.0)
-                gradients[at] += torch.einsum("bm,bmp->bp", factors.double(), of_samples.double())
+                found, losses = each(x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part])
+                of_samples = found.double()
+                del found  # the largest tensors here are samples x parameters
+                factors = clip_factors(_norms(of_samples, norm), clip) * (own[:, part] & losses.isfinite())
+                # 0 * NaN is NaN: what is not finite must not be multiplied either.
+                of_samples.masked_fill_((factors <= 0).unsqueeze(2), 0.0)
+                gradients[at] += torch.einsum("bm,bmp->bp", factors, of_samples)
         return gradients / count[:, None]
 
     def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,6 +242,14 @@ class ModuleLosses(ClientLosses):
             gradients += more
             values += value
         return gradients, values
+
+
+def _norms(gradients: Tensor, norm: str) -> Tensor:
+    """Return the norms (b, m), linf or l2, of vectors (b, m, p) in float64."""
+    if norm != "l2":
+        return gradients.abs().amax(2)
+    # What squares lose by underflow is added, so that no norm is too small.
+    return (torch.linalg.vector_norm(gradients, dim=2).square() + gradients.shape[2] * LOST_SQUARE).sqrt()
 
 
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

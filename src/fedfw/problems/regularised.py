@@ -35,8 +35,11 @@ class RegularisedLosses(ClientLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        # The term is nobody's data: it is not clipped.
-        return self.inner.clipped_gradient(x, who, keep, norm, clip, count).add_(x.double(), alpha=self.l2)
+        return self.inner.clipped_gradient(x, who, keep, norm, clip, count)
+
+    def public_gradient(self, x: Tensor) -> Tensor | None:
+        inner = self.inner.public_gradient(x)
+        return self.l2 * x if inner is None else inner + self.l2 * x
 
     def _term(self, x: Tensor) -> Tensor:
         return self.l2 / 2 * x.square().sum(1)

@@ -118,6 +118,9 @@ class SplitLosses(ClientLosses):
     ) -> Tensor:
         return self.inner.clipped_gradient(x, self._inside(who), keep, norm, clip, count)
 
+    def public_gradient(self, x: Tensor) -> Tensor | None:
+        return self.inner.public_gradient(x)
+
     def smoothness(self) -> Tensor | None:
         """L_i of this rank's clients."""
         return self.inner.smoothness()

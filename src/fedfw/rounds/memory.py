@@ -332,7 +332,8 @@ def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> 
     ``start`` is the memory (1, ...) of a client that has not taken part yet.
     """
     if "touched" in held and not isinstance(memory, TouchedRows):
-        memory = TouchedRows(memory.n, start)
+        kept = {name: held[f"{name}.values"].dtype for name in start}  # a private run keeps averages in float64
+        memory = TouchedRows(memory.n, {name: values.to(kept[name]) for name, values in start.items()})
     elif "columns" in held and not isinstance(memory, TouchedColumns):
         memory = TouchedColumns(memory.n, {name: start[name] for name in held if name != "columns"})
     elif "touched" not in held and not isinstance(memory, EveryRow):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.base import Algorithm, State
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import ClientOracles, PlainOracles
 from fedfw.problems.problem import Problem
@@ -18,16 +18,26 @@ from fedfw.simulation.refusals import few_take_part
 
 
 def new_memory(
-    problem: Problem, algorithm: Algorithm, participation: Participation, options: Options, start: Tensor
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation,
+    options: Options,
+    start: Tensor,
+    privacy: PrivacyPlan | None = None,
 ) -> ClientMemory:
     """A row for everyone who begins at start (p,), or only for clients that take part where those are few."""
-    losses, first = problem.losses, algorithm.start_clients(start[None].clone())
+
+    def begin(points: Tensor) -> State:
+        state = algorithm.start_clients(points)
+        return state if privacy is None else privacy.memory(algorithm.contract, state)
+
+    losses, first = problem.losses, begin(start[None].clone())
     own = losses.own if isinstance(losses, SplitLosses) else range(problem.n)
     memory: ClientMemory
     if few_take_part(problem, participation, options):
         memory = TouchedRows(len(own), first)
     else:
-        memory = EveryRow(algorithm.start_clients(start.repeat(len(own), 1)))
+        memory = EveryRow(begin(start.repeat(len(own), 1)))
     return memory if problem.ranks.size == 1 else SplitMemory(memory, own, problem.n, first, problem.ranks)
 
 

@@ -16,6 +16,7 @@ from fedfw.algorithms.base import Algorithm, GathersSums, Message, Plan, Rates, 
 from fedfw.algorithms.steps import Party, RoundSteps, take_steps
 from fedfw.gpu.replay import ReplayedRounds
 from fedfw.options import declare_keywords, refuse_unknown
+from fedfw.privacy.steps import PrivateOracles
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
@@ -159,7 +160,7 @@ class Simulation:
         self.ranks = problem.ranks
         plan = replace(self.algorithm.plan(setting), watch=self.clock.timed, ranks=self.ranks)
         self.certificate = certificate_of(self.problem, self.algorithm, options)
-        memory = new_memory(self.problem, self.algorithm, self.participation, options, start)
+        memory = new_memory(self.problem, self.algorithm, self.participation, options, start, self.privacy)
         plan = replace(plan, convex=self.certificate.proves)
         self.coordinator = Coordinator(
             self.algorithm, plan, start, memory, convex=self.certificate.proves, floor=self.problem.floor
@@ -322,6 +323,7 @@ class Simulation:
         if replayed is not None:
             steps = replayed()
         else:
+            self._refuse_lost_noise(cohorts, message)
             parties = self._parties(cohorts, tol)
             steps = take_steps(self.algorithm, self.plan, now.after, message, parties, count)
         with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
@@ -392,6 +394,18 @@ class Simulation:
             weight = self._weight_of_all if cohort.weights is self._own_weights else float(counts.sum())
         watched = plan.watch("gradient", gradient), plan.watch("oracle", lmo)
         return Party(cohort.rows, state, *watched, counts, weight)
+
+    def _refuse_lost_noise(self, cohorts: list[Cohort], message: Message) -> None:
+        """Refuse a private round whose noise would be lost in the rounding of penalties or duals."""
+        oracles = self._oracles
+        if not isinstance(oracles, PrivateOracles):
+            return
+        for cohort, state in zip(cohorts, self.now.states, strict=True):
+            if not oracles.hides(self.algorithm, self.plan, state, message, cohort):
+                raise ValueError(
+                    f"round {self.t}: penalties, duals or the l2 term are so large that the noise of a private run "
+                    "would be lost in their rounding: expected a smaller penalty, l2 or set, or mechanism=gaussian"
+                )
 
     def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> RoundSteps:
         """The steps that a GPU replays: those of all clients with all of their samples."""
@@ -470,7 +484,9 @@ class Simulation:
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        return describe_problem(self.problem) | self._fingerprint_of_run()
+        # Files of a private run hold no digest of data. What must not change is how many samples there are.
+        private = self.options.promise is not None
+        return describe_problem(self.problem, private=private) | self._fingerprint_of_run()
 
     def _fingerprint_of_run(self) -> Fingerprint:
         noise = None if self.privacy is None else self.privacy.noise
