@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.report.document import Document, csv_text
 from fedfw.sets import Box

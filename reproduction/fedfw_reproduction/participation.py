@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import mean
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.config import RunConfig
 from fedfw.report.document import Document
 from fedfw_reproduction.cells import Cell, Central, residuals

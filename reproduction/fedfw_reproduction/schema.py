@@ -23,7 +23,6 @@ SCHEMA = 1
 ALGORITHMS = {
     name: name
     for name in (
-        "defw",
         "fast-fedda",
         "fedadam",
         "fedadamw",
@@ -74,7 +73,6 @@ OPTIONS = {
         "eval_every",
         "extrapolation",
         "gradient_at",
-        "graph",
         "heads",
         "l2",
         "local_steps",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import NamedTuple
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.models import MODELS
 from fedfw.report import document
 from fedfw.report.document import Document

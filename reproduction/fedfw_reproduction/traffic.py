@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.config import RunConfig
 from fedfw.report.document import Document
 from fedfw.report.tables import human_bytes

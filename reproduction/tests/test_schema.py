@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedfw_reproduction
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.config import RunConfig, all_options
 from fedfw_reproduction import schema
 from fedfw_reproduction.bounds import StudyTask

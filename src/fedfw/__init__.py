@@ -8,13 +8,9 @@ from fedfw._version import __version__
 if TYPE_CHECKING:
     from fedfw import optim, testing
     from fedfw.algorithms import (
-        ALGORITHMS,
         Algorithm,
-        DeFW,
-        FastFedDA,
         FedAdam,
         FedAdamW,
-        FedADMM,
         FedAvg,
         FedAvgM,
         FedCM,
@@ -25,17 +21,15 @@ if TYPE_CHECKING:
         FedFWPlus,
         FedFWSto,
         FedLMO,
-        FedMuon,
-        FedMuonCV,
-        FedPAL,
         FedPGD,
         FrankWolfe,
-        LocalMuon,
         NaiveFW,
         OracleAlgorithm,
         ProjectedAlgorithm,
         Scaffold,
+        contrib,
     )
+    from fedfw.algorithms.registry import ALGORITHMS
     from fedfw.atoms import Atom
     from fedfw.data import load_data, partition
     from fedfw.errors import AtomError, NonFiniteError, NoProjectionError, RankLostError
@@ -99,9 +93,6 @@ __all__ = [
     "Callback",
     "CappedSimplex",
     "ConstraintSet",
-    "DeFW",
-    "FastFedDA",
-    "FedADMM",
     "FedAdam",
     "FedAdamW",
     "FedAvg",
@@ -114,9 +105,6 @@ __all__ = [
     "FedFWPlus",
     "FedFWSto",
     "FedLMO",
-    "FedMuon",
-    "FedMuonCV",
-    "FedPAL",
     "FedPGD",
     "FrankWolfe",
     "GroupBall",
@@ -130,7 +118,6 @@ __all__ = [
     "LayerBalls",
     "LinfBall",
     "LipschitzNet",
-    "LocalMuon",
     "MLflowLogger",
     "NaiveFW",
     "NoProjectionError",
@@ -162,6 +149,7 @@ __all__ = [
     "batch_norm_to_group_norm",
     "certified_accuracy",
     "concordance",
+    "contrib",
     "cox_loss",
     "enclosing",
     "join_ranks",
@@ -178,35 +166,121 @@ __all__ = [
     "tune",
 ]
 
-_HOMES = (
-    "fedfw.algorithms",
-    "fedfw.atoms",
-    "fedfw.data",
-    "fedfw.errors",
-    "fedfw.lipschitz",
-    "fedfw.privacy",
-    "fedfw.problems",
-    "fedfw.schedules",
-    "fedfw.sets",
-    "fedfw.simulation",
-    "fedfw.solving",
-    "fedfw.presets",
-    "fedfw.ranks",
-    "fedfw.tuning",
-)
-"""Where the names above live, but for `optim` and `testing`, which are modules."""
+_HOMES = {
+    "fedfw.algorithms": (
+        "Algorithm",
+        "FedAdam",
+        "FedAdamW",
+        "FedAvg",
+        "FedAvgM",
+        "FedCM",
+        "FedDA",
+        "FedDR",
+        "FedFW",
+        "FedFWAnchored",
+        "FedFWPlus",
+        "FedFWSto",
+        "FedLMO",
+        "FedPGD",
+        "FrankWolfe",
+        "NaiveFW",
+        "OracleAlgorithm",
+        "ProjectedAlgorithm",
+        "Scaffold",
+    ),
+    "fedfw.algorithms.registry": ("ALGORITHMS",),
+    "fedfw.atoms": ("Atom",),
+    "fedfw.data": (
+        "load_data",
+        "partition",
+    ),
+    "fedfw.errors": (
+        "AtomError",
+        "NoProjectionError",
+        "NonFiniteError",
+        "RankLostError",
+    ),
+    "fedfw.lipschitz": (
+        "certified_accuracy",
+        "lipschitz_bound",
+    ),
+    "fedfw.presets": ("load_problem",),
+    "fedfw.privacy": ("Privacy",),
+    "fedfw.problems": (
+        "Problem",
+        "batch_norm_to_group_norm",
+        "concordance",
+        "cox_loss",
+    ),
+    "fedfw.ranks": (
+        "Ranks",
+        "join_ranks",
+    ),
+    "fedfw.schedules": ("Schedule",),
+    "fedfw.sets": (
+        "Birkhoff",
+        "Box",
+        "CappedSimplex",
+        "ConstraintSet",
+        "GroupBall",
+        "Hull",
+        "Hypersimplex",
+        "KSparse",
+        "KSupport",
+        "L1Ball",
+        "L2Ball",
+        "LayerBalls",
+        "LinfBall",
+        "LipschitzNet",
+        "NuclearBall",
+        "PartialIsometry",
+        "Polytope",
+        "Product",
+        "RowBalls",
+        "SETS",
+        "Simplex",
+        "Spectrahedron",
+        "SpectralBall",
+        "enclosing",
+        "layer_balls",
+        "parse_set",
+    ),
+    "fedfw.simulation": (
+        "CSVLogger",
+        "Callback",
+        "History",
+        "MLflowLogger",
+        "Record",
+        "Run",
+        "StopRun",
+        "TensorBoardLogger",
+        "simulate",
+    ),
+    "fedfw.solving": (
+        "Optimum",
+        "solve",
+    ),
+    "fedfw.tuning": (
+        "Trial",
+        "Tuning",
+        "tune",
+    ),
+}
+"""The modules in which the names above are defined; `contrib`, `optim` and `testing` are modules themselves."""
+_MODULES = {"contrib": "fedfw.algorithms.contrib", "optim": "fedfw.optim", "testing": "fedfw.testing"}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for is imported then: a command line that only shows its help does not wait for torch."""
-    if name in __all__:
-        if name in ("optim", "testing"):
-            return import_module(f"fedfw.{name}")
-        for home in map(import_module, _HOMES):
-            if hasattr(home, name):
-                globals()[name] = getattr(home, name)
-                return globals()[name]
-    raise AttributeError(f"module 'fedfw' has no attribute {name!r}")
+    """Import a public name when it is first used: ``fedfw --help`` does not wait for torch."""
+    if name in _MODULES:
+        found = import_module(_MODULES[name])
+    elif name in _HOME_OF:
+        found = getattr(import_module(_HOME_OF[name]), name)
+    else:
+        raise AttributeError(f"module 'fedfw' has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

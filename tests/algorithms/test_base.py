@@ -38,8 +38,6 @@ def test_messages_memories_and_means_are_as_the_contract_says(
     name: str, participation: float, dtype: torch.dtype
 ) -> None:
     rough = 1e-12 if dtype == torch.float64 else 1e-5
-    if fedfw.ALGORITHMS[name].contract.serverless and participation < 1:
-        return  # it is refused
 
     def watch(simulation: Simulation) -> None:
         now, contract, xbar = simulation.now, simulation.algorithm.contract, simulation.xbar

@@ -28,7 +28,7 @@ def baselines(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
         fedfw.FedAvg(D, mu=1.0),
         fedfw.FedDR(D, eta=0.5),
         fedfw.FedDR(D, eta=0.2, alpha=1.9),
-        fedfw.FedADMM(D, eta=0.2),
+        fedfw.contrib.FedADMM(D, eta=0.2),
         fedfw.FedDA(D),
     ]
 
@@ -88,7 +88,7 @@ def test_stale_clients_count_as_they_last_were(name: str) -> None:
         held.append(torch.stack([said.mean(0), server.vectors["xtilde"]]))
         assert torch.equal(server.xbar, q.constraint.project(server.vectors["xtilde"]))
 
-    for algorithm in (fedfw.FedDR(q.constraint, eta=0.2), fedfw.FedADMM(q.constraint, eta=0.2)):
+    for algorithm in (fedfw.FedDR(q.constraint, eta=0.2), fedfw.contrib.FedADMM(q.constraint, eta=0.2)):
         run = fedfw.simulate(q.problem, algorithm, rounds=300, participation=0.4, eval_every=300, callbacks=watch)
         assert residual(q, run.x) < 1e-4, algorithm
     said, known = torch.stack(held).unbind(1)
@@ -111,7 +111,7 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
             {"x": everyone, "y": y, "xhat": 2 * everyone - y},
             {"xtilde": x - eta * slope},
         ),
-        fedfw.FedADMM(q.constraint, eta=eta): ({"x": everyone, "z": -gradients}, {"xtilde": x - eta * slope}),
+        fedfw.contrib.FedADMM(q.constraint, eta=eta): ({"x": everyone, "z": -gradients}, {"xtilde": x - eta * slope}),
     }
     rest[fedfw.Scaffold(q.constraint)] = ({"x": everyone[:, :0], "c": gradients}, {"c": slope})
     if local_steps == 1:  # with more, clients drift: these two do not rest at the minimiser then
@@ -171,7 +171,7 @@ def test_one_client(name: str) -> None:
         fedfw.FedAvg(q.constraint): gradient,
         fedfw.FedDA(q.constraint): project(dual),
         fedfw.FedDR(q.constraint, eta=eta, alpha=alpha): douglas,
-        fedfw.FedADMM(q.constraint, eta=eta): admm,
+        fedfw.contrib.FedADMM(q.constraint, eta=eta): admm,
     }
     for algorithm, answer in expected.items():
         x = fedfw.simulate(q.problem, algorithm, rounds=20, eval_every=20).x
@@ -230,7 +230,7 @@ def test_a_stack_of_one_client_is_its_row_of_the_stack() -> None:
     [
         (lambda D: fedfw.FedDR(D, alpha=2.0), "alpha=2.0, expected a number above 0 and below 2"),
         (lambda D: fedfw.FedDR(D, eta=0.0), "eta=0.0"),
-        (lambda D: fedfw.FedADMM(D, eta=-1.0), "eta=-1.0"),
+        (lambda D: fedfw.contrib.FedADMM(D, eta=-1.0), "eta=-1.0"),
         (lambda D: fedfw.FedAvg(D, mu=-1.0), "mu=-1.0"),
         (lambda D: fedfw.FedAvg(D, mu=float("inf")), "mu=inf"),
         (lambda D: fedfw.FedDR(D, eta=float("inf")), "eta=inf"),
@@ -405,7 +405,7 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cls", [fedfw.Scaffold, fedfw.FedMuonCV])
+@pytest.mark.parametrize("cls", [fedfw.Scaffold, fedfw.contrib.FedMuonCV])
 def test_the_servers_mean_is_the_weighted_mean_of_all_control_variates(
     cls: type[fedfw.Algorithm], dtype: torch.dtype
 ) -> None:
@@ -424,7 +424,11 @@ def test_the_servers_mean_is_the_weighted_mean_of_all_control_variates(
 
 
 def muons(D: fedfw.ConstraintSet, **options: Any) -> list[fedfw.Algorithm]:
-    return [fedfw.LocalMuon(D, **options), fedfw.FedMuon(D, **options), fedfw.FedMuonCV(D, **options)]
+    return [
+        fedfw.contrib.LocalMuon(D, **options),
+        fedfw.contrib.FedMuon(D, **options),
+        fedfw.contrib.FedMuonCV(D, **options),
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -443,9 +447,9 @@ def test_one_client_takes_the_oracle_steps_of_the_central_optimizer(dtype: torch
 
     options: dict[str, Any] = {"schedule": f"constant:{eta}", "momentum": 0.6}
     expected = {
-        fedfw.LocalMuon(q.constraint, schedule=options["schedule"]): central(0.0),
-        fedfw.FedMuon(q.constraint, alignment=0.0, **options): central(0.6),
-        fedfw.FedMuonCV(q.constraint, **options): central(0.6),
+        fedfw.contrib.LocalMuon(q.constraint, schedule=options["schedule"]): central(0.0),
+        fedfw.contrib.FedMuon(q.constraint, alignment=0.0, **options): central(0.6),
+        fedfw.contrib.FedMuonCV(q.constraint, **options): central(0.6),
     }
     for algorithm, answer in expected.items():
         x = fedfw.simulate(typed(q, dtype), algorithm, rounds=10, eval_every=10).x
@@ -471,7 +475,7 @@ def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
             momenta.append(own)
         end, a = torch.stack(ends).mean(0), 1 - (1 - eta) ** K
         m, s, xbar = torch.stack(momenta).mean(0), (end - (1 - a) * xbar) / a, end
-    algorithm = fedfw.FedMuon(q.constraint, alignment=alpha, momentum=beta, schedule="linear-decay:0.3")
+    algorithm = fedfw.contrib.FedMuon(q.constraint, alignment=alpha, momentum=beta, schedule="linear-decay:0.3")
     run = fedfw.simulate(q.problem, algorithm, rounds=rounds, eval_every=rounds, local_steps=K)
     assert torch.allclose(run.x, xbar, atol=1e-6)  # net atoms are rounded to float32
 
@@ -508,7 +512,7 @@ def test_local_muon_sends_atoms_and_nothing_else() -> None:
     local, shared, corrected = (
         fedfw.simulate(q.problem, a, rounds=3).history[-1].bytes_up for a in muons(q.constraint)
     )
-    assert fedfw.LocalMuon.contract.shares == ""
+    assert fedfw.contrib.LocalMuon.contract.shares == ""
     assert local < 8 * 8 * P < min(shared, corrected)
 
 
@@ -516,7 +520,7 @@ def test_local_muon_sends_atoms_and_nothing_else() -> None:
 @pytest.mark.parametrize("network", [False, True])
 def test_grids_have_few_settings(cls: type[fedfw.Algorithm], network: bool) -> None:
     setting = Setting(8, FREE, (P,), not network, smoothness=lambda: None if network else 8.0)
-    for method in (cls, fedfw.LocalMuon, fedfw.FedMuon, fedfw.FedMuonCV):
+    for method in (cls, fedfw.contrib.LocalMuon, fedfw.contrib.FedMuon, fedfw.contrib.FedMuonCV):
         size = math.prod(len(values) for values in method.grid(setting).values())
         assert 3 <= size <= (6 if network else 12), method
 

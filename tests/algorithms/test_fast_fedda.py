@@ -46,7 +46,7 @@ def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weig
                 own_g, own_points = own_g + A[i] @ (x - c[i]), own_points + x
             sums.append(w[i] * torch.stack([own_g, own_points]))
         g, points = torch.stack(sums).sum(0) / w[present].sum()
-    algorithm = fedfw.FastFedDA(q.constraint, lr=lr, strong=strong)
+    algorithm = fedfw.contrib.FastFedDA(q.constraint, lr=lr, strong=strong)
     options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
     run = fedfw.simulate(typed(q, dtype), algorithm, **options)
     expected = point(g, points, rounds * K)
@@ -59,7 +59,10 @@ def test_without_strong_convexity_it_is_fedda(dtype: torch.dtype) -> None:
     options: dict[str, Any] = {"rounds": 15, "eval_every": 15, "local_steps": 3, "participation": 0.5, "seed": 2}
     fast, plain_steps = (
         fedfw.simulate(typed(q, dtype), algorithm, **options).x
-        for algorithm in (fedfw.FastFedDA(q.constraint, lr=0.03, strong=0.0), fedfw.FedDA(q.constraint, lr=0.03))
+        for algorithm in (
+            fedfw.contrib.FastFedDA(q.constraint, lr=0.03, strong=0.0),
+            fedfw.FedDA(q.constraint, lr=0.03),
+        )
     )
     assert torch.allclose(fast, plain_steps, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
@@ -67,7 +70,7 @@ def test_without_strong_convexity_it_is_fedda(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_the_minimiser_is_a_fixed_point(name: str) -> None:
     q, strong = Quadratics.on(name), 0.2
-    algorithm = fedfw.FastFedDA(q.constraint, lr=0.05, strong=strong)
+    algorithm = fedfw.contrib.FastFedDA(q.constraint, lr=0.05, strong=strong)
     u = q.optimum - 2 / (strong / 0.05) * q.gradients(q.optimum).sum(0)
     simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5))
     simulation.coordinator.server = Server(q.optimum, {"u": u})
@@ -81,7 +84,7 @@ def test_the_minimiser_is_a_fixed_point(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_converges_to_the_independent_optimum(name: str, strong: float) -> None:
     q = weighted("unequal", SETS[name])
-    run = fedfw.simulate(q.problem, fedfw.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300)
+    run = fedfw.simulate(q.problem, fedfw.contrib.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300)
     assert residual(q, run.x) < 1e-5
     assert q.constraint.contains(run.x)
 
@@ -93,14 +96,17 @@ def test_shorter_steps_take_the_drift_and_the_noise_of_absentees_out(name: str) 
     options: dict[str, Any] = {"rounds": 200, "eval_every": 200, "local_steps": 5, "participation": 3, "seed": 1}
     drift, fast = (
         residual(q, fedfw.simulate(q.problem, algorithm, **options).x)
-        for algorithm in (fedfw.FedDA(q.constraint, lr=0.02), fedfw.FastFedDA(q.constraint, lr=0.02, strong=0.05))
+        for algorithm in (
+            fedfw.FedDA(q.constraint, lr=0.02),
+            fedfw.contrib.FastFedDA(q.constraint, lr=0.02, strong=0.05),
+        )
     )
     assert fast < drift / 3
 
 
 def test_a_round_that_nobody_joins_moves_nothing() -> None:
     q = Quadratics.on("l2")
-    algorithm = fedfw.FastFedDA(q.constraint, strong=0.2)
+    algorithm = fedfw.contrib.FastFedDA(q.constraint, strong=0.2)
     seen: list[torch.Tensor] = []
     fedfw.simulate(
         q.problem,
@@ -115,6 +121,6 @@ def test_a_round_that_nobody_joins_moves_nothing() -> None:
 
 def test_on_the_digits_it_comes_near_the_optimum() -> None:
     problem, D, optimum = digits_and_their_optimum()
-    loss = fedfw.simulate(problem, fedfw.FastFedDA(D), rounds=100, eval_every=100).history[-1].loss
+    loss = fedfw.simulate(problem, fedfw.contrib.FastFedDA(D), rounds=100, eval_every=100).history[-1].loss
     assert loss is not None
     assert loss - optimum.value < 0.002 * (problem.value(problem.start) - optimum.value)

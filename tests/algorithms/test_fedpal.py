@@ -92,7 +92,7 @@ def test_the_steps_are_those_that_are_written_out_here(
     """The server's problem is solved by an optimizer here, and by one projection there."""
     q = weighted(weights, SETS["l2"])
     model, y = written_out(everyone, every, K, weights)
-    algorithm = fedfw.FedPAL(q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every)
+    algorithm = fedfw.contrib.FedPAL(q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every)
     options: dict[str, Any] = {"rounds": ROUNDS, "eval_every": ROUNDS, "local_steps": K}
     options["participation"] = lambda t: attending(t, everyone, q.n)
     seen: list[Server] = []
@@ -109,7 +109,7 @@ def test_the_steps_are_those_that_are_written_out_here(
 def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int, every: int) -> None:
     q, eta = Quadratics.on(name), 0.3
     x, slope = q.optimum, q.gradients(q.optimum).sum(0)
-    algorithm = fedfw.FedPAL(q.constraint, eta=eta, beta=2.0, multiplier_every=every)
+    algorithm = fedfw.contrib.FedPAL(q.constraint, eta=eta, beta=2.0, multiplier_every=every)
     clients = {"x": x.repeat(q.n, 1), "z": -q.n * q.gradients(x)}
     vectors = {"mean": x - eta * slope, "w": x, "centre": x, "y": -slope}
     simulation = Simulation(q.problem, algorithm, Options(rounds=6, eval_every=6, local_steps=local_steps))
@@ -130,7 +130,7 @@ def test_converges_whoever_takes_part_and_with_local_steps(
 ) -> None:
     q = weighted(weights, SETS[name])
     options: dict[str, Any] = {"rounds": 200, "eval_every": 200, "participation": participation, "local_steps": 2}
-    run = fedfw.simulate(typed(q, dtype), fedfw.FedPAL(q.constraint, eta=0.2, beta=5.0), **options)
+    run = fedfw.simulate(typed(q, dtype), fedfw.contrib.FedPAL(q.constraint, eta=0.2, beta=5.0), **options)
     assert residual(q, run.x.double()) < (1e-6 if dtype == torch.float64 else 1e-4)
     assert q.constraint.contains(run.x)
     assert run.lower_bound is not None
@@ -140,17 +140,23 @@ def test_converges_whoever_takes_part_and_with_local_steps(
 @pytest.mark.parametrize("name", SETS)
 def test_fewer_multipliers_come_to_the_same_point(name: str) -> None:
     q = Quadratics.on(name)
-    algorithm = fedfw.FedPAL(q.constraint, eta=0.2, beta=5.0, multiplier_every=10)
+    algorithm = fedfw.contrib.FedPAL(q.constraint, eta=0.2, beta=5.0, multiplier_every=10)
     assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=200, eval_every=200).x) < 1e-6
 
 
 def test_on_the_digits_it_comes_near_the_optimum() -> None:
     problem, D, optimum = digits_and_their_optimum()
-    loss = fedfw.simulate(problem, fedfw.FedPAL(D), rounds=100, eval_every=100).history[-1].loss
+    loss = fedfw.simulate(problem, fedfw.contrib.FedPAL(D), rounds=100, eval_every=100).history[-1].loss
     assert loss is not None
     assert loss - optimum.value < 0.01 * (problem.value(problem.start) - optimum.value)
 
 
 def test_it_is_not_deployed() -> None:
     with pytest.raises(ValueError, match="fedpal runs in simulations only"):
-        Task(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, fedfw.FedPAL(fedfw.L2Ball(1.0)), lambda i: None, 3)
+        Task(
+            torch.nn.Linear(2, 1),
+            torch.nn.functional.mse_loss,
+            fedfw.contrib.FedPAL(fedfw.L2Ball(1.0)),
+            lambda i: None,
+            3,
+        )

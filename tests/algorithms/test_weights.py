@@ -102,7 +102,7 @@ def test_without_a_projection_dual_averaging_and_adam_are_fedavg(
     same: list[fedfw.Algorithm] = [
         fedfw.FedAvg(FREE, lr=LR),
         fedfw.FedDA(FREE, lr=LR),
-        fedfw.FastFedDA(FREE, lr=LR, strong=0.0),
+        fedfw.contrib.FastFedDA(FREE, lr=LR, strong=0.0),
         # Adam with a huge tau divides every number by it.
         fedfw.FedAdam(FREE, lr=LR, server_lr=1e9, tau=1e9, beta1=0.0, beta2=0.0),
         fedfw.FedAdamW(FREE, lr=LR * 1e9, tau=1e9, beta1=0.0, beta2=0.0, weight_decay=0.0),
@@ -151,8 +151,8 @@ def test_oracle_steps_without_what_is_shared_are_local_muon(
 ) -> None:
     common: dict[str, Any] = {"momentum": 0.0, "schedule": "constant:0.2"}
     same: list[fedfw.Algorithm] = [
-        fedfw.LocalMuon(BALL, **common),
-        fedfw.FedMuon(BALL, alignment=0.0, **common),
+        fedfw.contrib.LocalMuon(BALL, **common),
+        fedfw.contrib.FedMuon(BALL, alignment=0.0, **common),
         fedfw.FedLMO(BALL, correction=False, **common),
     ]
     assert_same(same, weights, dtype, local_steps=local_steps, participation=participation)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_report import _LEGEND, _ROUNDS_HEADER, TOTALS_HEADER, legend
 from fedfw.cli.main import main

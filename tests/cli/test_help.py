@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.deploy_demo import _configured
 from fedfw.cli.main import main
 from fedfw.config import RunConfig, all_options, app_table, completed, load

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.main import main
 from fedfw.cli.tune import parse_grid
 from fedfw.config import RunConfig, grid_points, read_config

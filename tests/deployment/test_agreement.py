@@ -40,10 +40,10 @@ ALGORITHMS = {
     "FedLMO, lazy, 2 bits": fedfw.FedLMO(L1, renew_every=3, momentum=0.5, compress="bits:2"),
     "FedLMO at the server, 4 bits": fedfw.FedLMO(L2, oracle_at="server", compress="bits:4"),
     "FedLMO at the server": fedfw.FedLMO(L2, oracle_at="server"),
-    "LocalMuon": fedfw.LocalMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
-    "FedMuon": fedfw.FedMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
-    "FedMuon on sparse atoms": fedfw.FedMuon(L1, momentum=0.0),
-    "FedMuon with control variates": fedfw.FedMuonCV(L1),
+    "LocalMuon": fedfw.contrib.LocalMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
+    "FedMuon": fedfw.contrib.FedMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
+    "FedMuon on sparse atoms": fedfw.contrib.FedMuon(L1, momentum=0.0),
+    "FedMuon with control variates": fedfw.contrib.FedMuonCV(L1),
     "FedAvg": fedfw.FedAvg(L1, lr=0.5),
     "FedAvg, decaying": fedfw.FedAvg(L1, lr=0.5, decay="linear"),
     "FedAvgM": fedfw.FedAvgM(L1, lr=0.5),
@@ -52,7 +52,7 @@ ALGORITHMS = {
     "FedAdam": fedfw.FedAdam(L2, lr=0.5, decay="linear"),
     "FedAdamW": fedfw.FedAdamW(L1, lr=0.05),
     "FedDA": fedfw.FedDA(L1, lr=0.5),
-    "Fast-FedDA": fedfw.FastFedDA(L1, lr=0.5, strong=0.2),
+    "Fast-FedDA": fedfw.contrib.FastFedDA(L1, lr=0.5, strong=0.2),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
     "Frank-Wolfe, an atom": fedfw.FrankWolfe(NUCLEAR, momentum=0.5, compress="atoms:1", compress_down="topk:5"),
     "FedAvg, top 3": fedfw.FedAvg(L1, lr=0.5, mu=0.1, compress="topk:3", compress_down="topk:4"),
@@ -284,7 +284,7 @@ def test_theory_needs_everybodys_gradients() -> None:
 
 
 def test_algorithms_whose_memory_cannot_be_restored_are_refused() -> None:
-    for algorithm in (fedfw.FedDR(L1, lr=0.1), fedfw.FedADMM(L1, lr=0.1)):
+    for algorithm in (fedfw.FedDR(L1, lr=0.1), fedfw.contrib.FedADMM(L1, lr=0.1)):
         with pytest.raises(ValueError, match="simulations only"):
             small_task(algorithm)
 

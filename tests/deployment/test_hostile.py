@@ -258,8 +258,8 @@ def test_a_compressed_contribution_is_read_or_refused(dtype: torch.dtype, tmp_pa
     "algorithm",
     [
         fedfw.FedLMO(fedfw.SpectralBall(2.0)),
-        fedfw.FedMuon(BALL),
-        fedfw.FedMuonCV(BALL),
+        fedfw.contrib.FedMuon(BALL),
+        fedfw.contrib.FedMuonCV(BALL),
         fedfw.FedAdamW(BALL, lr=0.01),
     ],
     ids=lambda algorithm: algorithm.name,

@@ -46,8 +46,7 @@ def test_runs_repeat_to_the_bit_and_agree_with_the_cpu(name: str, constraint: st
     model = torch.nn.Linear(20, 4).double()
     problem = fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
     algorithm = fedfw.ALGORITHMS[name](fedfw.parse_set(constraint))
-    share = 1.0 if algorithm.contract.serverless else 0.7
-    options = {"rounds": 15, "participation": share, "batch_size": 8 if name == "fedfw-sto" else None}
+    options = {"rounds": 15, "participation": 0.7, "batch_size": 8 if name == "fedfw-sto" else None}
     runs = [fedfw.simulate(problem, algorithm, device=device, **options) for device in ("cuda", "cuda", "cpu")]
     assert torch.equal(runs[0].x, runs[1].x)
     assert torch.allclose(runs[0].x.cpu(), runs[2].x, atol=1e-5)

@@ -227,7 +227,7 @@ def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
         def gradient(x: Tensor, rest: Any = rest, **how: bool) -> tuple[Tensor, Tensor]:
             return x.new_zeros(2), next(rest)
 
-        algorithm = fedfw.LocalMuon(fedfw.L1Ball(1.0), momentum=0.7)
+        algorithm = fedfw.contrib.LocalMuon(fedfw.L1Ball(1.0), momentum=0.7)
         algorithm.client_step(plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo)
         seen.append(directions)
     assert max(float((one - other).abs().max()) for one, other in zip(*seen, strict=True)) <= 1 + 1e-5

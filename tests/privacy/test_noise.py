@@ -146,7 +146,7 @@ class OwnStep(TwoDuals):
         fedfw.FedFWPlus("ksparse:k=2,r=1", penalty=0.1),
         fedfw.FedFWSto("simplex", penalty=0.1),
         fedfw.NaiveFW("linf:1"),
-        fedfw.LocalMuon("l1:1"),
+        fedfw.contrib.LocalMuon("l1:1"),
         TwoDuals("l1:1", penalty=0.1),
     ],
     ids=lambda algorithm: algorithm.name,

@@ -144,9 +144,9 @@ ORACLES = {
     "fedfw-sto": fedfw.FedFWSto(fedfw.L2Ball(1.0), penalty=0.05),
     "naive": fedfw.NaiveFW(fedfw.L2Ball(1.0)),
     "fedlmo": fedfw.FedLMO(fedfw.L2Ball(1.0)),
-    "local-muon": fedfw.LocalMuon(fedfw.L2Ball(1.0)),
-    "fedmuon": fedfw.FedMuon(fedfw.L2Ball(1.0)),
-    "fedmuon-cv": fedfw.FedMuonCV(fedfw.L2Ball(1.0)),
+    "local-muon": fedfw.contrib.LocalMuon(fedfw.L2Ball(1.0)),
+    "fedmuon": fedfw.contrib.FedMuon(fedfw.L2Ball(1.0)),
+    "fedmuon-cv": fedfw.contrib.FedMuonCV(fedfw.L2Ball(1.0)),
     "fedlmo, lazy": fedfw.FedLMO(fedfw.L2Ball(1.0), momentum=0.0, renew_every=3),
 }
 ATTENDANCE = {"everyone": 1.0, "half": 0.5}
@@ -240,7 +240,7 @@ def test_exchanging_bytes_is_the_simulated_run(name: str, set_: str, local_steps
     assert torch.allclose(there.xbar, run.x, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name, cls in fedfw.ALGORITHMS.items() if not cls.contract.serverless])
+@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype) -> None:
     """The server needs the sum only: one that clients masked, or that other processes added up, does as well."""

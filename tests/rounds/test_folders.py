@@ -34,7 +34,7 @@ def algorithms(D: fedfw.ConstraintSet) -> dict[str, fedfw.Algorithm]:
         "frank-wolfe": fedfw.FrankWolfe(D, momentum=0.5),
         "fedavg": fedfw.FedAvg(D, mu=1.0),
         "feddr": fedfw.FedDR(D, eta=0.5),
-        "fedadmm": fedfw.FedADMM(D, eta=0.2),
+        "fedadmm": fedfw.contrib.FedADMM(D, eta=0.2),
         "fedda": fedfw.FedDA(D),
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import fedfw
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.ranks import ALONE
 
 SIZES = (9, 4, 7, 12, 5, 8, 3)
@@ -65,9 +65,8 @@ def cases() -> dict[str, Case]:
     some = short | {"participation": 0.4, "weights": WEIGHTS}
     for name, kind in ALGORITHMS.items():
         found[name] = (lambda kind=kind: kind("l2:5")), short
-        if not kind.contract.serverless:
-            found[f"{name}, some"] = (lambda kind=kind: kind("l1:5")), some
-        if name not in ("frank-wolfe", "fedpgd", "defw"):
+        found[f"{name}, some"] = (lambda kind=kind: kind("l1:5")), some
+        if name not in ("frank-wolfe", "fedpgd"):
             found[f"{name}, local"] = (lambda kind=kind: kind("l1:5")), short | {"local_steps": 2, "batch_size": 4}
     larger, seeded = fedfw.L2Ball(4.0), fedfw.Privacy(eps=4, delta=1e-5, not_private_seed=1)
     noisy = replace(seeded, noise=2.0)  # to find the least noise for parts of the data takes longer than the run

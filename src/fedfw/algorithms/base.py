@@ -108,9 +108,6 @@ class Contract:
     weighted : bool
         Whether means over clients have the weights w_i, and local steps are on f_i itself; else means are plain, and
         the weights are in the losses, n w_i f_i (docs/algorithms.md, "Weights of clients").
-    serverless : bool
-        Whether clients talk to their neighbours and to no server. Steps are then of all clients as one stack, so that
-        such an algorithm runs in simulations that everyone takes part in; what it sends is counted as sent up.
     """
 
     up: Up = Up.ATOM
@@ -122,7 +119,6 @@ class Contract:
     reveals: Reveals = Reveals.ATOMS
     shares: str = ""
     weighted: bool = False
-    serverless: bool = False
 
     @property
     def answers_only(self) -> bool:
@@ -132,7 +128,7 @@ class Contract:
     @property
     def may_relax(self) -> bool:
         """Whether single clients may use a larger set: they need points of their own that nobody else overwrites."""
-        return self.points and not self.sums and not self.serverless
+        return self.points and not self.sums
 
     @property
     def restorable(self) -> bool:

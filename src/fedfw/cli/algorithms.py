@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.report.tables import aligned
 
 

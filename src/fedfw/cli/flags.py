@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.config import RunConfig, all_options, merge
 from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, is_stored, read_table

@@ -13,7 +13,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.config.run_config import (
     RunConfig,
     algorithm_class,

@@ -17,8 +17,8 @@ import tomlkit
 import torch
 
 from fedfw._version import __version__
-from fedfw.algorithms import ALGORITHMS
 from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.options import Option, nearest, option, options_of
 from fedfw.presets import ProblemOptions
 from fedfw.privacy import Privacy

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.settings import APP_DEFAULTS, Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import Option, options_of

@@ -104,11 +104,6 @@ class Task:
             normalised_weights(self.weights, self.clients)  # which refuses others than positive ones
         self._refuse_splitting(self.per, False)
         contract = self.algorithm.contract
-        if contract.serverless:
-            raise ValueError(
-                f"{self.algorithm.name} runs in simulations only: its clients talk to their neighbours, and a "
-                "deployment's clients talk to a server"
-            )
         if not contract.restorable:
             raise ValueError(
                 f"{self.algorithm.name} runs in simulations only: the server's memory relies on what clients remember "

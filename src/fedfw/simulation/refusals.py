@@ -27,11 +27,6 @@ def refuse_contradictions(
     """Raise ValueError for options that make no sense together."""
     if isinstance(algorithm, ProjectedAlgorithm) and not constraint.has_projection:
         raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
-    if algorithm.contract.serverless and not participation.everyone:
-        raise ValueError(
-            f"participation={participation}: {algorithm.name} has no server, and a client needs all of its neighbours "
-            "in every round, expected 1.0"
-        )
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
     losses, private = problem.losses, options.promise is not None

@@ -53,11 +53,9 @@ def check_algorithm(
     problem = quadratics() if problem is None else problem
     n = problem.n
     some, one = (lambda t: range(t % 2, n, 2)), (lambda t: [] if t == 2 else [t % n])
-    everyone = algorithm.contract.serverless
-    for participation in (1.0,) if everyone else (1.0, some, one):
+    for participation in (1.0, some, one):
         _AlgorithmChecker(algorithm, problem, tol).run(rounds, participation)
-    share = 1.0 if everyone else 0.5
-    first, again = (simulate(problem, algorithm, rounds=rounds, participation=share, seed=3).x for _ in range(2))
+    first, again = (simulate(problem, algorithm, rounds=rounds, participation=0.5, seed=3).x for _ in range(2))
     assert torch.equal(first, again), "two runs with the same seed differ"
     own, grid = options_of(type(algorithm)), algorithm.grid(setting_of(problem, algorithm, Options(rounds=rounds)))
     strange = [name for name in grid if name not in own]
@@ -122,8 +120,7 @@ class _AlgorithmChecker:
             if kept is Kept.REBUILT and name in after and after[name].numel():
                 off = float((followed[name] - after[name]).abs().max())
                 assert off <= self.tol * self.size, f"the server rebuilds {name} with an error of {off}"
-        if not contract.serverless:
-            self.alone(simulation, upload, state)
+        self.alone(simulation, upload, state)
         aggregate = Aggregate.of([upload], plan.n, now.after.xbar, contract.points, beside)
         rates = algorithm.repeatable(plan, aggregate, now.t)
         if rates is not None and (aggregate.sparse or "rest" not in simulation.server.vectors):

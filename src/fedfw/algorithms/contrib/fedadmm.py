@@ -44,7 +44,7 @@ class FedADMM(SplittingAlgorithm):
     --------
     >>> import fedfw
     >>> problem = fedfw.testing.two_quadratics()
-    >>> run = fedfw.simulate(problem, fedfw.FedADMM(fedfw.Box(-1.0, 1.0)), rounds=300)
+    >>> run = fedfw.simulate(problem, fedfw.contrib.FedADMM(fedfw.Box(-1.0, 1.0)), rounds=300)
     >>> round(float(run.x), 2)
     1.0
     """

@@ -58,7 +58,7 @@ class FedMuonCV(KeepsControls, LocalOracleSteps):
     Examples
     --------
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FedMuonCV(fedfw.Box(-1.0, 1.0)), rounds=100)
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.contrib.FedMuonCV(fedfw.Box(-1.0, 1.0)), rounds=100)
     >>> float(run.x) > 0.9
     True
     """

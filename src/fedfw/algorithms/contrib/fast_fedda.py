@@ -71,7 +71,7 @@ class FastFedDA(ProjectedAlgorithm):
     --------
     >>> import fedfw
     >>> problem = fedfw.testing.two_quadratics()
-    >>> run = fedfw.simulate(problem, fedfw.FastFedDA(fedfw.Box(-1.0, 1.0)), rounds=20)
+    >>> run = fedfw.simulate(problem, fedfw.contrib.FastFedDA(fedfw.Box(-1.0, 1.0)), rounds=20)
     >>> round(float(run.x), 2)
     1.0
     """

@@ -48,7 +48,7 @@ class LocalMuon(LocalOracleSteps):
     Clients with the losses (x - 3)^2 and (x + 1)^2 on [-1, 1] go to different ends; the best common point is 1.
 
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.LocalMuon(fedfw.Box(-1.0, 1.0)), rounds=50)
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.contrib.LocalMuon(fedfw.Box(-1.0, 1.0)), rounds=50)
     >>> abs(round(float(run.x), 2))
     0.0
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedfw.algorithms.topology import edges_of, metropolis
+from fedfw_reproduction.graphs import edges_of, metropolis
 
 GRAPHS = ["ring", "complete", "grid", "erdos:0.3", "erdos:1"]
 CPU = torch.device("cpu")

@@ -77,7 +77,7 @@ class FedPAL(SplittingAlgorithm):
     --------
     >>> import fedfw
     >>> problem = fedfw.testing.two_quadratics()
-    >>> run = fedfw.simulate(problem, fedfw.FedPAL(fedfw.Box(-1.0, 1.0)), rounds=300)
+    >>> run = fedfw.simulate(problem, fedfw.contrib.FedPAL(fedfw.Box(-1.0, 1.0)), rounds=300)
     >>> round(float(run.x), 2)
     1.0
     """

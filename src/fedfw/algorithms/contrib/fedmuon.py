@@ -63,7 +63,8 @@ class FedMuon(LocalOracleSteps):
     --------
     >>> import fedfw
     >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
-    >>> run = fedfw.simulate(problem, fedfw.FedMuon(fedfw.L2Ball(10.0)), rounds=50, local_steps=3, participation=5)
+    >>> algorithm = fedfw.contrib.FedMuon(fedfw.L2Ball(10.0))
+    >>> run = fedfw.simulate(problem, algorithm, rounds=50, local_steps=3, participation=5)
     >>> run.history[-1].accuracy > 0.8
     True
     """
