@@ -6,7 +6,6 @@ Nothing is downloaded, so the site can be built and read without a network.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,12 @@ TITLES = {
     "fedfw.solving": "The optimum",
     "fedfw.tuning": "Tuning",
     "fedfw.algorithms": "Algorithms",
+    "fedfw.algorithms.registry": "Algorithms",
     "fedfw.schedules": "Algorithms",
     "fedfw.sets": "Constraint sets",
     "fedfw.atoms": "Atoms",
     "fedfw.lipschitz": "Certified networks",
+    "fedfw.contrib": "Methods that few people run",
     "fedfw.privacy": "Privacy",
     "fedfw.optim": "Central training",
     "fedfw.testing": "Testing sets and algorithms of your own",
@@ -100,10 +101,10 @@ def public_names() -> dict[str, list[str]]:
         if name.startswith("__"):
             continue
         thing = getattr(fedfw, name)
-        if name in ("optim", "testing"):
+        if name in fedfw._MODULES:
             home, names = f"fedfw.{name}", [f"fedfw.{name}.{one}" for one in thing.__all__]
         else:
-            home = next(one for one in fedfw._HOMES if hasattr(import_module(one), name))
+            home = fedfw._HOME_OF[name]
             names = [f"fedfw.{name}"]
         found.setdefault(TITLES.get(home, home), []).extend(names)
     return {title: names for title, names in found.items() if names}

@@ -11,7 +11,9 @@ import pytest
 import fedfw
 from tests.processes import run_python
 
-DOCUMENTED = [name for name in fedfw.__all__ if name not in ("ALGORITHMS", "SETS", "__version__", "optim", "testing")]
+APART = ("ALGORITHMS", "SETS", "__version__", "contrib", "optim", "testing")
+DOCUMENTED = [name for name in fedfw.__all__ if name not in APART]
+METHODS = [f"contrib.{name}" for name in fedfw.contrib.__all__]
 CHECKS = ["check_algorithm", "check_constraint", "quadratics", "two_quadratics"]
 
 
@@ -30,7 +32,7 @@ def parameters_of(thing: Any) -> list[str]:
     return [p.name for p in found if p.kind not in plain]
 
 
-@pytest.mark.parametrize("name", [*DOCUMENTED, "optim.LMO", *(f"testing.{check}" for check in CHECKS)])
+@pytest.mark.parametrize("name", [*DOCUMENTED, *METHODS, "optim.LMO", *(f"testing.{check}" for check in CHECKS)])
 def test_it_says_what_it_does_with_every_parameter_and_an_example(name: str) -> None:
     thing: Any = fedfw
     for part in name.split("."):
