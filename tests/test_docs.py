@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedfw
+from fedfw.atoms.quantised import BLOCK
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
@@ -64,3 +65,7 @@ def test_templates_of_issues_are_forms() -> None:
         ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
         assert ids
         assert len(set(ids)) == len(ids)
+
+
+def test_the_page_of_sets_says_how_long_blocks_are() -> None:
+    assert f"Blocks have {BLOCK} numbers" in (DOCS / "sets.md").read_text()

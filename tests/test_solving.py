@@ -61,9 +61,11 @@ def test_what_cannot_be_solved_is_refused() -> None:
         fedfw.solve(Quadratics.on("l2").problem, fedfw.L2Ball(1.0), tol=0.0)
 
 
-def test_giving_up_is_told() -> None:
+def test_giving_up_gives_a_warning() -> None:
     q = Quadratics.on("box")
-    optimum = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_steps=10)
+    with pytest.warns(UserWarning, match=r"solve gave up after 10 steps: F\* is known to .*, expected tol=1e-12"):
+        optimum = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_steps=10)
+    assert optimum.stopped is not None
     assert optimum.steps == 10
     assert optimum.uncertainty > 1e-12
     assert optimum.x.shape == (P,)
@@ -90,7 +92,8 @@ def test_progress_of_a_solution(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 def test_a_solution_that_may_not_take_long() -> None:
     q = Quadratics.on("l1")
-    hurried = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_seconds=1e-9)
+    with pytest.warns(UserWarning, match="solve gave up after 1 steps"):
+        hurried = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_seconds=1e-9)
     assert hurried.steps == 1
     assert hurried.lower_bound <= q.least <= hurried.value
     with pytest.raises(ValueError, match=r"max_seconds=0, expected a positive number"):
@@ -122,5 +125,124 @@ def test_a_problem_of_one_matrix_has_matrices_for_answers(dtype: torch.dtype) ->
 
 def test_a_problem_of_several_parameters_has_flat_answers() -> None:
     problem = fedfw.load_problem("digits", clients=3, partition="iid")
-    assert fedfw.solve(problem, "l1:5", max_steps=3).x.shape == (650,)
+    assert fedfw.solve(problem, "l1:5", tol=0.5, max_steps=3).x.shape == (650,)
     assert fedfw.simulate(problem, fedfw.FedFW("nuclear:5"), rounds=1).x.shape == (650,)
+
+
+# --- losses with kinks ---
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+KINKS = {
+    "absolute": torch.nn.L1Loss(),
+    "smooth absolute, beta 0": torch.nn.SmoothL1Loss(beta=0.0),
+    "smooth absolute, beta 1e-7": torch.nn.SmoothL1Loss(beta=1e-7),
+    "hinge": torch.nn.HingeEmbeddingLoss(),
+    "hinge, margin -1": torch.nn.HingeEmbeddingLoss(margin=-1.0),
+}
+BOXES = {"linf:0.6": (-0.6, 0.6), "box:-0.2,2": (-0.2, 2.0)}
+
+
+def kinked(loss: torch.nn.Module, dtype: torch.dtype, **options: object) -> fedfw.Problem:
+    draw = torch.Generator().manual_seed(0)
+    clients = []
+    for shift in (0.0, 0.5, 1.0):
+        x = torch.randn(12, 3, generator=draw, dtype=torch.float64)
+        y = x @ torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64) + shift
+        y = y + 0.3 * torch.randn(12, 1, generator=draw, dtype=torch.float64)
+        y = y.sign() if isinstance(loss, torch.nn.HingeEmbeddingLoss) else y
+        clients.append((x.to(dtype), y.to(dtype)))
+    torch.manual_seed(0)
+    return fedfw.Problem(torch.nn.Linear(3, 1, dtype=dtype), loss, clients, **options)  # type: ignore[arg-type]
+
+
+def by_linear_programming(problem: fedfw.Problem, loss: torch.nn.Module, low: float, high: float) -> float:
+    """The least mean of |score - target|, or of hinges, over a box: one more variable a sample."""
+    from scipy.optimize import linprog
+
+    parts = [part.double() for part in problem.losses.data()]
+    inputs, targets = torch.cat(parts[::2]).numpy(), torch.cat(parts[1::2]).numpy()
+    m = len(inputs)
+    design = np.hstack([inputs, np.ones((m, 1))])
+    costs, rows, most = np.zeros(4), [], []
+    if isinstance(loss, torch.nn.HingeEmbeddingLoss):
+        costs = design[targets[:, 0] > 0].sum(0) / m
+        design, targets = -design[targets[:, 0] < 0], np.full((int((targets < 0).sum()), 1), -loss.margin)
+        rows, most = [np.hstack([design, -np.eye(len(design))])], [targets[:, 0]]
+    else:
+        rows = [np.hstack([sign * design, -np.eye(m)]) for sign in (1, -1)]
+        most = [sign * targets[:, 0] for sign in (1, -1)]
+    extra = rows[0].shape[1] - 4
+    found = linprog(
+        np.concatenate([costs, np.full(extra, 1 / m)]),
+        A_ub=np.vstack(rows),
+        b_ub=np.concatenate(most),
+        bounds=[(low, high)] * 4 + [(0, None)] * extra,
+    )
+    return float(found.fun)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", KINKS)
+def test_losses_with_kinks_are_solved_to_the_tolerance(name: str, dtype: torch.dtype) -> None:
+    constraint = sorted(BOXES)[sorted(KINKS).index(name) % 2]
+    problem = kinked(KINKS[name], dtype)
+    least = by_linear_programming(problem, KINKS[name], *BOXES[constraint])
+    optimum = fedfw.solve(problem, constraint, tol=1e-3, max_steps=600)
+    at = 1e-6  # smooth absolute losses are beta / 2 below the absolute
+    assert optimum.stopped is None
+    assert optimum.uncertainty <= 1e-3
+    assert optimum.lower_bound <= least + at
+    assert least <= optimum.value + at
+    assert optimum.value == pytest.approx(problem.value_and_gradient(optimum.x, exact=True)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("constraint", ["l1:1.5", "l2:1", "birkhoff"])
+def test_kinks_on_other_sets_and_with_other_terms(constraint: str) -> None:
+    if constraint == "birkhoff":
+        cells = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+        matrix = fedfw.problems.completion.MatrixCompletion(3, 3).double()
+        data = (cells, torch.eye(3, dtype=torch.float64).flatten())
+        problem = fedfw.Problem(matrix, torch.nn.L1Loss(), [data])
+    else:
+        problem = kinked(torch.nn.L1Loss(), torch.float64, l2=0.1, weights=[3, 1, 2])
+    optimum = fedfw.solve(problem, constraint, tol=1e-3, max_steps=1500)
+    assert optimum.uncertainty <= 1e-3
+    D = problem.bind(constraint)
+    for seed in range(30):  # no point of the set is below the bound
+        noise = torch.randn(len(problem.start), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for scale in (0.0, 1e-3, 1.0):
+            assert problem.value(D.project(optimum.x.flatten() + scale * noise)) >= optimum.lower_bound - 1e-12
+
+
+@DTYPES
+@pytest.mark.parametrize("name", KINKS)
+def test_smoothed_losses_are_just_below(name: str, dtype: torch.dtype) -> None:
+    problem = kinked(KINKS[name], dtype, l2=0.2)
+    rounding = 50 * torch.finfo(dtype).eps
+    for width in (1e-3, 0.3, 5.0):
+        smooth = problem.smoothed(width)
+        assert smooth is not None
+        for seed in range(6):
+            draw = torch.Generator().manual_seed(seed)
+            x, y = (3 * torch.randn(2, 4, generator=draw, dtype=torch.float64)).to(dtype)
+            value, (below, slope), there = problem.value(x), smooth.value_and_gradient(x), smooth.value(y)
+            assert below - rounding <= value <= below + width / 2 + rounding
+            assert there >= below + float((slope * (y - x)).sum()) - rounding * 100  # convex
+    assert problem.smoothed(1e-8) is None or name != "smooth absolute, beta 1e-7"
+
+
+def test_smooth_losses_have_nothing_to_be_smoothed() -> None:
+    for loss in (torch.nn.MSELoss(), torch.nn.HuberLoss(), torch.nn.SmoothL1Loss()):
+        assert kinked(loss, torch.float64).smoothed(0.5) is None
+    assert Quadratics.on("l1").problem.smoothed(1.0) is None
+
+
+def test_functions_with_kinks_stall_with_a_warning() -> None:
+    def corner(x: torch.Tensor) -> torch.Tensor:
+        return (x[0] - x[1]).abs() + 0.1 * (x - 1).square().sum() + (x[0] + x[1] - 0.7).abs()
+
+    problem = fedfw.Problem.from_losses([corner], torch.tensor([2.0, -1.0], dtype=torch.float64), convex=True)
+    with pytest.warns(UserWarning, match=r"solve gave up .* expected tol=0\.0001.*with kinks, such as \|x\|, stall"):
+        optimum = fedfw.solve(problem, "linf:3", tol=1e-4, max_steps=100)
+    assert optimum.uncertainty > 1e-4
+    assert optimum.lower_bound <= 0.2 * 0.65**2 <= optimum.value  # at (0.35, 0.35)

@@ -3,12 +3,18 @@
 Where the set has a projection: accelerated projected gradient (Nesterov's momentum with restarts, step sizes by
 backtracking). Elsewhere: Frank-Wolfe with backtracking steps. Either way the Frank-Wolfe gap says how far the answer
 can be trusted: F(x) - gap(x) <= F* <= F(x).
+
+At a kink, as of |x| at 0, steps along gradients make no progress. Losses that are known to have kinks are therefore
+replaced by smooth ones S, which are nowhere above F and at most a given number below it (Nesterov, 2005). Steps go
+along the gradients of S, and S(x) - gap_S(x) <= min S <= F*. Once the gap of S is smaller than that number, the kinks
+are made sharper.
 """
 
 from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +29,17 @@ from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
 
 _LOOK_EVERY = 10  # steps between two looks at the gap, each of which costs a gradient and an oracle call
+_FIRST_WIDTH, _NARROWER = (
+    0.1,
+    4.0,
+)  # of the parabolas in place of kinks, in units of F(x^1) - F*; and from one to the next
+_GAVE_UP = "solve gave up"
+
+
+_Descent = Callable[[Problem, ConstraintSet, Tensor], Iterator[Tensor]]
+"""A solver: its points, from one (p,) on."""
+_Judge = Callable[[Problem, Tensor], tuple[float, float]]
+"""Maps a point (p,) to a problem's F and gap there."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,8 @@ class Optimum:
         How many gradient steps it took.
     method
         Which solver.
+    stopped
+        Why F* is not known to the tolerance that was asked for; None where it is.
 
     Examples
     --------
@@ -56,6 +75,7 @@ class Optimum:
     start_value: float
     steps: int
     method: str
+    stopped: str | None = None
 
     def residual(self, loss: float) -> float:
         """(F - F*) / (F(x^1) - F*), with the best value for F*."""
@@ -81,14 +101,15 @@ def solve(
     Parameters
     ----------
     problem
-        With convex losses: only then does the gap bound F*.
+        With convex losses: only then does the gap bound F*. Kinks of losses of torch, such as those of `nn.L1Loss`, are
+        rounded off and sharpened step by step; functions with kinks of their own may not reach the tolerance.
     constraint
         A constraint set, a `Product`, or a text such as ``"l1:10"``.
     tol
         Stop when F* is known to this fraction of F(x^1) - F*. The gap is a cautious measure: the value itself is
         usually far closer to F* than that.
     max_steps
-        Give up after so many steps; `Optimum.uncertainty` says what was reached.
+        Give up after so many steps, with a warning; `Optimum.uncertainty` says what was reached.
     max_seconds
         Give up after about so many seconds.
     progress
@@ -114,28 +135,35 @@ def solve(
     end = time.monotonic() + max_seconds
     D = problem.bind(constraint)
     x = feasible_start(D, problem.start)
-    if D.has_projection:
-        steps, method = _accelerated(problem, D, x), "accelerated projected gradient"
-    else:
-        steps, method = _frank_wolfe(problem, D, x), "Frank-Wolfe"
+    descend = _accelerated if D.has_projection else _frank_wolfe
+    method = "accelerated projected gradient" if D.has_projection else "Frank-Wolfe"
     # Rounding errors of float32 would make the bound false.
     exact = problem.works_in_float64()
 
-    def look(x: Tensor) -> tuple[float, float]:
-        """F at x (p,), and a lower bound on the optimum."""
+    def judge(problem: Problem, x: Tensor) -> tuple[float, float]:
+        """F at x (p,), and its gap."""
         value, gradient = problem.value_and_gradient(x, exact=exact)
-        bound = value - frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
+        return value, frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
+
+    def look(x: Tensor, smooth: Problem | None) -> tuple[float, float]:
+        """F at x (p,), and a lower bound on the optimum."""
+        value, gap = judge(problem, x)
+        bound = value - gap
+        if smooth is not None:
+            below, gap = judge(smooth, x)
+            bound = max(bound, below - gap)
         return value, bound if problem.floor is None else max(bound, problem.floor)
 
-    start_value, bound = look(x)
+    start_value, bound = look(x, None)
+    steps = _sharpened(problem, D, x, descend, judge, start_value - bound)
     best = Optimum(x, start_value, bound, start_value, 0, method)
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
-            x = next(steps)
+            x, smooth = next(steps)
             late = bool(problem.ranks.numbers(time.monotonic() > end)[0][0])  # ranks must agree when to stop
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
-            value, bound = look(x)
+            value, bound = look(x, smooth)
             bound = max(best.lower_bound, bound)
             point, value = (x, value) if value <= best.value else (best.x, best.value)
             bound = min(bound, value)  # at the optimum itself the two differ by rounding
@@ -143,7 +171,39 @@ def solve(
             show(count, count, value, bound)
             if best.uncertainty <= tol or late:
                 break
+    if best.uncertainty > tol:
+        best = replace(best, stopped=_shortfall(best, tol))
+        warnings.warn(f"{_GAVE_UP} {best.stopped}", stacklevel=2)
     return replace(best, x=problem.shaped(best.x))
+
+
+def _shortfall(best: Optimum, tol: float) -> str:
+    """Return why the tolerance was not reached, and what a caller can do."""
+    return (
+        f"after {best.steps} steps: F* is known to {best.uncertainty:.2g} of F(x^1) - F*, expected tol={tol:g}: allow "
+        "more steps or seconds, or use the interval from lower_bound to value. Functions with kinks, such as |x|, stall"
+    )
+
+
+def _sharpened(
+    problem: Problem, D: ConstraintSet, x: Tensor, descend: _Descent, judge: _Judge, scale: float
+) -> Iterator[tuple[Tensor, Problem | None]]:
+    """Yield points from x (p,) on, each with the smooth problem that it is a step of; None where that is the problem.
+
+    ``scale`` is about F(x) - F*: a first width for the parabolas in place of kinks is a part of it.
+    """
+    width = _FIRST_WIDTH * max(scale, torch.finfo(x.dtype).tiny)
+    while True:
+        smooth = problem.smoothed(width)
+        steps = descend(smooth or problem, D, x)
+        gap = math.inf
+        while smooth is None or gap > width / _NARROWER:
+            for _ in range(_LOOK_EVERY):
+                x = next(steps)
+                yield x, smooth
+            if smooth is not None:
+                gap = judge(smooth, x)[1]
+        width /= _NARROWER
 
 
 def _between(steps: int, value: float, bound: float) -> str:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 
 from fedfw.cli.flags import add_file, add_flags, configured
 from fedfw.config import build_problem, completed, constraint_of, load
@@ -35,7 +36,9 @@ def execute(options: argparse.Namespace) -> int:
     config = completed(config, data)
     problem = build_problem(config, data).to(usable_device(config.device or "cpu"))
     begin = time.monotonic()
-    optimum = solve(problem, constraint_of(config), tol=options.tol, max_steps=options.max_steps, progress=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="solve gave up")  # the closing lines say so
+        optimum = solve(problem, constraint_of(config), tol=options.tol, max_steps=options.max_steps, progress=True)
     test = problem.test(optimum.x)
     found = {
         "value": optimum.value,

@@ -194,6 +194,15 @@ class ModuleLosses(ClientLosses):
             self._exact = ModuleLosses(model, loss, self._shapes, stacks, sizes, self._known, self.per)
         return self._exact.value_and_gradient(x.double(), who, None)
 
+    def smoothed(self, width: float) -> ModuleLosses | None:
+        known = None if self._known is None else self._known.smoothed(width)
+        if known is None:
+            return None
+        assert self.sizes is not None
+        return ModuleLosses(
+            self._model, self._loss, self._shapes, self._stacks, self.sizes, known, self.per, self.mixed
+        )
+
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
