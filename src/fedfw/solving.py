@@ -19,6 +19,7 @@ from torch import Tensor
 from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import shown
+from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
 
@@ -143,7 +144,7 @@ def solve(
             show(count, count, value, bound)
             if best.uncertainty <= tol or late:
                 break
-    return replace(best, x=problem.shaped(best.x))
+    return replace(best, x=problem.shaped(final_model(D, best.x)))
 
 
 def _between(steps: int, value: float, bound: float) -> str:

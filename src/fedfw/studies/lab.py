@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from fedfw._version import __version__
 from fedfw.data import MissingDataError, data_folder
-from fedfw.errors import NonFiniteError
+from fedfw.errors import InfeasibleError, NonFiniteError
 from fedfw.ranks import ALONE, Ranks
 from fedfw.rounds.files import write_atomically
 
@@ -268,7 +268,7 @@ def _compute(task: Task, site: Site) -> Json:
         return task.compute(site) | {"took": time.monotonic() - began, "machine": site.machine}
     except MissingDataError as error:
         return {"not_run": "no data", "why": str(error)}
-    except NonFiniteError as error:
+    except (NonFiniteError, InfeasibleError) as error:
         return {"not_run": "blew up", "why": str(error)}
 
 
