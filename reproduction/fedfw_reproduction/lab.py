@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from fedfw.data import MissingDataError, data_folder
-from fedfw.errors import NonFiniteError
+from fedfw.errors import InfeasibleError, NonFiniteError
 from fedfw.ranks import ALONE, Ranks
 from fedfw_reproduction.kept import FILE, KeptResults
 from fedfw_reproduction.schema import Identity
@@ -264,7 +264,7 @@ def _compute(task: Task, site: Site) -> Json:
         return task.compute(site) | {"took": time.monotonic() - began, "machine": site.machine}
     except MissingDataError as error:
         return {"not_run": "no data", "why": str(error)}
-    except NonFiniteError as error:
+    except (NonFiniteError, InfeasibleError) as error:
         return {"not_run": "blew up", "why": str(error)}
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedfw.algorithms.registry import ALGORITHMS
     from fedfw.atoms import Atom
     from fedfw.data import load_data, partition
-    from fedfw.errors import AtomError, NonFiniteError, NoProjectionError, RankLostError
+    from fedfw.errors import AtomError, InfeasibleError, NonFiniteError, NoProjectionError, RankLostError
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
@@ -111,6 +111,7 @@ __all__ = [
     "History",
     "Hull",
     "Hypersimplex",
+    "InfeasibleError",
     "KSparse",
     "KSupport",
     "L1Ball",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import isfinite
+from math import isfinite, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,8 @@ _FEW = 1024
 """Numbers up to which all of them are copied to the host, where longer vectors are added up first."""
 _HANDFUL = 64
 """Numbers up to which Python looks at each of them sooner than torch adds them up."""
+_LEAST_NORM = 1e-12
+"""A norm below which squares may underflow in float32."""
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
 
 
@@ -115,6 +117,34 @@ def all_finite(x: Tensor) -> bool:
     if x.is_cpu and x.ndim == 1 and x.shape[0] <= _HANDFUL:
         return all(map(isfinite, x.tolist()))
     return isfinite(x.sum().item()) or bool(x.isfinite().all())
+
+
+def rows_within(x: Tensor, limit: float) -> bool:
+    """Whether all rows of x (n, p) are finite and have an l2 norm of at most ``limit``, which is a finite number.
+
+    Where checks are postponed it is noted and taken to be so.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    >>> rows_within(x, 5.0), rows_within(x, 4.0), rows_within(x * float("nan"), 5.0)
+    (True, False, False)
+    """
+    noted = _noted.get()
+    if limit < _LEAST_NORM:
+        most = x.abs().max() * sqrt(x.shape[1])
+        if noted is not None:
+            noted.append(most <= limit)
+            return True
+        return float(most) <= limit
+    if noted is not None:
+        noted.append(torch.linalg.vector_norm(x, dim=1) <= limit)
+        return True
+    # The norm of all rows together takes one fast pass. It can be larger than that of each row, and it can overflow.
+    if float(torch.linalg.vector_norm(x)) <= limit:
+        return True
+    return float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).amax()) <= limit
 
 
 @contextmanager

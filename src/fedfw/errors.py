@@ -71,6 +71,19 @@ class NoProjectionError(NotImplementedError):
     """
 
 
+class InfeasibleError(ValueError):
+    """A point that has to lie in a constraint set lies outside, or cannot be projected into it.
+
+    `fedfw.simulate`, `fedfw.solve` and deployments raise it instead of returning a model outside of its set.
+
+    Examples
+    --------
+    >>> from fedfw.errors import InfeasibleError
+    >>> issubclass(InfeasibleError, ValueError)
+    True
+    """
+
+
 class MessageError(ValueError):
     """A message between server and client does not have the agreed fields or values.
 

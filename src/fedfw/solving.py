@@ -25,6 +25,7 @@ from torch import Tensor
 from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import shown
+from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
 
@@ -174,7 +175,7 @@ def solve(
     if best.uncertainty > tol:
         best = replace(best, stopped=_shortfall(best, tol))
         warnings.warn(f"{_GAVE_UP} {best.stopped}", stacklevel=2)
-    return replace(best, x=problem.shaped(best.x))
+    return replace(best, x=problem.shaped(final_model(D, best.x)))
 
 
 def _shortfall(best: Optimum, tol: float) -> str:

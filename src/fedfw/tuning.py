@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Literal
 
 from fedfw.algorithms.base import Algorithm, Setting
-from fedfw.errors import NonFiniteError
+from fedfw.errors import InfeasibleError, NonFiniteError
 from fedfw.options import declare_keywords, options_of, refuse_unknown
 from fedfw.problems.problem import Problem
 from fedfw.ranks import ALONE, Ranks
@@ -231,7 +231,7 @@ def _run(problem: Problem, point: Trial) -> Trial:
     options = replace(point.options, eval_every=point.rounds, tol=None)
     try:
         last = Simulation(problem, point.algorithm, options).run().history[-1]
-    except NonFiniteError:
+    except (NonFiniteError, InfeasibleError):  # the step size is too large
         return point
     if last.test_loss is None:
         raise ValueError("tune compares losses on the problem's test data, and this problem has none")

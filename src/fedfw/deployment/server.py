@@ -21,11 +21,13 @@ from fedfw.deployment.messages import SCHEMA, Answer, Kind
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
-from fedfw.deployment.training import JOIN, LEAVE, Exchange, TrainingServer
+from fedfw.deployment.training import INSIDE, JOIN, LEAVE, Exchange, TrainingServer
 from fedfw.errors import NobodyTrainedError
 from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
+from fedfw.problems.problem import with_parameters
 from fedfw.rounds.checkpoints import DamagedCheckpointError
+from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import PLOTS, RunFolder
 from fedfw.rounds.participation import Participation
@@ -225,6 +227,8 @@ class DeployedServer(TrainingServer):
         NobodyTrainedError
             If no answer was counted in any round, or everybody has left before the end. The files are written all the
             same where there was a round that counted.
+        InfeasibleError
+            If the model lies outside of the constraint set by more than rounding explains. No model is written.
         """
         reasons: Counter[str] = Counter()
         for record in self.history:
@@ -232,15 +236,17 @@ class DeployedServer(TrainingServer):
         told = f"; refused were {', '.join(f'{count} ({why})' for why, count in reasons.items())}" if reasons else ""
         if not any(record.participants for record in self.history):
             raise NobodyTrainedError(f"no answer of a client was counted in {self.t} rounds: nothing was trained{told}")
-        self._write_results()
+        x = final_model(self.task.constraint, self.xbar, tol=INSIDE)
+        self._write_results(x)
         if self.roster.deserted:
             last = max(record.round for record in self.history if record.participants)
             raise NobodyTrainedError(f"everybody had left after round {last} of {self.t}: nobody trained further{told}")
 
-    def _write_results(self) -> None:
+    def _write_results(self, x: Tensor) -> None:
+        """Write the model at x (p,) and the plots, where the server keeps files."""
         if self._folder is not None:
             from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
 
-            self._folder.save_model(self.model)
+            self._folder.save_model(with_parameters(self.task.model, x))
             save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS)
             self._folder.release()

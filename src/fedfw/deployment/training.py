@@ -43,7 +43,7 @@ from fedfw.rounds.robustness import certified, refuse_uncertifiable
 from fedfw.rounds.wire import digest, encoded, narrowest, point_digest
 
 _log = logging.getLogger("fedfw")
-_INSIDE = 1e-3
+INSIDE = 1e-3
 """How far outside of the set, relative to its size, xbar may be: the rounding of thousands of rounds stays below it."""
 _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 JOIN, LEAVE, STEP = "join", "leave", "step"
@@ -470,7 +470,7 @@ class TrainingServer:
     def _is_sound(self, step: ServerStep) -> bool:
         """Whether all vectors of the server are finite after a step, and xbar is in the set."""
         finite = all(bool(vector.isfinite().all()) for vector in step.server.vectors.values())
-        return finite and self.task.constraint.contains(step.server.xbar.to(self.task.start.dtype), _INSIDE)
+        return finite and self.task.constraint.contains(step.server.xbar.to(self.task.start.dtype), INSIDE)
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
         """What was accepted, stacked by the structure of the atoms."""

@@ -29,7 +29,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedfw.linalg.selection import descending
+from fedfw.linalg.selection import descending, power_of_two
 
 
 def k_support_norm(x: Tensor, k: int) -> Tensor:
@@ -112,8 +112,7 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
 def _ranked(a: Tensor) -> tuple[Tensor, Tensor]:
     """Magnitudes in descending order (n, p), divided by powers of two (n, 1), so that their squares stay in range."""
     ranked = descending(a)
-    exponent = torch.frexp(ranked[:, :1]).exponent.clamp(-1000, 1000)
-    size = torch.exp2(exponent.to(a.dtype))
+    size = power_of_two(ranked[:, :1])
     return ranked.mul_(1 / size), size
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_SAFE_NORMS = (1e-140, 1e150)
+"""Norms between which no square that matters has overflowed or underflowed."""
+
 
 def first_argmax(a: Tensor) -> Tensor:
     """Index of the first largest entry of each row.
@@ -106,6 +109,59 @@ def descending(a: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(a.numpy(), axis=1)).flip(1)
 
 
+def kth_largest(a: Tensor, k: int) -> Tensor:
+    """The k-th largest entry of each row.
+
+    Parameters
+    ----------
+    a : Tensor
+        Shape (n, p), float32 or float64.
+    k : int
+        From 1 to p.
+
+    Returns
+    -------
+    Tensor
+        Shape (n, 1).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import kth_largest
+    >>> kth_largest(torch.tensor([[1.0, 5.0, 3.0]]), 2).tolist()
+    [[3.0]]
+    """
+    place = a.shape[1] - k
+    if a.device.type != "cpu" or a.requires_grad:
+        return a.kthvalue(place + 1, dim=1, keepdim=True).values
+    parts = np.partition(a.numpy(), place, axis=1)
+    return torch.from_numpy(parts[:, place : place + 1])
+
+
+def power_of_two(largest: Tensor) -> Tensor:
+    """For each number a power of two near it, by which others can be divided without rounding.
+
+    Parameters
+    ----------
+    largest : Tensor
+        Float64, of any shape; finite and at least 0.
+
+    Returns
+    -------
+    Tensor
+        From the number to twice it where that is between 2^-1000 and 2^1000, and 1 for 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import power_of_two
+    >>> power_of_two(torch.tensor([5.0, 0.25, 0.0], dtype=torch.float64)).tolist()
+    [8.0, 0.5, 1.0]
+    """
+    exponent = torch.frexp(largest).exponent.clamp(-1000, 1000)
+    return torch.exp2(exponent.to(largest.dtype))
+
+
 def row_norms(x: Tensor) -> Tensor:
     """The l2 norm of each row, computed in float64.
 
@@ -119,6 +175,11 @@ def row_norms(x: Tensor) -> Tensor:
     Tensor
         Float64, of shape (n,).
 
+    Notes
+    -----
+    Squares of numbers above 1e154 overflow in float64, and those of numbers below 1e-154 underflow. Where a norm is
+    near that, the rows are divided by powers of two first. Squares of float32 always fit.
+
     Examples
     --------
     >>> import torch
@@ -127,7 +188,15 @@ def row_norms(x: Tensor) -> Tensor:
     [5.0, 2.0]
     """
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-    return norms
+    if x.dtype is not torch.float64:
+        return norms
+    if not x.is_cuda:  # a GPU would wait longer for the answer than scaling takes
+        values = norms.tolist()
+        if not values or (_SAFE_NORMS[0] < min(values) and max(values) < _SAFE_NORMS[1]):
+            return norms
+    size = power_of_two(x.abs().amax(1, keepdim=True))
+    scaled: Tensor = torch.linalg.vector_norm(x / size, dim=1) * size[:, 0]
+    return scaled
 
 
 def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedfw.linalg.selection import descending
+from fedfw.linalg.selection import descending, kth_largest
 
 
 def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
@@ -41,11 +41,12 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
     >>> water_fill(v, total=1.0).tolist()
     [[0.375, 0.625, 0.0]]
     """
-    v = v - v.amax(1, keepdim=True)  # only differences matter, and rounding would lose them far from zero
     if math.isinf(cap):
+        v = v - v.amax(1, keepdim=True)  # only differences matter, and rounding would lose them far from zero
         corners = descending(v)
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
     else:
+        v = _in_window(v, total, cap)
         both = torch.cat([v, v - cap], 1)
         step = torch.cat([torch.ones_like(v), -torch.ones_like(v)], 1)
         corners, order = both.sort(dim=1, descending=True)
@@ -57,6 +58,18 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
     missing = total - height.gather(1, piece)
     theta = corners.gather(1, piece) - missing / slope.gather(1, piece).clamp(min=1)
     return (v - theta).clamp(0, cap)
+
+
+def _in_window(v: Tensor, total: float, cap: float) -> Tensor:
+    """The entries of each row relative to one near the solution, clipped to where they matter: (n, p).
+
+    The pivot is the entry whose rank is total / cap, rounded up. At the level theta = pivot the sum is at most
+    ``total``, and at pivot - cap at least ``total``. So the solution lies between: entries from pivot + cap on are at
+    their bound, and those below pivot - cap are zero. In that window differences are exact, however large the entries
+    are; from the largest entry of a row they are not.
+    """
+    rank = math.ceil(min(max(total / cap, 1), v.shape[1]))
+    return (v - kth_largest(v, rank)).clamp_(-cap, cap)
 
 
 def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:

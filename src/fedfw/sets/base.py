@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, DenseAtom, Mixture, ReadAtom, SparseAtom
 from fedfw.atoms.mixture import mixture_readers
+from fedfw.checks import rows_within
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.stacks import check_finite
 from fedfw.notebook import html_card
+from fedfw.sets.projections import LOST_TO_ROUNDING, Frame, project_far, round_into
 
 Shape = tuple[int, ...]
 """The shape of one parameter."""
@@ -168,6 +170,43 @@ class ConstraintSet(ABC):
         """x (n, p) in float64 -> the nearest points of the set, (n, p)."""
         raise NoProjectionError(f"no projection for this set: {self!r} has only a linear minimization oracle")
 
+    def _extent(self, shape: Shape) -> float:
+        """About the size of the set, in the l2 norm, by which `project` judges whether a point is far away.
+
+        By default the diameter. Infinity means that `_project` itself finds the points that are far.
+        """
+        return self.diameter(shape)
+
+    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
+        """Whether rounding to ``dtype`` may move a point out of the set by more than it may be outside."""
+        extent = self._extent(shape)
+        point = self.lmo(torch.zeros(shape, dtype=torch.float64)).dense(torch.float64)
+        rounding = torch.finfo(dtype).eps / 2 * (float(point.norm()) + extent)
+        return not rounding <= LOST_TO_ROUNDING * extent
+
+    def _frame(self, shape: Shape, dtype: torch.dtype) -> Frame:
+        """What `project` must know of the set for parameters of this shape and dtype; worked out once."""
+        frames: dict[tuple[Shape, torch.dtype], Frame] = self.__dict__.setdefault("_frames", {})
+        frame = frames.get((shape, dtype))
+        if frame is None:
+            frame = frames[shape, dtype] = Frame.of(self, shape, dtype)
+        return frame
+
+    def _nearest(self, x: Tensor, shape: Shape, frame: Frame | None = None) -> Tensor:
+        """x (n, p) of any size -> the nearest points of the set, (n, p) in float64; NaN and infinity are refused."""
+        if frame is None:
+            frame = self._frame(shape, torch.float64)
+        if rows_within(x, frame.far):
+            return self._project(x.double(), shape)
+        check_finite(x)
+        return project_far(self, x.double(), shape, frame.extent)
+
+    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """Points x (n, p) of the set in float64 -> near points of the set in ``dtype``."""
+        if self._frame(shape, dtype).coarse:
+            return round_into(self, x, shape, dtype)
+        return x.to(dtype)
+
     def _surely_holds(self, x: Tensor) -> bool:
         """Whether it is known at little cost that all rows of x (n, p) are finite and in the set."""
         return False
@@ -178,7 +217,7 @@ class ConstraintSet(ABC):
         By default the nearest ones. A set overrides it where something cheaper lies in the set as well, or to stay
         inside when it rounds.
         """
-        return self._project(x, shape).to(precision)
+        return self._rounded(self._nearest(x, shape), shape, precision)
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         """Largest values over the set of some of the norms l1, l2, linf, spectral and nuclear.
@@ -305,8 +344,10 @@ class ConstraintSet(ABC):
         rows, shape = self._stack(x, batch)
         if self._surely_holds(rows):
             return (x.detach() if x.requires_grad else x).clone(memory_format=torch.contiguous_format)
-        check_finite(rows)
-        return self._project(rows.double(), shape).to(x.dtype).reshape(x.shape)
+        frame = self._frame(shape, x.dtype)
+        nearest = self._nearest(rows, shape, frame)
+        nearest = self._rounded(nearest, shape, x.dtype) if frame.coarse else nearest.to(x.dtype)
+        return nearest.reshape(x.shape)
 
     def shrink(self, x: Tensor, batch: bool = False) -> Tensor:
         """A point of the set near ``x``, for an x that was in the set before it was compressed.
@@ -425,9 +466,7 @@ class ConstraintSet(ABC):
         4.0
         """
         rows, shape = self._stack(x, batch)
-        check_finite(rows)
-        rows = rows.double()
-        gaps = row_norms(rows - self._project(rows, shape))
+        gaps = row_norms(rows.double() - self._nearest(rows, shape))
         return gaps if batch else float(gaps[0])
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:

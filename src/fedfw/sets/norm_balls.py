@@ -20,6 +20,7 @@ from fedfw.linalg.selection import row_norms, unit_rows
 from fedfw.linalg.stacks import check_finite
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
+from fedfw.sets.projections import LOST_TO_ROUNDING
 
 _EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
@@ -286,6 +287,15 @@ class _Corners(ConstraintSet):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         lo, hi = self._bounds_on(x.device)
         return x.clamp(lo, hi)
+
+    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
+        # Rounding keeps the order of numbers, so a point leaves the box by no more than the bounds themselves move.
+        lo, hi = self._bounds()
+        below, above = lo - lo.to(dtype).double(), hi.to(dtype).double() - hi
+        return not bool(torch.maximum(below, above).max() <= LOST_TO_ROUNDING * (hi - lo).max())
+
+    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        return self._shrink(x, shape, dtype) if self._frame(shape, dtype).coarse else x.to(dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         lo, hi = self._bounds_on(x.device)

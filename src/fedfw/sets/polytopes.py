@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, Permutation, ReadAtom, Vertex
-from fedfw.linalg.selection import first_argmax, row_norms
+from fedfw.linalg.selection import first_argmax, power_of_two, row_norms
 from fedfw.sets.base import ConstraintSet, Request, Shape
 
 Array = npt.NDArray[np.float64]
@@ -200,8 +200,11 @@ class Hull(ConstraintSet):
 
     @cached_property
     def _size(self) -> float:
-        """The largest coordinate difference from the mean of the points, or 1 if all points are equal."""
-        return float((self.vertices - self.vertices.mean(0)).abs().max()) or 1.0
+        """The largest distance of a point from the mean of the points, or 1 if all points are equal."""
+        return float(row_norms(self.vertices - self.vertices.mean(0)).max()) or 1.0
+
+    def _extent(self, shape: Shape) -> float:
+        return self._size  # the diameter compares all pairs of points
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return row_norms(x - self._project(x, shape)) / self._size
@@ -230,7 +233,9 @@ class Hull(ConstraintSet):
         return {Vertex: partial(Vertex.read, shape=shape, vertices=self.vertices)}
 
     def diameter(self, shape: Shape) -> float:
-        return float(torch.cdist(self.vertices, self.vertices, compute_mode="donot_use_mm_for_euclid_dist").max())
+        size = power_of_two(self.vertices.abs().max())  # squares of huge or tiny coordinates would not fit
+        scaled = self.vertices / size
+        return float(torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").max() * size)
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         magnitudes = self.vertices.abs()
@@ -366,6 +371,9 @@ class Polytope(ConstraintSet):
             bound=torch.tensor(bound, dtype=torch.float64, device=g.device),
             values=torch.stack(rows).to(g.device),
         )
+
+    def _extent(self, shape: Shape) -> float:
+        return self._size  # the diameter solves two linear programs for each coordinate
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         A, b = self.A.to(x.device), self.b.to(x.device)

@@ -223,9 +223,20 @@ class BoundProduct(ConstraintSet):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
             inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
-            return piece if inside else part._project(piece, s)
+            return piece if inside else part._nearest(piece, s)
 
         return torch.cat(self._each(x, nearest), 1)
+
+    def _extent(self, shape: Shape) -> float:
+        return math.inf  # a point that is near for one part can be far for another: each part finds out for itself
+
+    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
+        return any(part._frame(s, dtype).coarse for part, s in zip(self.parts, self.shapes, strict=True))
+
+    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        if self._frame(shape, dtype).coarse:
+            return torch.cat(self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype)), 1)
+        return x.to(dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return torch.cat(self._each(x, lambda part, piece, s: part._shrink(piece, s, precision)), 1)
@@ -360,7 +371,18 @@ class LinearLayerSet(ConstraintSet):
         return self.inner._violation(self._into_matrix(x), self._matrix)
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        return self.inner._project(self._into_matrix(x), self._matrix)[:, self._order(x.device)]
+        return self.inner._nearest(self._into_matrix(x), self._matrix)[:, self._order(x.device)]
+
+    def _extent(self, shape: Shape) -> float:
+        return math.inf  # the matrix set finds the points that are far
+
+    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
+        return self.inner._frame(self._matrix, dtype).coarse
+
+    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        if self._frame(shape, dtype).coarse:
+            return self.inner._rounded(self._into_matrix(x), self._matrix, dtype)[:, self._order(x.device)]
+        return x.to(dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return self.inner._shrink(self._into_matrix(x), self._matrix, precision)[:, self._order(x.device)]

@@ -26,9 +26,13 @@ class Run:
     problem, algorithm, plan : Problem, Algorithm, Plan
         What was run; the algorithm and its plan have all defaults filled in.
     x : Tensor
-        xbar, (p,), in ``named_parameters()`` order; in the parameter's shape where the model is one matrix.
+        xbar, (p,), in ``named_parameters()`` order; in the parameter's shape where the model is one matrix. It lies in
+        the set up to the rounding of the rounds: 1e-6 of the set's size in float64, and 1e-3 in float32. With relaxed
+        clients it may lie outside.
     feasible : Tensor
-        In the same shape: what is judged and returned: xbar, or with relaxed clients a point of the set near it.
+        In the same shape, the model that is returned. It is xbar, or with relaxed clients a point of the set near it.
+        Where the rounding of the rounds has moved that out of the set by more than 1e-6 of the set's size, it is the
+        projection, if the set has one.
     history : History
         A record of each round.
     lower_bound : float or None

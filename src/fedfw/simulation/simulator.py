@@ -22,6 +22,7 @@ from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import refuse_strange
 from fedfw.rounds.coordinator import Coordinator, Rows
+from fedfw.rounds.feasibility import final_model, validate_final
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
@@ -266,6 +267,7 @@ class Simulation:
                 self._record()
                 if self._call("after_round"):
                     break
+            feasible = self._final_model()
         except BaseException:
             for callback in self.callbacks:
                 callback.abandon(self)
@@ -276,7 +278,7 @@ class Simulation:
             algorithm=self.algorithm,
             plan=self.plan,
             x=self.problem.shaped(self.xbar),
-            feasible=self.problem.shaped(self.feasible()),
+            feasible=self.problem.shaped(feasible),
             history=self.history,
             lower_bound=self.best_bound,
             certificate=self.certificate,
@@ -288,6 +290,12 @@ class Simulation:
         for callback in self.callbacks:
             callback.finish(self, run)
         return run
+
+    def _final_model(self) -> Tensor:
+        """The model that is returned, (p,), in the set; it is an error if the final xbar is not."""
+        if not self.relaxed:  # with relaxed clients xbar may lie outside
+            validate_final(self.constraint, self.xbar)
+        return final_model(self.constraint, self.feasible())
 
     def _round(self) -> None:
         """One round, in the steps of `fedfw.rounds.coordinator`."""

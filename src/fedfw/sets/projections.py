@@ -1,0 +1,252 @@
+"""What `ConstraintSet.project` adds to a set's own projection: points that are far away, and rounding to a dtype.
+
+The set's own projection works in float64, and its rounding errors grow with the distance of the point: at 1e16 times
+the size of the set they are as large as the set. So results for far points are verified, and repaired or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfw.errors import InfeasibleError, NoProjectionError
+from fedfw.linalg.selection import row_norms
+
+if TYPE_CHECKING:
+    from fedfw.sets.base import ConstraintSet, Shape
+
+FAR = 2.0**20
+"""A point is far where its l2 norm is above so many extents of the set; below, float64 keeps ten digits of the set."""
+
+TOLERANCE = 1e-6
+"""How far outside of its set a projection may be, relative to the set's size: what `contains` allows by default."""
+
+_BEFORE_ROUNDING = TOLERANCE / 2
+"""The part of it that a projection in float64 may use; rounding to float32 may use the rest."""
+
+LOST_TO_ROUNDING = TOLERANCE / 4
+"""The part of it up to which rounding is not looked at again."""
+
+_CORRECTED = 1e-10
+"""How far outside a result for a far point may be before it is projected once more."""
+
+_SUBOPTIMALITY = 2.0**-20
+"""How much farther from a far point its projection may be than the nearest point of the set, in extents of the set."""
+
+_CLOSER = (2.0**44, 2.0**36, 2.0**28, 2.0**22)
+"""Distances, in extents of the set, to which a point is moved whose projection from its own place fails."""
+
+_INWARD = (2, 4, 8, 16, 32)
+"""How far points are moved inwards before they are rounded, in roundings."""
+
+_EQUALITY_ROUNDINGS = 8
+"""How many roundings to 16 bits a set without an interior may be violated by."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What `project` must know of a set for parameters of one shape and dtype.
+
+    Parameters
+    ----------
+    extent : float
+        About the size of the set, in the l2 norm.
+    far : float
+        The l2 norm above which points are far; finite.
+    coarse : bool
+        Whether rounding to the dtype may move a point out of the set.
+    """
+
+    extent: float
+    far: float
+    coarse: bool
+
+    @classmethod
+    def of(cls, constraint: ConstraintSet, shape: Shape, dtype: torch.dtype) -> Frame:
+        """The frame of a set, from what the set says of itself."""
+        extent = constraint._extent(shape)
+        if not extent > 0:  # a set of a single point, which every projection is
+            extent = 1.0
+        far = min(FAR * extent, torch.finfo(torch.float64).max)
+        return cls(extent, far, constraint._is_coarse(shape, dtype))
+
+
+def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) -> Tensor:
+    """Project rows of which some are far from the set, and verify every result.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet
+        The set.
+    x : Tensor
+        Shape (n, p), float64; finite.
+    shape : tuple of int
+        Shape of the parameter.
+    extent : float
+        As in `Frame`.
+
+    Returns
+    -------
+    Tensor
+        Points of the set, shape (n, p). The distance of each to its row of x is at most 2^-20 extents above the least.
+
+    Raises
+    ------
+    InfeasibleError
+        If that cannot be reached for a row; it gives the row's size.
+
+    Notes
+    -----
+    A row is projected from its own place first. If the result is not good enough, the row is moved along the segment
+    to the farthest point c of the set in its direction, and projected from there. For a row at the distance K extents,
+    the projection P of the moved row satisfies <x - P, s - P> <= |x - P| |c - P| / K for every s in the set, in
+    extents, so from K = 2^22 on the move itself never costs more than the bound above allows. The farthest places come
+    first, because they change the projection least.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.sets.projections import project_far
+    >>> x = torch.tensor([[1e200, 1e200, 0.0]], dtype=torch.float64)
+    >>> project_far(fedfw.Simplex(1.0), x, (3,), extent=1.4).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    nearest = torch.empty_like(x)
+    left = torch.arange(len(x), device=x.device)
+    cause: Exception | None = None
+    with np.errstate(all="ignore"):  # what overflows is found by the verification
+        for target in _targets(constraint, x, shape, extent):
+            try:
+                found, good = _attempt(constraint, x[left], target[left], shape, extent)
+            except NoProjectionError:
+                raise
+            except (ArithmeticError, RuntimeError, ValueError) as error:  # as solvers fail that cannot go on
+                cause = error
+                continue
+            nearest[left[good]] = found[good]
+            left = left[~good]
+            if len(left) == 0:
+                return nearest
+    size = float(x[left[0]].abs().max())
+    raise InfeasibleError(
+        f"cannot project a point with entries up to {size:.3g} on {constraint!r}, whose size is about {extent:.3g}: "
+        "no result could be verified. A point nearer to the set is required; use a smaller step size or scale the point"
+    ) from cause
+
+
+def _targets(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) -> Iterator[Tensor]:
+    """The rows of x (n, p) where they are, and then moved closer and closer to the set."""
+    yield x
+    unit = x / x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    farthest = constraint.lmo(-unit.reshape(-1, *shape), batch=True, precision=torch.float64)
+    point = farthest.dense(torch.float64).reshape(x.shape)
+    way = x - point
+    length = row_norms(way)[:, None]
+    direction = way / length.clamp(min=torch.finfo(x.dtype).tiny)
+    for distance in _CLOSER:
+        yield point + direction * length.clamp(max=distance * extent)
+
+
+def _attempt(
+    constraint: ConstraintSet, x: Tensor, target: Tensor, shape: Shape, extent: float
+) -> tuple[Tensor, Tensor]:
+    """The projections (n, p) of ``target``, and which of them are close enough to those of x: (n,) bool."""
+    found = constraint._project(target, shape)
+    inside = _holds(constraint, found, shape, _CORRECTED)
+    if not bool(inside.all()):
+        # A result that rounding has put beside the set is near it, from where a projection is accurate.
+        near = torch.where(found.isfinite(), found, 0.0)
+        found = torch.where(inside[:, None], found, constraint._project(near, shape))
+        inside = _holds(constraint, found, shape, _BEFORE_ROUNDING)
+    found = torch.where(inside[:, None], found, 0.0)
+    way = found - x
+    distance = row_norms(way)
+    direction = way / distance.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    best = constraint.lmo(direction.reshape(-1, *shape), batch=True, precision=torch.float64)
+    # P is nearest to x if and only if <P - x, P - s> is at most 0 for every s in the set.
+    excess = (direction * (found - best.dense(torch.float64).reshape(x.shape))).sum(1)
+    return found, inside & (excess <= _SUBOPTIMALITY * extent * (1 + extent / distance))
+
+
+def _holds(constraint: ConstraintSet, x: Tensor, shape: Shape, tol: float) -> Tensor:
+    """Which rows of x (n, p) are finite and in the set up to a tolerance: (n,) bool."""
+    finite = x.isfinite().all(1)
+    held = constraint._violation(torch.where(finite[:, None], x, 0.0), shape) <= tol
+    return held & finite
+
+
+def round_into(constraint: ConstraintSet, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+    """Round points of a set to a dtype so coarse that rounding may leave the set, and stay inside.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet
+        The set.
+    x : Tensor
+        Points of the set, (n, p), float64.
+    shape : tuple of int
+        Shape of the parameter.
+    dtype : torch.dtype
+        float16, bfloat16, float32 or float64.
+
+    Returns
+    -------
+    Tensor
+        Points of the set up to 1e-6 of its size, in ``dtype``. In 16 bits, points of a set without an interior, such as
+        a simplex, are violated by up to 8 roundings of the dtype.
+
+    Raises
+    ------
+    InfeasibleError
+        If the dtype has no such numbers.
+
+    Notes
+    -----
+    A point that rounding moves out of the set is moved towards a point in the set's middle before it is rounded, by as
+    few roundings as needed.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.sets.projections import round_into
+    >>> ball, x = fedfw.L1Ball(1.0), torch.full((1, 3), 1 / 3, dtype=torch.float64)
+    >>> rounded = round_into(ball, x, (3,), torch.bfloat16)
+    >>> float(x.bfloat16().double().sum()) > 1.001, float(rounded.double().sum()) <= 1
+    (True, True)
+    """
+    rounded = x.to(dtype)
+    good = _holds(constraint, rounded.double(), shape, TOLERANCE)
+    if bool(good.all()):
+        return rounded
+    middle = _middle(constraint, x, shape)
+    step = torch.finfo(dtype).eps
+    for roundings in _INWARD:
+        moved = (x + roundings * step * (middle - x)).to(dtype)
+        held = _holds(constraint, moved.double(), shape, TOLERANCE) & ~good
+        rounded = torch.where(held[:, None], moved, rounded)
+        good = good | held
+        if bool(good.all()):
+            return rounded
+    allowed = _EQUALITY_ROUNDINGS * step if dtype in (torch.float16, torch.bfloat16) else TOLERANCE
+    good = good | _holds(constraint, rounded.double(), shape, allowed)
+    if not bool(good.all()):
+        size = float(x[~good].abs().max())
+        raise InfeasibleError(
+            f"{dtype} is too coarse for {constraint!r}: a point of it with entries up to {size:.3g} lies outside after "
+            "rounding. A dtype with more digits or a larger range is required, such as float64"
+        )
+    return rounded
+
+
+def _middle(constraint: ConstraintSet, x: Tensor, shape: Shape) -> Tensor:
+    """A point (p,) in the middle of the set: the mean of opposite extreme points."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(8, *shape, generator=generator, dtype=torch.float64).to(x.device)
+    both = torch.cat([directions, -directions])
+    points = constraint.lmo(both, batch=True, precision=torch.float64).dense(torch.float64)
+    return points.reshape(len(both), -1).mean(0)
