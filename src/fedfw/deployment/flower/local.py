@@ -192,13 +192,14 @@ class LocalFederation:
         consent = self.folder / "consent" / name / CONSENT
         if not consent.exists():
             replace(self.consent, data_set=name).write(consent.parent)
+        closed = (*_FEDFW, "node", "--auth-supernode-private-key", str(key))
+        keyless = ("flower-supernode", "--isolation", "process")  # 'fedfw deploy node' does not run without a key
         self.start(
             name,
-            *("flower-supernode", "--superlink", self.address, "--host", HOST, "--port", port),
-            *("--isolation", "process", *secret),
+            *(closed if key.is_file() else keyless),
+            *("--superlink", self.address, "--host", HOST, "--port", port, *secret),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),
-            *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
             *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
         )
         node = self._processes[name].pid
