@@ -102,7 +102,7 @@ def test_the_command_says_what_everybody_needs(
 @contextmanager
 def hub(folder: Path) -> Iterator[HTTPConnection]:
     with make_hub(folder, Address("127.0.0.1", 0)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
         server.shutdown()
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 from fedfw.deployment.consent import CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
+from fedfw.terminal import escape_controls, without_colours
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -291,4 +292,5 @@ class LocalFederation:
 
     def log(self, name: str, lines: int = 20) -> str:
         """The end of a process's log."""
-        return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+        text = without_colours((self.folder / f"{name}.log").read_text(errors="replace"))
+        return "\n".join(escape_controls(line) for line in text.splitlines()[-lines:])
