@@ -210,7 +210,5 @@ def test_a_nodes_settings_that_make_no_sense(text: str, reason: str) -> None:
         NodeSettings.parse(text)
 
 
-def test_an_app_may_read_keys_of_its_own() -> None:
-    assert NodeSettings.read({"partition-id": 0, "num-partitions": 3, "beds": 7}, ("beds",)).partition_id == 0
-    with pytest.raises(ValueError, match="unknown key 'beds'"):
-        NodeSettings.read({"partition-id": 0, "beds": 7})
+def test_flowers_simulation_says_how_many_nodes_there_are() -> None:
+    assert NodeSettings.read({"partition-id": 0, "num-partitions": 3}).partition_id == 0

@@ -14,6 +14,7 @@ VERBS = {
     "sign": "pack an app and sign it, for nodes that run nothing unsigned",
     "hub": "hand signed bundles to the SuperLink on this machine",
     "proxy": "print the configuration of nginx or HAProxy, by which SuperNodes alone reach the SuperLink",
+    "node": "run a SuperNode that is closed to strangers, with errors of one line",
     "executor": "run the apps of a SuperNode in processes that have torch imported already",
     "check": "look for ways by which an outsider could get in or a strange bundle could run",
 }

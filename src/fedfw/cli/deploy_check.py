@@ -10,7 +10,8 @@ from fedfw.deployment.flower.proxy import Address
 DESCRIPTION = (
     "Look at a running federation as an outsider would (--address with --ca), at the files of the server's host "
     "(--server-dir), or at those of a node's host (--node-dir). The status is 1 if an outsider could get in, a strange "
-    "bundle could run, the owner of the data was not asked or their ledger is damaged, or if nothing could be checked."
+    "bundle could run, the owner of the data was not asked or their ledger is damaged, or if anything could not be "
+    "checked, for example because a unit file is missing."
 )
 
 
@@ -51,5 +52,4 @@ def execute(options: argparse.Namespace) -> int:
     print("\n".join(map(str, results)))
     print("\nWhatever these say, Flower cannot do better than this:")
     print("\n".join(f"- {limit}" for limit in LIMITS))
-    verdicts = {finding.verdict for finding in results}
-    return 1 if Verdict.FAIL in verdicts or Verdict.OK not in verdicts else 0
+    return 0 if all(finding.verdict is Verdict.OK for finding in results) else 1

@@ -37,5 +37,5 @@ def execute(options: argparse.Namespace) -> int:
     print(f"{path} says what this node may do with {options.data_set}: read it, and change what you like.")
     print(f"{consent.ledger(0, folder).path} will have every private release: keep it for as long as the data.")
     print("Start the node with them, beside what docs/deployment.md gives it:")
-    print(f"""  flower-supernode ... --node-config 'partition-id=0 consent="{path}" state-dir="{folder / STATE}"'""")
+    print(f"""  fedfw deploy node ... --node-config 'partition-id=0 consent="{path}" state-dir="{folder / STATE}"'""")
     return 0

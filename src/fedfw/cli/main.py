@@ -20,6 +20,7 @@ from importlib import import_module
 
 from fedfw._version import __version__
 from fedfw.environment import refuse_unknown_variables
+from fedfw.terminal import escape_controls
 
 COMMANDS = {
     "run": ("fedfw.cli.run", "simulate a federated run; without arguments on the digits that scikit-learn has"),
@@ -43,6 +44,8 @@ LABORATORY = {
 }
 """Commands of the package fedfw-reproduction, with their help; its entry points name the modules."""
 ENTRY_POINTS = "fedfw.commands"
+LINES = "\n"
+"""Of the characters that are not printable, errors and notes may have this one."""
 SHARED = ("run", "resume", "tune", "reproduce")
 """Commands that divide their work among the processes that torchrun starts; others would do all of it in each."""
 
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parsed(typed, command)
         status: int = options.execute(options)
     except (ValueError, OSError, ImportError) as error:
-        print(f"fedfw {command}: {error}", file=sys.stderr)
+        print(f"fedfw {command}: {escape_controls(str(error), keep=LINES)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nfedfw {command}: interrupted", file=sys.stderr)
@@ -100,7 +103,7 @@ def _quick_end(command: str) -> Iterator[None]:
 
 def _notice(command: str, message: Warning | str, *where: object) -> str:
     """A warning as one line that says nothing of source files."""
-    return f"fedfw {command}: note: {message}\n"
+    return f"fedfw {command}: note: {escape_controls(str(message), keep=LINES)}\n"
 
 
 def _module_of(command: str) -> str:

@@ -71,11 +71,11 @@ def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
         if type(name) is not str or len(name) > MOST_LETTERS:
             raise MessageError(f"oversized: a field's name, expected a text of at most {MOST_LETTERS} characters")
         if type(value) not in (bool, int, float, str, bytes):
-            raise MessageError(f"{name}: a value of type {type(value).__name__}, expected one number, text or bytes")
+            raise MessageError(f"{name!r}: a value of type {type(value).__name__}, expected one number, text or bytes")
         if type(value) is str and len(value) > MOST_LETTERS:
-            raise MessageError(f"oversized: {name} has {len(value)} characters, expected at most {MOST_LETTERS}")
+            raise MessageError(f"oversized: {name!r} has {len(value)} characters, expected at most {MOST_LETTERS}")
         if type(value) is int and value.bit_length() > 64:
-            raise MessageError(f"oversized: {name} is a number of {value.bit_length()} bits, expected at most 64")
+            raise MessageError(f"oversized: {name!r} is a number of {value.bit_length()} bits, expected at most 64")
         size += len(value) if isinstance(value, str | bytes) else 8
     if size > most_bytes:
         raise MessageError(f"oversized: {size} bytes, expected at most {most_bytes}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -50,15 +50,13 @@ consent, state-dir, leaving
         check_options(self)
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], more: Collection[str] = ()) -> Self:
+    def read(cls, config: Mapping[str, Any]) -> Self:
         """Return the settings from Flower's node configuration.
 
         Parameters
         ----------
         config : mapping of str to object
             By their keys.
-        more : collection of str
-            Further keys, which an app's own code reads.
 
         Raises
         ------
@@ -67,9 +65,9 @@ consent, state-dir, leaving
         """
         declared = {option.key: option for option in options_of(cls).values()}
         for key in config:
-            if key not in (*declared, *more, *_OF_FLOWER):
-                known = ", ".join((*declared, *more))
-                raise ValueError(f"{SOURCE}: unknown key {key!r}{nearest(key, (*declared, *more))}, expected {known}")
+            if key not in (*declared, *_OF_FLOWER):
+                known = ", ".join(declared)
+                raise ValueError(f"{SOURCE}: unknown key {key!r}{nearest(key, declared)}, expected {known}")
         if "partition-id" not in config:
             raise ValueError(f"{SOURCE}: there is no partition-id, expected the client's number: partition-id=0")
         given = {key: value for key, value in config.items() if key in declared}

@@ -22,6 +22,7 @@ from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.environment import read_variable
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
 from fedfw.rounds.tensors import joined, part
+from fedfw.terminal import escape_controls
 
 FAILURES = "failures.log"
 """In the folder of all clients on a machine: what went wrong, in full."""
@@ -42,7 +43,8 @@ def note_failure(folder: Path) -> None:
     """Append the exception that is being handled to the log of failures, which its owner alone can read."""
     make_private_folder(folder)
     with open(folder / FAILURES, "a", encoding="utf-8", errors="backslashreplace", opener=owner_only) as log:
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{traceback.format_exc()}\n")
+        details = escape_controls(traceback.format_exc(), keep="\n")
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{details}\n")
 
 
 @dataclass(frozen=True)

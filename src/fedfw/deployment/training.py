@@ -41,6 +41,7 @@ from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
 from fedfw.rounds.robustness import certified, refuse_uncertifiable
 from fedfw.rounds.wire import digest, encoded, narrowest, point_digest
+from fedfw.terminal import escape_controls
 
 _log = logging.getLogger("fedfw")
 INSIDE = 1e-3
@@ -340,8 +341,9 @@ class TrainingServer:
 
     def refuse(self, client: int | None, reason: str) -> None:
         """Note that something that was sent is not used."""
-        self._exchange.refused[reason.partition(":")[0][:40]] += 1
-        _log.warning("round %d: refused from client %s: %s", self.t + 1, client, reason[:_LONGEST_REASON])
+        self._exchange.refused[escape_controls(reason.partition(":")[0][:40])] += 1
+        # The reason holds what the client sent: repr() lets no control character reach a terminal.
+        _log.warning("round %d: refused from client %s: %r", self.t + 1, client, reason[:_LONGEST_REASON])
 
     def _note(self, sentence: str) -> None:
         """Tell people, in the log and in the round's record."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import socket
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 
@@ -130,7 +134,7 @@ def test_the_command_says_what_everybody_needs(
 @contextmanager
 def hub(folder: Path) -> Iterator[HTTPConnection]:
     with make_hub(folder, Address("127.0.0.1", 0)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
         server.shutdown()
 
@@ -176,3 +180,160 @@ def test_the_hub_listens_on_this_machine_alone(
 ) -> None:
     assert main(["deploy", "hub", str(tmp_path), "--listen", address]) == 2
     assert f"listen='{address}', expected an address of this machine alone" in capsys.readouterr().err
+
+
+# --- what is no bundle, and what outsiders on the same machine send ---
+
+
+def archive(**files: bytes) -> bytes:
+    packed = BytesIO()
+    with ZipFile(packed, "w", ZIP_DEFLATED) as zipped:
+        for name, data in files.items():
+            zipped.writestr(name.replace("_", "."), data)
+    return packed.getvalue()
+
+
+NO_BUNDLES = {
+    "empty": (b"", "File is not a zip file"),
+    "text": (b"not an archive", "File is not a zip file"),
+    "cut off": (archive(pyproject_toml=b"[project]")[:-30], "File is not a zip file"),
+    "another archive": (archive(readme_md=b"hello"), "There is no item named 'pyproject.toml'"),
+    "no configuration": (archive(pyproject_toml=b"[project"), "Invalid TOML content"),
+    "no app": (archive(pyproject_toml=b"[project]"), "missing"),
+    "no text": (archive(pyproject_toml=b"\xff\xfe"), "can't decode"),
+    "a bomb": (archive(pyproject_toml=bytes(2**21)), "has 2,097,152 bytes, expected at most 1,048,576"),
+    "too large": (bytes(11 * 2**20), "has more than 10,485,760 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_BUNDLES)
+def test_what_is_no_bundle_is_said_in_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, reason = NO_BUNDLES[kind]
+    path = tmp_path / "fedfw.federation.1.0.0.fab"
+    path.write_bytes(data)
+    make_signing_key(tmp_path / "owner")
+    words = ["deploy", "sign", str(path), "--key", str(tmp_path / "owner"), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fedfw deploy: {path} ")
+    assert reason in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_damaged_byte_of_a_bundle_is_a_clear_error_or_none(tmp_path: Path, bundle: Bundle) -> None:
+    path = tmp_path / "a.fab"
+    for at in range(0, len(bundle.data), 97):
+        damaged = bytearray(bundle.data)
+        damaged[at] ^= 0xFF
+        reason = ""
+        try:
+            assert Bundle.of(bytes(damaged), path).app == bundle.app
+        except ValueError as error:
+            reason = str(error)
+        assert not reason or reason.startswith(f"{path} is no bundle (")
+
+
+def raw(server_port: int, *parts: bytes) -> bytes:
+    """What a connection is answered on which these bytes are sent, until it is closed."""
+    with socket.create_connection(("127.0.0.1", server_port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+        with suppress(OSError):  # it was closed meanwhile
+            connection.shutdown(socket.SHUT_WR)
+        return connection.makefile("rb").read()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"Content-Length: -1\r\n", 400),
+        (b"Content-Length: +5\r\n", 400),
+        (b"Content-Length: 1e3\r\n", 400),
+        (b"Content-Length: many\r\n", 400),
+        ("Content-Length: \u0665\r\n".encode(), 400),
+        (b"Content-Length: 65537\r\n", 413),
+        (b"Content-Length: 99999999999999999999\r\n", 413),
+        (b"", 411),
+        (b"Content-Length: 2\r\nContent-Length: 3\r\n", 411),
+        (b"Transfer-Encoding: chunked\r\n", 411),
+        (b"Content-Length: 50\r\n", 400),  # and then nothing
+    ],
+)
+def test_the_hub_reads_no_more_than_a_question(tmp_path: Path, headers: bytes, status: int) -> None:
+    """A negative length used to be read without end: 1.5 GB in two seconds, by any user of the machine."""
+    with hub(tmp_path) as connection:
+        head = b"POST /v1/hub/fetch-fab HTTP/1.1\r\n" + headers + b"\r\n"
+        answer = raw(int(connection.port), head)
+        assert answer.split()[1] == str(status).encode()
+        assert ask(connection, "GET", "/")[0] == 404  # it goes on
+
+
+def test_the_hub_keeps_few_connections(tmp_path: Path) -> None:
+    with hub(tmp_path) as connection, ExitStack() as everything:
+        for _ in range(40):
+            everything.enter_context(socket.create_connection(("127.0.0.1", int(connection.port)), timeout=20))
+        with pytest.raises((HTTPException, OSError)):
+            ask(connection, "GET", "/")
+        everything.close()
+        for _ in range(200):  # until the threads of those have ended
+            with suppress(HTTPException, OSError):
+                assert ask(connection, "GET", "/")[0] == 404
+                return
+        pytest.fail("the hub does not go on")
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("which", ["fab", "sig"])
+@pytest.mark.parametrize(
+    "change", [lambda path: path.chmod(0o664), lambda path: path.chmod(0o646), _link, _pipe], ids=str
+)
+def test_the_hub_hands_out_files_that_nobody_else_can_write(
+    tmp_path: Path, bundle: Bundle, change: Any, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = bundle.sign(key(tmp_path, "owner"), tmp_path / "bundles")
+    [signature] = path.parent.glob("*.sig")
+    assert path.stat().st_mode & signature.stat().st_mode & 0o222 == 0  # what is signed does not change
+    change(path if which == "fab" else signature)
+    good = {"app_id": "@fedfw/federation", "app_version": "1.0.0"}
+    with hub(path.parent) as connection:
+        assert ask(connection, "POST", "/v1/hub/fetch-fab", good)[0] in (404, 500)
+        if which == "fab":
+            assert ask(connection, "GET", f"/fab/{path.name}")[0] == 500
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"[" * 4000, b" " * 5000])
+def test_the_hub_hands_out_no_damaged_signature(tmp_path: Path, bundle: Bundle, data: bytes) -> None:
+    path = bundle.sign(key(tmp_path, "owner"), tmp_path / "bundles")
+    (path.parent / f"{path.name}.fpk_0.sig").write_bytes(data)
+    with hub(path.parent) as connection:
+        good = {"app_id": "@fedfw/federation", "app_version": "1.0.0"}
+        assert ask(connection, "POST", "/v1/hub/fetch-fab", good)[0] == 500
+        path.with_name(f"{path.name}.fpk_0.sig").unlink()
+        assert ask(connection, "POST", "/v1/hub/fetch-fab", good)[0] == 200
+
+
+def test_the_hub_announces_nothing_that_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "fedfw.federation.1.0.0.fab").write_bytes(b"not an archive")
+    with hub(tmp_path) as connection:
+        good = {"app_id": "@fedfw/federation", "app_version": "1.0.0"}
+        status, answer = ask(connection, "POST", "/v1/hub/fetch-fab", good)
+        assert (status, b"its log says why" in answer) == (500, True)
+
+
+def test_a_hub_whose_port_is_taken_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["deploy", "hub", str(tmp_path), "--listen", address]) == 2
+    assert capsys.readouterr().err == (
+        f"fedfw deploy: --listen {address} is taken by another process, expected a free port, or the end of that "
+        "process\n"
+    )

@@ -89,15 +89,12 @@ def test_the_walk_throughs_server_passes(server: Path) -> None:
 
 def test_the_walk_throughs_commands_exist(tmp_path: Path) -> None:
     units(tmp_path)
-    [line] = re.findall("ExecStart=(.*)", (tmp_path / "hub.service").read_text())
-    commands = [shlex.split(line)[1:]]
+    for name, verb in (("hub", "hub"), ("client", "node"), ("executor", "executor")):
+        [line] = re.findall("ExecStart=(.*)", (tmp_path / f"{name}.service").read_text().replace("\\\n", " "))
+        options = _parsed(shlex.split(line)[1:], "deploy")  # leaves the process if it knows no such option
+        assert options.verb == verb
     printed = re.findall(r"^fedfw (deploy proxy .*) > \S+$", DOCS.read_text(), re.MULTILINE)
-    commands += [shlex.split(line) for line in printed]
-    assert [_parsed(words, "deploy").verb for words in commands] == [
-        "hub",
-        "proxy",
-        "proxy",
-    ]  # else it ends the process
+    assert [_parsed(shlex.split(line), "deploy").verb for line in printed] == ["proxy", "proxy"]
 
 
 def sandbox() -> str:
@@ -181,7 +178,7 @@ def test_a_node_whose_owner_has_said_nothing(node: Path) -> None:
 def test_a_node_whose_owner_is_not_heard(node: Path) -> None:
     change(node / "client.service", f'consent="{node / "consent.toml"}"', "")
     [what] = failures(findings(NODE_CHECKS, node))
-    assert what == f'flower-supernode is started without consent="{node / "consent.toml"}" in --node-config'
+    assert what == f'fedfw deploy node is started without consent="{node / "consent.toml"}" in --node-config'
 
 
 def test_a_consent_that_others_can_change(node: Path) -> None:
@@ -242,21 +239,67 @@ def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reas
     assert what.startswith(reason)
 
 
+@pytest.mark.parametrize("program", ["flower-supernode", "fedfw deploy node"])
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("--trusted-entities", "--other", "flower-supernode is started without --trusted-entities"),
-        ("--root-certificates", "--insecure --other", "flower-supernode is started with --insecure"),
-        ("--auth-supernode-private-key", "--other", "flower-supernode is started without --auth-supernode-private-key"),
-        ("--superlink", "--host 0.0.0.0 --superlink", "flower-supernode listens on 0.0.0.0"),
-        ("--isolation process", "", "flower-supernode is started without --isolation process"),
-        ("--superexec-auth-secret-file", "--o", "flower-supernode is started without --superexec-auth-secret-file"),
+        ("--trusted-entities", "--other", "is started without --trusted-entities"),
+        ("--root-certificates", "--insecure --other", "is started with --insecure"),
+        ("--auth-supernode-private-key", "--other", "is started without --auth-supernode-private-key"),
+        ("--superlink", "--host 0.0.0.0 --superlink", "listens on 0.0.0.0"),
+        ("--isolation process", "", "is started without --isolation process"),
+        ("--superexec-auth-secret-file", "--o", "is started without --superexec-auth-secret-file"),
+        ("partition-id=0", "partition=0", "is started with a bad --node-config (node-config: unknown key 'partition'"),
+        ("consent=", 'consnet="/etc" consent=', "(node-config: unknown key 'consnet' (did you mean 'consent'?)"),
     ],
 )
-def test_a_supernode_that_is_started_open(node: Path, old: str, new: str, reason: str) -> None:
+def test_a_supernode_that_is_started_open(node: Path, program: str, old: str, new: str, reason: str) -> None:
+    if program == "flower-supernode":
+        change(node / "client.service", "fedfw deploy node", "flower-supernode --isolation process")
+        assert {finding.verdict for finding in findings(NODE_CHECKS, node)} == {Verdict.OK}
+    elif old == "--isolation process":
+        return  # it is always isolated
     change(node / "client.service", old, new)
     [what] = failures(findings(NODE_CHECKS, node))
-    assert what.startswith(reason)
+    assert what.startswith(program)
+    assert reason in what
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ("client", "starts flower-supernode, expected the unit file of flower-supernode or of 'fedfw deploy node'"),
+        ("executor", "starts flower-superexec, expected the unit file of flower-superexec or of 'fedfw deploy exec"),
+    ],
+)
+def test_a_unit_file_that_is_missing_is_an_error(
+    node: Path, missing: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node / f"{missing}.service").unlink()
+    assert any(reason in what for what in failures(findings(NODE_CHECKS, node)))
+    assert main(["deploy", "check", "--node-dir", str(node)]) == 1
+    assert f"FAIL: no *.service file in {node} {reason}" in capsys.readouterr().out
+
+
+def test_a_servers_unit_file_that_is_missing_is_an_error(server: Path) -> None:
+    for name in ("executor", "superexec"):  # the walk-through's executor is the owner's
+        (server / f"{name}.service").unlink()
+    assert len(failures(findings(SERVER_CHECKS, server))) == 1
+    (server / "superlink.service").unlink()
+    assert len(failures(findings(SERVER_CHECKS, server))) == 2
+    assert main(["deploy", "check", "--server-dir", str(server)]) == 1
+
+
+def test_a_unit_file_that_cannot_be_read_is_no_pass(node: Path) -> None:
+    change(node / "executor.service", "--superexec", "'--superexec")  # a quote that is not closed
+    results = findings(NODE_CHECKS, node)
+    assert Verdict.UNKNOWN in {finding.verdict for finding in results}
+    assert main(["deploy", "check", "--node-dir", str(node)]) == 1
+
+
+def test_what_a_server_answers_is_printed_without_control_characters() -> None:
+    shown = str(Finding(Verdict.UNKNOWN, "answered 502 \x1b[2J\nok: all is closed"))
+    assert shown == r"cannot be checked: answered 502 \x1b[2J ok: all is closed"
 
 
 def test_an_expired_certificate(server: Path) -> None:
@@ -268,7 +311,7 @@ def test_an_expired_certificate(server: Path) -> None:
 
 def test_what_cannot_be_checked_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verdicts = [finding.verdict for finding in findings(SERVER_CHECKS, tmp_path)]
-    assert verdicts == [Verdict.UNKNOWN, Verdict.OK, Verdict.UNKNOWN]
+    assert verdicts == [Verdict.FAIL, Verdict.OK, Verdict.UNKNOWN, Verdict.FAIL]
     make_certificates(tmp_path)
     address = f"127.0.0.1:{free_port()}"  # nobody is there
     assert main(["deploy", "check", "--address", address, "--ca", str(tmp_path / "ca.crt")]) == 1

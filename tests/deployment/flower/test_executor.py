@@ -84,10 +84,13 @@ def test_no_token_travels_in_the_clear(address: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9094", "localhost:9094", "[::1]:9094"])
-def test_an_executor_on_the_nodes_host_needs_no_certificates(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_on_the_nodes_host_needs_no_certificates(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr("fedfw.deployment.flower.executor.run_executor", asked.append)
-    words = ["--runtime-api-address", address, "--superexec-auth-secret-file", "secret"]
+    monkeypatch.setattr("fedfw.deployment.flower.executor.run_executor", lambda words, wait: asked.append(words))
+    (tmp_path / "secret").write_text("42")
+    words = ["--runtime-api-address", address, "--superexec-auth-secret-file", str(tmp_path / "secret")]
     assert main(["deploy", "executor", *words]) == 0
     assert asked == [[*words, "--insecure"]]
 

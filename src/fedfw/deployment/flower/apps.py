@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, wraps
 from logging import WARNING
@@ -98,7 +98,7 @@ def task_of(make_task: MakeTask, config: Config) -> Task:
     return task
 
 
-def client_app(make_task: MakeTask, mods: list[Any] | None = None, node_keys: Sequence[str] = ()) -> ClientApp:
+def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     """The ClientApp of a task.
 
     It reads the node's own configuration, which the server cannot set: ``partition-id`` is the client's number,
@@ -111,8 +111,6 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None, node_keys: Se
         From Flower's run configuration to the `Task`.
     mods : list, optional
         Flower's functions around every message.
-    node_keys : sequence of str
-        Further keys of the node's configuration, which the app's own code reads; unknown ones are refused.
 
     Returns
     -------
@@ -123,13 +121,13 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None, node_keys: Se
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
-        return _reply(message, _client_of(make_task, context, node_keys).hello().fields())
+        return _reply(message, _client_of(make_task, context).hello().fields())
 
     @app.train()
     @_discreet
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
-        one = _client_of(make_task, context, node_keys)
+        one = _client_of(make_task, context)
         return _reply(message, one.handle(Order.of(content(message)), began).fields())
 
     return app
@@ -150,8 +148,8 @@ def _discreet(handler: Handler) -> Handler:
     return discreet
 
 
-def _client_of(make_task: MakeTask, context: Context, node_keys: Sequence[str]) -> Client:
-    node = NodeSettings.read(context.node_config, node_keys)
+def _client_of(make_task: MakeTask, context: Context) -> Client:
+    node = NodeSettings.read(context.node_config)
     config = tuple(sorted(context.run_config.items()))
     return _client(make_task, config, node.partition_id, state_folder(node.state_dir), node.leaving, _consent(node))
 

@@ -11,18 +11,24 @@ Signatures are Ed25519, over what Flower checks: the bundle's SHA-256 and the ti
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
-import io
 import json
+import os
+import stat
 import time
-import zipfile
+import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import IO
+from zipfile import BadZipFile, ZipFile
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_fab_config, get_metadata_from_config
+from flwr.common.constant import FAB_MAX_SIZE
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supercore.utils import parse_app_spec
 
@@ -34,6 +40,13 @@ _MOST_FILES = 10_000
 """Each entry of an archive's directory becomes an object of half a kilobyte when the archive is opened."""
 _ENTRY = b"PK\1\2"
 """Begins each entry of an archive's directory."""
+_PROJECT = "pyproject.toml"
+_LARGEST_PROJECT, _LARGEST_SIGNATURE = 2**20, 2**12  # bytes
+_MOST_SIGNATURES = 100
+_SIGNED = "expected a file that 'fedfw deploy sign' wrote"
+_READ_ONLY = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
+_UNREADABLE = (BadZipFile, KeyError, ValueError, RuntimeError, NotImplementedError, EOFError, OSError, zlib.error)
+"""What reading an archive raises that is damaged, encrypted, packed in another way or without its configuration."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +75,48 @@ class Bundle:
         ----------
         path : Path
             A file that ends in ``.fab``, or a folder with a ``pyproject.toml``.
+
+        Raises
+        ------
+        ValueError
+            If it is neither, or too large, or names no app.
         """
         if not path.exists():
             raise ValueError(f"app={str(path)!r}, expected an app's folder or a bundle (.fab)")
-        data = build_fab_from_disk(path) if path.is_dir() else path.read_bytes()
+        if path.is_dir():
+            return cls.of(build_fab_from_disk(path), path)
+        with open(path, "rb") as file:
+            return cls.of(_read_at_most(file, FAB_MAX_SIZE, path), path)
+
+    @classmethod
+    def of(cls, data: bytes, path: Path) -> Bundle:
+        """From the bytes of a bundle.
+
+        Parameters
+        ----------
+        data : bytes
+            What its file holds.
+        path : Path
+            Where they come from, for the error.
+
+        Raises
+        ------
+        ValueError
+            If they are no archive with a valid ``pyproject.toml``.
+        """
         refuse_large(data, path)
-        name, version = get_metadata_from_config(get_fab_config(data))
-        parse_app_spec(f"@{name}=={version}")  # refuses names that could be no file's name
+        try:
+            with ZipFile(BytesIO(data)) as archive:
+                size = archive.getinfo(_PROJECT).file_size
+            if size > _LARGEST_PROJECT:
+                raise ValueError(f"its {_PROJECT} has {size:,} bytes, expected at most {_LARGEST_PROJECT:,}")
+            name, version = get_metadata_from_config(get_fab_config(data))
+            parse_app_spec(f"@{name}=={version}")  # refuses names that could be no file's name
+        except _UNREADABLE as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(
+                f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or 'flwr build' wrote"
+            ) from None
         return cls(f"@{name}", version, data)
 
     @property
@@ -109,8 +157,10 @@ class Bundle:
             "signature": base64.urlsafe_b64encode(signed).rstrip(b"=").decode("ascii"),
             "signed_at": at,
         }
-        write_atomically(path, self.data)
-        write_atomically(path.with_name(f"{path.name}.{record['public_key_id']}.sig"), json.dumps(record).encode())
+        signature = path.with_name(f"{path.name}.{record['public_key_id']}.sig")
+        for file, content in ((path, self.data), (signature, json.dumps(record).encode())):
+            write_atomically(file, content)
+            file.chmod(stat.S_IMODE(file.stat().st_mode) & _READ_ONLY)  # what was signed does not change
         return path
 
 
@@ -128,11 +178,12 @@ def refuse_large(data: bytes, path: Path) -> None:
     if entries > _MOST_FILES:
         raise ValueError(f"app={str(path)!r} has {entries} files, expected at most {_MOST_FILES}")
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with ZipFile(BytesIO(data)) as archive:
             unpacked = sum(info.file_size for info in archive.infolist())
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"app={str(path)!r} is no bundle ({error}), expected one that 'fedfw deploy sign' wrote"
+            f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or 'flwr build' wrote"
         ) from None
     if unpacked > _MOST_UNPACKED:
         raise ValueError(
@@ -154,8 +205,67 @@ def bundle_name(app: str, version: str) -> str:
 
 
 def signatures(path: Path) -> list[dict[str, object]]:
-    """The signatures beside a bundle's file, as Flower wants them."""
-    return [json.loads(file.read_text()) for file in sorted(path.parent.glob(f"{path.name}.*.sig"))]
+    """The signatures beside a bundle's file, as Flower wants them.
+
+    Raises
+    ------
+    ValueError
+        If one of them is damaged, or could have been put there by another user.
+    """
+    files = sorted(path.parent.glob(f"{path.name}.*.sig"))
+    if len(files) > _MOST_SIGNATURES:
+        raise ValueError(f"{path} has {len(files)} signatures, expected at most {_MOST_SIGNATURES}")
+    found = []
+    for file in files:
+        try:
+            record = json.loads(read_shared_file(file, _LARGEST_SIGNATURE))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{file} is no signature ({error}), expected a file that 'fedfw deploy sign' wrote"
+            ) from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{file} is no signature, expected a file that 'fedfw deploy sign' wrote")
+        found.append(record)
+    return found
+
+
+def read_shared_file(path: Path, most: int = FAB_MAX_SIZE) -> bytes:
+    """Return the bytes of a file that no other user can have written.
+
+    Parameters
+    ----------
+    path : Path
+        A regular file; a symbolic link is refused.
+    most : int
+        How many bytes it may have.
+
+    Raises
+    ------
+    ValueError
+        If it is of another kind, if others may write it, or if it is larger.
+    OSError
+        If it cannot be read.
+    """
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a symbolic link, expected the file itself") from None
+        raise
+    with open(opened, "rb") as file:
+        mode = os.fstat(opened).st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{path} is no regular file")
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError(f"others can write {path}: chmod 444")
+        return _read_at_most(file, most, path)
+
+
+def _read_at_most(file: IO[bytes], most: int, path: Path) -> bytes:
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, expected at most so many")
+    return data
 
 
 def key_id(key: Ed25519PublicKey) -> str:

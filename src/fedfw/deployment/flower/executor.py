@@ -35,6 +35,8 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supercore.utils import disable_process_dumping
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from fedfw.deployment.flower.node import describe_error
+
 _PRELOADED = ("fedfw.deployment.flower.apps", "fedfw.presets", "sklearn.datasets", "torch.func")
 _LONGEST = 2**16
 """Bytes of a request."""
@@ -87,16 +89,34 @@ class ForkingExecutor(SubprocessExecutor):
         self.template.close()
 
 
-def run_executor(arguments: Sequence[str]) -> None:
-    """What ``flower-superexec ARGUMENTS`` does, until the process is ended; its clients' processes are forked."""
+def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: None) -> None:
+    """Do what ``flower-superexec ARGUMENTS`` does, until the process is ended; its clients' processes are forked.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for Flower's command.
+    wait : callable
+        Called when the template has begun to import what clients need; returns when the SuperNode is there.
+
+    Raises
+    ------
+    ConnectionError
+        In place of whatever Flower raises.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:  # before Flower starts threads, which a fork would not have
         ours.close()
         _ending(_be_template, theirs)
     theirs.close()
-    vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(ours)  # Flower has no option for other kinds
-    sys.argv = ["flower-superexec", *arguments]
-    flower_superexec()
+    with ours:  # its end lets the template end
+        wait()
+        vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(ours)  # Flower has no option for other kinds
+        sys.argv = ["flower-superexec", *arguments]
+        try:
+            flower_superexec()
+        except Exception as error:
+            raise ConnectionError(f"the executor has ended: {describe_error(error)}") from None
 
 
 def _be_template(requests: socket.socket) -> None:

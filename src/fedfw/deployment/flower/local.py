@@ -20,6 +20,7 @@ from fedfw.deployment.consent import CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
+from fedfw.terminal import escape_controls, without_colours
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -218,14 +219,15 @@ class LocalFederation:
         consent = self.folder / "consent" / name / CONSENT
         if not consent.exists():
             replace(self.consent, data_set=name).write(consent.parent)
+        closed = (*_FEDFW, "node", "--auth-supernode-private-key", str(key))
+        keyless = ("flower-supernode", "--isolation", "process")  # 'fedfw deploy node' does not run without a key
         self.start(
             name,
-            *("flower-supernode", "--superlink", self.addresses[client % len(self.addresses)]),
-            *("--host", HOST, "--port", port),
-            *("--isolation", "process", *secret),
+            *(closed if key.is_file() else keyless),
+            *("--superlink", self.addresses[client % len(self.addresses)]),
+            *("--host", HOST, "--port", port, *secret),
             *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
             *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),
-            *(("--auth-supernode-private-key", str(key)) if key.is_file() else ()),
             *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
         )
         node = self._processes[name].pid
@@ -317,4 +319,5 @@ class LocalFederation:
 
     def log(self, name: str, lines: int = 20) -> str:
         """The end of a process's log."""
-        return "\n".join((self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+        text = without_colours((self.folder / f"{name}.log").read_text(errors="replace"))
+        return "\n".join(escape_controls(line) for line in text.splitlines()[-lines:])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from fedfw.terminal import escape_controls
+
 Looked = TypeVar("Looked")
 
 LIMITS = (
@@ -49,7 +51,8 @@ class Finding:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.what}"
+        # What was looked at may have answered with control characters.
+        return f"{self.verdict}: {escape_controls(' '.join(self.what.splitlines()))}"
 
 
 def findings(checks: Iterable[Callable[[Looked], Finding]], looked_at: Looked) -> list[Finding]:

@@ -21,12 +21,16 @@ from fedfw.deployment.consent import CONSENT, STATE, Consent
 from fedfw.deployment.flower.checks.findings import Finding, Verdict
 from fedfw.deployment.flower.hub import is_loopback
 from fedfw.deployment.ledger import LedgerError, spent
+from fedfw.deployment.node import NodeSettings
 
 TRUSTED = "trusted-entities.yaml"
 """The file of signing keys that a node's owner trusts, if its start command names no other."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _SECRET: dict[str, str | None] = {"--isolation": "process", "--superexec-auth-secret-file": None}
 """What a process of Flower is started with whose tasks go to nobody but its executor."""
+_NODE, _EXECUTOR = "flower-supernode", "flower-superexec"
+_OURS = {_NODE: "node", _EXECUTOR: "executor"}
+"""The verb of ``fedfw deploy`` that stands for a program of Flower; a node that it starts is always isolated."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -62,7 +66,7 @@ def certificates_valid(folder: Path) -> Finding:
 
 def trust_stated(folder: Path) -> Finding:
     """The node's owner has said whose bundles the node may run."""
-    named = [_value(words, "--trusted-entities") for words in _commands(folder, "flower-supernode")]
+    named = [_value(words, "--trusted-entities") for words in _commands(folder, _NODE)]
     stated = [_stated(folder / path) for path in filter(None, named)] or [_stated(folder / TRUSTED)]
     return next((finding for finding in stated if finding.verdict is not Verdict.OK), stated[0])
 
@@ -93,7 +97,7 @@ def _stated(path: Path) -> Finding:
 def node_command_closed(folder: Path) -> Finding:
     """The SuperNode is started with TLS, its key and the file of those whom it trusts, and tasks need a secret."""
     needed = dict.fromkeys(("--root-certificates", "--auth-supernode-private-key", "--trusted-entities"))
-    return _command_closed(folder, "flower-supernode", needed | _SECRET, forbidden="--insecure")
+    return _command_closed(folder, _NODE, needed | _SECRET, forbidden="--insecure")
 
 
 def consent_stated(folder: Path) -> Finding:
@@ -105,9 +109,9 @@ def consent_stated(folder: Path) -> Finding:
         consent = Consent.read(path)
     except ValueError as error:
         return Finding(Verdict.FAIL, str(error))
-    for words in _commands(folder, "flower-supernode"):
+    for words in _commands(folder, _NODE):
         if _node_value(words, "consent") is None:
-            return Finding(Verdict.FAIL, f'flower-supernode is started without consent="{path}" in --node-config')
+            return Finding(Verdict.FAIL, f'{_name(words, _NODE)} is started without consent="{path}" in --node-config')
     return Finding(Verdict.OK, f"{path} lets the node share {', '.join(consent.share)}")
 
 
@@ -132,7 +136,7 @@ def ledger_whole(folder: Path) -> Finding:
 
 def _consent_path(folder: Path) -> Path:
     """The file of consent that the node's start command names, or the usual one."""
-    named = (_node_value(words, "consent") for words in _commands(folder, "flower-supernode"))
+    named = (_node_value(words, "consent") for words in _commands(folder, _NODE))
     return folder / (next(filter(None, named), None) or CONSENT)
 
 
@@ -140,6 +144,21 @@ def _node_value(words: list[str], key: str) -> str | None:
     """A text of a node's own configuration, as its start command has it."""
     pairs = (pair.partition("=") for pair in shlex.split(_value(words, "--node-config") or ""))
     return next((value for name, _, value in pairs if name == key), None)
+
+
+def node_settings_known(folder: Path) -> Finding:
+    """What the node's owner says of the node has keys and values that clients read."""
+    for words in _commands(folder, _NODE):
+        try:
+            NodeSettings.parse(_value(words, "--node-config") or "")
+        except ValueError as error:
+            return Finding(Verdict.FAIL, f"{_name(words, _NODE)} is started with a bad --node-config ({error})")
+    return Finding(Verdict.OK, "the node's settings have keys and values that clients read")
+
+
+def executor_command_closed(folder: Path) -> Finding:
+    """An executor runs the apps, and has the secret without which nobody gets a task."""
+    return _command_closed(folder, _EXECUTOR, {"--superexec-auth-secret-file": None})
 
 
 def superlink_command_closed(folder: Path) -> Finding:
@@ -151,18 +170,25 @@ def _command_closed(folder: Path, program: str, needed: dict[str, str | None], f
     """Whether every start of a program has the options that it needs, and listens on this machine alone."""
     commands = list(_commands(folder, program))
     for words in commands:
+        name = _name(words, program)
         host = _value(words, "--host") or "127.0.0.1"  # Flower's default
         if not is_loopback(host):
-            return Finding(Verdict.FAIL, f"{program} listens on {host}: expected --host 127.0.0.1, behind the proxy")
+            return Finding(Verdict.FAIL, f"{name} listens on {host}: expected --host 127.0.0.1, behind the proxy")
         if forbidden and forbidden in words:
-            return Finding(Verdict.FAIL, f"{program} is started with {forbidden}")
+            return Finding(Verdict.FAIL, f"{name} is started with {forbidden}")
         for option, expected in needed.items():
+            if option == "--isolation" and name != program:
+                continue
             value = _value(words, option)
             if value is None or (expected is not None and value != expected):
-                return Finding(Verdict.FAIL, f"{program} is started without {option} {expected or ''}".rstrip())
+                return Finding(Verdict.FAIL, f"{name} is started without {option} {expected or ''}".rstrip())
     if not commands:
-        return Finding(Verdict.UNKNOWN, f"no *.service file in {folder} starts {program}")
-    return Finding(Verdict.OK, f"{program} is started with {', '.join(needed)}, on this machine alone")
+        expected_unit = f"expected the unit file of {program}"
+        if program in _OURS:
+            expected_unit += f" or of 'fedfw deploy {_OURS[program]}'"
+        return Finding(Verdict.FAIL, f"no *.service file in {folder} starts {program}, {expected_unit}")
+    names = ", ".join(dict.fromkeys(_name(words, program) for words in commands))
+    return Finding(Verdict.OK, f"{names} is started with {', '.join(needed)}, on this machine alone")
 
 
 def _commands(folder: Path, program: str) -> Iterator[list[str]]:
@@ -171,8 +197,18 @@ def _commands(folder: Path, program: str) -> Iterator[list[str]]:
         for line in path.read_text().replace("\\\n", " ").splitlines():
             key, _, command = line.partition("=")
             words = shlex.split(command) if key.strip() == "ExecStart" else []
-            if any(Path(word.lstrip("-@:+!")).name == program for word in words):
+            if _name(words, program):
                 yield words
+
+
+def _name(words: list[str], program: str) -> str:
+    """The name under which a command starts a program, Flower's own or that of our verb; empty if it does not."""
+    names = [Path(word.lstrip("-@:+!")).name for word in words]
+    if program in names:
+        return program
+    ours = ["fedfw", "deploy", _OURS.get(program, "")]
+    starts = [names[at : at + len(ours)] for at in range(len(names))]
+    return " ".join(ours) if ours in starts else ""
 
 
 def _value(words: list[str], option: str) -> str | None:
@@ -197,5 +233,12 @@ NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
     ledger_whole,
     secrets_kept,
     certificates_valid,
+    node_settings_known,
+    executor_command_closed,
 )
-SERVER_CHECKS: tuple[Callable[[Path], Finding], ...] = (superlink_command_closed, secrets_kept, certificates_valid)
+SERVER_CHECKS: tuple[Callable[[Path], Finding], ...] = (
+    superlink_command_closed,
+    secrets_kept,
+    certificates_valid,
+    executor_command_closed,
+)

@@ -1,0 +1,122 @@
+"""What a process of a deployment looks at before it starts: its files, its port and the server that it talks to.
+
+Flower ends with a traceback, or waits without a word, where one of them is not as it should be. This file imports
+neither Flower nor torch, so that a refusal takes no seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import time
+from pathlib import Path
+
+from fedfw.deployment.flower.proxy import Address
+
+PATIENCE = 60.0
+"""Seconds to wait for a server, unless another number is given: services of one host start side by side."""
+_POLL = 0.25
+_ATTEMPT = 5.0  # seconds for one connection
+
+
+def require_file(flag: str, path: Path) -> None:
+    """Refuse a file that cannot be read.
+
+    Parameters
+    ----------
+    flag : str
+        The option that names it.
+    path : Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        With the option, the file and the reason.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"{flag} {path} cannot be read ({reason}), expected a file of this user") from None
+
+
+def require_certificates(flag: str, path: Path) -> None:
+    """Refuse a file that holds no certificates."""
+    require_file(flag, path)
+    try:
+        ssl.create_default_context(cafile=str(path))
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        raise ValueError(f"{flag} {path} holds no certificate in PEM form ({reason})") from None
+
+
+def require_free_port(flag: str, address: Address) -> None:
+    """Refuse an address at which another process listens, or which is not of this machine."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise port_error(flag, address, error) from None
+
+
+def port_error(flag: str, address: Address, error: OSError) -> ValueError:
+    """Return the error for an address that cannot be listened at."""
+    if error.errno == errno.EADDRINUSE:
+        reason, cure = "is taken by another process", "expected a free port, or the end of that process"
+    else:
+        reason, cure = f"cannot be listened at ({error.strerror or error})", "expected an address of this machine"
+    return ValueError(f"{flag} {address} {reason}, {cure}")
+
+
+def wait_for_server(flag: str, address: Address, ca: Path | None, seconds: float = PATIENCE) -> None:
+    """Return when a server answers at an address, with a valid certificate if it is to have one.
+
+    Parameters
+    ----------
+    flag : str
+        The option that names the address.
+    address : Address
+        Of the server.
+    ca : Path, optional
+        The authority of its certificate; without one the server is not asked for TLS.
+    seconds : float
+        How long to wait for it.
+
+    Raises
+    ------
+    ValueError
+        At once, if its certificate has expired, is of another authority or for another address, or if it has no TLS.
+    ConnectionError
+        If no server answers in time.
+    """
+    context = None if ca is None else ssl.create_default_context(cafile=str(ca))
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_connection(address, timeout=_ATTEMPT) as plain:
+                if context is None:
+                    return
+                with context.wrap_socket(plain, server_hostname=address.host):
+                    return
+        except ssl.SSLCertVerificationError as error:
+            raise ValueError(
+                f"{flag} {address}: the server's certificate is refused ({error.verify_message}), expected a valid "
+                f"one of the authority in {ca}"
+            ) from None
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"{flag} {address}: the server speaks no TLS ({error.reason or error}), expected the address of a "
+                "SuperLink or of the proxy before it"
+            ) from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() + _POLL >= until:
+            raise ConnectionError(
+                f"{flag} {address}: no server answers there ({reason}); waited {seconds:g} s. Start it first"
+            )
+        time.sleep(_POLL)
