@@ -18,6 +18,27 @@ APP_DEFAULTS: dict[str, Any] = {
     "momentum": 0.9,
 }
 """What an app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
+SMALL_FLEET = 100
+"""Clients up to which the usual waiting times are enough."""
+SECONDS_A_CLIENT = 1.0
+"""What each further client adds to them. fedfw_reproduction.bench.fleet measures a quarter of it on two cores: Flower's SuperLink
+answers one call after another, and a client's round is sixteen of them."""
+
+
+def fleet_allowance(clients: int) -> float:
+    """Return the seconds by which a fleet of this size needs longer than a small one.
+
+    Parameters
+    ----------
+    clients : int
+        Clients, or nodes that are connected.
+
+    Examples
+    --------
+    >>> fleet_allowance(10), fleet_allowance(1000)
+    (0.0, 900.0)
+    """
+    return SECONDS_A_CLIENT * max(0, clients - SMALL_FLEET)
 
 
 @dataclass(frozen=True)
@@ -26,8 +47,10 @@ class Deployment:
 
     Examples
     --------
-    >>> Deployment().round_timeout, Deployment(out="/srv/training", resume=True, rebind="0,3").rebound
-    (120.0, [0, 3])
+    >>> Deployment().round_seconds(10), Deployment().round_seconds(1000)
+    (120.0, 1020.0)
+    >>> Deployment(out="/srv/training", resume=True, rebind="0,3").rebound
+    [0, 3]
     """
 
     run_name: Annotated[
@@ -42,8 +65,22 @@ class Deployment:
         str | Path | None, option("the server's folder for history, model and checkpoints", expected="a path")
     ] = None
     resume: Annotated[bool, option("go on from the last checkpoint in out")] = False
-    round_timeout: Annotated[float, option("seconds a round waits; whoever is late is absent", gt=0)] = 120.0
-    start_timeout: Annotated[float, option("seconds to wait for the clients of the start", gt=0)] = 300.0
+    round_timeout: Annotated[
+        float | None,
+        option(
+            "seconds a round waits; a client that is late is absent",
+            gt=0,
+            otherwise="120, and 1 more for each client above 100",
+        ),
+    ] = None
+    start_timeout: Annotated[
+        float | None,
+        option(
+            "seconds to wait for the clients of the start",
+            gt=0,
+            otherwise="300, and 1 more for each client above 100",
+        ),
+    ] = None
     leave_after: Annotated[
         int,
         option("rounds in a row that a client is asked in vain until it is taken to have left; 0 for never", ge=0),
@@ -70,6 +107,14 @@ class Deployment:
             raise ValueError("resume needs the folder to go on from")
         if self.rebind and not self.resume:
             raise ValueError(f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside it")
+
+    def round_seconds(self, clients: int) -> float:
+        """Return how long a round of so many clients waits."""
+        return 120.0 + fleet_allowance(clients) if self.round_timeout is None else self.round_timeout
+
+    def start_seconds(self, clients: int) -> float:
+        """Return how long the first round waits for so many clients."""
+        return 300.0 + fleet_allowance(clients) if self.start_timeout is None else self.start_timeout
 
     @property
     def rebound(self) -> list[int] | None:

@@ -53,31 +53,45 @@ class Grid:
         self.stolen: list[Order] = []
         self.foreign: set[int] = set()
         self.asked: list[tuple[str, int]] = []
+        self.replies: dict[str, Message] = {}
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node)) for node in self.claims]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        names = []
         for message in messages:
-            node, kind = message.metadata.dst_node_id, message.metadata.message_type
-            self.asked.append((kind, node))
-            if node in self.silent and kind == "train":
-                continue
-            if node in self.thieves and kind == "train":
-                order = Order.of(content(message))
-                self.stolen.append(order)
-                reply = self._reply(message, Answer(order.run, order.t, order.client, "lost").fields())
-            elif node in self.broken:
-                reply = Message(Error(0, "it fell over"), reply_to=message)
-            elif node in self.foreign and kind == "train":
-                reply = Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=message)
-            elif kind == "query":
-                reply = self._reply(message, Hello(self.claims[node]).fields())
-            else:
-                client = Client(self.task, self.claims[node], self.folder)
-                reply = self._reply(message, client.handle(Order.of(content(message))).fields())
-            reply.metadata.__dict__["_src_node_id"] = node
-            yield reply
+            names.append(f"message {len(self.asked)}")
+            message.metadata.__dict__["_message_id"] = names[-1]
+            self.asked.append((message.metadata.message_type, message.metadata.dst_node_id))
+            reply = self._answer(message)
+            if reply is not None:
+                reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+                self.replies[names[-1]] = reply
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.replies.pop(name) for name in message_ids if name in self.replies]
+
+    def _answer(self, message: Message) -> Message | None:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        if node in self.silent and kind == "train":
+            return None
+        if node in self.thieves and kind == "train":
+            order = Order.of(content(message))
+            self.stolen.append(order)
+            return self._reply(message, Answer(order.run, order.t, order.client, "lost").fields())
+        if node in self.broken:
+            return Message(Error(0, "it fell over"), reply_to=message)
+        if node in self.foreign and kind == "train":
+            return Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=message)
+        if kind == "query":
+            return self._reply(message, Hello(self.claims[node]).fields())
+        client = Client(self.task, self.claims[node], self.folder)
+        return self._reply(message, client.handle(Order.of(content(message))).fields())
 
     def _reply(self, message: Message, fields: dict[str, Any]) -> Message:
         return Message(RecordDict({RECORD: ConfigRecord(fields)}), reply_to=message)
@@ -203,3 +217,128 @@ def test_a_node_that_never_answers_is_asked_less_and_less(tmp_path: Path, monkey
         grid.asked = []
     waits = [later - earlier for earlier, later in pairwise(times)]
     assert waits == [60, 120, 240]
+
+
+class SlowFleet(Grid):
+    """Nodes whose answers come one after another, by a clock that only moves when somebody sleeps; messages expire."""
+
+    poll = 3.0
+    each = 0.3
+
+    def __init__(self, task: Any, folder: Path, claims: dict[int, int]) -> None:
+        super().__init__(task, folder, claims)
+        self.clock = 0.0
+        self.free = 0.0
+        self.mute: set[int] = set()
+        self.waiting: dict[str, tuple[float, Message]] = {}
+        self.expired = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        names = list(super().push_messages(messages))
+        for name, message in zip(names, messages, strict=True):
+            self.free = max(self.free, self.clock + self.poll) + self.each
+            reply = self.replies.pop(name)
+            if message.metadata.dst_node_id in self.mute:
+                continue
+            if self.free > self.clock + message.metadata.ttl:
+                self.expired += 1
+            else:
+                self.waiting[name] = (self.free, reply)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        there = [name for name in message_ids if name in self.waiting and self.waiting[name][0] <= self.clock]
+        return [self.waiting.pop(name)[1] for name in there]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """As Flower has it."""
+        left, end = set(self.push_messages(messages)), self.clock + (timeout or 0.0)
+        found: list[Message] = []
+        while timeout is None or self.clock < end:
+            replies = list(self.pull_messages(left))
+            found += replies
+            left -= {reply.metadata.reply_to_message_id for reply in replies}
+            if not left:
+                break
+            self.sleep(3.0)
+        return found
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowFleet:
+    """200 nodes behind a server that takes 0.3 s for each of them."""
+    task = replace(small_task(FEDFW, rounds=20), clients=200, data=lambda client: None)
+    grid = SlowFleet(task, tmp_path, {1000 + client: client for client in range(200)})
+    monkeypatch.setattr(time, "monotonic", lambda: grid.clock)
+    monkeypatch.setattr(time, "sleep", grid.sleep)
+    return grid
+
+
+def test_a_fleet_that_answers_slowly_is_asked_once(fleet: SlowFleet) -> None:
+    strategy = FedFWStrategy(DeployedServer(fleet.task))
+    strategy._wait(fleet, everyone=True)  # type: ignore[arg-type]
+    assert strategy._clients == fleet.claims
+    assert len(fleet.asked) == 200
+    assert fleet.expired == 0
+    assert fleet.clock < 2 * (fleet.poll + 200 * fleet.each)
+
+
+def test_silent_nodes_of_a_fleet_hold_it_up_once_and_late_answers_count(fleet: SlowFleet) -> None:
+    fleet.mute = {1000, 1001}
+    strategy = FedFWStrategy(DeployedServer(fleet.task))
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    assert len(strategy._clients) == 198
+    assert fleet.clock < fleet.poll + 200 * fleet.each + 40  # until no answer has come for a while
+    met = fleet.clock
+    for _ in range(3):
+        strategy._meet(fleet)  # type: ignore[arg-type]
+    assert fleet.clock == met  # a question that is open already is not waited for
+    assert len(fleet.asked) == 200
+    name = next(name for name, question in strategy._questions.items() if question.node == 1001)
+    late = Message(RecordDict({RECORD: ConfigRecord(Hello(1).fields())}), reply_to=asked(1001, name))
+    late.metadata.__dict__["_src_node_id"] = 1001
+    fleet.waiting[name] = (fleet.clock, late)
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    assert strategy._clients[1001] == 1
+    assert len(fleet.asked) == 200
+
+
+def test_an_answer_in_the_place_of_another_node_is_refused(fleet: SlowFleet) -> None:
+    fleet.mute = {1000}
+    server = DeployedServer(fleet.task)
+    strategy = FedFWStrategy(server)
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    [name] = strategy._questions
+    foreign = Message(RecordDict({RECORD: ConfigRecord(Hello(0).fields())}), reply_to=asked(1000, name))
+    foreign.metadata.__dict__["_src_node_id"] = 1199
+    fleet.waiting[name] = (fleet.clock, foreign)
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    assert 0 not in strategy._clients.values()
+    assert strategy._clients[1199] == 199
+
+
+def asked(node: int, name: str) -> Message:
+    """A question that a node was sent."""
+    question = Message(RecordDict(), dst_node_id=node, message_type="query")
+    question.metadata.__dict__["_message_id"] = name
+    return question
+
+
+def test_waiting_times_follow_the_fleets_size(tmp_path: Path) -> None:
+    task = replace(small_task(FEDFW, rounds=2), data=lambda client: None)
+    seconds = {}
+    for clients in (3, 100, 200, 1000):
+        strategy = FedFWStrategy(DeployedServer(replace(task, clients=clients)))
+        order = Order("r", 1, 0, 1, 1.0, 0, 1, 0, b"")
+        strategy._clients = {7: 0}
+        [message] = strategy._messages({0: order})
+        assert message.metadata.ttl == strategy.round_seconds + 60
+        seconds[clients] = (strategy.round_seconds, strategy._start_seconds)
+    assert seconds == {3: (120, 300), 100: (120, 300), 200: (220, 400), 1000: (1020, 1200)}
+    given = DeployedServer(replace(task, clients=1000), Deployment(round_timeout=7.0, start_timeout=8.0))
+    assert FedFWStrategy(given).round_seconds == 7.0
+    assert FedFWStrategy(given)._start_seconds == 8.0

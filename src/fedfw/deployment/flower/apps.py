@@ -74,7 +74,8 @@ def server_app(make_task: MakeTask) -> ServerApp:
         server = DeployedServer(task, settings)
         left = server.task.options.rounds - server.t
         if left > 0:
-            FedFWStrategy(server).start(grid, ArrayRecord(), left, server.settings.round_timeout)
+            strategy = FedFWStrategy(server)
+            strategy.start(grid, ArrayRecord(), left, strategy.round_seconds)
         server.finish()
         if server.settings.folder is not None:
             done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedfw.deployment.messages import MOST_FIELDS, Hello, Order
 from fedfw.deployment.server import DeployedServer
+from fedfw.deployment.settings import fleet_allowance
 from fedfw.errors import MessageError
 
 RECORD = "fedfw"
@@ -23,7 +25,17 @@ RECORD = "fedfw"
 Result = TypeVar("Result")
 _LOOK_AGAIN = 1.0  # seconds
 _ASK_AGAIN = 30.0  # seconds until a node that is no client is asked who it is once more; twice as long each time
+_QUIET = 30.0  # seconds without any answer until nodes that were asked who they are are no longer waited for
+_POLL = 3.0  # seconds between two looks of an idle SuperNode for messages
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A node that was asked who it is, and until when its answer is taken."""
+
+    node: int
+    until: float
 
 
 class FedFWStrategy(Strategy):
@@ -37,7 +49,10 @@ class FedFWStrategy(Strategy):
 
     def __init__(self, server: DeployedServer) -> None:
         self.server = server
-        self._round_timeout, self._start_timeout = server.settings.round_timeout, server.settings.start_timeout
+        clients = max(server.task.clients, len(server.roster))
+        self.round_seconds = server.settings.round_seconds(clients)
+        self._start_seconds = server.settings.start_seconds(clients)
+        self._questions: dict[str, _Question] = {}  # by message: those that may still be answered
         self._clients: dict[int, int] = {}  # by node: those that are here
         self._asked_again: dict[int, tuple[float, float]] = {}  # by node: when to ask who it is, and when after that
         self._asked = 0.0
@@ -52,7 +67,7 @@ class FedFWStrategy(Strategy):
         self._wait(grid, everyone=server_round == 1)
         online = set(self._clients.values())
         if sums := self._ours(self.server.ask_for_sums, online):
-            self._take(grid.send_and_receive(self._messages(sums), timeout=self._round_timeout))
+            self._take(grid.send_and_receive(self._messages(sums), timeout=self.round_seconds))
         messages = self._messages(self._ours(self.server.open, online))
         self._asked = time.perf_counter()
         return messages
@@ -86,7 +101,7 @@ class FedFWStrategy(Strategy):
 
     def _messages(self, orders: Mapping[int, Order]) -> list[Message]:
         nodes = {client: node for node, client in self._clients.items()}
-        life = self._round_timeout + _SPARE_LIFE
+        life = self.round_seconds + _SPARE_LIFE
         return [_message(nodes[client], MessageType.TRAIN, order.fields(), life) for client, order in orders.items()]
 
     def _take(self, replies: Iterable[Message]) -> None:
@@ -114,28 +129,60 @@ class FedFWStrategy(Strategy):
         """Ask nodes that are new which client they are, and forget those that are gone.
 
         Nodes that are here and no client, because they do not answer, are asked less and less often: asking takes time.
+        A question lives as long as a fleet of this size needs to answer, and no node has two at the same time.
         """
         nodes, members = {node.node_id: _identity(node) for node in grid.get_nodes()}, set(self.server.roster.members)
         self._clients = {n: client for n, client in self._clients.items() if n in nodes and client in members}
         self._asked_again = {n: when for n, when in self._asked_again.items() if n in nodes}
         now = time.monotonic()
-        due = {n: self._asked_again.get(n, (now, _ASK_AGAIN)) for n in nodes if n not in self._clients}
+        self._questions = {
+            name: question
+            for name, question in self._questions.items()
+            if question.until > now and question.node in nodes
+        }
+        asked = {question.node for question in self._questions.values()}
+        unknown = [n for n in nodes if n not in self._clients and n not in asked]
+        due = {n: self._asked_again.get(n, (now, _ASK_AGAIN)) for n in unknown}
         strangers = [n for n, (when, _) in due.items() if when <= now]
-        if not strangers:
-            return
         self._asked_again |= {n: (now + due[n][1], 2 * due[n][1]) for n in strangers}
-        timeout = min(self._round_timeout, _ASK_AGAIN)
-        asked = [_message(node, MessageType.QUERY, {}, timeout) for node in strangers]
-        for reply in grid.send_and_receive(asked, timeout=timeout):
-            try:
-                self._introduce(reply, nodes.get(reply.metadata.src_node_id, ""))
-            except MessageError as error:
-                self.server.refuse(None, str(error))
+        life = _QUIET + _POLL + fleet_allowance(len(nodes))
+        questions = [_message(node, MessageType.QUERY, {}, life) for node in strangers]
+        names = list(grid.push_messages(questions)) if questions else []
+        # A message that Flower does not take has no name, and its node is asked again later.
+        new = {name: _Question(node, now + life) for name, node in zip(names, strangers, strict=False) if name}
+        self._questions |= new
+        self._hear(grid, nodes, set(new))
 
-    def _introduce(self, reply: Message, identity: str) -> None:
+    def _hear(self, grid: Grid, nodes: Mapping[int, str], new: set[str]) -> None:
+        """Take answers to questions; the new ones are waited for as long as any answers come.
+
+        One that comes later is taken when nodes are looked at next: a fleet's answers come one after another, and how
+        long the last one takes is not known.
+        """
+        quiet = min(self.round_seconds, _QUIET)
+        until = time.monotonic() + quiet
+        while self._questions:
+            replies = list(grid.pull_messages(list(self._questions)))
+            for reply in replies:
+                question = self._questions.pop(reply.metadata.reply_to_message_id, None)
+                if question is None:
+                    continue
+                try:
+                    self._introduce(reply, question.node, nodes.get(question.node, ""))
+                except MessageError as error:
+                    self.server.refuse(None, str(error))
+            now = time.monotonic()
+            if replies:
+                until = now + quiet
+            if not new & self._questions.keys() or now >= until:
+                return
+            time.sleep(_LOOK_AGAIN)
+
+    def _introduce(self, reply: Message, node: int, identity: str) -> None:
+        """Note which client a node says it is."""
         if reply.has_error():
             raise MessageError(f"failed: {reply.error.reason}")
-        if not identity:
+        if not identity or reply.metadata.src_node_id != node:
             raise MessageError("unknown sender")
         try:
             hello = Hello.of(content(reply))
@@ -144,18 +191,18 @@ class FedFWStrategy(Strategy):
         if hello.leaving and hello.client not in self.server.roster.counted:
             return  # it has left
         self.server.meet(hello, identity)
-        self._clients[reply.metadata.src_node_id] = hello.client
+        self._clients[node] = hello.client
 
     def _wait(self, grid: Grid, everyone: bool) -> None:
         """Until somebody is there, or everyone; a round without anybody would only run the clock down."""
-        until = time.monotonic() + self._start_timeout
+        until = time.monotonic() + self._start_seconds
         while missing := set(self.server.roster.members) - set(self._clients.values()):
             if self._clients and (not everyone or time.monotonic() > until):
                 if everyone:
                     log(WARNING, "going on without clients %s", sorted(missing))
                 return
             if time.monotonic() > until:
-                raise TimeoutError(f"no client came within {self._start_timeout:.0f} s; resume=true goes on later")
+                raise TimeoutError(f"no client came within {self._start_seconds:.0f} s; resume=true goes on later")
             time.sleep(_LOOK_AGAIN)
             self._meet(grid)
 
