@@ -26,8 +26,8 @@ from fedfw.parsing import parse_number
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 Function = TypeVar("Function", bound=Callable[..., Any])
-LARGEST = 1e12
-"""Numbers whose declaration states no upper limit are at most this large."""
+LARGEST, LARGEST_WHOLE = 1e38, 10**12
+"""Numbers and whole numbers whose declaration states no upper limit are at most this large."""
 _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
 
 
@@ -76,7 +76,7 @@ class Option:
     otherwise : str
         What happens where it is left open, in words.
     limited : bool
-        Whether its declaration states an upper limit; otherwise numbers are at most `LARGEST`.
+        Whether its declaration states an upper limit.
     """
 
     name: str
@@ -116,18 +116,21 @@ class Option:
         try:
             checked = _validator(self.annotation)(value)
         except ValidationError:
-            checked = None
-            valid = False
+            pass
         else:
-            too_large = not self.limited and isinstance(checked, int | float) and abs(checked) > LARGEST
-            valid = not too_large
-            if too_large:
-                expected = f"{expected} and at most {LARGEST:g}"
-        if valid:
-            return checked
+            most = self._most(checked)
+            if most is None or abs(checked) <= most:
+                return checked
+            expected = f"{expected} and at most {most:g}"
         where = f"{source}: " if source else ""
         shown = f"{self.key} = {value!r}" if source else f"{self.name}={value!r}"
         raise ValueError(f"{where}{shown}, expected {expected}")
+
+    def _most(self, value: Any) -> float | None:
+        """How large a number may be whose declaration does not say it; None for what is no such number."""
+        if self.limited or isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return LARGEST_WHOLE if isinstance(value, int) else LARGEST
 
     def parse(self, text: Any, source: str) -> Any:
         """Check a value that came from a flag or a file, where numbers may stand as text."""

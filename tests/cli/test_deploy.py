@@ -11,11 +11,12 @@ from typing import Any, Self
 import pytest
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.cli.deploy_demo import Demo
+from fedfw.cli.deploy_demo import Demo, allowed_by_name, owners_of
 from fedfw.cli.deploy_report import _LEGEND, _ROUNDS_HEADER, TOTALS_HEADER, legend
 from fedfw.cli.main import main
 from fedfw.config import RunConfig
 from fedfw.config.app import DEFAULTS
+from fedfw.deployment.consent import USUAL_SETS, Consent, RefusedError
 
 pytest.importorskip("flwr")
 
@@ -47,8 +48,8 @@ def app(capsys: pytest.CaptureFixture[str]) -> Path:
 class Federation:
     """Stands for the processes: an interrupt arrives when a run has been submitted."""
 
-    def __init__(self, folder: Path, clients: int, simulated: bool) -> None:
-        self.clients, self.names = clients, ["superlink"]
+    def __init__(self, folder: Path, clients: int, simulated: bool, consent: Consent) -> None:
+        self.clients, self.names, self.consent = clients, ["superlink"], consent
         self.tell: Callable[[str], object] = lambda name: None
         self.ended = False
         Federation.latest = self
@@ -193,6 +194,26 @@ def test_an_interrupt_ends_everything_in_one_line(
     assert last == "interrupted; everything that was started has ended; 0 of 2 rounds are done and kept in here"
     assert "FedFW with penalty 0.0001, momentum 0.9 on the set KSparse(k=65, r=10)" in captured.out
     assert "seconds" in captured.err
+    [line] = [line for line in captured.out.splitlines() if line.startswith("The owners here allow")]
+    assert line == (
+        "The owners here allow the set ksparse:k=65 by name, all that clients can share, and gradients of few samples; "
+        "by default an owner allows atoms of l1, simplex, ksparse:k=8, of 32 samples or more."
+    )
+    assert federation.consent.sets == ("l1", "simplex", "ksparse:k=8", "ksparse:k=65")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "named"),
+    [("l1:3", ()), ("ksparse:k=5,r=1", ("ksparse:k=5",)), ("l2:1", ("l2",)), ("nuclear:1", ("nuclear",))],
+)
+def test_the_demonstrations_owners_allow_its_own_set_alone(constraint: str, named: tuple[str, ...], app: Path) -> None:
+    demo = Demo.of_app(AppFolder.read(app), {"rounds": 1, "constraint": constraint})
+    consent = owners_of([demo])
+    assert consent.sets == (*USUAL_SETS, *named)
+    assert ("by name" in allowed_by_name(consent)) is bool(named)
+    consent.check(AppFolder.read(app).make_task({"constraint": constraint}))
+    with pytest.raises(RefusedError, match="constraint=linf, expected l1, simplex"):
+        consent.check(AppFolder.read(app).make_task({"constraint": "linf:1"}))
 
 
 def test_an_app_and_the_demonstration_of_the_same_settings_simulate_the_same(app: Path) -> None:

@@ -31,7 +31,7 @@ configs = st.fixed_dictionaries(
         "dataset": anything,
         "data_dir": anything,
         "model": anything,
-        "l2": st.floats(0, 1e12),
+        "l2": st.floats(0, 1e38),
         "clients": st.integers(1, 10**6),
         "partition": anything,
         "weights": st.sampled_from(["equal", "samples"]),
@@ -42,7 +42,7 @@ configs = st.fixed_dictionaries(
         "participation": st.integers(2, 1000) | st.floats(1e-9, 1.0),  # as a text, 1 is everyone
         "local_steps": st.integers(1, 100),
         "batch_size": st.none() | st.integers(1, 100),
-        "tol": st.none() | st.floats(1e-300, 1e12),
+        "tol": st.none() | st.floats(1e-300, 1e38),
         "eval_every": st.integers(1, 100),
         "seed": st.integers(0, 2**63 - 1),
         "device": st.sampled_from(["cpu", "cuda"]),

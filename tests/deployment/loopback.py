@@ -13,21 +13,34 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.deployment import Client, Consent, DeployedRecord, DeployedServer, Task
-from fedfw.deployment.consent import SHARES
+from fedfw.deployment.consent import ALL_SETS, SHARES
 from fedfw.deployment.messages import Answer, Hello, Order
+from fedfw.deployment.server_options import SEED, usual_options
 from fedfw.simulation import Options
 
 Fields = dict[str, Any]
-OPEN = Consent(share=SHARES, seeded_noise=True)
+OPEN = Consent(
+    share=SHARES,
+    sets=(ALL_SETS,),
+    seeded_noise=True,
+    options=(*usual_options(), SEED),
+    least_samples=1,
+    most_local_steps=1000,
+    most_rounds=10**6,
+)
 """Everything that the server asks for is answered."""
+
+SAMPLES = 36
+"""Of each client of `small_task`."""
 
 
 def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> Task:
-    """Softmax regression on a few random samples, other ones for each client."""
+    """Softmax regression on a few random samples, as many as owners ask for, other ones for each client."""
 
     def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(client)
-        return torch.randn(12, 4, generator=generator) + client % 3, torch.randint(0, 3, (12,), generator=generator)
+        inputs = torch.randn(SAMPLES, 4, generator=generator) + client % 3
+        return inputs, torch.randint(0, 3, (SAMPLES,), generator=generator)
 
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 3)

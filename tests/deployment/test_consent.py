@@ -281,7 +281,13 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
         path = consent.write(tmp_path / str(number))
         assert Consent.read(path) == replace(consent, folder=tmp_path / str(number))
         modes = {one.name: one.stat().st_mode & 0o777 for one in (path.parent, *path.parent.iterdir())}
-        assert modes == {f"{number}": 0o700, CONSENT: 0o600, "clinic.ledger.jsonl": 0o600, "state": 0o700}
+        assert modes == {
+            f"{number}": 0o700,
+            CONSENT: 0o600,
+            "clinic.ledger.jsonl": 0o600,
+            "clinic.answers": 0o600,
+            "state": 0o700,
+        }
 
 
 @pytest.mark.parametrize(
@@ -332,6 +338,12 @@ def test_nobody_else_can_read_a_clients_files(tmp_path: Path) -> None:
     loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3, privacy=PROMISE)), tmp_path / "state")
     loop.run(2)
     found = list((tmp_path / "state").rglob("*"))
-    assert {path.suffix for path in found if path.is_file()} == {".safetensors", ".jsonl", ".lock", ".witness"}
+    assert {path.suffix for path in found if path.is_file()} == {
+        ".safetensors",
+        ".jsonl",
+        ".lock",
+        ".witness",
+        ".answers",
+    }
     assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (*found, tmp_path / "state") if path.is_dir()} == {0o700}

@@ -120,7 +120,7 @@ def test_a_client_refuses_what_is_not_for_it_and_names_its_nan(tmp_path: Path) -
     with pytest.raises(ValueError, match="expected letters"):
         loop.client(0).handle(replace(order, run="../elsewhere"))
     task = loop.server.task
-    broken = replace(task, data=lambda client: (torch.full((2, 4), math.nan), torch.tensor([0, 1])))
+    broken = replace(task, data=lambda client: (torch.full((36, 4), math.nan), torch.arange(36) % 2))
     with pytest.raises(NonFiniteError, match="round 1: NaN or infinity at client 2"):
         Client(broken, 2, tmp_path).handle(replace(order, client=2))
 

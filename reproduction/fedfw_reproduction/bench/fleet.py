@@ -70,7 +70,6 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfw_reproduction.bench.pages import machine, markdown, publish
 from fedfw.cli.deploy_init import copy_app
 from fedfw.deployment import Client, Consent, Task
 from fedfw.deployment.consent import SHARES
@@ -78,6 +77,7 @@ from fedfw.deployment.flower.app_folder import AppFolder
 from fedfw.deployment.flower.local import HOST, LocalFederation
 from fedfw.deployment.flower.strategy import RECORD, content
 from fedfw.deployment.messages import Order
+from fedfw_reproduction.bench.pages import machine, markdown, publish
 
 TASK = '''
 """Softmax regression on the l1 ball, with data from each client's own seed."""
@@ -112,9 +112,9 @@ NOTES = [
     "eleven of the node's, five of the server's app. An idle node looks for messages every three seconds. *CPU when",
     "idle* is the share of a core that these looks take before the run begins: towards 100 % calls queue, and rounds",
     "become longer than their work. *Ours* is what `DeployedServer` takes. *Asked again* counts nodes that were asked",
-    "more than once who they are, *absent* answers that came too late; waiting times are the default ones, which follow",
-    "the number of clients. The light nodes take processor time from the SuperLink, so the seconds are an upper bound. A",
-    "SuperNode's own process for each message takes time on its owner's host and is not in the table.",
+    "more than once who they are, *absent* answers that came too late; waiting times are the default ones, which",
+    "follow the number of clients. The light nodes take processor time from the SuperLink, so the seconds are an upper",
+    "bound. A SuperNode's own process for each message takes time on its owner's host and is not in the table.",
 ]
 _IDLE = 3.0  # seconds between looks of an idle SuperNode
 _HEARTBEAT = 30.0
@@ -478,7 +478,8 @@ def main() -> None:
     results = []
     for count in options.nodes:
         print(f"{count} nodes", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "fedfw_reproduction.bench.fleet", "--one", str(count), "--rounds", str(options.rounds)]
+        command = [sys.executable, "-m", "fedfw_reproduction.bench.fleet", "--one", str(count)]
+        command += ["--rounds", str(options.rounds)]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         results.append(json.loads(printed.splitlines()[-1]))
         print(" | ".join(row_of(results[-1])), file=sys.stderr, flush=True)
@@ -486,8 +487,9 @@ def main() -> None:
     lines = [
         "# What a large fleet costs",
         "",
-        f"`python -m fedfw_reproduction.bench.fleet --nodes {sizes} --rounds {options.rounds} --write`: a SuperLink with TLS and node",
-        "keys, and as many light nodes, all on one machine. Softmax regression on the l1 ball, 210 parameters.",
+        f"`python -m fedfw_reproduction.bench.fleet --nodes {sizes} --rounds {options.rounds} --write`:",
+        "a SuperLink with TLS and node keys, and as many light nodes, all on one machine. Softmax regression on the",
+        "l1 ball, 210 parameters.",
         machine(),
         f"The machine's load average was {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores.",
         "",

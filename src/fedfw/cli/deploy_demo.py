@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -43,6 +43,7 @@ from fedfw.config import (
     run_options,
 )
 from fedfw.config.app import DEFAULTS, SIMULATED_ONLY, app_options
+from fedfw.deployment.consent import USUAL_SETS, Consent, entry_of, sets_of
 from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
@@ -115,7 +116,9 @@ def execute(options: argparse.Namespace) -> int:
             nodes = f"with TLS, and {clients} SuperNodes with keys"
             more = "Flower's simulation" if options.simulated else nodes
             print(f"starting a SuperLink on 127.0.0.1, {more} ...", file=sys.stderr)
-            federation = LocalFederation(folder / "federation", clients, options.simulated)
+            consent = owners_of(demos)
+            federation = LocalFederation(folder / "federation", clients, options.simulated, consent)
+            print(allowed_by_name(consent), flush=True)
             with progress_bar(len(federation.names), "started") as bar:
                 federation.tell = lambda name: bar.update()
                 everything.enter_context(federation)
@@ -199,6 +202,24 @@ def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> N
     deployment = deployment_of({**settings, "out": ""})
     refuse_vain(task, deployment)
     DeployedServer(task, deployment)
+
+
+def owners_of(demos: Sequence[Demo]) -> Consent:
+    """What the demonstration's owners allow: beside the usual sets, by name those that it trains on."""
+    from fedfw.deployment.flower.local import OPEN
+
+    used = [entry_of(one) for demo in demos for one in sets_of(demo.simulated.algorithm)]
+    return replace(OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
+
+
+def allowed_by_name(consent: Consent) -> str:
+    """One line on what the demonstration's owners allow and others do not."""
+    named = [text for text in consent.sets if text not in USUAL_SETS]
+    more = f"the set {', '.join(named)} by name, " if named else ""
+    return (
+        f"The owners here allow {more}all that clients can share, and gradients of few samples; by default an owner "
+        f"allows atoms of {', '.join(USUAL_SETS)}, of {Consent().least_samples} samples or more."
+    )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,27 @@ def _handed(order: Order) -> str:
     return hashlib.sha256(b"|".join([*parts, order.digest, order.mean])).hexdigest()[:16]
 
 
+def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began: float) -> Answer:
+    """Note in a client's log why it does not do what an order asks for, and return its answer, a constant text.
+
+    Parameters
+    ----------
+    order : Order
+        What was asked for.
+    number, folder
+        Of the client.
+    refused : RefusedError
+        What the owner does not allow.
+    began : float
+        When work on the order began, by `time.perf_counter`.
+    """
+    event = f"refused, because {refused.reason}: {refused}"
+    seconds = time.perf_counter() - began
+    store = ClientStore(folder, order.run, number)
+    store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time())
+    return Answer(order.run, order.t, number, Kind.REFUSED, payload=refused.reason.encode())
+
+
 class _Done(NamedTuple):
     """What was done about an order, in a word for the log, the answer, and the private release that it cost."""
 
@@ -100,6 +121,10 @@ class Client:
         """What it says of itself: its number, and two numbers of its data where they are needed and allowed."""
         if self.leaving or not (self.task.is_open and self.consent.allows_numbers(self.task)):
             return Hello(self.number, self.leaving)
+        try:
+            self._admit()
+        except RefusedError:
+            return Hello(self.number)
         _, gradient = self._problem.value_and_gradient(self.task.start)
         each = self._problem.losses.smoothness()
         return Hello(
@@ -125,8 +150,7 @@ class Client:
             with store.alone():
                 done = self._answer(order, store)
         except RefusedError as refused:
-            answer = replace(self._plain(order, Kind.REFUSED), payload=refused.reason.encode())
-            done = _Done(f"refused, because {refused.reason}: {refused}", answer)
+            return refuse(order, self.number, self.folder, refused, began)
         except NonFiniteError:
             raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
         epsilon = {} if done.release is None else {"epsilon": done.release.epsilon}
@@ -175,6 +199,7 @@ class Client:
         if counted is None or received is None:
             return _Done(Kind.LOST, self._plain(order, Kind.LOST))
         if order.ask == Ask.SUM:
+            self._admit()
             kept = Stored(counted) if stored is None else stored
             return _Done(Kind.SUM, self._contribute(order, store, kept, received))
         given = None
@@ -182,6 +207,7 @@ class Client:
             given = None if stored is None else stored.contribution
             if given is None or given.t != order.t:
                 return _Done(Kind.LOST, self._plain(order, Kind.LOST))
+        self._admit()
         release = None
         if self._privacy is not None:
             release = self._release(order, counted.state, received)
@@ -192,6 +218,12 @@ class Client:
         undone = stored is not None and stored.pending is not None and counted is stored.counted
         event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
         return _Done(event, answer, release)
+
+    def _admit(self) -> None:
+        """Count an answer that is to be computed from the data, or refuse it."""
+        sizes = self._problem.losses.sizes
+        samples = None if sizes is None else int(sizes.min())
+        self.consent.admit(samples, self.task.options.batch_size, self.number, self.folder)
 
     def _counted(self, order: Order, stored: Stored | None) -> Step | None:
         """What this client holds by the server's account; None where it does not have that."""

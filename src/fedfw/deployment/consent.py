@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from fedfw.algorithms.base import Algorithm, Reveals
+from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.base import Algorithm, Contract, Reveals
+from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.files import make_private_folder, owner_only
 from fedfw.deployment.ledger import Ledger, Release, spent
+from fedfw.deployment.limits import JobLimits
+from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
+from fedfw.deployment.server_options import DATA_OPTIONS, check_range, set_by_server, usual_options
 from fedfw.options import check_options, nearest, option, options_of
+from fedfw.privacy import Privacy
+from fedfw.sets.base import ConstraintSet
 from fedfw.sets.product import Product
+from fedfw.sets.registry import parse_set
 
 if TYPE_CHECKING:
     from fedfw.deployment.task import Task
@@ -30,6 +40,10 @@ SHARES: tuple[Share, ...] = get_args(Share)
 """All that a client can share."""
 _NEEDED = {Reveals.ATOMS: "atoms", Reveals.MODELS: "models", Reveals.GRADIENTS: "gradients"}
 TOLD = "steps from curvature, whose clients tell the server two numbers of their data in every round"
+ALL_SETS = "all"
+"""In the list of sets, all of them."""
+USUAL_SETS = ("l1", "simplex", "ksparse:k=8")
+"""The sets that may be used where the owner says nothing: their atoms speak of few coordinates."""
 _ROUNDING = 1 + 1e-9
 
 
@@ -44,6 +58,14 @@ class Refusal(StrEnum):
     SEED = "the owner does not allow noise from a seed"
     PROMISE = "the promise is weaker than the owner's budget"
     LEDGER = "the ledger of the data is missing or damaged"
+    OPTION = "the owner does not allow the server to set this option"
+    RANGE = "an option of the run is out of its range"
+    SAMPLES = "the owner does not allow gradients of so few samples"
+    STEPS = "the owner does not allow so many local steps"
+    ROUNDS = "the owner allows no further rounds"
+    COUNT = "the count of rounds is missing or damaged"
+    CLIP = "the owner does not allow this bound on samples' gradients"
+    LIMITS = "the job takes more memory or time than the owner allows"
 
     @classmethod
     def told(cls, payload: bytes) -> str:
@@ -75,6 +97,9 @@ class DataBudget:
     eps: Annotated[float, option("epsilon of all private releases together", gt=0)]
     delta: Annotated[float, option("delta of all private releases together", gt=0, lt=1)]
     required: Annotated[bool, option("refuse runs that are not private")] = True
+    clip: Annotated[
+        float, option("the bound at which samples' gradients are clipped in private runs", ge=1e-12, le=1e12)
+    ] = 1.0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -121,19 +146,81 @@ class Consent:
         tuple[str, ...] | None, option("algorithms that may run", expected="a list of names of algorithms")
     ] = None
     sets: Annotated[
-        tuple[str, ...] | None, option("constraint sets that may be used", expected="a list of names of sets")
-    ] = None
+        tuple[str, ...],
+        option("constraint sets that may be used", expected='a list of names of sets, such as "ksparse:k=8", or "all"'),
+    ] = USUAL_SETS
     most_parameters: Annotated[int | None, option("how many parameters a model may have", ge=1)] = None
     privacy: DataBudget | None = None
     seeded_noise: Annotated[
         bool, option("accept private runs whose noise comes from a seed, for tests", scope="python")
     ] = False
     folder: Path | None = None
+    options: Annotated[
+        tuple[str, ...], option("options of a run that a server may set", expected="a list of names of options")
+    ] = field(default_factory=usual_options)
+    least_samples: Annotated[int, option("samples that a gradient has at least", ge=1, le=1_000_000_000)] = 32
+    most_local_steps: Annotated[int, option("local steps that a round may have", ge=1, le=100_000)] = 10
+    most_rounds: Annotated[
+        int, option("answers that are computed from the data, over all runs", ge=1, le=1_000_000_000)
+    ] = 1000
+    limits: JobLimits = field(default_factory=JobLimits)
 
     def __post_init__(self) -> None:
         check_options(self)
+        for text in self.sets:
+            _name_and_size(text)
+        for key in self.options:
+            if key in DATA_OPTIONS:
+                raise ValueError(
+                    f"options: {key!r} says which data are read, expected options other than {', '.join(DATA_OPTIONS)}"
+                )
 
     # --- what is allowed ---
+
+    def check_settings(self, config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Refuse a run's configuration that the owner does not allow, before a task is built from it.
+
+        Parameters
+        ----------
+        config : mapping
+            The run's configuration by keys.
+        own : mapping
+            The values of the signed app, which the server may only replace where the owner allows it.
+
+        Raises
+        ------
+        RefusedError
+            With what was asked for and what is allowed.
+        """
+        given = set_by_server(config, own)
+        for key, value in given.items():
+            shown = f"{key} = {str(value)[:100]!r}"
+            if key not in self.options:
+                known = ", ".join(self.options)
+                raise RefusedError(Refusal.OPTION, f"{shown} was set by the server, expected one of {known}")
+            try:
+                check_range(key, value)
+            except ValueError as error:
+                raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
+        # The app's own values are those of code that the owner trusts, and are looked at in the task that it builds.
+        self._check_given(given)
+
+    def _check_given(self, given: Mapping[str, Any]) -> None:
+        """Refuse options that are known to be refused in every task."""
+        name = str(given.get("algorithm", "")).lower()
+        if name in ALGORITHMS:
+            self._check_algorithm(name, ALGORITHMS[name].contract)
+        try:
+            constraint = parse_set(str(given["constraint"])) if given.get("constraint") else None
+            promise = Privacy.parse(str(given["privacy"])) if given.get("privacy") else None
+        except ValueError as error:
+            raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
+        if constraint is not None:
+            self._check_sets([constraint])
+        if promise is not None:
+            self._check_promise(promise)
+        steps, batch = given.get("local-steps"), given.get("batch-size")
+        self._check_steps(int(steps) if steps else 1, int(batch) if batch else None)
 
     def check(self, task: Task) -> None:
         """Refuse a task that the owner does not allow.
@@ -143,33 +230,91 @@ class Consent:
         RefusedError
             With what was asked for and what is allowed.
         """
-        algorithm, size = task.algorithm, len(task.start)
-        if self.algorithms is not None and algorithm.name not in self.algorithms:
-            raise RefusedError(Refusal.ALGORITHM, f"algorithm={algorithm.name}, expected {_listed(self.algorithms)}")
-        needed = _NEEDED[algorithm.contract.reveals]
-        if needed not in ("atoms", *self.share):
-            raise RefusedError(
-                Refusal.SHARED, f"{algorithm.name} shares {algorithm.contract.shares}: {needed!r} is not in share"
-            )
-        if algorithm.tells and needed == "atoms" and "numbers" not in self.share:
+        algorithm = task.algorithm
+        self._check_algorithm(algorithm.name, algorithm.contract)
+        if algorithm.tells and _NEEDED[algorithm.contract.reveals] == "atoms" and "numbers" not in self.share:
             raise RefusedError(Refusal.SHARED, f"{algorithm.name} with {TOLD}: 'numbers' is not in share")
-        if self.sets is not None and (strange := _sets_of(algorithm) - set(self.sets)):
-            raise RefusedError(Refusal.SET, f"constraint={_listed(sorted(strange))}, expected {_listed(self.sets)}")
+        self._check_sets(sets_of(algorithm))
+        self._check_steps(task.options.local_steps, task.options.batch_size)
+        size = len(task.start)
         if self.most_parameters is not None and size > self.most_parameters:
             raise RefusedError(Refusal.SIZE, f"{size} parameters, expected at most {self.most_parameters}")
-        self._check_promise(task)
+        promise = task.options.promise
+        if promise is not None:
+            self._check_promise(promise)
+        elif self.privacy is not None and self.privacy.required:
+            raise RefusedError(Refusal.PLAIN, "the run promises no privacy, expected one that does")
 
-    def _check_promise(self, task: Task) -> None:
-        promise, budget = task.options.promise, self.privacy
-        if promise is None:
-            if budget is not None and budget.required:
-                raise RefusedError(Refusal.PLAIN, "the run promises no privacy, expected one that does")
-            return
+    def _check_algorithm(self, name: str, contract: Contract) -> None:
+        if self.algorithms is not None and name not in self.algorithms:
+            raise RefusedError(Refusal.ALGORITHM, f"algorithm={name}, expected {_listed(self.algorithms)}")
+        needed = _NEEDED[contract.reveals]
+        if needed not in ("atoms", *self.share):
+            raise RefusedError(Refusal.SHARED, f"{name} shares {contract.shares}: {needed!r} is not in share")
+
+    def _check_sets(self, used: Sequence[ConstraintSet]) -> None:
+        for one in used:
+            if not any(_allows(text, one) for text in self.sets):
+                raise RefusedError(Refusal.SET, f"constraint={entry_of(one)}, expected {_listed(self.sets)}")
+
+    def _check_steps(self, local_steps: int, batch_size: int | None) -> None:
+        if local_steps > self.most_local_steps:
+            raise RefusedError(
+                Refusal.STEPS, f"{local_steps} local steps, expected at most most-local-steps = {self.most_local_steps}"
+            )
+        if batch_size is not None and batch_size < self.least_samples:
+            raise RefusedError(
+                Refusal.SAMPLES, f"batch-size={batch_size}, expected at least least-samples = {self.least_samples}"
+            )
+
+    def _check_promise(self, promise: Privacy) -> None:
+        budget = self.privacy
         if promise.not_private_seed is not None and not self.seeded_noise:
             raise RefusedError(Refusal.SEED, f"not_private_seed={promise.not_private_seed}, expected none")
-        if budget is not None and (promise.eps > budget.eps or promise.delta > budget.delta):
+        if budget is None:
+            return
+        if promise.eps > budget.eps or promise.delta > budget.delta:
             allowed = f"at most eps {budget.eps:g} and delta {budget.delta:g}"
             raise RefusedError(Refusal.PROMISE, f"the run promises {promise}, expected {allowed}")
+        if promise.clip != budget.clip:
+            raise RefusedError(Refusal.CLIP, f"the run promises {promise}, expected clip = {budget.clip:g}")
+
+    def admit(self, samples: int | None, batch_size: int | None, client: int, state: Path) -> None:
+        """Count an answer before it is computed from the data, or refuse it.
+
+        Parameters
+        ----------
+        samples : int or None
+            How many the client has; None for data that are no samples.
+        batch_size : int or None
+            How many of them are in a gradient; None for all.
+        client : int
+            The client's number.
+        state : Path
+            The client's folder.
+
+        Raises
+        ------
+        RefusedError
+            If a gradient would have too few samples, or if there were as many answers as the owner allows.
+        """
+        counted = 0 if samples is None else samples
+        if counted < self.least_samples:
+            raise RefusedError(
+                Refusal.SAMPLES, f"{counted} samples here, expected at least least-samples = {self.least_samples}"
+            )
+        self._check_steps(1, batch_size)
+        count = self.count(client, state)
+        try:
+            if self.folder is None:
+                count.create()
+            allowed = count.add(self.most_rounds)
+        except CountError as error:
+            raise RefusedError(Refusal.COUNT, str(error)) from None
+        if not allowed:
+            raise RefusedError(
+                Refusal.ROUNDS, f"{count.path} has as many answers as most-rounds = {self.most_rounds} allows"
+            )
 
     def allows_numbers(self, task: Task) -> bool:
         """Whether the numbers of "auto" may be told to the server of a task."""
@@ -193,8 +338,21 @@ class Consent:
         state : Path
             The client's folder, which holds the ledger's witness, and the ledger where there is no file of consent.
         """
-        name = self.data_set or f"client-{client}"
+        name = self._name(client)
         return Ledger((self.folder or state) / f"{name}.ledger.jsonl", state / f"{name}.witness")
+
+    def count(self, client: int, state: Path) -> AnswerCount:
+        """The count of answers that were computed from the data; its file lies beside the ledger.
+
+        Parameters
+        ----------
+        client, state
+            As for `ledger`.
+        """
+        return AnswerCount((self.folder or state) / f"{self._name(client)}.answers")
+
+    def _name(self, client: int) -> str:
+        return self.data_set or f"client-{client}"
 
     # --- the file ---
 
@@ -220,12 +378,15 @@ class Consent:
             raise ValueError(f"{path} is no TOML: {error}") from None
         if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ValueError(f"{path} has mode {mode:04o}, expected 0600: nobody else may read or change it")
-        own = _values(cls, table, str(path), more=("privacy",))
-        privacy = table.get("privacy")
+        own = _values(cls, table, str(path), more=("privacy", "limits"))
+        privacy, limits = table.get("privacy"), table.get("limits", {})
         if privacy is not None:
             if not isinstance(privacy, dict) or not {"eps", "delta"} <= privacy.keys():
                 raise ValueError(f"{path}: privacy = {privacy!r}, expected a table with eps and delta")
             own["privacy"] = DataBudget(**_values(DataBudget, privacy, f"{path} [privacy]"))
+        if not isinstance(limits, dict):
+            raise ValueError(f"{path}: limits = {limits!r}, expected a table with memory, seconds or data-memory")
+        own["limits"] = JobLimits(**_values(JobLimits, limits, f"{path} [limits]"))
         return cls(**own, folder=path.absolute().parent)
 
     def write(self, folder: Path) -> Path:
@@ -252,20 +413,33 @@ class Consent:
             file.write(self.text())
         make_private_folder(folder / STATE)
         if self.data_set:
-            replace(self, folder=folder).ledger(0, folder).create()
+            with_folder = replace(self, folder=folder)
+            with_folder.ledger(0, folder).create()
+            with_folder.count(0, folder).create()
         return path
 
     def text(self) -> str:
         """The file, with an explanation of every line."""
         budget = self.privacy or DataBudget(1.0, 1e-6)
-        lines = [f"{key} = {_toml(getattr(budget, key))}" for key in ("eps", "delta", "required")]
+        lines = [f"{key} = {_toml(getattr(budget, key))}" for key in ("eps", "delta", "required", "clip")]
+        usual = self.options == usual_options()
+        limits = [f"{key} = {_toml(getattr(self.limits, key))}" for key in ("memory", "seconds")]
         return _TEXT.format(
             data_set=_line("data-set", self.data_set or None, "clinic-7"),
             share=_line("share", list(self.share), []),
             algorithms=_line("algorithms", self.algorithms, ["fedfw", "fedfw+"]),
-            sets=_line("sets", self.sets, ["l1", "ksparse"]),
+            sets=_line("sets", self.sets, []),
+            leaks=_commented(leak_table().splitlines()),
+            samples=_commented(textwrap.wrap(f"{samples_sentence()} {promise_sentence()}", 116)),
+            least_samples=_line("least-samples", self.least_samples, 0),
+            most_local_steps=_line("most-local-steps", self.most_local_steps, 0),
+            most_rounds=_line("most-rounds", self.most_rounds, 0),
+            never=", ".join(DATA_OPTIONS),
+            options=_listed_line("options", self.options, commented=usual),
             most_parameters=_line("most-parameters", self.most_parameters, 1000000),
             privacy="\n".join(f"# {line}" if self.privacy is None else line for line in ("[privacy]", *lines)),
+            limits="\n".join(("[limits]", *limits)),
+            data_memory=_line("data-memory", self.limits.data_memory, 8.0),
         )
 
 
@@ -274,7 +448,8 @@ _TEXT = """\
 # Mode 0600: nobody else may read or change it. It is read anew for every message.
 
 # The owner's name for the data. The ledger NAME.ledger.jsonl beside this file has every private release that was made
-# from them, over all runs. Keep the name when the data grow or change, and never remove, edit or put back a ledger.
+# from them, and NAME.answers how many answers were computed from them, over all runs. Keep the name when the data grow
+# or change, and never remove, edit or put back a ledger or a count.
 {data_set}
 
 # What may be sent to the server:
@@ -290,16 +465,49 @@ _TEXT = """\
 # The algorithms that may run; by default all that share no more than this.
 {algorithms}
 
-# The constraint sets that may be used, by their names in 'fedfw sets'; by default all of them.
+# The constraint sets that may be used, by their names in 'fedfw sets'; ksparse:k=8 stands for k up to 8, and "all" for
+# all sets. What one message revealed of a client with a single image, and of its sample on a linear model
+# (docs/privacy-study.md; labels were read off every atom of a linear model):
+{leaks}
 {sets}
+
+# How many samples a gradient has at least: a client with fewer takes part in nothing, and no smaller batch is drawn.
+{samples}
+{least_samples}
+
+# How many local steps a round may have: a round of K steps reveals what K rounds reveal.
+{most_local_steps}
+
+# How many answers may be computed from the data, over all runs, names and restarts.
+{most_rounds}
+
+# The options of a run that its server may set. Without this line they are those below. These are never among them,
+# because they say which data are read: {never}.
+{options}
 
 # How many parameters a model may have; by default any number.
 {most_parameters}
 
 # The privacy budget of the data, for all runs together. With this table, runs that are not private are refused unless
-# required is false, and a private one ends when the budget is spent.
+# required is false, private ones clip samples' gradients at clip, and one ends when the budget is spent.
 {privacy}
+
+# What the work on one message may take: GiB of memory and seconds. data-memory is what the reader of a file may take,
+# in GiB; by default it is 4 times the file's size or 1 GiB, the larger.
+{limits}
+{data_memory}
 """
+
+
+def _commented(lines: Sequence[str]) -> str:
+    return "\n".join(f"#   {line}" for line in lines)
+
+
+def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
+    """A key with a list of texts over several lines, as a comment where it is what holds without it."""
+    listed = textwrap.wrap(", ".join(_toml(value) for value in values), 110, break_on_hyphens=False)
+    lines = [f"{key} = [", *(f"  {line}" for line in listed), "]"]
+    return "\n".join(f"# {line}" if commented else line for line in lines)
 
 
 def _line(key: str, value: Any, example: Any) -> str:
@@ -315,10 +523,41 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _sets_of(algorithm: Algorithm) -> set[str]:
-    """The names of an algorithm's sets, as on the command line."""
+def sets_of(algorithm: Algorithm) -> list[ConstraintSet]:
+    """Return an algorithm's sets, those of single parameters one by one."""
     constraint = algorithm.constraint
-    return {one.name for one in constraint.sets.values()} if isinstance(constraint, Product) else {constraint.name}
+    return list(constraint.sets.values()) if isinstance(constraint, Product) else [constraint]
+
+
+def entry_of(constraint: ConstraintSet) -> str:
+    """Return the entry of an owner's list of sets that allows a set and no larger k.
+
+    Examples
+    --------
+    >>> entry_of(parse_set("l1:10")), entry_of(parse_set("ksparse:k=65,r=10"))
+    ('l1', 'ksparse:k=65')
+    """
+    size = getattr(constraint, "k", None)
+    return constraint.name if size is None else f"{constraint.name}:k={size}"
+
+
+def _allows(text: str, constraint: ConstraintSet) -> bool:
+    """Whether an entry of the list of sets covers a set."""
+    name, most = _name_and_size(text)
+    if name == ALL_SETS:
+        return True
+    size = getattr(constraint, "k", None)
+    return name == constraint.name and (most is None or (size is not None and size <= most))
+
+
+def _name_and_size(text: str) -> tuple[str, int | None]:
+    """The name of a set, and the largest k that an entry such as ``ksparse:k=8`` allows."""
+    found = re.fullmatch(r"([a-z][a-z0-9-]*)(?::(?:k=)?([1-9][0-9]{0,8}))?", text)
+    if found is None:
+        raise ValueError(
+            f"sets: {text[:40]!r}, expected the name of a set, or one with its largest k as in 'ksparse:k=8'"
+        )
+    return found[1], None if found[2] is None else int(found[2])
 
 
 def _values(cls: Any, table: Mapping[str, Any], source: str, more: Sequence[str] = ()) -> dict[str, Any]:

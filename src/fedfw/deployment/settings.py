@@ -21,8 +21,8 @@ APP_DEFAULTS: dict[str, Any] = {
 SMALL_FLEET = 100
 """Clients up to which the usual waiting times are enough."""
 SECONDS_A_CLIENT = 1.0
-"""What each further client adds to them. fedfw_reproduction.bench.fleet measures a quarter of it on two cores: Flower's SuperLink
-answers one call after another, and a client's round is sixteen of them."""
+"""What each further client adds to them. On two cores a quarter of it was measured (fedfw_reproduction.bench.fleet):
+Flower's SuperLink answers one call after another, and a client's round is sixteen of them."""
 
 
 def fleet_allowance(clients: int) -> float:

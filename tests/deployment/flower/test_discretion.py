@@ -15,6 +15,7 @@ from fedfw import Privacy
 from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.consent import Refusal
 from fedfw.deployment.messages import Kind
+from fedfw.deployment.server_options import usual_options
 from tests.deployment.loopback import small_task
 
 pytest.importorskip("flwr")
@@ -97,14 +98,15 @@ def test_a_full_disk_does_not_let_the_text_out(tmp_path: Path) -> None:
 
 
 def test_the_file_of_consent_is_the_nodes_never_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strict = str(Consent("strict", privacy=DataBudget(1.0, 1e-5)).write(tmp_path / "strict"))
-    loose = str(Consent("loose", share=("losses",)).write(tmp_path / "loose"))
+    options = (*usual_options(), "consent")  # a server that may set it gains nothing by it
+    strict = str(Consent("strict", privacy=DataBudget(1.0, 1e-5), options=options).write(tmp_path / "strict"))
+    loose = str(Consent("loose", share=("losses",), options=options).write(tmp_path / "loose"))
     task, state = small_task(FEDFW, rounds=3), str(tmp_path / "state")
 
     def answer(run: str = "", **node: Any) -> dict[str, Any]:
         return ask(task, run={"consent": run}, **({"state-dir": state} | node))
 
-    assert "loss" not in answer(run=loose)
+    assert answer(run=loose)["payload"] == Refusal.OPTION.encode()
     assert "loss" in answer(run=strict, consent=loose)
     assert answer(run=loose, consent=strict)["payload"] == Refusal.PLAIN.encode()
     monkeypatch.setenv("FEDFW_CONSENT", strict)

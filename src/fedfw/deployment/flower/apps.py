@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, wraps
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedfw.deployment.client import Client
-from fedfw.deployment.consent import Consent
+from fedfw.deployment.client import Client, refuse
+from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
-from fedfw.deployment.messages import Order
+from fedfw.deployment.limits import LimitError
+from fedfw.deployment.messages import Hello, Order
 from fedfw.deployment.node import NodeSettings
 from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.server import DeployedServer
+from fedfw.deployment.server_options import settings_in
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.store import note_failure, state_folder
 from fedfw.deployment.task import Task
@@ -34,6 +37,7 @@ Config = Mapping[str, Any]
 """Flower's run configuration: the keys of the app's pyproject.toml."""
 MakeTask = Callable[[Config], Task]
 Handler = Callable[[Message, Context], Message]
+Result = TypeVar("Result")
 FAILED = "the client failed; the log of failures on its node says why"
 """All that the server learns of an exception, whose own text may hold a value of the data."""
 
@@ -118,20 +122,58 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     flwr.clientapp.ClientApp
     """
     app = ClientApp(mods=mods)
+    own = settings_of(make_task)
 
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
-        return _reply(message, _client_of(make_task, context).hello().fields())
+        try:
+            said = _within_limits(context, lambda: _client_of(make_task, own, context).hello())
+        except RefusedError:
+            note_failure(_folder(context))
+            node = NodeSettings.read(context.node_config)
+            said = Hello(node.partition_id, node.leaving)
+        return _reply(message, said.fields())
 
     @app.train()
     @_discreet
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
-        one = _client_of(make_task, context)
-        return _reply(message, one.handle(Order.of(content(message)), began).fields())
+        order = Order.of(content(message))
+        try:
+            answer = _within_limits(context, lambda: _client_of(make_task, own, context).handle(order, began))
+        except RefusedError as refused:
+            number = NodeSettings.read(context.node_config).partition_id
+            answer = refuse(order, number, _folder(context), refused, began)
+        return _reply(message, answer.fields())
 
     return app
+
+
+def settings_of(make_task: MakeTask) -> dict[str, Any]:
+    """Return the run configuration that an app itself has, in the ``pyproject.toml`` above its task's module.
+
+    On a node that file was signed with the rest of the app. Where there is none, nothing is the app's own: then every
+    option counts as set by the server.
+    """
+    module = sys.modules.get(getattr(make_task, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return {}
+    for folder in Path(file).absolute().parents:
+        found = settings_in(folder)
+        if found is not None:
+            return found
+    return {}
+
+
+def _within_limits(context: Context, job: Callable[[], Result]) -> Result:
+    """Do a job within the limits of the data's owner; raises `RefusedError` where it takes more."""
+    try:
+        with _consent(NodeSettings.read(context.node_config)).limits.enforced():
+            return job()
+    except LimitError as error:
+        raise RefusedError(Refusal.LIMITS, str(error)) from None
 
 
 def _discreet(handler: Handler) -> Handler:
@@ -149,10 +191,14 @@ def _discreet(handler: Handler) -> Handler:
     return discreet
 
 
-def _client_of(make_task: MakeTask, context: Context) -> Client:
+def _client_of(make_task: MakeTask, own: Mapping[str, Any], context: Context) -> Client:
+    """The client of a node; raises `RefusedError` before a task is made that its owner does not allow."""
     node = NodeSettings.read(context.node_config)
+    consent = _consent(node)
+    if not node.leaving:
+        consent.check_settings(context.run_config, own)
     config = tuple(sorted(context.run_config.items()))
-    return _client(make_task, config, node.partition_id, state_folder(node.state_dir), node.leaving, _consent(node))
+    return _client(make_task, config, node.partition_id, state_folder(node.state_dir), node.leaving, consent)
 
 
 @lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,10 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedfw.deployment.consent import CONSENT, SHARES, Consent
+import tomlkit
+
+from fedfw.deployment.consent import ALL_SETS, CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
+from fedfw.deployment.server_options import DATA_OPTIONS, SEED, settings_in, usual_options
 from fedfw.terminal import escape_controls, without_colours
 
 HOST = "127.0.0.1"
@@ -30,13 +34,22 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """What everything that we start has in its environment: nothing is reported, looked up or installed."""
+_COPIES_VERSION = "0.0"
+"""Begins the version of a copy of an app, each of which is signed as another one."""
 _PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by themselves
 _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
 _FEDFW = (sys.executable, "-m", "fedfw", "deploy")
 _SERVER = ("nginx", "haproxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
 
-OPEN = Consent(share=SHARES)
-"""What somebody allows who is the server and all owners at once, and whose nodes end with the run."""
+OPEN = Consent(
+    share=SHARES,
+    sets=(ALL_SETS,),
+    options=(*usual_options(), SEED),
+    least_samples=1,
+    most_local_steps=100_000,
+    most_rounds=1_000_000_000,
+)
+"""What the owners allow of a federation that is one person's, whose nodes end with the run."""
 
 
 class FederationError(RuntimeError):
@@ -97,6 +110,7 @@ class LocalFederation:
         nodes = [f"client-{client}" for client in range(clients)]
         self.names = ["superlink"] if simulated else [*proxies, "superexec", "hub", "superlink", *nodes]
         self.tell: Callable[[str], object] = lambda name: None
+        self._copies = 0  # of apps
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._executors: dict[str, subprocess.Popen[bytes]] = {}  # those of nodes, in the groups of these
         self._environment = (
@@ -148,6 +162,7 @@ class LocalFederation:
             consent.write(folder)
             for client in range(self.clients):
                 consent.ledger(client, folder).create()
+                consent.count(client, folder).create()
         self.start_superlink()
         if self.simulated:
             return
@@ -286,7 +301,14 @@ class LocalFederation:
     # --- runs ---
 
     def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
-        """Sign an app, start a run of it and follow its log; returns the name of the process that follows."""
+        """Sign an app, start a run of it and follow its log; returns the name of the process that follows.
+
+        Options that no server may set are written into a copy of the app, which is what is signed.
+        """
+        usual = settings_in(app) or {}
+        own = {key: value for key, value in config.items() if key in DATA_OPTIONS}
+        config = {key: value for key, value in config.items() if key not in own}
+        app = self._with_settings(app, {key: value for key, value in own.items() if usual.get(key) != value})
         what = str(app.absolute())
         if not self.simulated:
             bundle = Bundle.read(app)
@@ -300,6 +322,22 @@ class LocalFederation:
             *(nodes if self.simulated else ()),
         )
         return name
+
+    def _with_settings(self, app: Path, settings: Mapping[str, Any]) -> Path:
+        """A copy of an app that has other values of some options and a version of its own."""
+        if not settings:
+            return app
+        self._copies += 1
+        copy = self.folder / "apps" / str(self._copies)
+        shutil.copytree(app, copy, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+        path = copy / "pyproject.toml"
+        project = tomlkit.parse(path.read_text(encoding="utf-8"))
+        table = project["tool"]["flwr"]["app"]["config"]  # type: ignore[index]
+        for key, value in settings.items():
+            table[key] = value  # type: ignore[index]
+        project["project"]["version"] = f"{_COPIES_VERSION}.{self._copies}"  # type: ignore[index]
+        path.write_text(tomlkit.dumps(project), encoding="utf-8")
+        return copy
 
     def traffic(self) -> list[dict[str, Any]]:
         """Flower's own account of its runs, newest first."""

@@ -1,0 +1,104 @@
+"""How many answers were computed from an owner's data: counted on disk, over all runs, names and restarts."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
+
+_DIGITS = 12
+_FORM = re.compile(rb"[0-9]{12}\n")
+
+
+class CountError(ValueError):
+    """A count that is missing, or that does not hold what was written."""
+
+
+@dataclass(frozen=True)
+class AnswerCount:
+    """The file of one data set, which holds a number.
+
+    Parameters
+    ----------
+    path : Path
+        The file; it must exist before anything is counted, so that a lost one is not taken for an empty one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> count = AnswerCount(Path(tempfile.mkdtemp()) / "clinic.answers")
+    >>> count.create()
+    >>> count.add(most=2), count.add(most=2), count.add(most=2)
+    (True, True, False)
+    >>> count.read()
+    2
+    """
+
+    path: Path
+
+    def create(self) -> None:
+        """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
+        make_private_folder(self.path.parent)
+        with open(self.path, "ab", opener=owner_only) as file:
+            os.fsync(file.fileno())
+
+    def read(self) -> int:
+        """Return how many were counted.
+
+        Raises
+        ------
+        CountError
+            If the file is missing, cannot be read, or is damaged.
+        """
+        try:
+            return self._number(self.path.read_bytes())
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def add(self, most: int) -> bool:
+        """Count one more, unless there are as many as are allowed; it is on the disk when this returns.
+
+        Parameters
+        ----------
+        most : int
+            How many are allowed.
+
+        Returns
+        -------
+        bool
+            Whether one more was counted.
+
+        Raises
+        ------
+        CountError
+            If the file is missing, cannot be read or written, or is damaged.
+        """
+        try:
+            with open(self.path, "r+b", buffering=0) as file:
+                wait_for_lock(file)
+                number = self._number(file.read())
+                if number >= most:
+                    return False
+                file.seek(0)
+                # As many bytes as before, in one write: the file is never shorter than a number.
+                file.write(b"%0*d\n" % (_DIGITS, number + 1))
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unusable(error) from None
+        return True
+
+    def _number(self, written: bytes) -> int:
+        if not written:
+            return 0
+        if not _FORM.fullmatch(written):
+            raise CountError(f"{self.path} is damaged: expected a number of {_DIGITS} digits, or nothing for none yet")
+        return int(written)
+
+    def _unusable(self, error: OSError) -> CountError:
+        return CountError(
+            f"{self.path} cannot be used ({error.strerror}): how many answers were computed from these data is "
+            f"unknown. If there were none yet, make an empty file: install -m 600 /dev/null {self.path}"
+        )

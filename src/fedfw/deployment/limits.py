@@ -1,0 +1,160 @@
+"""What a job on an owner's machine may take: memory and time, whatever a server asks for.
+
+A job is what a node does for one message: it builds the task, reads the data and computes an answer. Memory is limited
+by the operating system (``setrlimit``), time by an alarm. Where neither is available, as on Windows, jobs are not
+limited.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedfw.data.limits import GIB, allow_memory
+from fedfw.options import check_options, option
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+GRACE = 60.0
+"""Seconds after which a process ends that does not return to Python when its time is up."""
+_STATUS = Path("/proc/self/statm")
+_OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "can't start new thread")
+"""What the texts of torch's and the system's errors say where they are no `MemoryError`."""
+
+
+class LimitError(Exception):
+    """A job has taken more memory or time than its owner allows."""
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """What a job may take.
+
+    Examples
+    --------
+    >>> JobLimits().seconds
+    600.0
+    >>> JobLimits(memory=0.0)
+    Traceback (most recent call last):
+        ...
+    ValueError: memory=0.0, expected a number above 0 and at most 1048576
+    """
+
+    memory: Annotated[
+        float, option("GiB of memory that a job may take beside what its process has already", gt=0, le=2**20)
+    ] = 8.0
+    seconds: Annotated[float, option("seconds that a job may take", gt=0, le=10**7)] = 600.0
+    data_memory: Annotated[
+        float | None,
+        option(
+            "GiB of memory that the reader of a file may take",
+            otherwise="4 times the file's size or 1 GiB, the larger",
+            gt=0,
+            le=2**20,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @contextmanager
+    def enforced(self) -> Iterator[None]:
+        """Limit what is done within the context.
+
+        Raises
+        ------
+        LimitError
+            When the memory or the time is used up.
+        """
+        with ExitStack() as limits:
+            limits.enter_context(allow_memory(self.data_memory))
+            limits.enter_context(_limited_memory(self.memory))
+            limits.enter_context(_limited_time(self.seconds))
+            try:
+                yield
+            except (MemoryError, RuntimeError, OSError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise LimitError(
+                    f"the job needed more memory than memory = {self.memory:g} GiB under [limits] in the owner's file"
+                ) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _OUT_OF_MEMORY)
+
+
+@contextmanager
+def _limited_memory(gib: float) -> Iterator[None]:
+    """Limit the addresses of this process to those that it has and so many GiB more."""
+    used = _address_space()
+    if resource is None or used is None:
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = used + int(gib * GIB)
+    for other in (before, most):
+        if other != resource.RLIM_INFINITY:
+            wanted = min(wanted, other)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
+
+
+def _address_space() -> int | None:
+    """Bytes of the addresses of this process; None where the system does not say."""
+    try:
+        pages = int(_STATUS.read_text().split()[0])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def _limited_time(seconds: float) -> Iterator[None]:
+    """Raise `LimitError` after so many seconds; only the main thread can be interrupted."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise LimitError(f"the job took longer than seconds = {seconds:g} under [limits] in the owner's file")
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with _ended_after(seconds + GRACE):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """End this process after so many seconds, and write where it was to the process's log.
+
+    An alarm is heard when Python runs its next instruction. A library that computes for hours does not let it.
+    """
+    log = sys.__stderr__
+    if log is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=log)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

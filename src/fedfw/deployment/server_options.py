@@ -1,0 +1,96 @@
+"""Which options of a run a server has set: those whose values are not the ones of the signed app.
+
+A run's configuration comes from two sides. The app's own values lie in its ``pyproject.toml``, which is signed with the
+rest of it. Whoever starts the run may replace values, and no signature covers those.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedfw.algorithms import ALGORITHMS
+from fedfw.deployment.settings import Deployment
+from fedfw.options import Option, options_of
+from fedfw.presets import ProblemOptions
+from fedfw.rounds.options import Options
+
+DATA_OPTIONS = ("dataset", "data-dir", "target", "time", "client-column", "partition", "clients")
+"""Options that say which data are read, and which part of them is a client's: no server may set them."""
+SEED = "seed"
+"""The option by which data are divided, test data chosen and minibatches drawn: set by servers that are allowed to."""
+_SET_AND_ALGORITHM = ("algorithm", "constraint", "per-parameter")
+_SIMULATED_ONLY = ("tol", "device")
+
+
+@lru_cache
+def run_options() -> dict[str, Option | None]:
+    """Return the declarations of a run's options by their keys; None for those that are checked elsewhere."""
+    found: dict[str, Option | None] = {}
+    for cls in (ProblemOptions, Options, *ALGORITHMS.values()):
+        for declared in options_of(cls).values():
+            if declared.textual and declared.key not in _SIMULATED_ONLY:
+                found.setdefault(declared.key, declared)
+    found.update(dict.fromkeys(_SET_AND_ALGORITHM))
+    return found
+
+
+def usual_options() -> tuple[str, ...]:
+    """Return the keys that a server may set where an owner says nothing."""
+    return tuple(sorted(key for key in run_options() if key not in (*DATA_OPTIONS, SEED)))
+
+
+def settings_in(folder: Path) -> dict[str, Any] | None:
+    """Return the run configuration in an app's folder; None where there is no app.
+
+    Parameters
+    ----------
+    folder : Path
+        Its ``pyproject.toml`` has the table ``[tool.flwr.app.config]``; tables in that are joined by dots, as Flower
+        does it.
+    """
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        app = project["tool"]["flwr"]["app"]
+        return _flat(app.get("config", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def set_by_server(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that a server has set and that a client's code may read.
+
+    Parameters
+    ----------
+    config : mapping
+        The run's configuration by keys.
+    own : mapping
+        The values of the signed app.
+    """
+    servers_own = {declared.key for declared in options_of(Deployment).values()}
+    found = {}
+    for key, value in config.items():
+        unchanged = key in own and type(own[key]) is type(value) and own[key] == value
+        if key not in servers_own and not unchanged:
+            found[key] = value
+    return found
+
+
+def check_range(key: str, value: Any) -> None:
+    """Refuse a value that no run could have; raises ValueError with what is expected."""
+    declared = run_options().get(key)
+    if declared is not None and value != "":
+        declared.parse(value, "run configuration")
