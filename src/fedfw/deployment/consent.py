@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from fedfw.algorithms import ALGORITHMS
 from fedfw.algorithms.base import Algorithm, Contract, Reveals
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.files import make_private_folder, owner_only
 from fedfw.deployment.ledger import Ledger, Release, spent

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.settings import Deployment
 from fedfw.options import Option, options_of
 from fedfw.presets import ProblemOptions
