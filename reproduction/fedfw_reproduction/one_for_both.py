@@ -32,6 +32,7 @@ from fedfw.algorithms.base import (
     Gathered,
     GathersSums,
     Gradient,
+    Message,
     Plan,
     Reveals,
     Server,
@@ -81,8 +82,8 @@ class KeptAnchors(FedFWAnchored):
         after, learnt = super().gather(plan, server, states, sent, t)
         return replace(after, xbar=server.xbar), learnt
 
-    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed, mean: torch.Tensor) -> State:
-        return super().take_up(state, xbar, sent, mean) | {"x": state["x"]}
+    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed) -> State:
+        return super().take_up(state, xbar, sent) | {"x": state["x"]}
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class AveragedDuals(FedFWPlus, GathersSums):
 
     contract: ClassVar[Contract] = replace(
         FedFWPlus.contract,
+        down=(*FedFWPlus.contract.down, "mean"),
         sums=True,
         reveals=Reveals.GRADIENTS,
         shares="now and then the sum of the averaged gradients of those present",
@@ -115,10 +117,27 @@ class AveragedDuals(FedFWPlus, GathersSums):
         self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
     ) -> tuple[Server, Gathered]:
         total = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0)
-        return server, Gathered(total / plan.n, math.nan, gradient=None)  # an average of gradients proves nothing
+        server = replace(server, vectors=server.vectors | {"mean": total / plan.n})
+        return server, Gathered(math.nan, gradient=None)  # an average of gradients proves nothing
 
-    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed, mean: torch.Tensor) -> State:
-        return state | {"y": mean - sent.vector}
+    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed) -> State:
+        return state | {"y": -sent.vector}
+
+    def broadcast(
+        self, plan: Plan, server: Server, who: torch.Tensor, x: torch.Tensor, t: int
+    ) -> tuple[Server, Message]:
+        """Send the mean down in the rounds that gathered it, and in no other."""
+        mean = server.vectors.get("mean")
+        left = {name: vector for name, vector in server.vectors.items() if name != "mean"}
+        server, message = super().broadcast(plan, replace(server, vectors=left), who, x, t)
+        if mean is None:
+            return server, message
+        return server, replace(message, vectors=message.vectors | {"mean": mean})
+
+    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
+        if "mean" in message.vectors:
+            state = state | {"y": message.vectors["mean"] + state["y"]}
+        return super().begin_round(plan, state, message)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -324,6 +325,91 @@ def test_a_late_copy_of_a_request_for_a_sum_loses_no_step(tmp_path: Path) -> Non
     loop.round()
     late = next(order for order in loop.sent[0] if order.ask == "sum")
     loop.ask(late)
+    record = loop.round()
+    assert (record.participants, record.refused) == (3, {})
+
+
+ANCHORED = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=2)
+
+
+def held_by_clients(loop: Loopback) -> dict[str, torch.Tensor]:
+    """What the clients' own disks hold by the server's account, a row a member."""
+    rows = []
+    for client in loop.server.roster.members:
+        stored = ClientStore(loop.folder, loop.server.run, client).load()
+        assert stored is not None
+        step = stored.at(loop.server.roster.counted[client])
+        assert step is not None
+        rows.append(step.state)
+    return {name: torch.cat([row[name] for row in rows]) for name in ("x", "c", "anchored")}
+
+
+@pytest.mark.parametrize("compress", ["none", "topk:3"])
+@pytest.mark.parametrize("gradient_at", ["xbar", "own"])
+def test_clients_that_drop_out_behind_an_anchor_keep_their_share_of_the_sum(
+    gradient_at: Any, compress: str, tmp_path: Path
+) -> None:
+    """Their anchor counts from the moment it arrived; when they are back they are handed what the server counted."""
+    loop = start(tmp_path, replace(ANCHORED, gradient_at=gradient_at, compress=compress), share_gradients=True)
+    for t in range(1, 12):
+        loop.gone = {t % 3} if t % 4 else set()
+        online = {0, 1, 2} - ({(t + 1) % 3} if t % 3 == 0 else set())
+        record = loop.round(online)
+        assert record.drift < 1e-6
+        assert_anchors_add_up(loop)
+    loop.gone = set()
+    loop.round()
+    loop.round()
+    known = loop.server.coordinator.memory.gather(torch.arange(3))
+    own = held_by_clients(loop)
+    assert all(torch.equal(known[name], own[name]) for name in own)
+    assert any("restored" in events(loop, client) for client in range(3))
+
+
+def assert_anchors_add_up(loop: Loopback) -> None:
+    server, memory = loop.server.coordinator.server, loop.server.coordinator.memory
+    known = memory.gather(torch.arange(memory.n))
+    total = torch.tensor([math.fsum(column) for column in known["c"].double().T.tolist()], dtype=torch.float64)
+    # With everyone present the sum is a plain one.
+    assert torch.allclose(server.vectors["total"] + server.vectors["lost"], total, rtol=1e-14, atol=1e-16)
+    assert float(server.vectors["anchored"]) == float(known["anchored"].sum())
+    assert torch.allclose(server.vectors["c"], total / known["anchored"].sum(), rtol=1e-6)
+
+
+def test_the_sum_of_anchors_is_of_the_clients_that_there_are(tmp_path: Path) -> None:
+    """One that joins has no anchor, one that leaves takes its own along, one that lost its disk gets it back."""
+    loop = start(tmp_path, ANCHORED, share_gradients=True)
+    loop.run(3)
+    loop.server.meet(Hello(7))
+    assert_anchors_add_up(loop)
+    assert float(loop.server.coordinator.server.vectors["anchored"]) == 3
+    record = loop.round({0, 7})  # without an anchor: the newcomer steps along its own gradient
+    assert (record.participants, record.refused) == (2, {})
+    ClientStore(loop.folder, loop.server.run, 2).forget()
+    record = loop.round({0, 2, 7})
+    assert record.refused == {"lost": 1}
+    record = loop.round({0, 2, 7})
+    assert (record.participants, record.restored) == (3, [2])
+    assert_anchors_add_up(loop)
+    loop.leaving = {1}
+    record = loop.round()
+    assert record.left == [1]
+    assert_anchors_add_up(loop)
+    loop.run(3)
+    known = loop.server.coordinator.memory.gather(torch.arange(3))
+    own = held_by_clients(loop)
+    assert all(torch.equal(known[name], own[name]) for name in own)
+
+
+def test_an_order_behind_a_sum_needs_a_contribution(tmp_path: Path) -> None:
+    """A client that has none, or one of another round, is handed its memory and loses no step."""
+    loop = start(tmp_path, ANCHORED, share_gradients=True)
+    loop.round()
+    order = loop.sent[0][-1]
+    assert order.gathered
+    assert not next(one for one in loop.sent[0] if one.ask == "sum").gathered
+    later = replace(order, t=2, counted=1, gathered=True)
+    assert loop.client(0).handle(later).kind == "lost"
     record = loop.round()
     assert (record.participants, record.refused) == (3, {})
 

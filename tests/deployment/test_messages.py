@@ -38,7 +38,7 @@ ORDERS = st.builds(
     version=st.integers(1, 2**40),
     base=st.integers(0, 2**40),
     digest=st.binary(min_size=8, max_size=8),
-    mean=st.binary(max_size=50),
+    gathered=st.booleans(),
     penalty=st.none() | st.floats(0, 1),
     vectors=st.dictionaries(NAMES, st.binary(max_size=20), max_size=3),
     memory=st.dictionaries(NAMES, st.binary(max_size=20), max_size=3),
@@ -73,7 +73,7 @@ def test_damage_is_noticed_or_harmless(answer: Answer, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"schema": 1}, "schema 1, expected 3"),
+        ({"schema": 1}, "schema 1, expected 4"),
         ({"t": "3"}, "t='3': Input should be a valid integer"),
         ({"t": True}, "valid integer"),
         ({"t": -1}, "greater than or equal to 0"),

@@ -308,17 +308,18 @@ def test_a_sum_of_single_contributions_is_that_of_a_stack(who: list[int], dtype:
         learnt.append(coordinator.gather(now, groups, sent))
         after.append({key: value.clone() for key, value in coordinator.state().items()})
         assert coordinator.dense_sums == 1
-        assert [len(state["y"]) for state in now.states] == [len(group) for group in groups]
+        assert [len(state["c"]) for state in now.states] == [len(group) for group in groups]
         # Whoever contributed holds the message that asked for it: the next one names what has changed since.
         assert now.bases.tolist() == [coordinator.wire.version] * len(who)
         assert not coordinator.gathers(coordinator.open(2, [rows]))
     q = Quadratics.on("l2")
     gradient = q.gradients(q.start)[rows].mean(0)
     for one, state in zip(learnt, after, strict=True):
-        assert torch.allclose(one.mean.double(), gradient, atol=rough)
+        assert torch.allclose(state["server.c"], gradient, atol=rough)
+        assert state["server.anchored"].tolist() == [len(who)]
         assert (one.gradient is None) == (len(who) < N)
         assert state.keys() == after[0].keys()
-        for key in ("server.xbar", "server.ybar", "memory.x", "memory.y"):
+        for key in ("server.xbar", "server.c", "memory.x", "memory.c", "memory.anchored"):
             assert torch.allclose(state[key], after[0][key], atol=rough), key
     if len(who) == N:
         assert learnt[0].loss == pytest.approx(q.value(q.start), rel=1e-5)

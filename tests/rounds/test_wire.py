@@ -22,6 +22,7 @@ from fedfw.rounds.wire import (
     CHANGED,
     DIGEST_NBYTES,
     REPEATED,
+    UNCHANGED,
     WHOLE,
     Repeat,
     Wire,
@@ -146,7 +147,7 @@ def test_digests_tell_vectors_apart_and_see_their_type_and_order() -> None:
 
 @given(data=st.binary(max_size=80), p=st.integers(1, 12), dtype=st.sampled_from(DTYPES))
 def test_any_bytes_are_a_vector_or_refused(data: bytes, p: int, dtype: torch.dtype) -> None:
-    for form in (b"", *(bytes([form | flag]) for form in (WHOLE, CHANGED, REPEATED) for flag in (0, 4))):
+    for form in (b"", *(bytes([form | flag]) for form in (WHOLE, CHANGED, REPEATED, UNCHANGED) for flag in (0, 4))):
         for read in (decoded, decoded_alone):
             try:
                 x = read(form + data, torch.zeros(p, dtype=dtype))
@@ -174,18 +175,21 @@ def test_hostile_messages_are_refused(dtype: torch.dtype) -> None:
     assert sparse[0] & ~4 == CHANGED
     too_many = bytes([CHANGED]) + (21).to_bytes(4, "big") + sparse[5:]
     most = bytes([CHANGED]) + (2**32 - 1).to_bytes(4, "big") + sparse[5:]
-    no_form = bytes([3]) + sparse[1:]
+    no_form = bytes([7]) + sparse[1:]
+    more_than_unchanged = bytes([UNCHANGED]) + sparse[1:]
     for value in (torch.nan, torch.inf):
         spoilt = x.clone()
         spoilt[4] = value
         for data in (whole(spoilt).write(), by_coordinates(spoilt, [4]), Repeat(0.5, 0.5, spoilt).write()):
             with pytest.raises(AtomError, match="not finite"):
                 decoded(data, known)
-    for data in (too_many, most, no_form, b""):
+    for data in (too_many, most, no_form, more_than_unchanged, b""):
         with pytest.raises(AtomError):
             decoded(data, known)
     with pytest.raises(AtomError, match="expected a vector that is whole or given by its coordinates"):
         decoded_alone(Repeat(0.5, 0.5, x).write(), known)
+    with pytest.raises(AtomError, match="expected a vector that is whole or given by its coordinates"):
+        decoded_alone(bytes([UNCHANGED]), known)
     with pytest.raises(AtomError):
         decoded_alone(b"", known)
 
@@ -219,6 +223,8 @@ class Told:
         """The least number of bytes for a client with the message ``base``, over all forms that there are."""
         x = self.messages[-1][name]
         places = sorted(set().union(*(step.get(name, set()) for step in self.changed[base + 1 :])))
+        if base > 0 and not places:
+            return 1  # this client holds it already
         named = not_zero(x) if base == 0 else places
         x = x if name == "xbar" and self.wide else x.to(self.precision)
         forms = [whole_nbytes(x), len(by_coordinates(x, named))]
@@ -403,7 +409,8 @@ def test_each_form_is_the_shortest_somewhere(dtype: torch.dtype) -> None:
     assert wire.write(2)["xbar"][0] & 3 == REPEATED
     assert same_bits(decoded(wire.write(2)["xbar"], y), z)
     assert wire.write(1)["xbar"][0] & 3 == WHOLE  # only who holds the message before can repeat the step
-    assert wire.write(3)["xbar"][1:] == bytes(4)  # no coordinate
+    assert wire.write(3)["xbar"] == bytes([UNCHANGED])
+    assert same_bits(decoded(wire.write(3)["xbar"], z), z)
 
 
 def test_what_was_counted_only_is_not_written() -> None:
@@ -436,8 +443,8 @@ def test_anchors_are_counted() -> None:
     up = [r.bytes_up for r in run.history]
     assert up == [dense + 16, 16, 16, 16] * 2
     down = [r.bytes_down for r in run.history]
-    # The model is zero at first and has not changed since it was asked for: five bytes each time, and the mean.
-    assert down[0] == 2 * 8 * 5 + dense
+    # The model is zero at first: five bytes. With the step it has not changed, one byte, and the mean of anchors has.
+    assert down[0] == 8 * 5 + 8 * 1 + dense
     assert down[4] >= dense > down[3]
 
 

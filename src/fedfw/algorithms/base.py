@@ -589,6 +589,8 @@ class Algorithm(ABC):
         Whether `broadcast`, `follow`, `known_direction` and `regroup` treat every coordinate alone and leave it zero
         where points, atoms and vectors are zero; a deployed server then keeps the coordinates that somebody touched.
         A class says so for itself: its subclasses, which may change these functions, do not inherit it.
+    revision : int
+        Of its equations and memories: runs that an earlier version of fedfw began with another one are not continued.
 
     Examples
     --------
@@ -619,6 +621,7 @@ class Algorithm(ABC):
     contract: ClassVar[Contract] = Contract()
     usual_batch: ClassVar[int | None] = None
     coordinatewise: ClassVar[bool] = False
+    revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraint", as_set(self.constraint))
@@ -771,21 +774,21 @@ class Gathered:
 
     Parameters
     ----------
-    mean : Tensor
-        (p,): the mean of the vectors; it goes down to those that contributed.
     loss : float
         F(xbar), if everyone contributed.
     gradient : Tensor or None
         (p,): the gradient of F at xbar, if everyone contributed gradients.
     """
 
-    mean: Tensor
     loss: float
     gradient: Tensor | None
 
 
 class GathersSums(ABC):
-    """An algorithm that exchanges one dense sum before some rounds, beside what every algorithm does."""
+    """An algorithm that exchanges one dense sum before some rounds, beside what every algorithm does.
+
+    What the server makes of the sum goes down with the round's message (`Algorithm.broadcast`).
+    """
 
     @abstractmethod
     def gathers(self, server: Server, t: int) -> bool:
@@ -801,6 +804,7 @@ class GathersSums(ABC):
     ) -> tuple[Server, Gathered]:
         """The server's new memory and what it learns in round t, from the contributions of stacks of clients.
 
+        It must hold for the memories that `take_up` gives these clients, whether or not their steps arrive.
         ``states`` is what the server knows of these clients: their sums are used and nothing else. Where several ranks
         share a run, these are the clients of this rank, and ``plan.ranks`` adds up over all of them.
         """
@@ -814,8 +818,8 @@ class GathersSums(ABC):
         return sent.dense()
 
     @abstractmethod
-    def take_up(self, state: State, xbar: Tensor, sent: Contributed, mean: Tensor) -> State:
-        """The memory of a stack of clients that contributed, once the mean (p,) has come down."""
+    def take_up(self, state: State, xbar: Tensor, sent: Contributed) -> State:
+        """The memory of a stack of clients whose contribution arrived, before the round's step."""
 
 
 def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float | None]]) -> float:

@@ -64,6 +64,7 @@ class FrankWolfe(Feedback, Momentum):
 
     name: ClassVar[str] = "frank-wolfe"
     title: ClassVar[str] = "Frank-Wolfe"
+    revision: ClassVar[int] = 2
     paces: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,

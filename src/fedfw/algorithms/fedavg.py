@@ -70,6 +70,7 @@ class FedAvg(Feedback, ProjectedAlgorithm):
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
+    revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR, reveals=Reveals.MODELS, shares="every client's local model in each round", weighted=True
     )

@@ -64,6 +64,7 @@ class FedDA(ProjectedAlgorithm):
 
     name: ClassVar[str] = "fedda"
     title: ClassVar[str] = "FedDA"
+    revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,
         down=("z",),

@@ -78,6 +78,7 @@ class FedPGD(Feedback, ProjectedAlgorithm):
 
     name: ClassVar[str] = "fedpgd"
     title: ClassVar[str] = "FedPGD"
+    revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,
         reveals=Reveals.GRADIENTS,

@@ -43,6 +43,7 @@ class NaiveFW(OracleSteps):
 
     name: ClassVar[str] = "naive"
     title: ClassVar[str] = "local steps, averaged"
+    revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(remembers={"x": Kept.REBUILT}, weighted=True)
 
     @classmethod

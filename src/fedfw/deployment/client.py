@@ -38,7 +38,7 @@ def _handed(order: Order) -> str:
     """Stands for what an order's step begins from, memory and message: a step from something else is another step."""
     parts = [part for name in sorted(order.memory) for part in (name.encode(), order.memory[name])]
     parts += [] if order.eta is None else [repr(order.eta).encode()]
-    return hashlib.sha256(b"|".join([*parts, order.digest, order.mean])).hexdigest()[:16]
+    return hashlib.sha256(b"|".join([*parts, order.digest, b"gathered" if order.gathered else b""])).hexdigest()[:16]
 
 
 def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began: float) -> Answer:
@@ -203,7 +203,7 @@ class Client:
             kept = Stored(counted) if stored is None else stored
             return _Done(Kind.SUM, self._contribute(order, store, kept, received))
         given = None
-        if order.mean:
+        if order.gathered:
             given = None if stored is None else stored.contribution
             if given is None or given.t != order.t:
                 return _Done(Kind.LOST, self._plain(order, Kind.LOST))
@@ -256,7 +256,7 @@ class Client:
         return Received(order.version, vectors)
 
     def _contribute(self, order: Order, store: ClientStore, stored: Stored, received: Received) -> Answer:
-        """What it adds to a gathered sum; it is kept, because the mean that comes down is compared with it."""
+        """What it adds to a gathered sum; it is kept, because its memory changes by it once it arrived."""
         algorithm = self._algorithm(order)
         if self._privacy is not None or not isinstance(algorithm, GathersSums):
             raise MessageError(f"asked for a contribution to a sum, which {algorithm.name} does not make here")
@@ -340,8 +340,7 @@ class Client:
         plan = replace(task.plan(algorithm, order.n), eta=order.eta)
         if given is not None:
             assert isinstance(algorithm, GathersSums)
-            mean = decoded_alone(order.mean, task.start)
-            state = algorithm.take_up(state, given.received.vectors["xbar"], given.sent, mean)
+            state = algorithm.take_up(state, given.received.vectors["xbar"], given.sent)
         message = self._message(order, received)
         before = point_digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)

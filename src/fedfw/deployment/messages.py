@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from fedfw.errors import MessageError
 from fedfw.rounds.wire import NUMBER_NBYTES
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of messages and of what both sides store: one that differs is refused."""
 
 Fields = dict[str, Any]
@@ -172,9 +172,9 @@ class Order(_Checked):
     digest : bytes
         Stands for the bits of the message's vectors.
     vectors : dict of str to bytes
-        The message's vectors, such as xbar and ybar, in the encodings of `fedfw.rounds.wire`.
-    mean : bytes
-        The mean of a gathered sum; empty in rounds without one.
+        The message's vectors, such as xbar and c, in the encodings of `fedfw.rounds.wire`.
+    gathered : bool
+        Whether the client's contribution to this round's gathered sum arrived: its memory changes by that.
     memory : dict of str to bytes
         What the client is to hold before the step, where the server knows better: after a loss and for a newcomer.
     penalty, lr : float
@@ -197,7 +197,7 @@ class Order(_Checked):
     base: Count
     digest: bytes
     vectors: dict[str, bytes] = field(default_factory=dict)
-    mean: bytes = b""
+    gathered: bool = False
     memory: dict[str, bytes] = field(default_factory=dict)
     penalty: Magnitude | None = None
     lr: Magnitude | None = None
@@ -209,7 +209,7 @@ class Order(_Checked):
     def payload_nbytes(self) -> int:
         """What tables quote: vectors, memory and the step size."""
         number = 0 if self.eta is None else NUMBER_NBYTES
-        return number + len(self.mean) + sum(map(len, (*self.vectors.values(), *self.memory.values())))
+        return number + sum(map(len, (*self.vectors.values(), *self.memory.values())))
 
     @property
     def evidence_nbytes(self) -> int:

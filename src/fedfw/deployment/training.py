@@ -284,7 +284,6 @@ class TrainingServer:
         """The orders of a message for the clients of a round."""
         members, wire = self.roster.members, self.coordinator.wire
         stands_for = digest(*(vectors[name] for name in sorted(vectors)))
-        mean = b"" if ask is Ask.SUM or now.gathered is None else encoded(now.gathered.mean).write()
         evaluated = self.task.options.evaluates(now.t)
         written: dict[int, dict[str, bytes]] = {}  # most clients hold the same message, so it is written once
         orders = {}
@@ -305,7 +304,7 @@ class TrainingServer:
                 base=since,
                 digest=stands_for,
                 vectors=written[since],
-                mean=mean,
+                gathered=now.gathered is not None,
                 memory=memory,
                 penalty=self.plan.lam_0 if self.task.is_open else None,
                 lr=self.plan.lr if self.task.is_open else None,

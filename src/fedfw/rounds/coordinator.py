@@ -41,7 +41,7 @@ from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, sp
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
 from fedfw.rounds.split import SplitMemory
 from fedfw.rounds.tensors import joined, part
-from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire, encoded
+from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
 Rows = slice | npt.NDArray[np.int64]
 """Rows of the memory on the host; slice(None) for everyone."""
@@ -133,7 +133,6 @@ class Round:
         assert self.gathered is not None
         gap = float("nan") if self.anchor_gap is None else self.anchor_gap
         held = {
-            "mean": self.gathered.mean,
             "numbers": torch.tensor([self.gathered.loss, gap], dtype=torch.float64),
             "traffic": torch.tensor([*vars(self.traffic).values()]),
         }
@@ -142,10 +141,9 @@ class Round:
     def load(self, held: Mapping[str, Tensor]) -> None:
         """The inverse of `state`: the round was opened anew and goes on behind its gathered sum."""
         device = self.before.xbar.device
-        mean = held["mean"].to(device)
         gradient = held["gradient"].to(device) if "gradient" in held else None
         loss, gap = held["numbers"].tolist()
-        self.gathered, self.anchor_gap = Gathered(mean, loss, gradient), None if gap != gap else gap
+        self.gathered, self.anchor_gap = Gathered(loss, gradient), None if gap != gap else gap
         self.traffic = Traffic(*held["traffic"].tolist())
 
 
@@ -246,7 +244,7 @@ class Coordinator:
         xbar = self.server.xbar
         self.server, learnt = self.algorithm.gather(self.plan, self.server, now.states, sent, now.t)
         contributions = zip(now.states, sent, strict=True)
-        now.states = [self.algorithm.take_up(state, xbar, one, learnt.mean) for state, one in contributions]
+        now.states = [self.algorithm.take_up(state, xbar, one) for state, one in contributions]
         for rows, state in zip(groups, now.states, strict=True):
             self.memory.scatter(rows, self._rebuilt(state))
         if self.server.xbar is not xbar:
@@ -317,8 +315,6 @@ class Coordinator:
         now.traffic.evidence_down += count * DIGEST_NBYTES
         if now.message is not None and self.algorithm.tells:
             now.traffic.bytes_down += count * NUMBER_NBYTES  # the step size
-        if now.gathered is not None:
-            now.traffic.bytes_down += count * encoded(now.gathered.mean).nbytes
 
     def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
         """The step that the server would take from these uploads; nothing is changed by it."""

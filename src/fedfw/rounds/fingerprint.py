@@ -57,7 +57,7 @@ def fingerprint(
     promise = options.promise
     private = "none" if promise is None else f"{promise.text} with noise {noise!r} for {options.rounds} rounds"
     return {
-        "algorithm": algorithm.name,
+        "algorithm": algorithm.name + (f" (revision {algorithm.revision})" if algorithm.revision > 1 else ""),
         "constraint": text_of(plan.constraint),
         **{name: text_of(getattr(algorithm, name)) for name in own},
         "penalty": repr(plan.lam_0),

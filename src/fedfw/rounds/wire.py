@@ -4,14 +4,15 @@ The simulator asks for the count, a deployed server for the bytes; both come fro
 travels is counted in two ways. The *payload* is what tables quote: atoms, vectors and models. The *evidence* is what
 lets the two sides check each other and prove things: digests, losses and the certificate's numbers.
 
-Payload down. A vector goes to a client in the shortest of three forms:
+Payload down. A vector goes to a client in the shortest of these forms:
 
 - whole: all p numbers;
 - changed: the coordinates that differ from what this client holds, with their new values. A client that holds nothing
   yet holds zeros;
 - repeated: for the model only, the sum of the last round's atoms with two rates, from which a client that holds the
   model before that round repeats the server's step. Only where everyone took part and atoms are sparse. It is the sum:
-  nobody receives another client's atom.
+  nobody receives another client's atom;
+- unchanged: one byte, where this client holds it already.
 
 Payload up. An atom in its own encoding, or a vector whole.
 
@@ -42,7 +43,7 @@ from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
 from fedfw.values import value_class
 
-WHOLE, CHANGED, REPEATED = 0, 1, 2
+WHOLE, CHANGED, REPEATED, UNCHANGED = 0, 1, 2, 3
 _IN_FLOAT64 = 4
 """Added to the form of a vector whose numbers travel in float64; else they travel in float32."""
 DIGEST_NBYTES = 8
@@ -140,8 +141,10 @@ def decoded(data: bytes, known: Tensor) -> Tensor:
         total = torch.zeros_like(known)
         total[indices] = values.to(known.dtype)
         x = move_mean(known, keep, scale, total)
+    elif first == UNCHANGED:
+        x = known.clone()
     else:
-        raise AtomError(f"form {first} of a vector, expected 0 to 2 or 4 to 6")
+        raise AtomError(f"form {first} of a vector, expected 0 to 6")
     reader.finish()
     return x
 
@@ -341,6 +344,8 @@ class Wire:
         fresh = name == "xbar" and base == self.version - 1 and self._news is not None
         changed = self._news if fresh else self._marks[name] > base
         assert changed is not None
+        if not np.count_nonzero(changed):
+            return Encoding(1, lambda: bytes([UNCHANGED]))
         if name == "xbar" and self._repeat is not None and self._repeat[0] == base:
             repeat = self._repetition(self._repeat)
             # Without saying where they belong; what they weigh with that need not be worked out for most models.

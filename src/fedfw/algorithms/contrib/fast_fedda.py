@@ -80,6 +80,7 @@ class FastFedDA(ProjectedAlgorithm):
 
     name: ClassVar[str] = "fast-fedda"
     title: ClassVar[str] = "Fast-FedDA"
+    revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,
         down=("u",),
