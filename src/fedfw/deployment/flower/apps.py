@@ -15,10 +15,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedfw.deployment.client import Client
+from fedfw.deployment.client import Client, answer_order
 from fedfw.deployment.consent import Consent
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
-from fedfw.deployment.messages import Order
+from fedfw.deployment.messages import Hello, Order
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.store import note_failure, state_folder
@@ -101,14 +101,24 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
+        budget = _consent(context).privacy
+        if budget is not None and budget.required:  # it says nothing of its data, and so does not read them
+            return _reply(message, Hello(_number(context), _is_leaving(context)).fields())
         return _reply(message, _client_of(make_task, context).hello().fields())
 
     @app.train()
     @_discreet
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
-        one = _client_of(make_task, context)
-        return _reply(message, one.handle(Order.of(content(message)), began).fields())
+        answer = answer_order(
+            Order.of(content(message)),
+            lambda: _client_of(make_task, context),
+            number=_number(context),
+            folder=_folder(context),
+            consent=_consent(context),
+            began=began,
+        )
+        return _reply(message, answer.fields())
 
     return app
 
@@ -129,8 +139,8 @@ def _discreet(handler: Handler) -> Handler:
 
 
 def _client_of(make_task: MakeTask, context: Context) -> Client:
-    leaving, config = bool(context.node_config.get("leaving", False)), tuple(sorted(context.run_config.items()))
-    return _client(make_task, config, _number(context), _folder(context), leaving, _consent(context))
+    config = tuple(sorted(context.run_config.items()))
+    return _client(make_task, config, _number(context), _folder(context), _is_leaving(context), _consent(context))
 
 
 @lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message
@@ -143,6 +153,10 @@ def _client(
     consent: Consent,
 ) -> Client:
     return Client(make_task(dict(config)), number, folder, leaving, consent)
+
+
+def _is_leaving(context: Context) -> bool:
+    return bool(context.node_config.get("leaving", False))
 
 
 def _folder(context: Context) -> Path:
