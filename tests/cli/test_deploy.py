@@ -255,3 +255,60 @@ def test_the_legend_explains_every_word_of_the_tables() -> None:
             assert all(part in explained for part in word.removesuffix(" up").removesuffix(" a round").split()), word
     for word in ("invited", "counted", "refused", "up", "down", "evidence", "drift"):
         assert word in legend()
+
+
+# --- an owner's own commands ---
+
+
+@pytest.fixture
+def owner(capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main(["deploy", "init-node", "clinic", "--data-set", "clinic-7", "--eps", "4", "--delta", "1e-5"]) == 0
+    assert f"fedfw deploy check-data {Path('clinic').absolute()} --app" in capsys.readouterr().out
+    return Path("clinic")
+
+
+def test_an_owner_checks_the_data_as_an_app_reads_them(
+    app: Path, owner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["deploy", "check-data", str(owner), "--app", str(app)]
+    assert main([*command, "--clients", "10"]) == 0
+    said = capsys.readouterr().out
+    assert "samples of clinic-7 fit the app's model and loss" in said
+    consent = Consent.read(owner / "consent.toml")
+    [check] = consent.checks(0, owner / "state").made()
+    assert f"The {check.samples} samples" in said
+    assert main([*command, "--clients", "5", "--partition-id", "3"]) == 0
+    assert len(consent.checks(0, owner / "state").made()) == 2
+
+
+def test_data_that_are_not_finite_are_not_noted(app: Path, owner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read = "return kind.samples(data.train.take(parts[client]))"
+    spoilt = "inputs, targets = kind.samples(data.train.take(parts[client]))\n        inputs[4] = float('nan')"
+    change(app / "federation" / "task.py", read, f"{spoilt}\n        return inputs, targets")
+    assert main(["deploy", "check-data", str(owner), "--app", str(app)]) == 2
+    said = capsys.readouterr().err
+    assert "a NaN or an infinity in the input of sample 4" in said
+    assert "Nothing was noted" in said
+    assert Consent.read(owner / "consent.toml").checks(0, owner / "state").made() == []
+
+
+def test_an_owner_looks_why_a_promise_was_closed_and_opens_it(owner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["deploy", "reopen", str(owner)]
+    assert main(command) == 0
+    assert "is open: nothing to do" in capsys.readouterr().out
+    Consent.read(owner / "consent.toml").promise(0, owner / "state").close("run a, round 3", "MemoryError: too much")
+    assert main([*command, "--look"]) == 1
+    assert main(command) == 0
+    looked, _, opened = capsys.readouterr().out.partition("without --look.\n")
+    for said in (looked, opened):
+        assert "The promise of clinic-7 was closed on " in said
+        assert "at run a, round 3:\n  MemoryError: too much" in said
+    assert opened.endswith("It takes orders again.\n")
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("verb", ["check-data", "reopen"])
+def test_an_owners_folder_that_is_missing_is_one_line(verb: str, app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--app", str(app)] if verb == "check-data" else []
+    assert main(["deploy", verb, "nowhere", *more]) == 2
+    assert "consent.toml" in capsys.readouterr().err.strip().splitlines()[0]

@@ -17,6 +17,7 @@ import fedfw
 from fedfw import Privacy
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.consent import CONSENT, Refusal
+from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import spent
 from fedfw.deployment.messages import Answer, Ask, Kind, Order
 from fedfw.deployment.store import ClientStore
@@ -37,10 +38,16 @@ def orders(task: Task, **changes: Any) -> Callable[..., Order]:
     return lambda **more: replace(first, **(changes | more))
 
 
+def owner_with(budget: DataBudget, folder: Path, task: Task | None = None) -> Consent:
+    """An owner with a budget, as the files in the folder say, who has checked client 0's data."""
+    consent = Consent.read(Consent("clinic", privacy=budget).write(folder))
+    check_data(small_task(FEDFW) if task is None else task, 0, folder / "state", consent)
+    return consent
+
+
 @pytest.fixture
 def owner(tmp_path: Path) -> Consent:
-    """An owner with a budget, as the files in his folder say."""
-    return Consent.read(Consent("clinic", privacy=BUDGET).write(tmp_path / "owner"))
+    return owner_with(BUDGET, tmp_path / "owner")
 
 
 # --- what is allowed ---
@@ -166,7 +173,7 @@ def test_fifty_runs_have_one_budget(owner: Consent, tmp_path: Path) -> None:
 
 
 def test_the_delta_is_a_budget_too(tmp_path: Path) -> None:
-    owner = Consent.read(Consent("clinic", privacy=DataBudget(100.0, 3 * DELTA)).write(tmp_path))
+    owner = owner_with(DataBudget(100.0, 3 * DELTA), tmp_path)
     task = small_task(FEDFW, rounds=5, privacy=PROMISE)
     order = orders(task)
     kinds = [Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind for i in range(5)]
@@ -179,10 +186,13 @@ def test_data_that_grow_continue_the_ledger(owner: Consent, tmp_path: Path) -> N
     before = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="before"))
     inputs, targets = task.data(0)
     grown = replace(task, data=lambda client: (torch.cat([inputs, inputs[:1]]), torch.cat([targets, targets[:1]])))
+    unchecked = Client(grown, 0, tmp_path / "elsewhere", consent=owner).handle(order(run="after"))
+    assert (unchecked.kind, unchecked.payload) == (Kind.REFUSED, Refusal.UNCHECKED.encode())
+    check_data(grown, 0, tmp_path / "elsewhere", owner)
     after = Client(grown, 0, tmp_path / "elsewhere", consent=owner).handle(order(run="after"))
     assert (before.kind, after.kind) == (Kind.STEP, Kind.STEP)
     first, second = owner.ledger(0, Path()).releases()
-    assert first.data != second.data
+    assert first.promise != second.promise
     assert spent([first, second])[0] == first.epsilon + second.epsilon
     narrow = replace(owner, privacy=DataBudget(1.5 * first.epsilon, 1e-3))
     assert not narrow.affords([first, second])
@@ -213,8 +223,9 @@ def test_without_a_whole_ledger_nothing_is_released(damage: str, owner: Consent,
 def test_a_client_that_dies_after_it_wrote_the_release_down_gains_nothing(
     owner: Consent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It answers as if the budget were spent, and goes on when its owner has looked."""
     task = small_task(FEDFW, rounds=3, privacy=PROMISE)
-    order = orders(task)()
+    order, promise = orders(task)(), owner.promise(0, tmp_path / "state")
 
     def die(self: ClientStore, stored: object) -> None:
         raise OSError("the disk is full")
@@ -222,9 +233,14 @@ def test_a_client_that_dies_after_it_wrote_the_release_down_gains_nothing(
     with monkeypatch.context() as dying:
         dying.setattr(ClientStore, "save", die)
         for number in (1, 2):
-            with pytest.raises(OSError, match="the disk is full"):
-                Client(task, 0, tmp_path / "state", consent=owner).handle(order)
-            assert releases(owner) == number
+            for _ in range(2):
+                answer = Client(task, 0, tmp_path / "state", consent=owner).handle(order)
+                assert answer == Answer(order.run, order.t, 0, Kind.LEAVING)
+                assert releases(owner) == number
+            assert "the disk is full" in (tmp_path / "state" / "failures.log").read_text()
+            closing = promise.reopen()
+            assert closing is not None
+            assert closing.reason == "OSError: the disk is full"
     answers = [Client(task, 0, tmp_path / "state", consent=owner).handle(order) for _ in range(2)]
     assert answers[0].kind == Kind.STEP
     assert answers[0] == answers[1]  # the same order, whose stored answer costs nothing
@@ -238,8 +254,7 @@ def test_two_runs_at_once_share_the_budget(tmp_path: Path) -> None:
     order = orders(task)
     each = Client(task, 0, tmp_path)._privacy
     assert each is not None
-    one = Consent("clinic", privacy=DataBudget(max(0.5, each.epsilon(1)), DELTA))  # enough for one run's delta
-    owner = Consent.read(one.write(tmp_path / "owner"))
+    owner = owner_with(DataBudget(max(0.5, each.epsilon(1)), DELTA), tmp_path / "owner")  # enough for one run's delta
     kinds: list[str] = []
 
     def ask(run: str) -> None:
@@ -281,13 +296,8 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
         path = consent.write(tmp_path / str(number))
         assert Consent.read(path) == replace(consent, folder=tmp_path / str(number))
         modes = {one.name: one.stat().st_mode & 0o777 for one in (path.parent, *path.parent.iterdir())}
-        assert modes == {
-            f"{number}": 0o700,
-            CONSENT: 0o600,
-            "clinic.ledger.jsonl": 0o600,
-            "clinic.answers": 0o600,
-            "state": 0o700,
-        }
+        files = (CONSENT, "clinic.ledger.jsonl", "clinic.answers", "clinic.secret")
+        assert modes == {f"{number}": 0o700, "state": 0o700, **dict.fromkeys(files, 0o600)}
 
 
 @pytest.mark.parametrize(
@@ -338,12 +348,7 @@ def test_nobody_else_can_read_a_clients_files(tmp_path: Path) -> None:
     loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3, privacy=PROMISE)), tmp_path / "state")
     loop.run(2)
     found = list((tmp_path / "state").rglob("*"))
-    assert {path.suffix for path in found if path.is_file()} == {
-        ".safetensors",
-        ".jsonl",
-        ".lock",
-        ".witness",
-        ".answers",
-    }
+    kinds = {".safetensors", ".jsonl", ".lock", ".witness", ".answers", ".secret"}
+    assert {path.suffix for path in found if path.is_file()} == kinds
     assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (*found, tmp_path / "state") if path.is_dir()} == {0o700}

@@ -11,7 +11,7 @@ import pytest
 from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
 from tests.processes import start_python
 
-ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, weight=0.25, data="0123")
+ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, share=0.25)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from fedfw.errors import missing_extra
 VERBS = {
     "init": "write a complete Flower app, to put your model, data and set into",
     "init-node": "write the file by which a data's owner says what a node may do with the data",
+    "check-data": "find out whether an owner's data fit an app, so that they may join private runs",
+    "reopen": "look why a private client takes no orders, and let it take orders again",
     "demo": "run a SuperLink and SuperNodes on this machine, with TLS and keys, once",
     "sign": "pack an app and sign it, for nodes that run nothing unsigned",
     "hub": "hand signed bundles to the SuperLink on this machine",

@@ -36,6 +36,9 @@ def execute(options: argparse.Namespace) -> int:
         raise ValueError(f"{folder / CONSENT} exists already: edit it, or give another folder") from None
     print(f"{path} says what this node may do with {options.data_set}: read it, and change what you like.")
     print(f"{consent.ledger(0, folder).path} will have every private release: keep it for as long as the data.")
+    if budget is not None:
+        print("Before private runs, and whenever the data have changed, check them as the app reads them:")
+        print(f"  fedfw deploy check-data {folder} --app FOLDER")
     print("Start the node with them, beside what docs/deployment.md gives it:")
     print(f"""  fedfw deploy node ... --node-config 'partition-id=0 consent="{path}" state-dir="{folder / STATE}"'""")
     return 0

@@ -2,12 +2,19 @@
 
 Its memory advances in two phases. A step is *pending* until the server's next order says that it was counted; then it
 is committed, else it is undone. An order that comes again gets the same answer again.
+
+A private client's answers do not depend on its data but for what it releases: docs/privacy.md has the theorem. An order
+is judged by itself first; what is wrong with it is a `MessageError`. Then the data are read, which their owner has
+checked, then the ledger has its line, and then follows a computation that is defined for all data. Whatever fails in
+between closes the promise (`answer_order`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +25,15 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, GathersSums, Gradient, Kept, Lmo, Message, State
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
+from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.ledger import LedgerError, Release, first_name
+from fedfw.deployment.limits import LimitError
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
-from fedfw.deployment.store import ClientStore, Contribution, Received, Step, Stored
+from fedfw.deployment.promise import PromiseClosedError
+from fedfw.deployment.store import ClientStore, Contribution, Received, Step, Stored, note_failure
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError, NonFiniteError
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
-from fedfw.problems.digest import digest_of
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.setup import steepness_of
@@ -62,12 +71,91 @@ def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began
     return Answer(order.run, order.t, number, Kind.REFUSED, payload=refused.reason.encode())
 
 
+def _of_run(order: Order, releases: list[Release]) -> list[Release]:
+    """Return the releases of an order's run, under whatever name it went on."""
+    run = first_name(order.run)
+    return [one for one in releases if first_name(one.run) == run]
+
+
+@contextmanager
+def _about_the_order() -> Iterator[None]:
+    """What goes wrong in here is said of the order: nothing within looks at data."""
+    try:
+        yield
+    except (MessageError, RefusedError):
+        raise
+    except (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError) as error:
+        raise MessageError(f"an order that cannot be read: {error}") from None
+
+
 class _Done(NamedTuple):
     """What was done about an order, in a word for the log, the answer, and the private release that it cost."""
 
     event: str
     answer: Answer
     release: Release | None = None
+
+
+def answer_order(
+    order: Order,
+    make_client: Callable[[], Client],
+    *,
+    number: int,
+    folder: Path,
+    consent: Consent,
+    began: float | None = None,
+) -> Answer:
+    """Answer an order; under a privacy budget, and in private runs, no failure says anything of the data.
+
+    Parameters
+    ----------
+    order : Order
+        What the server asks for.
+    make_client : callable
+        () -> the client. It may read data, so that it is called where a failure is not told.
+    number : int
+        The client's number.
+    folder : Path
+        Where it keeps its memory.
+    consent : Consent
+        What the owner of its data allows.
+    began : float, optional
+        When work on the order began, by `time.perf_counter`, for the client's log.
+
+    Raises
+    ------
+    MessageError
+        If the order makes no sense, whatever the data are.
+    """
+    began = time.perf_counter() if began is None else began
+    client: Client | None = None
+    if consent.privacy is None:
+        try:
+            with consent.limits.enforced():
+                client = make_client()
+                if client.task.options.promise is None:
+                    return client.answer(order, began)
+        except LimitError as error:
+            return refuse(order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began)
+    required = consent.privacy is not None and consent.privacy.required
+    try:
+        # The limits are within the promise: one that strikes closes it, and the server learns no more of it.
+        with consent.promise(number, folder).at_work(f"run {order.run}, round {order.t}"), consent.limits.enforced():
+            client = make_client() if client is None else client
+            if required or client.task.options.promise is not None:
+                return client.answer(order, began)
+        with consent.limits.enforced():
+            return client.answer(order, began)  # a run without privacy, which the owner allows as well
+    except LimitError as error:
+        return refuse(order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began)
+    except PromiseClosedError as closed:
+        with suppress(OSError, ValueError):  # the answer is the same where nothing can be written
+            if closed.__cause__ is not None:
+                note_failure(folder)
+            store = ClientStore(folder, order.run, number)
+            seconds = time.perf_counter() - began
+            store.note(round=order.t, event=str(closed), counted=order.counted, seconds=seconds, at=time.time())
+    return Answer(order.run, order.t, number, Kind.LEAVING)  # as when the budget is spent
 
 
 @dataclass(frozen=True)
@@ -100,27 +188,50 @@ class Client:
 
     @cached_property
     def _privacy(self) -> PrivacyPlan | None:
-        """Its own promise about its own data, whatever the server asks for."""
-        task, options, sizes = self.task, self.task.options, self._problem.losses.sizes
+        """Its own promise about its own data, whatever the server asks for; of the data it needs their number alone."""
+        task, options = self.task, self.task.options
         if options.promise is None:
             return None
+        sizes = self._problem.losses.sizes
         if sizes is None:
-            raise ValueError("privacy is for clients with samples; these are plain functions")
-        return PrivacyPlan.of(
-            options.promise,
-            task.resolved(),
-            task.constraint,
-            shape=tuple(task.start.shape),
-            fewest_samples=int(sizes.min()),
-            rounds=options.rounds,
-            local_steps=options.local_steps,
-            batch_size=options.batch_size,
-        )
+            raise MessageError("privacy is for clients with samples; these are plain functions")
+        try:
+            return PrivacyPlan.of(
+                options.promise,
+                task.resolved(),
+                task.constraint,
+                shape=tuple(task.start.shape),
+                fewest_samples=int(sizes.min()),
+                rounds=options.rounds,
+                local_steps=options.local_steps,
+                batch_size=options.batch_size,
+            )
+        except (ValueError, ImportError) as error:
+            raise MessageError(f"the options of the run make no promise: {error}") from None
+
+    @cached_property
+    def _promise(self) -> str:
+        """All that must stay the same for a private run to go on, the data among them; empty for other runs."""
+        plan = self._privacy
+        if plan is None:
+            return ""
+        task = self.task
+        cut = f"one of {task.clients} clients, {task.division or 'no division named'}"
+        return f"{plan.signature}; {cut}; data {self._data}"
+
+    @cached_property
+    def _data(self) -> str:
+        """The keyed digest of its data, which stays on its disk."""
+        try:
+            secret = self.consent.secret(self.number, self.folder)
+        except (OSError, ValueError) as error:
+            raise RefusedError(Refusal.LEDGER, f"no secret of the owner: {error}") from None
+        return keyed_digest(secret, self._problem.losses.data())
 
     def hello(self) -> Hello:
         """What it says of itself: its number, and two numbers of its data where they are needed and allowed."""
         if self.leaving or not (self.task.is_open and self.consent.allows_numbers(self.task)):
-            return Hello(self.number, self.leaving)
+            return Hello(self.number, self.leaving)  # the data are not looked at
         try:
             self._admit()
         except RefusedError:
@@ -139,14 +250,21 @@ class Client:
         MessageError
             If the order makes no sense.
         """
-        began = time.perf_counter() if began is None else began
+        return answer_order(
+            order, lambda: self, number=self.number, folder=self.folder, consent=self.consent, began=began
+        )
+
+    def answer(self, order: Order, began: float) -> Answer:
+        """The answer to an order, where failures are told as they are: call `handle` or `answer_order`."""
         if order.client != self.number:
             raise MessageError(f"an order for client {order.client} came to client {self.number}")
-        self._refuse_senseless(order)
-        store = ClientStore(self.folder, order.run, self.number)
+        with _about_the_order():
+            self._refuse_senseless(order)
+            store = ClientStore(self.folder, order.run, self.number)
         try:
             if not self.leaving:
-                self.consent.check(self.task)
+                with _about_the_order():
+                    self.consent.check(self.task)
             with store.alone():
                 done = self._answer(order, store)
         except RefusedError as refused:
@@ -194,6 +312,15 @@ class Client:
                     return _Done("repeated", stored.answer)
             elif order.t <= max(stored.counted.t, 0 if stored.pending is None else stored.pending.t):
                 return _Done(Kind.OUTDATED, self._plain(order, Kind.OUTDATED))
+        private = self.task.options.promise is not None
+        if private:
+            self._refuse_unchecked()
+            if self._ends(order):
+                store.forget()
+                return _Done("the run's promise has ended", self._plain(order, Kind.LEAVING))
+        if stored is not None and stored.promise != self._promise:
+            store.forget()  # what it remembers of its data was made under another promise
+            stored = None
         counted = self._counted(order, stored)
         received = self._received(order, stored)
         if counted is None or received is None:
@@ -209,12 +336,12 @@ class Client:
                 return _Done(Kind.LOST, self._plain(order, Kind.LOST))
         self._admit()
         release = None
-        if self._privacy is not None:
+        if private:
             release = self._release(order, counted.state, received)
             if release is None:
                 return _Done("budget spent", self._plain(order, Kind.LEAVING))
         state, answer = self._step(order, counted.state, received, given, release)
-        store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given))
+        store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given, self._promise))
         undone = stored is not None and stored.pending is not None and counted is stored.counted
         event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
         return _Done(event, answer, release)
@@ -225,23 +352,51 @@ class Client:
         samples = None if sizes is None else int(sizes.min())
         self.consent.admit(samples, self.task.options.batch_size, self.number, self.folder)
 
+    def _refuse_unchecked(self) -> None:
+        """Refuse to take part with data that their owner, who has given them a budget, has not checked."""
+        if self.consent.privacy is None or self.consent.folder is None:
+            return
+        fit = describe_fit(self.task)
+        if not self.consent.checks(self.number, self.folder).hold(self._data, fit):
+            raise RefusedError(
+                Refusal.UNCHECKED,
+                f"the data were changed, or never checked for {fit}: run 'fedfw deploy check-data'",
+            )
+
+    def _ends(self, order: Order) -> bool:
+        """Whether the run's promise has ended, because something of it is not as it was; that is for good.
+
+        The ledger has a line of it, which spends nothing.
+        """
+        ended: list[bool] = []
+
+        def end(so_far: list[Release]) -> Release | None:
+            own = _of_run(order, so_far)
+            changed = bool(own) and own[-1].promise != self._promise
+            ended.append(changed or any(one.ended for one in own))
+            return replace(own[-1], run=order.run, ended=True) if changed and not own[-1].ended else None
+
+        self._record(end)
+        return ended[0]
+
     def _counted(self, order: Order, stored: Stored | None) -> Step | None:
         """What this client holds by the server's account; None where it does not have that."""
         nothing = Received(0, {})
-        algorithm = self._algorithm(order)
+        begun = self._begun(self._algorithm(order))
         if order.memory:
             held = None if stored is None else stored.at(order.counted)
             kept = held.state if held is not None else {} if stored is None else stored.counted.state
-            begun = self._begun(algorithm)
-            handed = {name: decoded_alone(data, begun[name][0])[None] for name, data in order.memory.items()}
+            with _about_the_order():
+                handed = {name: decoded_alone(data, begun[name][0])[None] for name, data in order.memory.items()}
             return Step(order.counted, begun | kept | handed, nothing if held is None else held.received)
         if stored is None:
-            return Step(0, self._begun(algorithm), nothing) if not order.counted else None
+            return Step(0, begun, nothing) if not order.counted else None
         return stored.at(order.counted)
 
     def _begun(self, algorithm: Algorithm) -> State:
         """Return the memory of this client before its first step."""
-        state = algorithm.start_clients(self.task.start[None].clone())
+        with _about_the_order():
+            state = algorithm.start_clients(self.task.start[None].clone())
         return state if self._privacy is None else self._privacy.memory(algorithm.contract, state)
 
     def _received(self, order: Order, stored: Stored | None) -> Received | None:
@@ -249,8 +404,9 @@ class Client:
         known = Received(0, {}) if not order.base else None if stored is None else stored.message(order.base)
         if known is None:
             return None
-        zero = torch.zeros_like(self._algorithm(order).start_server(self.task.start).xbar)
-        vectors = {name: decoded(data, known.vectors.get(name, zero)) for name, data in order.vectors.items()}
+        with _about_the_order():
+            zero = torch.zeros_like(self._algorithm(order).start_server(self.task.start).xbar)
+            vectors = {name: decoded(data, known.vectors.get(name, zero)) for name, data in order.vectors.items()}
         if digest(*(vectors[name] for name in sorted(vectors))) != order.digest:
             return None
         return Received(order.version, vectors)
@@ -291,45 +447,49 @@ class Client:
         tiny nor above 1, and what is added to gradients is not so large that noise is lost in its rounding.
         """
         assert self._privacy is not None
-        constraint = self.task.constraint
-        own = [state["x"][0]] if self.task.algorithm.contract.points else []
-        points = [*own, *(received.vectors[name] for name in received.vectors if name == "xbar")]
-        inside = all(constraint.contains(point, 1e-3) for point in points)
-        finite = all(bool(value.isfinite().all()) for value in state.values())
-        if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
-            raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
-        algorithm, message = self._algorithm(order), self._message(order, received)
         private = PrivateOracles(self._privacy, self._problem.losses)
-        if not private.hides(algorithm, self.task.plan(algorithm, order.n), state, message, self._cohort(order)):
-            raise MessageError("a private client is sent vectors beside which its noise would be lost in rounding")
+        with _about_the_order():
+            constraint = self.task.constraint
+            own = [state["x"][0]] if self.task.algorithm.contract.points else []
+            points = [*own, *(received.vectors[name] for name in received.vectors if name == "xbar")]
+            inside = all(constraint.contains(point, 1e-3) for point in points)
+            finite = all(bool(value.isfinite().all()) for value in state.values())
+            if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
+                raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
+            algorithm, message = self._algorithm(order), self._message(order, received)
+            if not private.hides(algorithm, self.task.plan(algorithm, order.n), state, message, self._cohort(order)):
+                raise MessageError("a private client is sent vectors beside which its noise would be lost in rounding")
+        share = float(private.shares(self._cohort(order)))
+        return self._record(lambda so_far: self._next_release(order, share, so_far))
+
+    def _record(self, make: Callable[[list[Release]], Release | None]) -> Release | None:
+        """Append to the ledger of the data what ``make`` makes of its lines, if anything."""
         ledger = self.consent.ledger(self.number, self.folder)
         try:
             if self.consent.folder is None:
                 ledger.create()
-            return ledger.record(lambda so_far: self._next_release(order, so_far))
+            return ledger.record(make)
         except LedgerError as error:
             raise RefusedError(Refusal.LEDGER, str(error)) from None
 
-    def _next_release(self, order: Order, so_far: list[Release]) -> Release | None:
+    def _next_release(self, order: Order, share: float, so_far: list[Release]) -> Release | None:
         """The next line of the ledger, within the run's promise and within the budget of the data."""
-        plan, run = self._privacy, first_name(order.run)
-        own = [one for one in so_far if first_name(one.run) == run]
+        plan, own = self._privacy, _of_run(order, so_far)
         assert plan is not None
         earlier = own[-1].release if own else 0
         if not own and self.consent.folder is None:
             # Nobody vouches for the ledger: a disk that was lost may have held a release in each round so far.
             earlier = order.t if order.counted or order.memory else order.t - 1
-        if earlier >= plan.most_rounds or any(one.promise != plan.signature for one in own):
+        if earlier >= plan.most_rounds or any(one.ended or one.promise != self._promise for one in own):
             return None
         release = Release(
             run=order.run,
             release=earlier + 1,
-            promise=plan.signature,
+            promise=self._promise,
             noise=plan.noise,
             epsilon=plan.epsilon(earlier + 1),
             delta=plan.privacy.delta,
-            weight=max([order.weight, *(one.weight for one in own)]),
-            data=digest_of(self._problem.losses.data()),
+            share=max([share, *(one.share for one in own)]),
         )
         return release if self.consent.affords([*so_far, release]) else None
 
@@ -384,10 +544,7 @@ class Client:
     def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
         losses, options, cohort = self._problem.losses, self.task.options, self._cohort(order)
         if self._privacy is not None:
-            share = 0.0
-            if release is not None:  # a sample's share follows from the weight: all else stays within a promise
-                largest = replace(cohort, weights=torch.tensor([release.weight], dtype=torch.float64))
-                share = float(PrivateOracles(self._privacy, losses).shares(largest))
+            share = 0.0 if release is None else release.share
             return PrivateOracles(self._privacy, losses, share).pair(cohort, order.t, tol)
         everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
         sizes = None if losses.sizes is None else losses.sizes.expand(everyone)

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from fedfw.algorithms.base import Algorithm, Contract, Reveals
 from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.answers import AnswerCount, CountError
+from fedfw.deployment.data_checks import DataChecks, owner_secret
 from fedfw.deployment.files import make_private_folder, owner_only
 from fedfw.deployment.ledger import Ledger, Release, spent
 from fedfw.deployment.limits import JobLimits
+from fedfw.deployment.promise import Promise
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
 from fedfw.deployment.server_options import DATA_OPTIONS, check_range, set_by_server, usual_options
 from fedfw.options import check_options, nearest, option, options_of
@@ -66,6 +68,7 @@ class Refusal(StrEnum):
     COUNT = "the count of rounds is missing or damaged"
     CLIP = "the owner does not allow this bound on samples' gradients"
     LIMITS = "the job takes more memory or time than the owner allows"
+    UNCHECKED = "the owner has not checked the data as they are now"
 
     @classmethod
     def told(cls, payload: bytes) -> str:
@@ -338,8 +341,26 @@ class Consent:
         state : Path
             The client's folder, which holds the ledger's witness, and the ledger where there is no file of consent.
         """
-        name = self._name(client)
-        return Ledger((self.folder or state) / f"{name}.ledger.jsonl", state / f"{name}.witness")
+        folder, name = self._home(client, state)
+        return Ledger(folder / f"{name}.ledger.jsonl", state / f"{name}.witness")
+
+    def promise(self, client: int, state: Path) -> Promise:
+        """Whether orders about the data are taken; parameters as for `ledger`."""
+        return Promise(*self._home(client, state))
+
+    def checks(self, client: int, state: Path) -> DataChecks:
+        """The checks of the data that their owner has made; parameters as for `ledger`."""
+        folder, name = self._home(client, state)
+        return DataChecks(folder / f"{name}.checks.json")
+
+    def secret(self, client: int, state: Path) -> bytes:
+        """The owner's secret, by which data are recognised and which is never sent; parameters as for `ledger`."""
+        folder, name = self._home(client, state)
+        return owner_secret(folder / f"{name}.secret")
+
+    def _home(self, client: int, state: Path) -> tuple[Path, str]:
+        """Where the files of the data are that last, and what their names begin with."""
+        return self.folder or state, self.data_set or f"client-{client}"
 
     def count(self, client: int, state: Path) -> AnswerCount:
         """The count of answers that were computed from the data; its file lies beside the ledger.
@@ -390,7 +411,7 @@ class Consent:
         return cls(**own, folder=path.absolute().parent)
 
     def write(self, folder: Path) -> Path:
-        """Prepare an owner's folder: the file of consent, an empty ledger and the folder of the client's memory.
+        """Prepare an owner's folder: the file of consent, an empty ledger, a secret, the folder of the client's memory.
 
         Parameters
         ----------
@@ -413,9 +434,10 @@ class Consent:
             file.write(self.text())
         make_private_folder(folder / STATE)
         if self.data_set:
-            with_folder = replace(self, folder=folder)
-            with_folder.ledger(0, folder).create()
-            with_folder.count(0, folder).create()
+            owned = replace(self, folder=folder)
+            owned.ledger(0, folder).create()
+            owned.count(0, folder).create()
+            owned.secret(0, folder)
         return path
 
     def text(self) -> str:
@@ -449,7 +471,8 @@ _TEXT = """\
 
 # The owner's name for the data. The ledger NAME.ledger.jsonl beside this file has every private release that was made
 # from them, and NAME.answers how many answers were computed from them, over all runs. Keep the name when the data grow
-# or change, and never remove, edit or put back a ledger or a count.
+# or change, and never remove, edit or put back a ledger or a count. NAME.secret is never sent; NAME.checks.json says
+# which data 'fedfw deploy check-data' has found fit for which model.
 {data_set}
 
 # What may be sent to the server:
@@ -489,7 +512,8 @@ _TEXT = """\
 {most_parameters}
 
 # The privacy budget of the data, for all runs together. With this table, runs that are not private are refused unless
-# required is false, private ones clip samples' gradients at clip, and one ends when the budget is spent.
+# required is false, private ones clip samples' gradients at clip, and one ends when the budget is spent. Data take part
+# as 'fedfw deploy check-data' has found them, and an error on the way closes the promise until 'fedfw deploy reopen'.
 {privacy}
 
 # What the work on one message may take: GiB of memory and seconds. data-memory is what the reader of a file may take,

@@ -37,3 +37,12 @@ def wait_for_lock(file: IO[Any]) -> None:
     """Wait until no other process holds this file; it is given back when the file is closed, or the process ends."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def sync_folder(folder: Path) -> None:
+    """Fsync a folder, so that the names of its files are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

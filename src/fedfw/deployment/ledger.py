@@ -38,17 +38,20 @@ class Release:
     release : int
         Its number within that run, from 1.
     promise : str
-        The signature of the run's `fedfw.privacy.steps.PrivacyPlan`.
+        All that must stay the same within a run: the signature of its `fedfw.privacy.steps.PrivacyPlan`, what cut the
+        owner's data, and an HMAC of the data under the owner's secret.
     noise : float
         The noise multiplier.
     epsilon, delta : float
         What the run has spent with this release and those before it.
-    weight : float
-        The largest w_i that the client has had in this run.
-    data : str
-        The digest of the data as they were: data that grow or change stay under the same ledger.
+    share : float
+        The largest w clip / count that a gradient had in this run: the client may remember it, without noise.
+    ended : bool
+        Whether the run's promise ended because something of it changed. Such a line is no release of its own.
     before : str
         SHA-256 of the line before; filled in by the ledger.
+    weight, data : float, str
+        Of lines that version 0.2 wrote: the largest w_i, and a digest of the data without a key.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
@@ -59,9 +62,16 @@ class Release:
     noise: float
     epsilon: float
     delta: float
-    weight: float
-    data: str
+    share: float = 0.0
+    ended: bool = False
     before: str = ""
+    weight: float | None = None
+    data: str | None = None
+
+    @property
+    def written(self) -> bytes:
+        """The line, without its end."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value is not None}).encode()
 
 
 _LINE = TypeAdapter(Release)
@@ -83,7 +93,7 @@ def spent(releases: Sequence[Release]) -> tuple[float, float]:
 
     Examples
     --------
-    >>> one = Release("a", 1, "", 5.0, epsilon=0.5, delta=1e-6, weight=1.0, data="")
+    >>> one = Release("a", 1, "", 5.0, epsilon=0.5, delta=1e-6)
     >>> spent([one, replace(one, release=2, epsilon=0.75), replace(one, run="b", epsilon=0.25)])
     (1.0, 2e-06)
     """
@@ -107,7 +117,7 @@ class Ledger:
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "clinic.ledger.jsonl")
     >>> ledger.create()
-    >>> first = ledger.record(lambda so_far: Release("run", len(so_far) + 1, "", 5.0, 0.5, 1e-6, 1.0, ""))
+    >>> first = ledger.record(lambda so_far: Release("run", len(so_far) + 1, "", 5.0, 0.5, 1e-6))
     >>> [one.release for one in ledger.releases()]
     [1]
     """
@@ -158,8 +168,8 @@ class Ledger:
             release = make(self._verified(written))
             if release is None:
                 return None
-            release = replace(release, before=_digest((written.splitlines() or [b""])[-1]))
-            line = json.dumps(asdict(release)).encode()
+            release = replace(release, before=_digest((written.splitlines() or [b""])[-1]), weight=None, data=None)
+            line = release.written
             try:
                 file.write(line + b"\n")
                 file.flush()
@@ -189,7 +199,8 @@ class Ledger:
                 release = _LINE.validate_json(line)
             except ValidationError:
                 raise LedgerError(f"{self.path} is damaged: line {number} is no release") from None
-            if release.before != seen[-1] or not (release.epsilon >= 0 and release.delta >= 0 and release.release >= 1):
+            counts = min(release.epsilon, release.delta, release.share) >= 0 and release.release >= 1
+            if release.before != seen[-1] or not counts:
                 raise LedgerError(f"{self.path} is damaged: line {number} does not follow the line before it")
             releases.append(release)
             seen.append(_digest(line))

@@ -89,6 +89,9 @@ class Stored:
         Stands for the memory that the pending step's order handed over.
     contribution : Contribution, optional
         To the sum that the present round gathers.
+    promise : str
+        What a private client had promised when it wrote this; empty for others. What it remembers of its data is used
+        under the same promise only.
     """
 
     counted: Step
@@ -96,6 +99,7 @@ class Stored:
     answer: Answer | None = None
     handed: str = ""
     contribution: Contribution | None = None
+    promise: str = ""
 
     def at(self, t: int) -> Step | None:
         """The step after round t, if it is one of the two."""
@@ -158,15 +162,16 @@ class ClientStore:
         if "contribution" in meta:
             sent = Contributed(tensors["contribution.loss"], tensors["contribution.vector"])
             contribution = Contribution(meta["contribution"]["t"], sent, received("contribution"))
+        promise = meta.get("promise", "")
         if "answer" not in meta:
-            return Stored(step("counted"), contribution=contribution)
+            return Stored(step("counted"), contribution=contribution, promise=promise)
         payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
         answer = Answer.of(meta["answer"] | payloads)
-        return Stored(step("counted"), step("pending"), answer, meta["handed"], contribution)
+        return Stored(step("counted"), step("pending"), answer, meta["handed"], contribution, promise)
 
     def save(self, stored: Stored) -> None:
         """Replace the file in one piece."""
-        meta: dict[str, Any] = {"schema": SCHEMA}
+        meta: dict[str, Any] = {"schema": SCHEMA, "promise": stored.promise}
         parts: dict[str, dict[str, Tensor]] = {}
         for name, kept in (("counted", stored.counted), ("pending", stored.pending)):
             if kept is not None:

@@ -66,6 +66,9 @@ class Task:
         Adds l2/2 ||x||^2 to every client's loss.
     per : {"sample", "client"}
         ``"client"`` for a loss of all of a client's samples together, as for `Problem`.
+    division : str
+        What decides which samples of an owner's data are the client's, such as a partition and its seed, in words. It
+        is a part of what a private client promises: a change of it ends the promise.
 
     Examples
     --------
@@ -94,6 +97,7 @@ class Task:
     convex: bool | None = None
     l2: float = 0.0
     per: Per = "sample"
+    division: str = ""
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from fedfw.parsing import parse_number
 
+LEAST_CLIP, MOST_CLIP = 1e-12, 1e12
+"""Bounds on gradients stay far from where floating-point numbers end: clipping and its noise keep their precision."""
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -17,7 +20,8 @@ class Privacy:
     eps, delta
         The promise: the smaller, the stronger. delta should be well below one over the samples of a client.
     clip
-        Bound on a sample's gradient, in the norm that the mechanism asks for (linf for vertices of an l1 ball).
+        Bound on a sample's gradient, in the norm that the mechanism asks for (linf for vertices of an l1 ball); from
+        1e-12 to 1e12.
     noise
         Noise multiplier; by default the least that keeps the promise for the planned rounds. With a number the run
         ends when the budget is spent. For Gaussian noise it is sigma / sensitivity; other mechanisms have the noise
@@ -53,8 +57,8 @@ class Privacy:
             raise ValueError(f"eps={self.eps}, expected a positive number")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta}, expected a number between 0 and 1, below 1 / samples of a client")
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise ValueError(f"clip={self.clip}, expected a positive finite number")
+        if not LEAST_CLIP <= self.clip <= MOST_CLIP:
+            raise ValueError(f"clip={self.clip}, expected a number from {LEAST_CLIP:g} to {MOST_CLIP:g}")
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
             raise ValueError(f"noise={self.noise}, expected a positive finite number")
         if self.samples is not None and not self.samples >= 1:

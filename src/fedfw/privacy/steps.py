@@ -204,7 +204,7 @@ class PrivateOracles:
             x = x.to(cohort.weights.dtype)
             keep = None
             if plan.batch_size is not None:
-                width = int(self.losses.sizes.max())  # stacks are as wide as their largest client, present or not
+                width = int(self._sizes.max())  # stacks are as wide as their largest client, present or not
                 keep = noise.coins(own, expected, width)
             a = self.losses.clipped_gradient(x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected)
             a *= weights
@@ -268,12 +268,17 @@ class PrivateOracles:
             terms = [*terms, public * cohort.weights.double()[:, None]]
         return all(bool((term.abs() <= limit).all()) for term in terms)  # which is false of NaN
 
-    def _samples(self, cohort: Cohort) -> Tensor:
-        """Return how many samples the clients have, (m,)."""
+    @property
+    def _sizes(self) -> Tensor:
+        """The samples of all clients, (n,)."""
         sizes = self.losses.sizes
         if sizes is None:
             raise ValueError("privacy is for clients with samples; these are plain functions")
-        return sizes.to(cohort.rows.device)[cohort.rows]
+        return sizes
+
+    def _samples(self, cohort: Cohort) -> Tensor:
+        """Return how many samples the clients have, (m,)."""
+        return self._sizes.to(cohort.rows.device)[cohort.rows]
 
     def _expected(self, own: Tensor) -> Tensor:
         """Return how many samples are expected in a gradient of clients with so many of their own, (m,)."""

@@ -257,8 +257,9 @@ def _norms(gradients: Tensor, norm: str) -> Tensor:
     """Return the norms (b, m), linf or l2, of vectors (b, m, p) in float64."""
     if norm != "l2":
         return gradients.abs().amax(2)
+    squares: Tensor = torch.linalg.vector_norm(gradients, dim=2).square()
     # What squares lose by underflow is added, so that no norm is too small.
-    return (torch.linalg.vector_norm(gradients, dim=2).square() + gradients.shape[2] * LOST_SQUARE).sqrt()
+    return (squares + gradients.shape[2] * LOST_SQUARE).sqrt()
 
 
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

@@ -82,6 +82,16 @@ def test_the_walk_throughs_node_passes(node: Path) -> None:
     assert main(["deploy", "check", "--node-dir", str(node)]) == 0
 
 
+def test_a_promise_that_was_closed_is_found(node: Path) -> None:
+    promise = Consent.read(node / "consent.toml").promise(0, node / "state")
+    promise.close("run trial, round 3", "MemoryError: too much")
+    [what] = failures(findings(NODE_CHECKS, node))
+    assert "MemoryError: too much closed the promise on " in what
+    assert f"at run trial, round 3: fedfw deploy reopen {node}" in what
+    promise.reopen()
+    assert failures(findings(NODE_CHECKS, node)) == []
+
+
 def test_the_walk_throughs_server_passes(server: Path) -> None:
     assert {finding.verdict for finding in findings(SERVER_CHECKS, server)} == {Verdict.OK}
     assert main(["deploy", "check", "--server-dir", str(server)]) == 0

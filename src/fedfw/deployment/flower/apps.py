@@ -10,15 +10,15 @@ from contextlib import suppress
 from functools import lru_cache, wraps
 from logging import WARNING
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedfw.deployment.client import Client, refuse
-from fedfw.deployment.consent import Consent, Refusal, RefusedError
+from fedfw.deployment.client import Client, answer_order, refuse
+from fedfw.deployment.consent import Consent, RefusedError
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.limits import LimitError
 from fedfw.deployment.messages import Hello, Order
@@ -37,7 +37,6 @@ Config = Mapping[str, Any]
 """Flower's run configuration: the keys of the app's pyproject.toml."""
 MakeTask = Callable[[Config], Task]
 Handler = Callable[[Message, Context], Message]
-Result = TypeVar("Result")
 FAILED = "the client failed; the log of failures on its node says why"
 """All that the server learns of an exception, whose own text may hold a value of the data."""
 
@@ -127,12 +126,17 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
+        node = NodeSettings.read(context.node_config)
+        consent = _consent(node)
+        said = Hello(node.partition_id, node.leaving)
+        if consent.privacy is not None and consent.privacy.required:
+            return _reply(message, said.fields())  # it says nothing of its data, and so does not read them
         try:
-            said = _within_limits(context, lambda: _client_of(make_task, own, context).hello())
-        except RefusedError:
+            _check_settings(node, consent, own, context)
+            with consent.limits.enforced():
+                said = _client_of(make_task, node, consent, context).hello()
+        except (RefusedError, LimitError):
             note_failure(_folder(context))
-            node = NodeSettings.read(context.node_config)
-            said = Hello(node.partition_id, node.leaving)
         return _reply(message, said.fields())
 
     @app.train()
@@ -140,11 +144,21 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         order = Order.of(content(message))
+        node = NodeSettings.read(context.node_config)
+        consent = _consent(node)
+        folder = _folder(context)
         try:
-            answer = _within_limits(context, lambda: _client_of(make_task, own, context).handle(order, began))
-        except RefusedError as refused:
-            number = NodeSettings.read(context.node_config).partition_id
-            answer = refuse(order, number, _folder(context), refused, began)
+            _check_settings(node, consent, own, context)
+        except RefusedError as refused:  # before the task is built and data are read
+            return _reply(message, refuse(order, node.partition_id, folder, refused, began).fields())
+        answer = answer_order(
+            order,
+            lambda: _client_of(make_task, node, consent, context),
+            number=node.partition_id,
+            folder=folder,
+            consent=consent,
+            began=began,
+        )
         return _reply(message, answer.fields())
 
     return app
@@ -167,15 +181,6 @@ def settings_of(make_task: MakeTask) -> dict[str, Any]:
     return {}
 
 
-def _within_limits(context: Context, job: Callable[[], Result]) -> Result:
-    """Do a job within the limits of the data's owner; raises `RefusedError` where it takes more."""
-    try:
-        with _consent(NodeSettings.read(context.node_config)).limits.enforced():
-            return job()
-    except LimitError as error:
-        raise RefusedError(Refusal.LIMITS, str(error)) from None
-
-
 def _discreet(handler: Handler) -> Handler:
     """The same handler, whose exceptions are written to the node's log and raised as one that says nothing."""
 
@@ -191,12 +196,13 @@ def _discreet(handler: Handler) -> Handler:
     return discreet
 
 
-def _client_of(make_task: MakeTask, own: Mapping[str, Any], context: Context) -> Client:
-    """The client of a node; raises `RefusedError` before a task is made that its owner does not allow."""
-    node = NodeSettings.read(context.node_config)
-    consent = _consent(node)
+def _check_settings(node: NodeSettings, consent: Consent, own: Mapping[str, Any], context: Context) -> None:
+    """Raise `RefusedError` for settings of a run that the owner does not let a server set."""
     if not node.leaving:
         consent.check_settings(context.run_config, own)
+
+
+def _client_of(make_task: MakeTask, node: NodeSettings, consent: Consent, context: Context) -> Client:
     config = tuple(sorted(context.run_config.items()))
     return _client(make_task, config, node.partition_id, state_folder(node.state_dir), node.leaving, consent)
 
@@ -211,6 +217,10 @@ def _client(
     consent: Consent,
 ) -> Client:
     return Client(make_task(dict(config)), number, folder, leaving, consent)
+
+
+def _is_leaving(context: Context) -> bool:
+    return bool(context.node_config.get("leaving", False))
 
 
 def _folder(context: Context) -> Path:

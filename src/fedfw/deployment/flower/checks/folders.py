@@ -134,6 +134,21 @@ def ledger_whole(folder: Path) -> Finding:
     return Finding(Verdict.OK, f"{ledger.path}: {what} spent eps {eps:.3g}, delta {delta:.3g} {limit}")
 
 
+def promise_open(folder: Path) -> Finding:
+    """No error has closed the promise on the data."""
+    path = _consent_path(folder)
+    consent, state = Consent.read(path), path.parent / STATE
+    closing = consent.promise(0, state).closing()
+    if closing is not None:
+        what = f"closed the promise on {closing.since}, at {closing.order}: fedfw deploy reopen {path.parent}"
+        return Finding(Verdict.FAIL, f"{closing.reason} {what}")
+    checks = consent.checks(0, state).made()
+    if not checks and consent.privacy is not None:
+        refused = f"private runs are refused until fedfw deploy check-data {path.parent}"
+        return Finding(Verdict.OK, f"no data were checked: {refused}")
+    return Finding(Verdict.OK, f"orders are taken; the owner has checked {len(checks)} data sets")
+
+
 def _consent_path(folder: Path) -> Path:
     """The file of consent that the node's start command names, or the usual one."""
     named = (_node_value(words, "consent") for words in _commands(folder, _NODE))
@@ -231,6 +246,7 @@ NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
     node_command_closed,
     consent_stated,
     ledger_whole,
+    promise_open,
     secrets_kept,
     certificates_valid,
     node_settings_known,

@@ -41,4 +41,5 @@ def make_task(config: Mapping[str, Any]) -> Task:
         convex=kind.convex,
         l2=settings.l2,
         per=kind.per,
+        division=f"{settings.dataset}, {settings.partition} for {settings.clients} clients, seed {settings.seed}",
     )

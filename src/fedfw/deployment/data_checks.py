@@ -1,0 +1,237 @@
+"""What an owner finds out about the data before a node joins, and keyed digests by which a client recognises them.
+
+A private client works on data that their owner has checked and on no others. That they are fit for a model is found by
+the owner's own command, whatever a server asks; all that a server can see is on which days an owner changed the data.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedfw.deployment.files import make_private_folder
+from fedfw.errors import NonFiniteError
+from fedfw.problems.digest import describe_model
+from fedfw.rounds.files import write_atomically
+
+if TYPE_CHECKING:
+    from fedfw.deployment.consent import Consent
+    from fedfw.deployment.task import Task
+    from fedfw.problems.problem import Problem
+
+_SECRET_NBYTES = 32
+_SHOWN = 5
+"""So many faulty samples are named."""
+_PURPOSE = b"fedfw: the data of one client, version 1\n"
+
+
+class InvalidDataError(ValueError):
+    """Data that must not join; the text names samples, and is for their owner alone."""
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """Data that an owner has found to be fit for a model.
+
+    Parameters
+    ----------
+    data : str
+        Their keyed digest.
+    fit : str
+        The model and the loss, as `describe_fit` says them.
+    samples : int
+        How many there are.
+    checked : str
+        The date and time.
+    """
+
+    data: str
+    fit: str
+    samples: int
+    checked: str
+
+
+@dataclass(frozen=True)
+class DataChecks:
+    """The checks that an owner has made.
+
+    Parameters
+    ----------
+    path : Path
+        The file, JSON of mode 0600.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> checks = DataChecks(Path(tempfile.mkdtemp()) / "clinic.checks.json")
+    >>> checks.add(DataCheck("0123", "a model", 40, "2026-01-01 12:00:00"))
+    >>> checks.hold("0123", "a model"), checks.hold("4567", "a model")
+    (True, False)
+    """
+
+    path: Path
+
+    def made(self) -> list[DataCheck]:
+        """Return all checks, oldest first; none where there is no file, or one that cannot be read."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return [DataCheck(**one) for one in found]
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def add(self, check: DataCheck) -> None:
+        """Append a check, in place of an earlier one of the same data and model."""
+        kept = [one for one in self.made() if (one.data, one.fit) != (check.data, check.fit)]
+        written = json.dumps([asdict(one) for one in (*kept, check)], indent=1)
+        make_private_folder(self.path.parent)
+        write_atomically(self.path, written.encode(), private=True)
+
+    def hold(self, data: str, fit: str) -> bool:
+        """Return whether these data were found to be fit for this model."""
+        return any((one.data, one.fit) == (data, fit) for one in self.made())
+
+
+def owner_secret(path: Path) -> bytes:
+    """Return the owner's secret, which never leaves the owner's folder; made at random where there is none.
+
+    Raises
+    ------
+    ValueError
+        If others can read it, or if it is not what was written.
+    """
+    if not path.exists():
+        make_private_folder(path.parent)
+        made = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
+        write_atomically(made, f"{secrets.token_hex(_SECRET_NBYTES)}\n".encode(), private=True)
+        with suppress(FileExistsError):  # another process was first: its secret counts
+            os.link(made, path)
+        made.unlink()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(f"{path} has mode {mode:04o}, expected 0600: others can read or change the secret")
+    secret = bytes.fromhex(path.read_text(encoding="ascii"))
+    if len(secret) != _SECRET_NBYTES:
+        raise ValueError(
+            f"{path} has {len(secret)} bytes, expected {_SECRET_NBYTES}: remove it, and check the data anew"
+        )
+    return secret
+
+
+def keyed_digest(secret: bytes, tensors: Iterable[Tensor]) -> str:
+    """Return the HMAC-SHA256 of tensors, 64 digits that change with any type, shape or entry and with their order.
+
+    Without the secret it says nothing of the data: no guess can be tested.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one = keyed_digest(b"secret", [torch.zeros(2)])
+    >>> len(one), one == keyed_digest(b"secret", [torch.zeros(2)]), one == keyed_digest(b"other", [torch.zeros(2)])
+    (64, True, False)
+    """
+    total = hmac.new(secret, _PURPOSE, "sha256")
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        total.update(f"{array.dtype.str} {array.shape}\n".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
+
+
+def describe_fit(task: Task) -> str:
+    """Return the model and the loss that data must fit, as a text that is the same in every process."""
+    described = describe_model(task.model, task.loss, 0.0, None)
+    return f"{described['model']}, {described['loss']}, per {task.per}"
+
+
+def check_data(task: Task, number: int, state: Path, consent: Consent) -> DataCheck:
+    """Check a client's data as their owner, and note that they may join.
+
+    Parameters
+    ----------
+    task : Task
+        What is to be trained; its data are read.
+    number : int
+        The client's number.
+    state : Path
+        The client's folder.
+    consent : Consent
+        The owner's file.
+
+    Returns
+    -------
+    DataCheck
+        What was noted.
+
+    Raises
+    ------
+    InvalidDataError
+        If the data cannot be read, do not fit the model, or have a sample with a NaN or an infinity in its input, its
+        target, its loss or its gradient at the start. Nothing is noted then.
+    """
+    try:
+        problem = task.problem(task.data(number))
+    except Exception as error:
+        raise InvalidDataError(f"the data of client {number} cannot be used: {error!r}") from error
+    faults = find_faults(problem)
+    if faults:
+        raise InvalidDataError("\n".join([f"the data of client {number} cannot be used:", *faults]))
+    assert problem.losses.sizes is not None
+    found = DataCheck(
+        data=keyed_digest(consent.secret(number, state), problem.losses.data()),
+        fit=describe_fit(task),
+        samples=int(problem.losses.sizes.sum()),
+        checked=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+    consent.checks(number, state).add(found)
+    return found
+
+
+def find_faults(problem: Problem) -> list[str]:
+    """Return what is wrong with the data of a problem of one client, a line each: samples that are not finite."""
+    faults = []
+    for what, tensor in zip(("input", "target"), problem.losses.data(), strict=True):
+        if tensor.is_floating_point():
+            bad = (~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).nonzero().flatten()
+            faults += _named(f"a NaN or an infinity in the {what}", bad.tolist())
+    if faults:
+        return faults
+    sizes = problem.losses.sizes
+    if sizes is None:
+        return ["the clients are plain functions, expected samples"]
+    try:
+        problem.value_and_gradient(problem.start)
+    except NonFiniteError:
+        return _named("a loss or a gradient that is not finite at the start", _overflowing(problem, int(sizes[0])))
+    return []
+
+
+def _overflowing(problem: Problem, count: int) -> list[int]:
+    """Return the samples whose own loss or gradient is not finite at the start; none where only their sum is not."""
+    who = torch.tensor([0])
+    found = []
+    for sample in range(count):
+        value, gradient = problem.losses.value_and_gradient(problem.start[None], who, torch.tensor([[sample]]))
+        if not (bool(value.isfinite().all()) and bool(gradient.isfinite().all())):
+            found.append(sample)
+            if len(found) > _SHOWN:
+                break
+    return found
+
+
+def _named(what: str, samples: list[int]) -> list[str]:
+    if not samples:
+        return []
+    more = "" if len(samples) <= _SHOWN else f" and {len(samples) - _SHOWN} or more others"
+    return [f"{what} of sample {', '.join(map(str, samples[:_SHOWN]))}{more}"]

@@ -1,0 +1,432 @@
+"""Questions of a hostile server to a private client: neither failures nor changes under way tell of the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
+import fedfw
+from fedfw import Privacy
+from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Task
+from fedfw.deployment.client import answer_order
+from fedfw.deployment.consent import Refusal
+from fedfw.deployment.data_checks import check_data
+from fedfw.deployment.ledger import spent
+from fedfw.deployment.messages import Answer, Kind, Order
+from fedfw.deployment.store import ClientStore
+from fedfw.errors import MessageError
+from fedfw.privacy.mechanisms import Mechanism
+from fedfw.problems.digest import digest_of
+from fedfw.rounds.options import Options
+from fedfw.rounds.wire import digest, encoded
+
+pytest.importorskip("dp_accounting")
+SAMPLES, FEATURES = 40, 6
+PROMISE = Privacy(1.0, 1e-5)
+BUDGET = DataBudget(4.0, 1e-3)
+FEDFW = fedfw.FedFW("l1:1", penalty=1e-3, momentum=0.9)
+GAUSSIAN = fedfw.FedAvg("l2:1", lr=0.5)
+BOTH = pytest.mark.parametrize("algorithm", [FEDFW, GAUSSIAN], ids=lambda one: one.name)
+
+
+def samples(value: float = 1.0, count: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    """``value`` is the first entry of the first sample."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(SAMPLES, FEATURES, generator=generator)
+    targets = torch.randint(2, (SAMPLES,), generator=generator)
+    inputs[0, 0] = value
+    return inputs[:count], targets[:count]
+
+
+def make_task(algorithm: fedfw.Algorithm = FEDFW, data: Any = None, clients: int = 3, **options: Any) -> Task:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(FEATURES, 2, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    given = samples() if data is None else data
+    chosen = Options(**({"rounds": 4, "privacy": PROMISE} | options))
+    return Task(model, nnf.cross_entropy, algorithm, lambda client: given, clients, options=chosen)
+
+
+def first_order(task: Task, **changes: Any) -> Order:
+    return replace(DeployedServer(task).open({0})[0], **changes)
+
+
+def next_order(order: Order, x: Tensor | None = None, **changes: Any) -> Order:
+    """One more round of the same run, from the point x that the server hands over and calls the model as well."""
+    t = order.t + 1
+    point = torch.zeros(2 * FEATURES) if x is None else x
+    handed = {
+        "vectors": {"xbar": encoded(point.double()).write()},
+        "memory": {"x": encoded(point).write()},
+        "digest": digest(point.double()),
+        "version": t,
+        "base": 0,
+    }
+    return replace(order, t=t, counted=t - 1, **(handed | changes))
+
+
+class Clinic:
+    """An owner with a budget and a client, a new one for each order, as deployed."""
+
+    def __init__(self, folder: Path, *checked: Task, budget: DataBudget = BUDGET, name: str = "clinic") -> None:
+        consent = Consent(name, share=("atoms", "models"), privacy=budget)
+        self.consent = Consent.read(consent.write(folder / "owner"))
+        self.state = folder / "owner" / "state"
+        for task in checked:
+            self.check(task)
+
+    def check(self, task: Task) -> None:
+        check_data(task, 0, self.state, self.consent)
+
+    def ask(self, task: Task, order: Order) -> Answer:
+        return Client(task, 0, self.state, consent=self.consent).handle(order)
+
+    def promise(self) -> Any:
+        return self.consent.promise(0, self.state)
+
+    def releases(self) -> Any:
+        return self.consent.ledger(0, self.state).releases()
+
+    def log(self, order: Order) -> list[str]:
+        path = ClientStore(self.state, order.run, 0).path.with_suffix(".log.jsonl")
+        return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-300, 1e-40, 9e-13, 2e12, 1e40, float("inf"), float("nan"), -1.0])
+def test_a_bound_at_which_floating_point_numbers_end_is_refused(clip: float) -> None:
+    """With 1e-40 a client failed where a sample had no gradient, and answered 64 of 64 questions that way."""
+    with pytest.raises(ValueError, match="expected a number from 1e-12 to 1e"):
+        Privacy(1.0, 1e-5, clip=clip)
+    assert Privacy(1.0, 1e-5, clip=1e-12).clip == 1e-12
+    assert Privacy.parse("eps=1,delta=1e-5,clip=1e12").clip == 1e12
+
+
+@BOTH
+@pytest.mark.parametrize("clip", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sample_cannot_make_a_client_fail(
+    algorithm: fedfw.Algorithm, clip: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """With a gradient of exactly zero, with one that overflows, and with one that is neither."""
+    promise = replace(PROMISE, clip=clip)
+    huge = 3e38 if dtype is torch.float32 else 1e308
+    kinds = []
+    for number, value in enumerate((0.0, 1.0, huge)):
+        inputs, targets = samples()
+        inputs = inputs.to(dtype)
+        inputs[0, 0] = value
+        task = make_task(replace(algorithm, constraint=fedfw.parse_set("l2:1e9")), (inputs, targets))
+        task = replace(task, model=task.model.to(dtype), options=replace(task.options, privacy=promise))
+        if algorithm is FEDFW:
+            task = replace(task, algorithm=replace(FEDFW, constraint=fedfw.parse_set("l1:1e9"), penalty=0.0))
+        clinic = Clinic(tmp_path / f"{number}", task)
+        order = first_order(task)
+        x = torch.zeros(2, FEATURES, dtype=dtype)
+        x[1] = 1e7  # all samples are surely of the second class, which makes gradients exactly zero; or infinite
+        memory = {} if algorithm is GAUSSIAN else {"memory": {"x": encoded(x.flatten()).write()}}
+        model = x.flatten() if algorithm is GAUSSIAN else x.flatten().double()
+        vectors = {"xbar": encoded(model).write()}
+        order = replace(order, vectors=vectors, digest=digest(model), **memory)
+        kinds.append(clinic.ask(task, order).kind)
+        assert len(clinic.releases()) == 1
+    assert kinds == [Kind.STEP] * 3
+
+
+def fails_in(place: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def break_it(patch: pytest.MonkeyPatch) -> None:
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise MemoryError("a value of the data")
+
+        patch.setattr(place, fail)
+
+    return break_it
+
+
+PLACES = {
+    "reading": "fedfw.deployment.task.Problem",
+    "digest": "fedfw.deployment.client.keyed_digest",
+    "gradient": "fedfw.problems.linear.LinearLosses.clipped_gradient",
+    "clipping": "fedfw.problems.linear.clip_factors",
+    "oracle": "fedfw.privacy.mechanisms.Mechanism.answer",
+    "noise": "fedfw.privacy.noise.Noise.uniform",
+    "encoding": "fedfw.deployment.task.Task.encode",
+    "saving": "fedfw.deployment.store.ClientStore.save",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes the promise: a second failure, in whatever run, would be a second bit."""
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    order = first_order(task, run="trial")
+    with monkeypatch.context() as patch:
+        fails_in(PLACES[place])(patch)
+        answer = clinic.ask(task, order)
+    assert answer == Answer("trial", 1, 0, Kind.LEAVING)
+    spent_then = spent(clinic.releases())
+    for run in ("trial", "another", "trial.5"):
+        again = first_order(task, run=run)
+        assert clinic.ask(task, again) == Answer(run, 1, 0, Kind.LEAVING)
+        assert clinic.log(again)[-1].startswith("closed, see ")
+    assert spent(clinic.releases()) == spent_then
+    assert "a value of the data" in (clinic.state / "failures.log").read_text()
+    closing = clinic.promise().reopen()
+    assert closing is not None
+    assert (closing.order, closing.reason) == ("run trial, round 1", "MemoryError: a value of the data")
+    assert clinic.ask(task, first_order(task, run="after")).kind == Kind.STEP
+
+
+def test_a_budget_that_is_spent_gives_the_same_answer_as_a_closed_promise(tmp_path: Path) -> None:
+    task = make_task()
+    poor = Clinic(tmp_path, task, budget=DataBudget(1.0, 1e-5))
+    assert poor.ask(task, first_order(task, run="first")).kind == Kind.STEP
+    spent_answer = poor.ask(task, first_order(task, run="second"))
+    poor.promise().close("an order", "a reason")
+    assert spent_answer == poor.ask(task, first_order(task, run="second")) == Answer("second", 1, 0, Kind.LEAVING)
+
+
+def test_orders_that_make_no_sense_close_nothing(tmp_path: Path) -> None:
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    good = first_order(task)
+    x = torch.zeros(2 * FEATURES)
+    strange = [
+        replace(good, client=1),
+        replace(good, t=99),
+        replace(good, weight=1e-30),
+        replace(good, vectors={"xbar": b"?"}),
+        replace(good, vectors={"xbar": b""}),
+        replace(good, vectors={"nonsense": b""}),
+        replace(good, memory={"x": b"\x00" * 3}),
+        replace(good, memory={"d": encoded(x).write()}),
+        replace(good, ask="sum"),
+        replace(good, run="../x"),
+        next_order(good, torch.full((2 * FEATURES,), 5.0)),
+        next_order(good, torch.full((2 * FEATURES,), torch.nan)),
+    ]
+    for order in strange:
+        with pytest.raises((MessageError, ValueError)):
+            clinic.ask(task, order)
+        assert clinic.promise().settle() is None, order
+    assert clinic.releases() == []
+    assert clinic.ask(task, good).kind == Kind.STEP
+
+
+def test_options_that_make_no_promise_close_nothing(tmp_path: Path) -> None:
+    """One round with so little noise would spend more than the promise: an operator's mistake."""
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    little = make_task(privacy=Privacy(1.0, 1e-5, noise=0.1))
+    with pytest.raises(MessageError, match="one round would spend eps"):
+        clinic.ask(little, first_order(task))
+    assert clinic.promise().settle() is None
+
+
+def test_an_owner_who_allows_other_runs_takes_none_while_the_promise_is_closed(tmp_path: Path) -> None:
+    task = make_task()
+    plain = replace(task, options=replace(task.options, privacy=None))
+    clinic = Clinic(tmp_path, task, budget=replace(BUDGET, required=False))
+    assert clinic.ask(plain, first_order(plain, run="plain")).kind == Kind.STEP
+    clinic.promise().close("an order", "a reason")
+    assert clinic.ask(plain, first_order(plain, run="more")).kind == Kind.LEAVING
+
+
+def test_making_the_client_is_inside_of_the_promise(tmp_path: Path) -> None:
+    """An app reads its data when it makes its task."""
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    given = {"number": 0, "folder": clinic.state, "consent": clinic.consent}
+
+    def unreadable() -> Client:
+        raise ValueError("could not convert string to float: 'John Smith'")
+
+    assert answer_order(first_order(task, run="r"), unreadable, **given) == Answer("r", 1, 0, Kind.LEAVING)
+    assert "John Smith" in (clinic.state / "failures.log").read_text()
+    assert clinic.ask(task, first_order(task)).kind == Kind.LEAVING
+
+
+# --- invalid data never join ---
+
+
+def test_data_that_their_owner_has_not_checked_do_not_join(tmp_path: Path) -> None:
+    task = make_task()
+    clinic = Clinic(tmp_path)
+    answers = []
+    for value in (1.0, 2.0, torch.nan):  # whatever the data are
+        other = make_task(data=samples(value))
+        answers.append(clinic.ask(other, first_order(task, run="r")))
+    assert {answer.kind for answer in answers} == {Kind.REFUSED}
+    assert {answer.payload for answer in answers} == {Refusal.UNCHECKED.encode()}
+    assert clinic.releases() == []
+    clinic.check(task)
+    assert clinic.ask(task, first_order(task)).kind == Kind.STEP
+    wider = replace(task, model=torch.nn.Linear(FEATURES, 3, bias=False))  # which they were not checked for
+    assert clinic.ask(wider, first_order(wider)).payload == Refusal.UNCHECKED.encode()
+
+
+def test_an_owner_without_a_budget_has_nothing_to_check(tmp_path: Path) -> None:
+    task = make_task()
+    consent = Consent.read(Consent("clinic").write(tmp_path / "owner"))
+    assert Client(task, 0, tmp_path / "state", consent=consent).handle(first_order(task)).kind == Kind.STEP
+
+
+# --- what changes under way ---
+
+
+CHANGES: dict[str, Callable[[], Task]] = {
+    "momentum": lambda: make_task(replace(FEDFW, momentum=0.5)),
+    "no momentum": lambda: make_task(replace(FEDFW, momentum=0.0)),
+    "method": lambda: make_task(fedfw.FedFWSto("l1:1", penalty=1e-3)),
+    "set": lambda: make_task(replace(FEDFW, constraint=fedfw.L1Ball(2.0))),
+    "batch": lambda: make_task(batch_size=10),
+    "clip": lambda: make_task(privacy=replace(PROMISE, clip=0.5)),
+    "local steps": lambda: make_task(local_steps=2),
+    "rounds": lambda: make_task(rounds=40),
+    "eps": lambda: make_task(privacy=replace(PROMISE, eps=0.5)),
+    "delta": lambda: make_task(privacy=replace(PROMISE, delta=1e-6)),
+    "mechanism": lambda: make_task(privacy=replace(PROMISE, mechanism="gaussian")),
+    "samples": lambda: make_task(privacy=replace(PROMISE, samples=5)),
+    "clients": lambda: make_task(clients=4),
+    "division": lambda: replace(make_task(), division="labels:3"),
+    "data shrink": lambda: make_task(data=samples(count=10)),
+    "data grow": lambda: make_task(data=tuple(torch.cat([part, part]) for part in samples())),
+    "an entry": lambda: make_task(data=samples(1.5)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_ends_the_promise_and_drops_the_memory(change: str, tmp_path: Path) -> None:
+    """Momentum remembers gradients without noise: with other samples, or another bound, a later answer showed them."""
+    task, changed = make_task(), CHANGES[change]()
+    clinic = Clinic(tmp_path, task, changed)
+    order = first_order(task, run="trial")
+    assert clinic.ask(task, order).kind == Kind.STEP
+    store = ClientStore(clinic.state, "trial", 0)
+    assert store.path.exists()
+    spent_then = spent(clinic.releases())
+    order = next_order(order)
+    assert clinic.ask(changed, order) == Answer("trial", 2, 0, Kind.LEAVING)
+    assert not store.path.exists()
+    for _ in range(2):  # it stays ended, even where all is as it was
+        order = next_order(order)
+        assert clinic.ask(task, order) == Answer("trial", order.t, 0, Kind.LEAVING)
+        assert clinic.ask(task, replace(order, run="trial.7")).kind == Kind.LEAVING
+    assert spent(clinic.releases()) == spent_then
+    assert [one.ended for one in clinic.releases()] == [False, True]
+    assert clinic.promise().settle() is None
+    assert clinic.ask(changed, first_order(changed, run="new")).kind == Kind.STEP
+    assert spent(clinic.releases())[0] > spent_then[0]
+
+
+@pytest.fixture
+def scales(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The scale of each noise that was added."""
+    found: list[float] = []
+    original = Mechanism.answer
+
+    def watch(self: Mechanism, constraint: Any, g: Tensor, scale: Tensor, *rest: Any) -> Any:
+        assert g.dtype is torch.float64
+        found.append(float(scale))
+        return original(self, constraint, g, scale, *rest)
+
+    monkeypatch.setattr(Mechanism, "answer", watch)
+    return found
+
+
+def test_noise_follows_the_largest_share_that_a_remembered_gradient_had(scales: list[float], tmp_path: Path) -> None:
+    """A weight may change from order to order, and a number of clients, too."""
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    order, weights = first_order(task, weight=0.25, n=4), (0.25, 0.5, 1e-6, 0.4)
+    for number, weight in enumerate(weights):
+        order = replace(order, weight=weight) if not number else next_order(order, weight=weight, n=10**6)
+        assert clinic.ask(task, order).kind == Kind.STEP
+    shares = [one.share for one in clinic.releases()]
+    assert shares == pytest.approx([weight / SAMPLES for weight in (0.25, 0.5, 0.5, 0.5)], rel=1e-7)
+    [noise] = {one.noise for one in clinic.releases()}
+    assert scales == pytest.approx([share * noise for share in shares], rel=1e-3)
+    assert all(scale > share * noise for scale, share in zip(scales, shares, strict=True))  # rounding is counted in
+
+
+def test_a_run_without_privacy_leaves_no_memory_to_a_private_one(tmp_path: Path) -> None:
+    """Of the same name: its momentum would be gradients without a bound."""
+    task = make_task()
+    plain = replace(task, options=replace(task.options, privacy=None))
+    clinic = Clinic(tmp_path, task, budget=replace(BUDGET, required=False))
+    order = first_order(task, run="trial")
+    assert clinic.ask(plain, order).kind == Kind.STEP
+    kept = ClientStore(clinic.state, "trial", 0).load()
+    assert kept is not None
+    assert kept.pending is not None
+    assert bool(kept.pending.state["seen"])
+    seen: list[bool] = []
+    original = FEDFW.direction
+
+    def watch(self: Any, plan: Any, state: Any, *rest: Any) -> Any:
+        seen.append(bool(state["seen"]))
+        return original(plan, state, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedfw.FedFW, "direction", watch)
+        assert clinic.ask(task, next_order(order)).kind == Kind.STEP
+    assert seen
+    assert not any(seen)
+
+
+def test_a_new_ledger_has_no_use_for_the_memory_of_an_older_one(tmp_path: Path) -> None:
+    """Its lines do not say how large the shares were that are remembered."""
+    task = make_task()
+    clinic = Clinic(tmp_path / "a", task)
+    order = first_order(task, run="trial")
+    assert clinic.ask(task, order).kind == Kind.STEP
+    renamed = Clinic(tmp_path / "b", name="ward")
+    renamed.state = clinic.state
+    renamed.check(task)
+    assert renamed.ask(task, replace(next_order(order), memory={})).kind == Kind.LOST
+
+
+# --- the files ---
+
+
+def test_a_ledger_of_an_older_version_counts_and_its_runs_have_ended(tmp_path: Path) -> None:
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    path = clinic.consent.ledger(0, clinic.state).path
+    old = {"run": "trial", "release": 1, "promise": "as it was", "noise": 5.0, "epsilon": 0.5, "delta": 1e-6}
+    old |= {"weight": 0.25, "data": "0123456789abcdef", "before": hashlib.sha256(b"").hexdigest()}
+    path.write_bytes(json.dumps(old).encode() + b"\n")
+    assert spent(clinic.releases()) == (0.5, 1e-6)
+    assert clinic.ask(task, first_order(task, run="trial")).kind == Kind.LEAVING
+    assert clinic.ask(task, first_order(task, run="new")).kind == Kind.STEP
+    assert [one.run for one in clinic.releases()] == ["trial", "trial", "new"]
+
+
+def test_no_file_of_a_private_client_holds_a_digest_of_data_without_a_key(tmp_path: Path) -> None:
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+    order = first_order(task)
+    clinic.ask(task, order)
+    clinic.ask(task, next_order(order))
+    data = list(task.problem(task.data(0)).losses.data())
+    digests = {digest_of(part) for part in ([data[0]], [data[1]], data)}
+    secret = clinic.consent.secret(0, clinic.state).hex()
+    for path in (tmp_path / "owner").rglob("*"):
+        if path.is_file():
+            for found in digests:
+                assert found.encode() not in path.read_bytes()
+            assert path.name == "clinic.secret" or secret.encode() not in path.read_bytes()
