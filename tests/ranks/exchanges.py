@@ -70,6 +70,9 @@ def check_words(ranks: fedfw.Ranks) -> None:
     assert ranks.exchange(said) == [{"rank": rank, "text": "ü" * rank, "none": None} for rank in range(ranks.size)]
     assert ranks.tell(f"from {ranks.rank}") == "from 0"
     assert ranks.numbers(2**53 - ranks.rank) == [[2**53 - rank] for rank in range(ranks.size)]
+    rows, own = ranks.rows(torch.full((ranks.rank, 2), float(ranks.rank)))
+    assert rows.tolist() == [[rank, rank] for rank in range(ranks.size) for _ in range(rank)]
+    assert rows[own].tolist() == [[ranks.rank, ranks.rank]] * ranks.rank
 
 
 def check_meeting(ranks: fedfw.Ranks) -> None:

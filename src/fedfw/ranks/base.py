@@ -74,6 +74,10 @@ class Ranks:
     def meet(self) -> None:
         """Wait until every rank has come here."""
 
+    def rows(self, x: Tensor) -> tuple[Tensor, slice]:
+        """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x (m, ...), stand."""
+        return x, slice(0, len(x))
+
     def exchange(self, value: Any) -> list[Any]:
         """What every rank says; anything that JSON can say."""
         return [value]

@@ -107,6 +107,12 @@ class _Joined(Ranks):
     def meet(self) -> None:
         self.numbers(0.0)  # gloo does not wait for anybody where there is nothing to be sent
 
+    def rows(self, x: Tensor) -> tuple[Tensor, slice]:
+        counts = [int(count) for (count,) in self.numbers(len(x))]
+        begin = sum(counts[: self.rank])
+        each = zip(self._gathered(padded(x, max(counts))), counts, strict=True)
+        return torch.cat([one[:count] for one, count in each]), slice(begin, begin + len(x))
+
     def exchange(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(one.numpy().tobytes()) for one in self._parcels("texts", text, ())[0]]
