@@ -238,3 +238,22 @@ def test_strings_that_name_no_compressor_are_refused(text: str) -> None:
     if text != "topk":
         with pytest.raises(ValueError, match=rf"compress_down='{text}', expected none, or topk:K"):
             fedfw.FedPGD(fedfw.L1Ball(1.0), compress_down=text)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("text", ["topk:4", "randk:5", "bits:8", "bits:4", "bits:2", "sign", "rank:2", "atoms:3"])
+def test_subnormal_numbers_come_back_and_never_grow(text: str, dtype: torch.dtype) -> None:
+    """Scales lose digits there, but what is left of a vector is never more than the vector."""
+    lowest, usual = (-149, 0) if dtype == torch.float32 else (-1074, 600)
+    for ball in (fedfw.L1Ball(2.0), fedfw.NuclearBall(2.0)):
+        bound = ball.bind({"weight": (8, 5)})
+        compressor = make_compressor(text)
+        assert compressor is not None
+        compressor = compressor.bind(bound, [(8, 5)])
+        for above in (0, 1, 5, 20):
+            whole = torch.randint(-9, 10, (2, 40), generator=torch.Generator().manual_seed(above)).double()
+            x = (whole * 2.0 ** (lowest + above)).to(dtype)
+            kept = exchanged(compressor, x, bound.pieces((40,)))
+            assert bool(kept.isfinite().all())
+            v, off = (t.double() * 2.0**usual for t in (x, kept - x.double()))
+            assert bool((off.norm(dim=1) <= v.norm(dim=1) * (1 + SLACK)).all())

@@ -219,3 +219,66 @@ def test_equivalent_sets_agree(one: ConstraintSet, other: ConstraintSet, shape: 
     assert torch.allclose(one.project(3 * G, batch=True), other.project(3 * G, batch=True), atol=1e-6)
     assert one.diameter(shape) == pytest.approx(other.diameter(shape), rel=1e-6)
     assert torch.equal(one.contains(G / 4, batch=True), other.contains(G / 4, batch=True))
+
+
+# --- numbers at the ends of their ranges ---
+
+LOWEST = {torch.float16: -24, torch.bfloat16: -133, torch.float32: -149, torch.float64: -1074}
+"""Exponents of the smallest subnormal numbers."""
+
+
+def times_power(x: Tensor, exponent: int) -> Tensor:
+    """x times 2^exponent in float64, in two steps: neither factor overflows."""
+    half = exponent // 2
+    return x.double() * 2.0**half * 2.0 ** (exponent - half)
+
+
+def small_directions(shape: Shape, dtype: torch.dtype, above: int) -> Tensor:
+    """Rows of numbers whose smallest is 2^above times the smallest of the dtype: dense, few, one, and equal ones."""
+    draw = torch.Generator().manual_seed(above)
+    whole = torch.randint(-20, 21, (6, *shape), generator=draw)
+    whole[1] *= torch.rand(shape, generator=draw) < 0.3
+    whole[2] = whole[2].sign()
+    whole[3] = 0
+    whole[3].view(-1)[above % whole[3].numel()] = -1
+    whole[4] = 1
+    whole[5] *= 2 ** torch.randint(0, 12, shape, generator=draw)
+    return times_power(whole, LOWEST[dtype] + above).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", LOWEST)
+@pytest.mark.parametrize("name", CASES)
+def test_a_subnormal_direction_counts_as_any_other(name: str, dtype: torch.dtype) -> None:
+    """The atom is as good as that for the same numbers times a power of two, which makes them normal."""
+    case = CASES[name]
+    size = case.set.diameter(case.shape)
+    for above in (0, 1, 9):
+        G = small_directions(case.shape, dtype, above)
+        usual = times_power(G, -LOWEST[dtype] - above)
+        found, best = case.set.lmo(G, batch=True), case.set.lmo(usual, batch=True)
+        inside = case.set.contains(found.dense(torch.float64), batch=True)
+        assert bool(torch.as_tensor(inside).all())
+        least, allowed = best.dot(usual), 1e-5 * size * usual.flatten(1).norm(dim=1)
+        assert bool((found.dot(usual) <= least + allowed).all())
+        if found.bound is not None:  # a sum of numbers that were rounded to the smallest ones there are
+            spacing = times_power(torch.tensor(len(G[0].flatten())), LOWEST[torch.float64])
+            most = times_power(least + 0.1 * allowed, LOWEST[dtype] + above)
+            assert bool((found.bound.double() <= most + spacing).all())
+        atom = found[0]
+        assert torch.equal(fedfw.Atom.from_bytes(atom.to_bytes(), case.set, case.shape).dense(), atom.dense())
+
+
+@pytest.mark.parametrize("dtype", LOWEST)
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].set.has_projection])
+def test_a_subnormal_point_has_the_projection_of_zero(name: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    X = small_directions(case.shape, dtype, 0)
+    at_zero = case.set.project(torch.zeros(case.shape, dtype=dtype))
+    rounding = 10 * torch.finfo(dtype).eps * (1 + case.set.diameter(case.shape))
+    for projected in (case.set.project(X, batch=True), case.set.shrink(X, batch=True)):
+        assert bool(projected.isfinite().all())
+    nearest = case.set.project(X, batch=True).double()
+    farthest = X.double().flatten(1).norm(dim=1).max()
+    assert float((nearest - at_zero.double()).flatten(1).norm(dim=1).max()) <= farthest + rounding
+    apart = torch.as_tensor(case.set.distance(X, batch=True))
+    assert float((apart - case.set.distance(torch.zeros(case.shape))).abs().max()) <= farthest + 1e-6

@@ -50,4 +50,11 @@ def kept_optimum(folder: Path) -> Optimum | None:
         numbers = {}
     if not numbers or not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"{path} is damaged, expected the numbers {', '.join(_KEPT)}: remove it")
-    return Optimum(torch.empty(0), **numbers, steps=0, method="kept in a run folder")
+    return Optimum(
+        torch.empty(0),
+        value=numbers["value"],
+        lower_bound=numbers["lower_bound"],
+        start_value=numbers["start_value"],
+        steps=0,
+        method="kept in a run folder",
+    )

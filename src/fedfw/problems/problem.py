@@ -148,8 +148,8 @@ class Problem:
         survival = loss is cox_loss
         if survival:
             per = "client"
-            for i, (_, targets) in zip(own, samples, strict=True):
-                validate_event_times(targets, f"client {i}")
+            for i, (_, pairs) in zip(own, samples, strict=True):
+                validate_event_times(pairs, f"client {i}")
             if self.test_data is not None:
                 validate_event_times(self.test_data[1], "the test data")
         known = known_loss(loss, per)

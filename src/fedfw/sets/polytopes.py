@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, Permutation, ReadAtom, Vertex
 from fedfw.linalg.selection import first_argmax, power_of_two, row_norms
+from fedfw.linalg.singular import normalised
 from fedfw.sets.base import ConstraintSet, Request, Shape
 
 Array = npt.NDArray[np.float64]
@@ -195,7 +196,8 @@ class Hull(ConstraintSet):
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         vertices = self.vertices.to(g.device)
-        index = self._first.to(g.device)[first_argmax(-(g.double() @ vertices.T))]
+        scaled, _ = normalised(g.double().unsqueeze(1))  # products of tiny numbers would be rounded to a few digits
+        index = self._first.to(g.device)[first_argmax(-(scaled.squeeze(1) @ vertices.T))]
         return Vertex(shape=shape, batched=True, precision=request.precision, index=index, vertices=vertices)
 
     @cached_property
