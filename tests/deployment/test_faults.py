@@ -203,6 +203,35 @@ def test_the_last_client_stays(tmp_path: Path) -> None:
     assert loop.round().left == []
 
 
+@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1)], ids=lambda a: a.name)
+@pytest.mark.parametrize("far", [1.1, 1e6, math.nan], ids=str)
+def test_a_model_outside_of_its_set_is_not_written(algorithm: fedfw.Algorithm, far: float, tmp_path: Path) -> None:
+    """What no check of a round has found is found at the end."""
+    folder = tmp_path / "server"
+    loop = start(tmp_path, algorithm, out=folder, share_gradients=True)
+    loop.run(2)
+    coordinator = loop.server.coordinator
+    edge = algorithm.constraint.bind(loop.server.task.model).lmo(coordinator.server.xbar).dense()
+    coordinator.server = replace(coordinator.server, xbar=far * edge)
+    with pytest.raises(fedfw.InfeasibleError, match=r"the final model (lies outside|has a NaN)"):
+        loop.server.finish()
+    assert not (folder / "model.pt").exists()
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_model_that_rounding_moved_out_of_its_set_is_written_as_its_projection(tmp_path: Path) -> None:
+    loop = start(tmp_path, out=tmp_path / "server")
+    loop.run(2)
+    coordinator = loop.server.coordinator
+    edge = loop.server.task.constraint.lmo(coordinator.server.xbar).dense()
+    coordinator.server = replace(coordinator.server, xbar=(1 + 1e-4) * edge)
+    loop.server.finish()
+    written = torch.load(tmp_path / "server" / "model.pt", weights_only=True)
+    x = torch.cat([value.flatten() for value in written.values()])
+    assert loop.server.task.constraint.contains(x)
+    assert torch.allclose(x, edge, atol=1e-2)
+
+
 # --- hostile input ---
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfw
-from fedfw.linalg.selection import descending, first_argmax, first_top_k
+from fedfw.checks import rows_within
+from fedfw.linalg.selection import descending, first_argmax, first_top_k, kth_largest, power_of_two
 from fedfw.linalg.water import water_fill
 
 
@@ -54,3 +55,25 @@ def test_water_fills_to_the_total(values: list[float], cap: float, share: float)
 
 def test_far_points_are_projected_inside() -> None:
     assert fedfw.Simplex(1.0).project(torch.tensor([1e17, 0.0])).tolist() == [1.0, 0.0]
+
+
+def test_powers_of_two_lie_above_by_at_most_a_factor_of_two() -> None:
+    numbers = torch.tensor([1e-300, 3.0, 4.0, 5.0, 1e300], dtype=torch.float64)
+    ratio = power_of_two(numbers) / numbers
+    assert bool(((ratio > 1) & (ratio <= 2)).all())
+
+
+@pytest.mark.parametrize("k", [1, 2, 50])
+def test_the_kth_largest_entry_is_that_of_the_sort(k: int) -> None:
+    a = torch.randint(0, 9, (5, 50), generator=torch.Generator().manual_seed(0)).double()
+    assert torch.equal(kth_largest(a, k), a.sort(dim=1, descending=True).values[:, k - 1 : k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("limit", [1e-30, 1.0, 1e30])
+def test_rows_within_looks_at_each_row_whatever_overflows(limit: float, dtype: torch.dtype) -> None:
+    unit = torch.full((40, 4), 0.5, dtype=dtype)
+    assert rows_within(unit * limit * 0.99, limit)
+    assert not rows_within(torch.cat([unit, 2.5 * unit]) * limit, limit)
+    assert not rows_within(unit * math.nan, limit)
+    assert not rows_within(unit * math.inf, torch.finfo(torch.float64).max)

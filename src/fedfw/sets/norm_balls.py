@@ -309,12 +309,13 @@ class _Corners(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         lo, hi = self._bounds()
-        return float((hi - lo).expand(prod(shape)).norm())
+        return float(row_norms((hi - lo).expand(1, prod(shape))))
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         lo, hi = self._bounds()
         largest = torch.maximum(lo.abs(), hi.abs()).expand(prod(shape))
-        return {"l1": float(largest.sum()), "l2": float(largest.norm()), "linf": float(largest.max())}
+        l2 = float(row_norms(largest[None]))
+        return {"l1": float(largest.sum()), "l2": l2, "linf": float(largest.max())}
 
 
 @dataclass(frozen=True, eq=False)

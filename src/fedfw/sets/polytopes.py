@@ -101,6 +101,8 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
     Hessian counts the positive entries of X.
     """
     m = len(target)
+    if np.abs(target).max() > _MOVED:
+        target = _without_potentials(target)
     dual = np.zeros(2 * m)
 
     def primal(dual: Array) -> Array:
@@ -124,6 +126,36 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
             length /= 2
         dual = dual + length * step
     return primal(dual)
+
+
+_MOVED = 2.0**10
+"""How far a point may be, in about the set's size, to be taken as it is; solvers lose digits of farther ones."""
+
+
+def _without_potentials(target: Array) -> Array:
+    """A matrix with the same projection on the Birkhoff polytope, whose entries lie between -m - 1 and 0.
+
+    Numbers that are added to whole rows and columns do not change the projection. With the dual solution of the
+    assignment problem, all entries become at most 0, and those of an optimal assignment 0. An entry below -m is zero in
+    the projection: were it not, moving along a cycle from it to the assignment would come closer, since that changes at
+    most 2 m entries by the same amount. So all entries below -m - 1 are alike.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    m = len(target)
+    chosen = linear_sum_assignment(target, maximize=True)[1]
+    permuted = target[:, chosen]
+    losses = np.diagonal(permuted)[:, None] - permuted  # what row i loses in the place of row j
+    # The shortest ways from any row to row j, by Bellman and Ford; there is no negative cycle at an optimum.
+    potentials = np.zeros(m)
+    for _ in range(m):
+        shorter = np.minimum(potentials, (potentials[:, None] + losses).min(0))
+        if np.array_equal(shorter, potentials):
+            break
+        potentials = shorter
+    reduced = np.empty_like(target)
+    reduced[:, chosen] = np.clip((potentials[None] - potentials[:, None]) - losses, -m - 1.0, 0.0)
+    return reduced
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,13 +250,38 @@ class Hull(ConstraintSet):
         """
         from scipy.optimize import nnls
 
-        vertices = self.vertices.numpy()
         rows = []
         for point in x.cpu().numpy():
-            shifted = (vertices - point).T / self._size
+            vertices, near = self._reduced(point)
+            shifted = (vertices - near).T / self._size
             weights, _ = nnls(np.vstack([shifted, np.ones(len(vertices))]), np.append(np.zeros(len(point)), 1.0))
             rows.append((weights / weights.sum()) @ vertices)
         return torch.from_numpy(np.stack(rows)).to(x.device)
+
+    def _reduced(self, point: Array) -> tuple[Array, Array]:
+        """Some of the vertices, and a nearer point with the same projection on their hull as ``point`` on the set.
+
+        The least squares would lose the digits of a far point twice over. In units of the set's size, and from the
+        mean of the vertices, let the product of the point with its best vertex be h. In its projection P, a vertex has
+        weight only if its product is at least h + <P, v - best> >= h - 2. Of the point, only its products with the
+        differences of these vertices matter.
+        """
+        vertices = self.vertices.numpy()
+        mean = vertices.mean(0)
+        way = (point - mean) / self._size
+        if np.linalg.norm(way) <= _MOVED:
+            return vertices, point
+        centred = (vertices - mean) / self._size
+        products = centred @ way
+        if not np.isfinite(products).all():
+            raise OverflowError(f"{self!r}: a point with entries up to {np.abs(point).max():.3g} is too large")
+        best = int(products.argmax())
+        losses = products[best] - products
+        rounding = 2.0**-50 * len(way) ** 0.5 * np.linalg.norm(way)
+        kept = losses <= 2 + rounding
+        differences = centred[kept] - centred[best]
+        moved = np.linalg.lstsq(differences, -losses[kept], rcond=None)[0]
+        return vertices[kept], mean + self._size * moved
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         if not isinstance(atom, Vertex) or not 0 <= int(atom.index[0]) < len(self.vertices):

@@ -38,6 +38,9 @@ _CORRECTED = 1e-10
 _SUBOPTIMALITY = 2.0**-20
 """How much farther from a far point its projection may be than the nearest point of the set, in extents of the set."""
 
+_ROUNDINGS, _MOST_SUBOPTIMAL = 32, 2.0**-7
+"""How many roundings of the far point it may be besides, and how much at most in extents of the set."""
+
 _CLOSER = (2.0**44, 2.0**36, 2.0**28, 2.0**22)
 """Distances, in extents of the set, to which a point is moved whose projection from its own place fails."""
 
@@ -93,7 +96,8 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     Returns
     -------
     Tensor
-        Points of the set, shape (n, p). The distance of each to its row of x is at most 2^-20 extents above the least.
+        Points of the set, shape (n, p). The distance of each to its row of x is above the least by at most 2^-20
+        extents, or by 32 roundings of the row where those are more and below 2^-7 extents.
 
     Raises
     ------
@@ -107,6 +111,9 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     the projection P of the moved row satisfies <x - P, s - P> <= |x - P| |c - P| / K for every s in the set, in
     extents, so from K = 2^22 on the move itself never costs more than the bound above allows. The farthest places come
     first, because they change the projection least.
+
+    The first of these is accepted that is as good as said above. A projection that is exact for a point within a few
+    roundings of the row is so much better than one of a moved row that it may lose as much as those roundings.
 
     Examples
     --------
@@ -170,7 +177,10 @@ def _attempt(
     best = constraint.lmo(direction.reshape(-1, *shape), batch=True, precision=torch.float64)
     # P is nearest to x if and only if <P - x, P - s> is at most 0 for every s in the set.
     excess = (direction * (found - best.dense(torch.float64).reshape(x.shape))).sum(1)
-    return found, inside & (excess <= _SUBOPTIMALITY * extent * (1 + extent / distance))
+    roundings = _ROUNDINGS * 2.0**-53 * (row_norms(x) / extent)
+    in_place = (target == x).all(1) & (roundings <= _MOST_SUBOPTIMAL)
+    allowed = torch.where(in_place, roundings, 0.0).clamp(min=_SUBOPTIMALITY)
+    return found, inside & (excess <= allowed * extent * (1 + extent / distance))
 
 
 def _holds(constraint: ConstraintSet, x: Tensor, shape: Shape, tol: float) -> Tensor:

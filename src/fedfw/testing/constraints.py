@@ -38,7 +38,7 @@ def check_constraint(
       lengthened bytes raise `AtomError`; ``accepts`` agrees;
     - ``step``, ``add_to`` and ``dot`` agree with the dense point;
     - the projection is idempotent and non-expansive, and the oracle certifies it: w = P(v) iff <v - w, s - w> <= 0
-      for s = lmo(w - v);
+      for s = lmo(w - v); points that are very far away are projected into the set as well;
     - the diameter bounds all distances, and for sets with ``diameter_is_exact`` some pair comes near it where the
       extreme points can be searched;
     - ``radius_scaled(c)``, the set with its radius times c, has c times the atoms.
@@ -192,6 +192,9 @@ class _Checker:
             assert apart <= before + self.tol * self.size, "projection drives two points apart"
         inside = self.set.random_point(self.shape, self.generator, torch.float64)
         assert self.set.distance(inside) <= self.tol * self.size, "a point of the set is at a distance from it"
+        for power, dtype in ((30, torch.float32), (50, torch.float32), (60, torch.float64), (300, torch.float64)):
+            w = self.set.project((far[0] * 2.0**power).to(dtype))
+            assert self.set.contains(w), f"projection of a point 2^{power} times as far lies outside {self.set!r}"
 
     def diameter(self) -> None:
         diameter = self.set.diameter(self.shape)
