@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from fedfw.algorithms.base import Algorithm, Reveals
 from fedfw.deployment.data_checks import DataChecks, owner_secret
 from fedfw.deployment.files import make_private_folder, owner_only
-from fedfw.deployment.ledger import Ledger, Release, spent
+from fedfw.deployment.ledger import Ledger, Release, charged
 from fedfw.deployment.promise import Promise
 from fedfw.options import check_options, nearest, option, options_of
 from fedfw.sets.product import Product
@@ -83,8 +83,8 @@ class DataBudget:
         check_options(self)
 
     def affords(self, releases: Sequence[Release]) -> bool:
-        """Whether releases stay within the budget."""
-        eps, delta = spent(releases)
+        """Whether all that the runs of these releases may release stays within the budget."""
+        eps, delta = charged(releases)
         return eps <= self.eps * _ROUNDING and delta <= self.delta * _ROUNDING
 
 
@@ -321,8 +321,9 @@ _TEXT = """\
 {most_parameters}
 
 # The privacy budget of the data, for all runs together. With this table, runs that are not private are refused unless
-# required is false, and a private one ends when the budget is spent. Data take part as 'fedfw deploy check-data' has
-# found them, and an error on the way closes the promise until 'fedfw deploy reopen'.
+# required is false, and a private one begins only if all of it fits into the budget: what it may spend is charged at
+# once, however early it ends. Data take part as 'fedfw deploy check-data' has found them, and an error on the way
+# closes the promise until 'fedfw deploy reopen'.
 {privacy}
 """
 
