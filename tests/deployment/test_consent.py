@@ -18,7 +18,7 @@ from fedfw import Privacy
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.consent import CONSENT, Refusal
 from fedfw.deployment.data_checks import check_data
-from fedfw.deployment.ledger import spent
+from fedfw.deployment.ledger import charged, spent
 from fedfw.deployment.messages import Answer, Ask, Kind, Order
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
@@ -164,12 +164,28 @@ def test_fifty_runs_have_one_budget(owner: Consent, tmp_path: Path) -> None:
     kinds = Counter(
         Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"run-{i}")).kind for i in range(50)
     )
-    eps, delta = spent(owner.ledger(0, Path()).releases())
-    [each] = {one.epsilon for one in owner.ledger(0, Path()).releases()}
+    eps, delta = charged(owner.ledger(0, Path()).releases())
+    [each] = {one.reserved for one in owner.ledger(0, Path()).releases()}
     assert BUDGET.eps - each < eps <= BUDGET.eps
     assert delta <= BUDGET.delta
     assert kinds == {Kind.STEP: releases(owner), Kind.LEAVING: 50 - releases(owner)}
     assert 1 < releases(owner) < 50
+
+
+def test_a_run_that_begins_is_charged_with_all_of_its_rounds(tmp_path: Path) -> None:
+    """A server that ended runs early by what it had seen, and was given the rest back, would have an odometer."""
+    owner = owner_with(DataBudget(0.75, 1e-3), tmp_path / "owner")  # enough for one run, and half of another
+    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
+    order = orders(task)
+    assert Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="first")).kind == Kind.STEP
+    [line] = owner.ledger(0, Path()).releases()
+    assert line.epsilon < line.reserved <= PROMISE.eps
+    assert line.reserved == pytest.approx(PROMISE.eps, rel=0.01)
+    assert Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="second")).kind == Kind.LEAVING
+    for t in (2, 3, 4, 5):  # the first goes on to its end
+        again = order(run="first", t=t, counted=t - 1, version=t)
+        assert Client(task, 0, tmp_path / "state", consent=owner).handle(again).kind == Kind.STEP
+    assert charged(owner.ledger(0, Path()).releases()) == (line.reserved, DELTA)
 
 
 def test_the_delta_is_a_budget_too(tmp_path: Path) -> None:
@@ -194,7 +210,8 @@ def test_data_that_grow_continue_the_ledger(owner: Consent, tmp_path: Path) -> N
     first, second = owner.ledger(0, Path()).releases()
     assert first.promise != second.promise
     assert spent([first, second])[0] == first.epsilon + second.epsilon
-    narrow = replace(owner, privacy=DataBudget(1.5 * first.epsilon, 1e-3))
+    assert charged([first, second])[0] == first.reserved + second.reserved
+    narrow = replace(owner, privacy=DataBudget(1.5 * first.reserved, 1e-3))
     assert not narrow.affords([first, second])
 
 

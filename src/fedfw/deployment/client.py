@@ -196,7 +196,7 @@ class Client:
         if sizes is None:
             raise MessageError("privacy is for clients with samples; these are plain functions")
         try:
-            return PrivacyPlan.of(
+            plan = PrivacyPlan.of(
                 options.promise,
                 task.resolved(),
                 task.constraint,
@@ -206,8 +206,10 @@ class Client:
                 local_steps=options.local_steps,
                 batch_size=options.batch_size,
             )
-        except (ValueError, ImportError) as error:
+            plan.epsilon(plan.most_rounds)  # what cannot be accounted for is refused here, too
+        except (ValueError, ImportError, ArithmeticError, RuntimeError) as error:
             raise MessageError(f"the options of the run make no promise: {error}") from None
+        return plan
 
     @cached_property
     def _promise(self) -> str:
@@ -489,6 +491,7 @@ class Client:
             noise=plan.noise,
             epsilon=plan.epsilon(earlier + 1),
             delta=plan.privacy.delta,
+            reserved=plan.epsilon(plan.most_rounds),
             share=max([share, *(one.share for one in own)]),
         )
         return release if self.consent.affords([*so_far, release]) else None

@@ -19,7 +19,7 @@ from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.data_checks import DataChecks, owner_secret
 from fedfw.deployment.files import make_private_folder, owner_only
-from fedfw.deployment.ledger import Ledger, Release, spent
+from fedfw.deployment.ledger import Ledger, Release, charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
@@ -108,8 +108,8 @@ class DataBudget:
         check_options(self)
 
     def affords(self, releases: Sequence[Release]) -> bool:
-        """Whether releases stay within the budget."""
-        eps, delta = spent(releases)
+        """Whether all that the runs of these releases may release stays within the budget."""
+        eps, delta = charged(releases)
         return eps <= self.eps * _ROUNDING and delta <= self.delta * _ROUNDING
 
 
@@ -512,8 +512,9 @@ _TEXT = """\
 {most_parameters}
 
 # The privacy budget of the data, for all runs together. With this table, runs that are not private are refused unless
-# required is false, private ones clip samples' gradients at clip, and one ends when the budget is spent. Data take part
-# as 'fedfw deploy check-data' has found them, and an error on the way closes the promise until 'fedfw deploy reopen'.
+# required is false, private ones clip samples' gradients at clip, and one begins only if all of it fits into the
+# budget: what it may spend is charged at once, however early it ends. Data take part as 'fedfw deploy check-data' has
+# found them, and an error on the way closes the promise until 'fedfw deploy reopen'.
 {privacy}
 
 # What the work on one message may take: GiB of memory and seconds. data-memory is what the reader of a file may take,

@@ -44,6 +44,9 @@ class Release:
         The noise multiplier.
     epsilon, delta : float
         What the run has spent with this release and those before it.
+    reserved : float
+        The epsilon of all releases that the run may make; the budget is charged with it at once. A server chooses when
+        a run ends and may do so by what it has seen, so that nothing of it is ever given back.
     share : float
         The largest w clip / count that a gradient had in this run: the client may remember it, without noise.
     ended : bool
@@ -62,6 +65,7 @@ class Release:
     noise: float
     epsilon: float
     delta: float
+    reserved: float = 0.0
     share: float = 0.0
     ended: bool = False
     before: str = ""
@@ -88,8 +92,22 @@ def first_name(run: str) -> str:
     return re.sub(r"([.][0-9]+)+$", "", run)
 
 
+def charged(releases: Sequence[Release]) -> tuple[float, float]:
+    """The epsilon and the delta that a budget is charged with: those of all that the runs of these releases may make.
+
+    Examples
+    --------
+    >>> one = Release("a", 1, "", 5.0, epsilon=0.5, delta=1e-6, reserved=2.0)
+    >>> charged([one, replace(one, release=2, epsilon=0.75), replace(one, run="b")])
+    (4.0, 2e-06)
+    """
+    last = {first_name(one.run): one for one in releases}.values()
+    eps = math.fsum(max(one.reserved, one.epsilon) for one in last)  # version 0.2 reserved nothing
+    return eps, math.fsum(one.delta for one in last)
+
+
 def spent(releases: Sequence[Release]) -> tuple[float, float]:
-    """The epsilon and the delta of all releases together: runs add up, and within a run the last line tells.
+    """The epsilon and the delta of all releases so far: runs add up, and within a run the last line tells.
 
     Examples
     --------
@@ -199,7 +217,8 @@ class Ledger:
                 release = _LINE.validate_json(line)
             except ValidationError:
                 raise LedgerError(f"{self.path} is damaged: line {number} is no release") from None
-            counts = min(release.epsilon, release.delta, release.share) >= 0 and release.release >= 1
+            numbers = release.epsilon, release.delta, release.reserved, release.share
+            counts = min(numbers) >= 0 and release.release >= 1
             if release.before != seen[-1] or not counts:
                 raise LedgerError(f"{self.path} is damaged: line {number} does not follow the line before it")
             releases.append(release)

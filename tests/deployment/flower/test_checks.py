@@ -214,7 +214,9 @@ def test_init_node_writes_what_the_check_looks_for(tmp_path: Path, capsys: pytes
     assert f'consent="{folder / "consent.toml"}"' in capsys.readouterr().out
     stated, whole = (findings((check,), folder)[0] for check in NODE_CHECKS[2:4])
     assert str(stated) == f"ok: {folder / 'consent.toml'} lets the node share atoms"
-    assert str(whole).endswith("0 releases in 0 runs spent eps 0, delta 0 of eps 4, delta 1e-05")
+    assert str(whole).endswith(
+        "0 releases in 0 runs spent eps 0; all their rounds take eps 0, delta 0 of eps 4, delta 1e-05"
+    )
     assert main(["deploy", "init-node", str(folder), "--data-set", "other"]) == 2
     assert main(["deploy", "init-node", str(tmp_path / "b"), "--data-set", "b", "--eps", "4"]) == 2
     assert main(["deploy", "init-node", str(tmp_path / "b"), "--data-set", "../b"]) == 2

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fedfw.deployment.consent import CONSENT, STATE, Consent
 from fedfw.deployment.flower.checks.findings import Finding, Verdict
 from fedfw.deployment.flower.hub import is_loopback
-from fedfw.deployment.ledger import LedgerError, spent
+from fedfw.deployment.ledger import LedgerError, charged, first_name, spent
 from fedfw.deployment.node import NodeSettings
 
 TRUSTED = "trusted-entities.yaml"
@@ -128,10 +128,13 @@ def ledger_whole(folder: Path) -> Finding:
         return Finding(Verdict.FAIL, f"{error}; every private release is refused")
     if ledger.path.stat().st_mode & _OTHERS:
         return Finding(Verdict.FAIL, f"others can read {ledger.path}: chmod 600")
-    (eps, delta), budget = spent(releases), consent.privacy
+    (eps, delta), budget = charged(releases), consent.privacy
     limit = "without a budget" if budget is None else f"of eps {budget.eps:g}, delta {budget.delta:g}"
-    what = f"{len(releases)} releases in {len({one.run for one in releases})} runs"
-    return Finding(Verdict.OK, f"{ledger.path}: {what} spent eps {eps:.3g}, delta {delta:.3g} {limit}")
+    made = sum(not one.ended for one in releases)
+    what = (
+        f"{made} releases in {len({first_name(one.run) for one in releases})} runs spent eps {spent(releases)[0]:.3g}"
+    )
+    return Finding(Verdict.OK, f"{ledger.path}: {what}; all their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}")
 
 
 def promise_open(folder: Path) -> Finding:
