@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fedfw.algorithms.base import Algorithm, Reveals
-from fedfw.deployment.files import make_private_folder, owner_only
+from fedfw.deployment.files import make_private_folder, others_can_write, owner_only
 from fedfw.deployment.ledger import Ledger, Release, spent
 from fedfw.options import check_options, nearest, option, options_of
 from fedfw.sets.product import Product
@@ -247,6 +247,8 @@ class Consent:
             If there is a file of consent already.
         """
         make_private_folder(folder)
+        if others_can_write(folder.stat()):
+            raise ValueError(f"others can write {folder}, expected chmod go-w: a ledger there would be refused")
         path = folder / CONSENT
         with open(path, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(self.text())
