@@ -49,7 +49,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (fedfw.report.plots, fedfw.cli.compare):  # the second imported both by name
         monkeypatch.setattr(module, "plot_runs", lambda runs, residuals=None: None)
-        monkeypatch.setattr(module, "save_figure", lambda figure, path: Path(path).write_bytes(b""))
+        monkeypatch.setattr(module, "save_figure", lambda figure, path, private=False: Path(path).write_bytes(b""))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -39,6 +39,8 @@ def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, a
         return 130
     except RankLostError as error:
         raise RankLostError(f"{error}. Continue with: fedfw resume {folder}") from None
+    except OSError as error:  # a disk that is full, for example
+        raise OSError(f"{error}. Mend that, and continue with: fedfw resume {folder}") from None
     if not run.problem.ranks.first:
         return 0
     seconds, optimum = time.monotonic() - begin, _optimum(run, folder)

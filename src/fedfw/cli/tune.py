@@ -92,6 +92,8 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         except KeyboardInterrupt:
             bar.close()
             return _interrupted(table, by)
+        except OSError as error:  # a disk that is full, for example
+            raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
     done = table.finished
     best = Tuning(done, by).best
     if not math.isfinite(best.rank(by)):

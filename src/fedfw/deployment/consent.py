@@ -18,7 +18,7 @@ from fedfw.algorithms.base import Algorithm, Contract, Reveals
 from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.data_checks import DataChecks, owner_secret
-from fedfw.deployment.files import make_private_folder, owner_only
+from fedfw.deployment.files import make_private_folder, others_can_write, owner_only
 from fedfw.deployment.ledger import Ledger, Release, charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
@@ -429,6 +429,8 @@ class Consent:
             If there is a file of consent already.
         """
         make_private_folder(folder)
+        if others_can_write(folder.stat()):
+            raise ValueError(f"others can write {folder}, expected chmod go-w: a ledger there would be refused")
         path = folder / CONSENT
         with open(path, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(self.text())

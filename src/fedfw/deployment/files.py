@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import IO, Any
+
+from fedfw.rounds.files import make_private_folder, owner_only
 
 try:
     import fcntl
 except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
+__all__ = ["make_private_folder", "open_unshared", "others_can_write", "owner_only", "wait_for_lock"]
 
-def owner_only(path: str, flags: int) -> int:
-    """An opener: files that `open` makes with ``opener=owner_only`` have mode 0600 from their first moment.
 
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "secret"
-    >>> with open(path, "w", opener=owner_only) as file:
-    ...     _ = file.write("42")
-    >>> oct(path.stat().st_mode & 0o777)
-    '0o600'
+def open_unshared(path: str, flags: int) -> int:
+    """An opener that refuses a file which another user could have written or put there.
+
+    Raises
+    ------
+    OSError
+        If the file is a symbolic link or no regular file, if another user owns it or may write it, or if its folder
+        is such a link or may be written by others. Its ``strerror`` says which.
     """
-    return os.open(path, flags, 0o600)
+    folder = Path(path).parent
+    if folder.is_symlink():
+        raise PermissionError(errno.EPERM, "its folder is a symbolic link, expected the folder itself", path)
+    if others_can_write(folder.stat()):
+        raise PermissionError(errno.EPERM, "others can write its folder, expected chmod go-w", path)
+    try:
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PermissionError(errno.EPERM, "it is a symbolic link, expected the file itself", path) from None
+        raise
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode):
+        reason = "it is no regular file"
+    elif others_can_write(found):
+        reason = "others can write it, expected mode 0600"
+    else:
+        return opened
+    os.close(opened)
+    raise PermissionError(errno.EPERM, reason, path)
 
 
-def make_private_folder(path: Path) -> None:
-    """Make a folder that others cannot look into; one that is there already stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+def others_can_write(found: os.stat_result) -> bool:
+    """Return whether a user beside this one and root may write a file, or put files into a folder and take them out."""
+    user = os.geteuid()
+    if found.st_uid not in (user, 0) and user != 0:
+        return True
+    sticky = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
+    return bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not sticky
 
 
 def wait_for_lock(file: IO[Any]) -> None:

@@ -19,7 +19,7 @@ from typing import IO, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
+from fedfw.deployment.files import make_private_folder, open_unshared, owner_only, wait_for_lock
 from fedfw.rounds.files import write_atomically
 
 
@@ -193,20 +193,33 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
                 if self.witness is not None:
-                    write_atomically(self.witness, _digest(line).encode())
-                    self.witness.chmod(0o600)
+                    write_atomically(self.witness, _digest(line).encode(), private=True)
             except OSError as error:
                 raise LedgerError(f"{self.path} cannot be written: {error.strerror}") from None
             return release
 
     def _opened(self, mode: str) -> IO[bytes]:
         try:
-            opened: IO[bytes] = open(self.path, mode)  # noqa: SIM115
+            opened: IO[bytes] = open(self.path, mode, opener=open_unshared)  # noqa: SIM115
         except OSError as error:
             raise LedgerError(
                 f"{self.path} cannot be opened ({error.strerror}): what was released from these data is unknown"
             ) from None
         return opened
+
+    def _witnessed(self) -> str | None:
+        """Return what the witness holds; None where there is none yet."""
+        if self.witness is None:
+            return None
+        try:
+            with open(self.witness, "rb", opener=open_unshared) as file:
+                return file.read().decode("ascii", "replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LedgerError(
+                f"{self.witness} cannot be opened ({error.strerror}), and it vouches for {self.path}"
+            ) from None
 
     def _verified(self, written: bytes) -> list[Release]:
         releases, seen = [], [_digest(b"")]
@@ -223,7 +236,8 @@ class Ledger:
                 raise LedgerError(f"{self.path} is damaged: line {number} does not follow the line before it")
             releases.append(release)
             seen.append(_digest(line))
-        if self.witness is not None and self.witness.exists() and self.witness.read_text() not in seen:
+        witnessed = self._witnessed()
+        if witnessed is not None and witnessed not in seen:
             raise LedgerError(f"{self.path} is damaged: it is older than the last release, see {self.witness}")
         return releases
 

@@ -248,5 +248,5 @@ class DeployedServer(TrainingServer):
             from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
 
             self._folder.save_model(with_parameters(self.task.model, x))
-            save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS)
+            save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS, private=True)
             self._folder.release()

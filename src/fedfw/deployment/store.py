@@ -19,7 +19,6 @@ from torch import Tensor
 from fedfw.algorithms.base import Contributed, State
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
-from fedfw.environment import read_variable
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
 from fedfw.rounds.tensors import joined, part
 from fedfw.terminal import escape_controls
@@ -32,7 +31,7 @@ def state_folder(wanted: str | Path | None = None) -> Path:
     """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's home."""
     if wanted:
         return Path(wanted).expanduser()
-    chosen = read_variable("FEDFW_STATE")
+    chosen = os.environ.get("FEDFW_STATE")  # unknown variables are refused elsewhere: failures are written here, too
     if chosen:
         return Path(chosen)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

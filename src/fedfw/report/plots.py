@@ -74,14 +74,17 @@ def plot_runs(runs: Mapping[str, History], residuals: Mapping[str, Residual] | N
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """A figure as a file of the kind that its ending says: .png (also without one), .svg or .pdf."""
+def save_figure(figure: Figure, path: Path, *, private: bool = False) -> None:
+    """A figure as a file of the kind that its ending says: .png (also without one), .svg or .pdf.
+
+    With ``private`` nobody but the file's owner may read it.
+    """
     kind = path.suffix.lower().lstrip(".") or "png"
     if kind not in ("png", "svg", "pdf"):
         raise ValueError(f"{path}: a picture ends in .png, .svg or .pdf")
     drawn = io.BytesIO()
     figure.savefig(drawn, format=kind, dpi=110)
-    write_atomically(path, drawn.getvalue())
+    write_atomically(path, drawn.getvalue(), private=private)
 
 
 def _colors(count: int) -> list[Any]:

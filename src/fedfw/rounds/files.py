@@ -6,6 +6,8 @@ import os
 import re
 import secrets
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 try:
@@ -33,16 +35,78 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     # Processes of several machines may write into one folder, where the numbers of processes are no names.
     temporary = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
     try:
-        # It has its rights from the beginning, so that nobody can open it in between.
-        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-        with open(made, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with name_in_errors(path):
+            # It has its rights from the beginning, so that nobody can open it in between.
+            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            with open(made, "wb") as file:
+                if private:
+                    os.fchmod(made, 0o600)  # whatever the umask takes away
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Within, an error of the disk names this file: a write to a disk that is full does not say where it was.
+
+    Examples
+    --------
+    >>> with name_in_errors(Path("history.jsonl")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: [Errno 28] No space left on device: 'history.jsonl'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def owner_only(path: str, flags: int) -> int:
+    """An opener: files that `open` makes with ``opener=owner_only`` have mode 0600, whatever the umask.
+
+    A file that is there already keeps its mode: what others could read or write is not made to look as if they never
+    could.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "secret"
+    >>> with open(path, "w", opener=owner_only) as file:
+    ...     _ = file.write("42")
+    >>> oct(path.stat().st_mode & 0o777)
+    '0o600'
+    """
+    if flags & os.O_CREAT:
+        try:
+            made = os.open(path, flags | os.O_EXCL, 0o600)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+        else:
+            os.fchmod(made, 0o600)
+            return made
+    return os.open(path, flags, 0o600)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that others cannot look into; one that is there already stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        path.chmod(0o700)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -59,7 +123,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        held = owner_only(str(folder / LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, held)
         if fcntl is None:
             return

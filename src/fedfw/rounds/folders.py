@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
-from fedfw.rounds.files import FolderLock, lock_folder, remove_leftovers, write_atomically
+from fedfw.rounds.files import (
+    FolderLock,
+    lock_folder,
+    make_private_folder,
+    name_in_errors,
+    owner_only,
+    remove_leftovers,
+    write_atomically,
+)
 from fedfw.rounds.journal import Journal
 from fedfw.rounds.records import History
 
@@ -89,6 +97,8 @@ class RunFolder:
         """
         if self._lock is not None:
             return
+        if self._private:
+            make_private_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(self.path)
         self._refuse_another_run()  # another process may have begun one meanwhile
@@ -152,7 +162,8 @@ class RunFolder:
         self._journal.append(tensors, meta)
         lines = history.to_jsonl().encode()
         path = self.path / HISTORY
-        with open(path, "r+b" if path.exists() else "wb") as file:
+        opener = owner_only if self._private else None
+        with name_in_errors(path), open(path, "r+b" if path.exists() else "wb", opener=opener) as file:
             file.seek(self._final)
             file.write(lines[self._final :])
             file.truncate()

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fedfw.rounds.checkpoints import packed, unpacked
+from fedfw.rounds.files import name_in_errors, owner_only
 
 _LENGTH = 8
 
@@ -49,13 +50,14 @@ class Journal:
         """Write one more entry behind those that were read or appended; what else is in the file gives way."""
         data = packed(tensors, meta)
         new = not self.path.exists()
-        self.path.touch(mode=0o600)
-        with open(self.path, "r+b") as file:
-            file.truncate(self.size)
-            file.seek(self.size)
-            file.write(len(data).to_bytes(_LENGTH, "little") + data)
-            file.flush()
-            os.fsync(file.fileno())
+        with name_in_errors(self.path):
+            opened = owner_only(str(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            with open(opened, "r+b") as file:
+                file.truncate(self.size)
+                file.seek(self.size)
+                file.write(len(data).to_bytes(_LENGTH, "little") + data)
+                file.flush()
+                os.fsync(file.fileno())
         if new:
             _sync_folder(self.path.parent)
         self.count += 1

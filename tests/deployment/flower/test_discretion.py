@@ -99,10 +99,14 @@ def test_numbers_of_data_that_cannot_be_read_fail_in_the_same_way(tmp_path: Path
     assert "steepness" not in send(task, "query", {}, {}, **node)  # without consent the data are not looked at
 
 
-def test_a_full_disk_does_not_let_the_text_out(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_let_the_text_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "state").write_text("no folder")
-    with pytest.raises(ClientFailedError, match=FAILED):
+    with pytest.raises(ClientFailedError, match=FAILED) as raised:
         ask(replace(small_task(FEDFW), data=_text), **{"state-dir": str(tmp_path / "state")})
+    assert raised.value.__cause__ is raised.value.__context__ is None
+    said = capsys.readouterr().err
+    assert f"fedfw: {tmp_path / 'state/failures.log'} cannot be written (File exists)" in said
+    assert "secret" not in said
 
 
 def test_the_file_of_consent_is_the_nodes_never_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
 from logging import WARNING
 from pathlib import Path
@@ -27,9 +27,9 @@ from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignore
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
 from fedfw.deployment.settings import Deployment
-from fedfw.deployment.store import note_failure, state_folder
+from fedfw.deployment.store import FAILURES, note_failure, state_folder
 from fedfw.deployment.task import Task
-from fedfw.environment import read_variable
+from fedfw.environment import read_variable, refuse_unknown_variables
 from fedfw.options import options_of
 from fedfw.rounds.files import write_atomically
 
@@ -75,16 +75,31 @@ def server_app(make_task: MakeTask) -> ServerApp:
         task, settings = task_of(make_task, context.run_config), deployment_of(context.run_config)
         refuse_vain(task, settings)
         server = DeployedServer(task, settings)
-        left = server.task.options.rounds - server.t
-        if left > 0:
-            strategy = FedFWStrategy(server)
-            strategy.start(grid, ArrayRecord(), left, strategy.round_seconds)
-        server.finish()
-        if server.settings.folder is not None:
-            done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
-            write_atomically(server.settings.folder / "done.json", json.dumps(done).encode())
+        with say_how_to_resume(settings.folder):
+            left = server.task.options.rounds - server.t
+            if left > 0:
+                strategy = FedFWStrategy(server)
+                strategy.start(grid, ArrayRecord(), left, strategy.round_seconds)
+            server.finish()
+            if settings.folder is not None:
+                done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
+                write_atomically(settings.folder / "done.json", json.dumps(done).encode(), private=True)
 
     return app
+
+
+@contextmanager
+def say_how_to_resume(folder: Path | None) -> Iterator[None]:
+    """Within, an error that names a file in the server's folder says how the run goes on: its disk may be full."""
+    try:
+        yield
+    except OSError as error:
+        if folder is None or error.filename is None:
+            raise
+        raise OSError(
+            f"{error}. Mend that, and give the same command with resume=true in its --run-config: the rounds that are "
+            f"done are kept in {folder}"
+        ) from None
 
 
 def task_of(make_task: MakeTask, config: Config) -> Task:
@@ -126,6 +141,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
+        refuse_unknown_variables()
         node = NodeSettings.read(context.node_config)
         consent = _consent(node)
         said = Hello(node.partition_id, node.leaving)
@@ -136,7 +152,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
             with consent.limits.enforced():
                 said = _client_of(make_task, node, consent, context).hello()
         except (RefusedError, LimitError):
-            note_failure(_folder(context))
+            _note_failure(_folder(context))
         return _reply(message, said.fields())
 
     @app.train()
@@ -144,6 +160,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         order = Order.of(content(message))
+        refuse_unknown_variables()
         node = NodeSettings.read(context.node_config)
         consent = _consent(node)
         folder = _folder(context)
@@ -190,10 +207,24 @@ def _discreet(handler: Handler) -> Handler:
             return handler(message, context)
         except Exception:
             with suppress(Exception):  # what cannot be written down must not get out either
-                note_failure(_folder(context))
+                _note_failure(_folder(context))
         raise ClientFailedError(FAILED)  # out here it has no cause that could be told
 
     return discreet
+
+
+def _note_failure(folder: Path) -> None:
+    """Write the exception to the owner's log; where that fails, too, the executor's log names the file.
+
+    The text of the exception goes nowhere else.
+    """
+    try:
+        note_failure(folder)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        print(f"fedfw: {folder / FAILURES} cannot be written ({reason})", file=sys.stderr, flush=True)
+    except Exception as error:
+        print(f"fedfw: {folder / FAILURES} cannot be written ({type(error).__name__})", file=sys.stderr, flush=True)
 
 
 def _check_settings(node: NodeSettings, consent: Consent, own: Mapping[str, Any], context: Context) -> None:

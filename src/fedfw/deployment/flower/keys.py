@@ -10,6 +10,8 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+from fedfw.rounds.files import owner_only
+
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
     """``ca.crt``, and ``server.pem`` with ``server.key`` signed by it, for a server at one address.
@@ -53,5 +55,6 @@ def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519Pri
 
 
 def _write_secret(path: Path, data: bytes) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(data)
+    path.unlink(missing_ok=True)
+    with open(path, "xb", opener=owner_only) as file:
+        file.write(data)

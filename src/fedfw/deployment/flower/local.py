@@ -24,6 +24,7 @@ from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
 from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
 from fedfw.deployment.server_options import DATA_OPTIONS, SEED, settings_in, usual_options
+from fedfw.rounds.files import make_private_folder, owner_only
 from fedfw.terminal import escape_controls, without_colours
 
 HOST = "127.0.0.1"
@@ -142,6 +143,7 @@ class LocalFederation:
 
     def _set_up(self) -> None:
         keys, home = self.folder / "keys", self.folder / "flwr"
+        make_private_folder(self.folder)  # logs, Flower's database and the clients' memory
         make_certificates(keys)
         make_secret(keys / "superexec.secret")
         make_signing_key(keys / "signing")
@@ -257,7 +259,7 @@ class LocalFederation:
 
     def _open(self, name: str, *command: str, group: int) -> subprocess.Popen[bytes]:
         """A process that writes to the log of this name."""
-        with open(self.folder / f"{name}.log", "ab") as log:
+        with open(self.folder / f"{name}.log", "ab", opener=owner_only) as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
