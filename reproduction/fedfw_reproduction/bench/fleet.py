@@ -2,8 +2,8 @@
 
     python -m fedfw_reproduction.bench.fleet [--nodes 10 200 1000] [--rounds 5] [--write]
 
-A real SuperLink with TLS and node keys, its executor and the server's half of an app, started as `fedfw deploy demo`
-starts them; and as many nodes as asked for, all of them in this process. These light nodes make the calls that a
+A real SuperLink with TLS and node keys behind a real proxy, its executor and the server's half of an app; and as many
+nodes as asked for, all of them in this process. These light nodes make the calls that a
 SuperNode makes, each over a connection of its own and with a key of its own: heartbeats every 24 to 30 s, a look for
 messages 3 s after each one that found none, and for each message eleven calls, the app's bundle included where the run
 is new. Their answers are those of `fedfw.deployment.Client`. What they leave out is the node's own process for each
@@ -20,6 +20,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import ssl
 import statistics
 import subprocess
@@ -75,6 +76,7 @@ from fedfw.deployment import Client, Consent, Task
 from fedfw.deployment.consent import SHARES
 from fedfw.deployment.flower.app_folder import AppFolder
 from fedfw.deployment.flower.local import HOST, LocalFederation
+from fedfw.deployment.flower.proxy import Address
 from fedfw.deployment.flower.strategy import RECORD, content
 from fedfw.deployment.messages import Order
 from fedfw_reproduction.bench.pages import machine, markdown, publish
@@ -136,7 +138,9 @@ class LightNode:
     client : Client
         What answers.
     address : tuple of str and int
-        Of the SuperLink.
+        Of the proxy, or of the SuperLink.
+    source : str
+        The node's own address: proxies limit what one address may do.
     tls : ssl.SSLContext
         Trusts the SuperLink's certificate.
     worker : ThreadPoolExecutor
@@ -145,6 +149,7 @@ class LightNode:
 
     client: Client
     address: tuple[str, int]
+    source: str
     tls: ssl.SSLContext
     worker: ThreadPoolExecutor
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP384R1()))
@@ -281,7 +286,9 @@ class LightNode:
 
     async def _exchange(self, name: str, body: bytes) -> tuple[int, bytes]:
         if self._streams is None:
-            self._streams = await asyncio.open_connection(*self.address, ssl=self.tls, server_hostname=HOST)
+            self._streams = await asyncio.open_connection(
+                *self.address, ssl=self.tls, server_hostname=HOST, local_addr=(self.source, 0)
+            )
         reader, writer = self._streams
         head = f"POST /v1/fleet/{name} HTTP/1.1\r\n{self._signed_headers()}Content-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -376,7 +383,12 @@ async def train(
     return found
 
 
-def measure(count: int, rounds: int) -> dict[str, Any]:
+def own_address(number: int) -> str:
+    """One of this machine's addresses for each node."""
+    return f"127.1.{number // 250}.{number % 250 + 1}"
+
+
+def measure(count: int, rounds: int, proxy: str) -> dict[str, Any]:
     """A fleet of one size, in this process."""
     for name in ("_run_id", "_node_id", "_task_id"):
         setattr(TaskIdentity, name, 1)  # Flower's messages can be made only where it says that an app runs
@@ -389,13 +401,14 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
         read = AppFolder.read(app)
         config = {"clients": count, "rounds": rounds}
         task: Task = read.make_task(read.settings(config))
-        with LocalFederation(folder / "federation", 0) as federation, ThreadPoolExecutor(1) as worker:
+        local = LocalFederation(folder / "federation", 0, proxies=[proxy] if proxy else [])
+        with local as federation, ThreadPoolExecutor(1) as worker:
             tls = ssl.create_default_context(cafile=str(federation.folder / "keys" / "ca.crt"))
-            address = (HOST, federation.port)
-            nodes = [
-                LightNode(Client(task, number, folder / "state", consent=Consent(share=SHARES)), address, tls, worker)
-                for number in range(count)
-            ]
+            address = Address.parse(federation.addresses[0])
+            nodes = []
+            for number in range(count):
+                client = Client(task, number, folder / "state", consent=Consent(share=SHARES))
+                nodes.append(LightNode(client, address, own_address(number), tls, worker))
             register(federation, nodes)
             found = asyncio.run(train(federation, nodes, app, config))
             database = sum(path.stat().st_size for path in federation.folder.glob("superlink.db*"))
@@ -469,17 +482,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 200, 1000])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--proxy", choices=["haproxy", "nginx", ""], default="haproxy", help="in front of the SuperLink"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/fleet.md")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(measure(options.one, options.rounds)))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with this process
+        print(json.dumps(measure(options.one, options.rounds, options.proxy)))
         return
     results = []
     for count in options.nodes:
         print(f"{count} nodes", file=sys.stderr, flush=True)
+<<<<<<< HEAD:reproduction/fedfw_reproduction/bench/fleet.py
         command = [sys.executable, "-m", "fedfw_reproduction.bench.fleet", "--one", str(count)]
         command += ["--rounds", str(options.rounds)]
+=======
+        flags = ["--one", str(count), "--rounds", str(options.rounds), "--proxy", options.proxy]
+        command = [sys.executable, "-m", "benchmarks.fleet", *flags]
+>>>>>>> wt-G:benchmarks/fleet.py
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         results.append(json.loads(printed.splitlines()[-1]))
         print(" | ".join(row_of(results[-1])), file=sys.stderr, flush=True)
@@ -487,9 +509,14 @@ def main() -> None:
     lines = [
         "# What a large fleet costs",
         "",
+<<<<<<< HEAD:reproduction/fedfw_reproduction/bench/fleet.py
         f"`python -m fedfw_reproduction.bench.fleet --nodes {sizes} --rounds {options.rounds} --write`:",
         "a SuperLink with TLS and node keys, and as many light nodes, all on one machine. Softmax regression on the",
         "l1 ball, 210 parameters.",
+=======
+        f"`python -m fedfw_reproduction.bench.fleet --nodes {sizes} --rounds {options.rounds} --write`: a SuperLink with",
+        f"TLS and node keys behind {options.proxy or 'no proxy'}, and as many light nodes, all on one machine.",
+>>>>>>> wt-G:benchmarks/fleet.py
         machine(),
         f"The machine's load average was {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores.",
         "",

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual["bodies"],
         metavar="N",
-        help="bodies above 100 kB that one address sends at the same time [%(default)s]",
+        help="bodies above 10 kB that one address sends at the same time [%(default)s]",
     )
 
 

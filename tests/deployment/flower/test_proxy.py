@@ -590,6 +590,17 @@ def test_bodies_have_limits(program: str, keys: Path, superlink: FakeSuperLink) 
     assert [length for _, length in superlink.seen] == [3, *[size] * 4]
 
 
+def test_slow_bodies_of_one_address_leave_the_others_served(program: str, keys: Path, superlink: FakeSuperLink) -> None:
+    with running(program, keys, superlink.port) as front, ExitStack() as stack:
+        for length in (9_000, 90_000):
+            for _ in range(45):  # within the address's share of connections
+                connection = stack.enter_context(front.connect(OTHER))
+                with suppress(OSError):  # some are refused before they are read
+                    connection.sendall(head(length=str(length)) + b"x" * (length // 2))
+        for length in (3, 9_000, 90_000):
+            assert front.status(head(length=str(length)) + b"x" * length) == 200
+
+
 def test_calls_of_one_address_have_a_limit(program: str, keys: Path, superlink: FakeSuperLink) -> None:
     with running(program, keys, superlink.port, rate=1) as front:
         with front.connect(OTHER) as connection:

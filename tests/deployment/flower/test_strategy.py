@@ -321,6 +321,24 @@ def test_an_answer_in_the_place_of_another_node_is_refused(fleet: SlowFleet) -> 
     assert strategy._clients[1199] == 199
 
 
+def test_a_question_that_nothing_answers_is_no_refusal(fleet: SlowFleet) -> None:
+    """The SuperLink says in the node's place that there is no answer; the node is asked again later."""
+    fleet.mute = {1000}
+    server = DeployedServer(fleet.task)
+    strategy = FedFWStrategy(server)
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    [name] = strategy._questions
+    fleet.waiting[name] = (fleet.clock, Message(Error(3, "it may have expired"), reply_to=asked(1000, name)))
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    assert strategy._questions == {}
+    assert not server._exchange.refused
+    fleet.mute = set()
+    fleet.clock += 60
+    strategy._meet(fleet)  # type: ignore[arg-type]
+    assert strategy._clients[1000] == 0
+    assert len(fleet.asked) == 201
+
+
 def asked(node: int, name: str) -> Message:
     """A question that a node was sent."""
     question = Message(RecordDict(), dst_node_id=node, message_type="query")

@@ -46,8 +46,9 @@ HEADERS = (
     "flwr-timestamp",
 )
 """The headers of a SuperNode's call that the SuperLink reads."""
-LARGE_DIGITS = 6
-"""A body is large, and limited in number, where its Content-Length has so many digits: from 100,000 bytes on."""
+LARGE_DIGITS = 5
+"""A body is large, and limited in number, where its Content-Length has so many digits: from 10,000 bytes on. Smaller
+ones fit into HAProxy's buffer, so that it receives them whole before the SuperLink hears of them."""
 BURST_SECONDS = 10
 """Calls are counted over so many seconds: a node that is handed a message makes a dozen of them at once."""
 SOCKET = "tls.sock"
@@ -342,7 +343,7 @@ defaults
   timeout connect 5s
   timeout client 30s
   timeout server 60s  # pauses within a body that the SuperLink is already sent, too
-  timeout queue 30s
+  timeout queue 25s  # a SuperNode waits 30 s for an answer
   timeout http-request 30s
   timeout http-keep-alive 65s
   retries 0  # a SuperNode tries again by itself
@@ -368,13 +369,22 @@ frontend nodes
   http-request del-header '^(?!(@kept_headers@)$)' -m reg
   http-request set-header host @superlink_name@
   http-response del-header server
+  use_backend superlink-large if large
   default_backend superlink
 
 backend bodies
   stick-table type ipv6 size 1m expire 10m store conn_cur
 
+# The SuperLink answers calls one after another. What is more than it can have in hand waits here, so that the server's
+# own app, which asks it directly, does not wait behind a whole fleet.
 backend superlink
-  option http-buffer-request  # short bodies are received whole before the SuperLink hears of them
+  option http-buffer-request  # a body is received whole before the SuperLink hears of it
+  http-reuse safe
+  default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ sni str(@superlink_name@)
+  server superlink @superlink@ maxconn 64
+
+# Large bodies are forwarded as they come; slow ones hold up one another at most.
+backend superlink-large
   http-reuse safe
   default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ sni str(@superlink_name@)
   server superlink @superlink@ maxconn 64

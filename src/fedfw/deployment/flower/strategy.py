@@ -10,6 +10,7 @@ from logging import INFO, WARNING
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -28,6 +29,8 @@ _ASK_AGAIN = 30.0  # seconds until a node that is no client is asked who it is o
 _QUIET = 30.0  # seconds without any answer until nodes that were asked who they are are no longer waited for
 _POLL = 3.0  # seconds between two looks of an idle SuperNode for messages
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
+_NO_ANSWER = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""What the SuperLink says in a node's place, where the node did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class FedFWStrategy(Strategy):
             replies = list(grid.pull_messages(list(self._questions)))
             for reply in replies:
                 question = self._questions.pop(reply.metadata.reply_to_message_id, None)
-                if question is None:
+                if question is None or (reply.has_error() and reply.error.code in _NO_ANSWER):
                     continue
                 try:
                     self._introduce(reply, question.node, nodes.get(question.node, ""))
