@@ -495,13 +495,8 @@ def main() -> None:
     results = []
     for count in options.nodes:
         print(f"{count} nodes", file=sys.stderr, flush=True)
-<<<<<<< HEAD:reproduction/fedfw_reproduction/bench/fleet.py
-        command = [sys.executable, "-m", "fedfw_reproduction.bench.fleet", "--one", str(count)]
-        command += ["--rounds", str(options.rounds)]
-=======
         flags = ["--one", str(count), "--rounds", str(options.rounds), "--proxy", options.proxy]
-        command = [sys.executable, "-m", "benchmarks.fleet", *flags]
->>>>>>> wt-G:benchmarks/fleet.py
+        command = [sys.executable, "-m", "fedfw_reproduction.bench.fleet", *flags]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         results.append(json.loads(printed.splitlines()[-1]))
         print(" | ".join(row_of(results[-1])), file=sys.stderr, flush=True)
@@ -509,14 +504,9 @@ def main() -> None:
     lines = [
         "# What a large fleet costs",
         "",
-<<<<<<< HEAD:reproduction/fedfw_reproduction/bench/fleet.py
         f"`python -m fedfw_reproduction.bench.fleet --nodes {sizes} --rounds {options.rounds} --write`:",
-        "a SuperLink with TLS and node keys, and as many light nodes, all on one machine. Softmax regression on the",
-        "l1 ball, 210 parameters.",
-=======
-        f"`python -m fedfw_reproduction.bench.fleet --nodes {sizes} --rounds {options.rounds} --write`: a SuperLink with",
-        f"TLS and node keys behind {options.proxy or 'no proxy'}, and as many light nodes, all on one machine.",
->>>>>>> wt-G:benchmarks/fleet.py
+        f"a SuperLink with TLS and node keys behind {options.proxy or 'no proxy'}, and as many light nodes, all on",
+        "one machine.",
         machine(),
         f"The machine's load average was {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores.",
         "",
