@@ -197,6 +197,7 @@ _HOMES = {
     ),
     "fedfw.errors": (
         "AtomError",
+        "InfeasibleError",
         "NoProjectionError",
         "NonFiniteError",
         "RankLostError",
