@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     )
     from fedfw.atoms import Atom
     from fedfw.data import load_data, partition
-    from fedfw.errors import AtomError, NonFiniteError, NoProjectionError, RankLostError
+    from fedfw.errors import (
+        AtomError,
+        ContradictionError,
+        NonFiniteError,
+        NoProjectionError,
+        RankLostError,
+    )
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
@@ -99,6 +105,7 @@ __all__ = [
     "Callback",
     "CappedSimplex",
     "ConstraintSet",
+    "ContradictionError",
     "DeFW",
     "FastFedDA",
     "FedADMM",

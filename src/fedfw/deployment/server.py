@@ -21,7 +21,7 @@ from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.deployment.training import JOIN, LEAVE, Exchange, TrainingServer
-from fedfw.errors import NobodyTrainedError
+from fedfw.errors import ContradictionError, NobodyTrainedError
 from fedfw.problems.digest import describe_model
 from fedfw.rounds.checkpoints import DamagedCheckpointError
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
@@ -46,6 +46,7 @@ class DeployedServer(TrainingServer):
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
         super().__init__(task, settings)
         self._kept_as = ""  # the run's name in the last checkpoint
+        self._kept_refuted = ""  # what had refuted the bound then; a journal's rounds keep theirs
         folder = self.settings.folder
         self._folder = None if folder is None else RunFolder(folder, self.settings.resume, private=True)
         if self._folder is not None and self.settings.resume:
@@ -88,14 +89,15 @@ class DeployedServer(TrainingServer):
             "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
             "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
         }
-        meta |= self.roster.state()
+        meta |= self.roster.state() | {"losses": self._losses.state(), "refuted": self.refuted}
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # A journal is of one name of the run: under a new one everything is written.
-        same = self.run == self._kept_as
+        same = self.run == self._kept_as and self.refuted == self._kept_refuted
         if not same or not self._folder.append(moved, {**meta, **told}, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
             self._kept_as = self.run
+            self._kept_refuted = self.refuted
 
     def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
@@ -136,6 +138,7 @@ class DeployedServer(TrainingServer):
             else:
                 self._repeat_step(number, moved, told["step"])
         self.roster.load(dict(told))
+        self._load_proof(told)
         records = History.from_jsonl(told["history"], DeployedRecord)
         self.history = History([*self.history[: told["round"] - len(records)], *records])
         self._exchange, self._now = Exchange(), None
@@ -180,11 +183,20 @@ class DeployedServer(TrainingServer):
         self.roster.load(meta)
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
+        self._load_proof(meta)
+        self._kept_refuted = self.refuted
         self.run = meta["run"]
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew("what is damaged was skipped: all are handed what was remembered before it")
         else:
             self._kept_as, self._may_be_ahead = self.run, set(self.roster.members)
+
+    def _load_proof(self, meta: Mapping[str, Any]) -> None:
+        """Take over what is known of losses and of the bound; earlier versions wrote nothing."""
+        self._losses.load(meta.get("losses", {}))
+        self.refuted = meta.get("refuted", "")
+        if self.refuted:
+            self.coordinator.withdraw()
 
     def _repeat_journal(self, folder: RunFolder) -> bool:
         """Go through the rounds after the checkpoint again; False where the journal is damaged."""
@@ -212,6 +224,8 @@ class DeployedServer(TrainingServer):
         NobodyTrainedError
             If no answer was counted in any round, or everybody has left before the end. The files are written all the
             same where there was a round that counted.
+        ContradictionError
+            If losses refuted the lower bound. The files are written all the same, without a bound.
         """
         reasons: Counter[str] = Counter()
         for record in self.history:
@@ -223,6 +237,8 @@ class DeployedServer(TrainingServer):
         if self.roster.deserted:
             last = max(record.round for record in self.history if record.participants)
             raise NobodyTrainedError(f"everybody had left after round {last} of {self.t}: nobody trained further{told}")
+        if self.refuted:
+            raise ContradictionError(self.refuted)
 
     def _write_results(self) -> None:
         if self._folder is not None:
