@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from fedfw.algorithms.registry import ALGORITHMS
     from fedfw.atoms import Atom
     from fedfw.data import load_data, partition
-    from fedfw.errors import AtomError, InfeasibleError, NonFiniteError, NoProjectionError, RankLostError
+    from fedfw.errors import (
+        AtomError,
+        ContradictionError,
+        InfeasibleError,
+        NonFiniteError,
+        NoProjectionError,
+        RankLostError,
+    )
     from fedfw.lipschitz import certified_accuracy, lipschitz_bound
     from fedfw.presets import load_problem
     from fedfw.privacy import Privacy
@@ -93,6 +100,7 @@ __all__ = [
     "Callback",
     "CappedSimplex",
     "ConstraintSet",
+    "ContradictionError",
     "FedAdam",
     "FedAdamW",
     "FedAvg",
@@ -197,6 +205,7 @@ _HOMES = {
     ),
     "fedfw.errors": (
         "AtomError",
+        "ContradictionError",
         "InfeasibleError",
         "NoProjectionError",
         "NonFiniteError",

@@ -14,14 +14,19 @@ precision of the training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom
+from fedfw.errors import ContradictionError
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet
+
+_INSIDE = 1e-6
+"""How far outside of a set, relative to its size, a point may be that counts as inside."""
 
 
 def least_product(constraint: ConstraintSet, g: Tensor) -> float:
@@ -80,6 +85,59 @@ def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> f
     6.0
     """
     return float((gradient.double() * x.double()).sum()) - least_product(constraint, gradient)
+
+
+def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, gap: float, where: str) -> None:
+    """Refuse a Frank-Wolfe gap that is below zero by more than rounding explains.
+
+    At a point of the set no gap is negative, whatever the function: x is one of the points u that
+    the gap's maximum is over. At distance d from the set it is at least -d ||gradient||. Below that
+    the oracle did not find the minimum, and bounds drawn from it are false.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet
+        The set.
+    x, gradient : Tensor
+        Where the gap was worked out, and the gradient there, of shape (p,).
+    gap : float
+        What `frank_wolfe_gap` gave.
+    where : str
+        The place in the run, for the message, such as ``"round 3"``.
+
+    Raises
+    ------
+    ContradictionError
+        If the gap is negative beyond rounding.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> from fedfw.certificates import refuse_negative_gap
+    >>> x, ball = torch.zeros(2), fedfw.L1Ball(2.0)
+    >>> refuse_negative_gap(ball, x, torch.ones(2), gap=-1e-9, where="round 3")
+    """
+    if not gap < 0:
+        return
+    diameter = constraint.diameter(tuple(x.shape))
+    if constraint.has_projection:
+        distance = constraint.distance(x.double())
+    elif constraint.contains(x, _INSIDE):
+        # As far as a point may be outside that counts as inside, in each of its coordinates.
+        distance = _INSIDE * diameter * math.sqrt(len(x))
+    else:
+        return
+    # Both products <gradient, x> and <gradient, u> are sums of many numbers in this precision.
+    rounding = 64 * torch.finfo(gradient.dtype).eps * (float(x.double().norm()) + diameter)
+    slack = float(gradient.double().norm()) * (distance + rounding)
+    if gap >= -slack:
+        return
+    raise ContradictionError(
+        f"{where}: the Frank-Wolfe gap is {gap:.9g}, and rounding explains {slack:.2g} of that; at "
+        f"a point of the set a gap is at least 0, so no bound is reported. Likely cause: the linear "
+        f"minimization oracle of {constraint!r} does not return a minimizer over the set. "
+        "fedfw.testing.check_constraint tries an oracle on many directions"
+    )
 
 
 class LowerBound:

@@ -36,6 +36,26 @@ class NonFiniteError(ValueError):
         self.rows = tuple(rows)
 
 
+class ContradictionError(ValueError):
+    """A run's own numbers refute what its proofs rest on, such as losses that are declared convex and are not.
+
+    A lower bound on the optimum holds if the losses are convex, their floor is a floor and the
+    set's oracle finds the minimum. A loss below that bound, a loss below its own tangent, or a
+    negative Frank-Wolfe gap says that one of these does not hold, so no bound is reported.
+
+    Examples
+    --------
+    >>> import fedfw, torch
+    >>> losses = [lambda x: torch.cos(x).sum()] * 2  # not convex
+    >>> problem = fedfw.Problem.from_losses(losses, torch.full((2,), 0.3), convex=True)
+    >>> try:
+    ...     fedfw.simulate(problem, fedfw.FedFW("linf:4"), rounds=10)
+    ... except fedfw.ContradictionError as error:
+    ...     print("no bound:", "convex" in str(error))
+    no bound: True
+    """
+
+
 class AtomError(ValueError):
     """Received bytes are not the encoding of an atom of the expected set and shape.
 

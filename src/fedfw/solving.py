@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.certificates import frank_wolfe_gap
+from fedfw.certificates import frank_wolfe_gap, refuse_negative_gap
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import shown
+from fedfw.rounds.contradictions import ContradictionCheck
 from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
@@ -120,6 +121,11 @@ def solve(
     -------
     Optimum
 
+    Raises
+    ------
+    ContradictionError
+        If the losses that the solver sees refute that they are convex.
+
     Examples
     --------
     >>> import fedfw
@@ -141,31 +147,42 @@ def solve(
     # Rounding errors of float32 would make the bound false.
     exact = problem.works_in_float64()
 
+    check = ContradictionCheck(problem, D, exact=exact, unit="step")
+
     def judge(problem: Problem, x: Tensor) -> tuple[float, float]:
         """F at x (p,), and its gap."""
         value, gradient = problem.value_and_gradient(x, exact=exact)
         return value, frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
 
-    def look(x: Tensor, smooth: Problem | None) -> tuple[float, float]:
-        """F at x (p,), and a lower bound on the optimum."""
-        value, gap = judge(problem, x)
+    def look(count: int, x: Tensor, smooth: Problem | None) -> tuple[float, float]:
+        """F at x (p,) after so many steps, and a lower bound on the optimum."""
+        value, gradient = problem.value_and_gradient(x, exact=exact)
+        point = x.to(gradient.dtype)
+        gap = frank_wolfe_gap(D, point, gradient)
+        refuse_negative_gap(D, point, gradient, gap, f"step {count}")
         bound = value - gap
         if smooth is not None:
-            below, gap = judge(smooth, x)
-            bound = max(bound, below - gap)
-        return value, bound if problem.floor is None else max(bound, problem.floor)
+            below, gap_below = judge(smooth, x)
+            bound = max(bound, below - gap_below)
+        if problem.floor is not None:
+            bound = max(bound, problem.floor)
+        check.add_model(count, point, value, gradient)
+        check.add_loss(count, point, value)
+        check.compare(count, bound)
+        return value, bound
 
-    start_value, bound = look(x, None)
+    start_value, bound = look(0, x, None)
     steps = _sharpened(problem, D, x, descend, judge, start_value - bound)
-    best = Optimum(x, start_value, bound, start_value, 0, method)
+    best = Optimum(x, start_value, min(bound, start_value), start_value, 0, method)
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
             x, smooth = next(steps)
             late = bool(problem.ranks.numbers(time.monotonic() > end)[0][0])  # ranks must agree when to stop
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
-            value, bound = look(x, smooth)
+            value, bound = look(count, x, smooth)
             bound = max(best.lower_bound, bound)
+            check.compare(count, bound)
             point, value = (x, value) if value <= best.value else (best.x, best.value)
             bound = min(bound, value)  # at the optimum itself the two differ by rounding
             best = Optimum(point, value, bound, start_value, count, method)

@@ -1,7 +1,8 @@
 """Shared runs that fail: ``python -m tests.simulation.failing_runs HOW [FOLDER]``.
 
-HOW is ``killed`` or ``nan`` for a client of rank 1 that ends its process or whose loss is not a number, or ``asks`` for
-runs that are not the same on all ranks, and then for a callback that asks for the loss of all clients on one rank.
+HOW is ``killed`` or ``nan`` for a client of rank 1 that ends its process or whose loss is not a
+number, ``refutes`` for one whose loss is not convex, or ``asks`` for runs that are not the same on
+all ranks, and then for a callback that asks for the loss of all clients on one rank.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def take(how: str, folder: Path | None, ranks: fedfw.Ranks = ALONE, **options: o
             os.kill(os.getpid(), signal.SIGKILL)
         if calls > 40 and how == "nan":
             return x.sum() * float("nan")
+        if how == "refutes":
+            return 4 * torch.cos(3 * x).sum() + x.square().sum()
         return x.square().sum()
 
     clients = [lambda x: (x - 1).square().sum(), lambda x: (x + 2).square().sum(), fails]

@@ -115,6 +115,15 @@ def test_a_nan_names_its_client_on_all_ranks() -> None:
 
 
 @pytest.mark.xdist_group("ranks")
+def test_a_loss_that_is_not_convex_ends_the_run_on_all_ranks() -> None:
+    ranks = run_ranks(2, ["-m", "tests.simulation.failing_runs", "refutes"], timeout=60)
+    for ended in ranks:
+        assert ended.status == 1
+        assert "ContradictionError: round" in ended.said
+        assert "not convex" in ended.said
+
+
+@pytest.mark.xdist_group("ranks")
 def test_what_ranks_cannot_do_together_is_refused() -> None:
     first, second = run_ranks(2, ["-m", "tests.simulation.failing_runs", "asks"], timeout=60)
     for ended in (first, second):

@@ -13,7 +13,9 @@ import fedfw
 
 def run_of(model: str, dtype: torch.dtype = torch.float32) -> fedfw.Run:
     x, y = torch.randn(12, 4, dtype=dtype), torch.arange(12) % 3
-    module = torch.nn.Linear(4, 3) if model == "linear" else torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    module: torch.nn.Module = torch.nn.Linear(4, 3)
+    if model == "module":
+        module = torch.nn.Sequential(torch.nn.Flatten(), module)
     clients = [(x[:5], y[:5]), (x[5:], y[5:])]
     problem = fedfw.Problem(module.to(dtype), torch.nn.functional.cross_entropy, clients, test=(x, y), convex=True)
     return fedfw.simulate(problem, fedfw.FedFW(fedfw.L2Ball(2.0)), rounds=3)

@@ -32,10 +32,11 @@ from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
 from fedfw.deployment.promise import PromiseClosedError
 from fedfw.deployment.store import ClientStore, Contribution, Received, Step, Stored, note_failure
 from fedfw.deployment.task import Task
-from fedfw.errors import MessageError, NonFiniteError
+from fedfw.errors import ContradictionError, MessageError, NonFiniteError
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
+from fedfw.rounds.contradictions import Tangents, compare_with_tangent, not_convex
 from fedfw.rounds.setup import steepness_of
 from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest, whole
 
@@ -94,6 +95,14 @@ class _Done(NamedTuple):
     event: str
     answer: Answer
     release: Release | None = None
+
+
+class _Stepped(NamedTuple):
+    """A client's memory after a step, its answer, and what refutes that its loss is convex."""
+
+    state: State
+    answer: Answer
+    refuted: ContradictionError | None
 
 
 def answer_order(
@@ -342,11 +351,14 @@ class Client:
             release = self._release(order, counted.state, received)
             if release is None:
                 return _Done("budget spent", self._plain(order, Kind.LEAVING))
-        state, answer = self._step(order, counted.state, received, given, release)
-        store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given, self._promise))
+        stepped = self._step(order, counted.state, received, given, release)
+        step = Step(order.t, stepped.state, received)
+        store.save(Stored(counted, step, stepped.answer, _handed(order), given, self._promise))
         undone = stored is not None and stored.pending is not None and counted is stored.counted
         event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
-        return _Done(event, answer, release)
+        if stepped.refuted is not None:
+            event += f", without a certificate, because {stepped.refuted}"
+        return _Done(event, stepped.answer, release)
 
     def _admit(self) -> None:
         """Count an answer that is to be computed from the data, or refuse it."""
@@ -498,7 +510,7 @@ class Client:
 
     def _step(
         self, order: Order, state: State, received: Received, given: Contribution | None, release: Release | None
-    ) -> tuple[State, Answer]:
+    ) -> _Stepped:
         task, algorithm = self.task, self._algorithm(order)
         plan = replace(task.plan(algorithm, order.n), eta=order.eta)
         if given is not None:
@@ -508,7 +520,16 @@ class Client:
         before = point_digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
         gradient, lmo = self._oracles(order, tol, release)
-        after, atoms, evidence = algorithm.client_step(plan, state, message, gradient, lmo)
+        proves = plan.convex and message.wants_evidence
+        tangents = Tangents(gradient) if proves else None
+        after, atoms, evidence = algorithm.client_step(
+            plan, state, message, gradient if tangents is None else tangents, lmo
+        )
+        # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
+        exact = evidence is not None or task.start.dtype is torch.float64
+        loss = self._loss(order, message.xbar, tangents if exact else None)
+        refuted = None if tangents is None else self._refuted(tangents, order.t)
+        number = None if evidence is None else float(evidence.number)
         answer = Answer(
             run=order.run,
             t=order.t,
@@ -516,10 +537,27 @@ class Client:
             kind=Kind.STEP,
             payload=task.encode(atoms),
             digest=before,
-            loss=self._loss(order, message.xbar),
-            number=None if evidence is None else float(evidence.number),
+            loss=loss,
+            number=number if refuted is None else None,
+            convex=None if refuted is None else False,
         )
-        return after, answer
+        return _Stepped(after, answer, refuted)
+
+    def _refuted(self, seen: Tangents, t: int) -> ContradictionError | None:
+        """What refutes that the loss is convex, if the points say so at which it was worked out."""
+        pair = seen.suspicious_pair()
+        if pair is None:
+            return None
+        alone = torch.zeros(1, dtype=torch.int64)
+
+        def evaluate(x: Tensor) -> tuple[float, Tensor]:
+            value, gradient = self._problem.losses.exactly(x[None], alone)
+            return float(value[0]), gradient[0]
+
+        found = compare_with_tangent(evaluate, *pair)
+        if not found.refuted:
+            return None
+        return not_convex(f"the loss of client {self.number}", f"round {t}", found)
 
     def _message(self, order: Order, received: Received) -> Message:
         vectors = dict(received.vectors)
@@ -532,10 +570,12 @@ class Client:
     def _may_tell(self, order: Order) -> bool:
         return order.tell and self._privacy is None and "losses" in self.consent.share
 
-    def _loss(self, order: Order, xbar: Tensor) -> float | None:
-        """w_i f_i(xbar), where the server asks and may know."""
+    def _loss(self, order: Order, xbar: Tensor, tangents: Tangents | None) -> float | None:
+        """w_i f_i(xbar), where the server asks and may know; in float64 where it is compared."""
         if not self._may_tell(order) or "xbar" not in self.task.algorithm.contract.down:
             return None
+        if tangents is not None:
+            return float(tangents(xbar[None], exact=True)[0])
         gradient, _ = self._oracles(order, None)
         return float(gradient(xbar[None], full=True)[0])
 

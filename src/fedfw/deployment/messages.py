@@ -233,6 +233,8 @@ class Answer(_Checked):
         Stands for the x_i that the client holds before the round, so that the server sees that both hold the same.
     loss, number : float
         w_i f_i(xbar) and the certificate's number, where they are reported.
+    convex : bool
+        False from a client that saw that its loss is not convex; it then reports no number.
     """
 
     run: Text
@@ -243,6 +245,7 @@ class Answer(_Checked):
     digest: bytes = b""
     loss: Number | None = None
     number: Number | None = None
+    convex: bool | None = None
 
     @property
     def evidence_nbytes(self) -> int:

@@ -22,7 +22,7 @@ from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.deployment.training import INSIDE, JOIN, LEAVE, Exchange, TrainingServer
-from fedfw.errors import NobodyTrainedError
+from fedfw.errors import ContradictionError, NobodyTrainedError
 from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
 from fedfw.problems.problem import with_parameters
@@ -50,6 +50,7 @@ class DeployedServer(TrainingServer):
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
         super().__init__(task, settings)
         self._kept_as = ""  # the run's name in the last checkpoint
+        self._kept_refuted = ""  # what had refuted the bound then; a journal's rounds keep theirs
         folder = self.settings.folder
         self._folder = None if folder is None else RunFolder(folder, self.settings.resume, private=True)
         if self._folder is not None and self.settings.resume:
@@ -92,14 +93,15 @@ class DeployedServer(TrainingServer):
             "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
             "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
         }
-        meta |= self.roster.state()
+        meta |= self.roster.state() | {"losses": self._losses.state(), "refuted": self.refuted}
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # A journal is of one name of the run: under a new one everything is written.
-        same = self.run == self._kept_as
+        same = self.run == self._kept_as and self.refuted == self._kept_refuted
         if not same or not self._folder.append(moved, {**meta, **told}, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
             self._kept_as = self.run
+            self._kept_refuted = self.refuted
 
     def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
@@ -140,6 +142,7 @@ class DeployedServer(TrainingServer):
             else:
                 self._repeat_step(number, moved, told["step"])
         self.roster.load(dict(told))
+        self._load_proof(told)
         records = History.from_jsonl(told["history"], DeployedRecord)
         self.history = History([*self.history[: told["round"] - len(records)], *records])
         self._exchange, self._now = Exchange(), None
@@ -184,12 +187,21 @@ class DeployedServer(TrainingServer):
         self.roster.load(meta)
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
+        self._load_proof(meta)
+        self._kept_refuted = self.refuted
         self.run = meta["run"]
         self._refuse_another_name(folder)
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew("what is damaged was skipped: all are handed what was remembered before it")
         else:
             self._kept_as, self._may_be_ahead = self.run, set(self.roster.members)
+
+    def _load_proof(self, meta: Mapping[str, Any]) -> None:
+        """Take over what is known of losses and of the bound; earlier versions wrote nothing."""
+        self._losses.load(meta.get("losses", {}))
+        self.refuted = meta.get("refuted", "")
+        if self.refuted:
+            self.coordinator.withdraw()
 
     def _refuse_another_name(self, folder: RunFolder) -> None:
         """Refuse a name that was given and is not the name of the run that goes on."""
@@ -229,6 +241,8 @@ class DeployedServer(TrainingServer):
             same where there was a round that counted.
         InfeasibleError
             If the model lies outside of the constraint set by more than rounding explains. No model is written.
+        ContradictionError
+            If losses refuted the lower bound. The files are written all the same, without a bound.
         """
         reasons: Counter[str] = Counter()
         for record in self.history:
@@ -241,6 +255,8 @@ class DeployedServer(TrainingServer):
         if self.roster.deserted:
             last = max(record.round for record in self.history if record.participants)
             raise NobodyTrainedError(f"everybody had left after round {last} of {self.t}: nobody trained further{told}")
+        if self.refuted:
+            raise ContradictionError(self.refuted)
 
     def _write_results(self, x: Tensor) -> None:
         """Write the model at x (p,) and the plots, where the server keeps files."""

@@ -7,6 +7,7 @@ for each answer that comes in, and `close`; any transport will do. The round its
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 from collections import Counter
@@ -31,10 +32,11 @@ from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task, refuse_large
-from fedfw.errors import AtomError, MessageError
+from fedfw.errors import AtomError, ContradictionError, MessageError
 from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.columns import on_columns
+from fedfw.rounds.contradictions import ReportedLosses
 from fedfw.rounds.coordinator import Coordinator, Round
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
 from fedfw.rounds.participation import Participation
@@ -46,6 +48,8 @@ from fedfw.terminal import escape_controls
 _log = logging.getLogger("fedfw")
 INSIDE = 1e-3
 """How far outside of the set, relative to its size, xbar may be: the rounding of thousands of rounds stays below it."""
+_LOWERED = 1e-3
+"""Taken to be the most, relative to the largest loss, by which clients lower losses for rounding."""
 _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 JOIN, LEAVE, STEP = "join", "leave", "step"
 """What moves the coordinator."""
@@ -103,6 +107,8 @@ class TrainingServer:
         self._waiting: list[int] = []  # clients that came before the first round
         self._exchange = Exchange()
         self._now: Round | None = None
+        self._losses = ReportedLosses(task.start.dtype)
+        self.refuted = ""  # what refuted the bound; there is none from then on
         self._may_be_ahead: set[int] = set()  # clients that have not been counted since a checkpoint was restored
         self._judge = None if task.test is None else task.problem(task.test)
         refuse_uncertifiable(self._judge, task.options)
@@ -199,6 +205,7 @@ class TrainingServer:
         newcomer = self.algorithm.contract.rebuilt(self.algorithm.start_clients(self.xbar[None].clone()))
         self.roster.add(client)
         coordinator.join(row, newcomer, self._weights(self.roster.members))
+        self._losses.begin()
         self._exchange.joined.append(client)
         self._exchange.moves.append((JOIN, client))
 
@@ -211,6 +218,7 @@ class TrainingServer:
         row = self.roster.row(client)
         self.roster.remove(client)
         self.coordinator.leave(row, self._weights(self.roster.members))
+        self._losses.begin()
         self._exchange.left.append(client)
         self._exchange.moves.append((LEAVE, client))
 
@@ -248,6 +256,7 @@ class TrainingServer:
                 exchange.orders = {}
                 return {}
             self.coordinator.gather(now, [self.roster.rows(present)], [self._contributed(present)])
+            self._add_gathered_loss(now)
         message = self.coordinator.announce(now)
         self.coordinator.number(now)
         return self._send(now, Ask.STEP, self.coordinator.vectors(message))
@@ -399,7 +408,9 @@ class TrainingServer:
         assert now.message is not None
         exchange.atoms[client] = self.task.decode(answer.payload, self.plan, now.message)
         asked = exchange.orders[client].tell  # what was not asked for is not used
-        exchange.answers[client] = answer if asked else replace(answer, loss=None, number=None)
+        if not asked:
+            answer = replace(answer, loss=None, number=None, convex=None)
+        exchange.answers[client] = answer
 
     def _most_bytes(self) -> int:
         """More than any honest answer to the present round has: an atom for each local step, and vectors beside."""
@@ -408,7 +419,11 @@ class TrainingServer:
         return 4096 + 8 * (p * self.task.options.local_steps + beside)
 
     def close(self, seconds: dict[str, float] | None = None) -> DeployedRecord:
-        """Make the server's step from what was accepted, and write it all down."""
+        """Make the server's step from what was accepted, and write it all down.
+
+        Where losses refute the lower bound, the training goes on without one: numbers that a client
+        sends must not end it. `DeployedServer.finish` raises what refuted it.
+        """
         exchange, now = self._exchange, self._now
         plan = self.plan  # the next round may have another step size
         answered, guilty = sorted(exchange.atoms), set[int]()
@@ -422,6 +437,7 @@ class TrainingServer:
             self._learn_losses(counted)
             self.coordinator.close(now, step)
             exchange.moves.append((STEP, now.t))
+            self._withdraw_refuted_bound(counted)
             # Clients that contributed to a sum and whose step was not counted still hold what was before it.
             self.roster.hand_back |= set(exchange.contributions) - set(counted)
         # Where others spoil a round, whoever answered in it was not away.
@@ -442,6 +458,32 @@ class TrainingServer:
         self._keep(counted)
         self._exchange, self._now = Exchange(), None
         return record
+
+    def _withdraw_refuted_bound(self, counted: list[int]) -> None:
+        """Hold and report no bound any more, for no round, if the present round refutes it."""
+        if not self.coordinator.convex:
+            return
+        error = self._contradiction(counted)
+        if error is None:
+            return
+        self.refuted = str(error)
+        self.coordinator.withdraw()
+        self.history.withdraw_bounds()
+        self._note(self.refuted)
+
+    def _contradiction(self, counted: list[int]) -> ContradictionError | None:
+        """What refutes the lower bound in the present round, if anything does."""
+        t, bound = self.t + 1, self.coordinator.best_bound
+        answers = self._exchange.answers
+        clients = [client for client in counted if answers[client].convex is False]
+        if not clients:
+            return self._losses.compare(t, bound, self.coordinator.floor)
+        return ContradictionError(
+            f"round {t}: the losses of clients {clients} are not convex: each lies below a tangent "
+            f"of it, as the client's own log says with the numbers. So {bound} is no lower bound on "
+            "the optimum, and none is reported. Likely cause: convex=True is stated for a loss that "
+            "is not convex. State convex=False in the task: it then goes without a certificate"
+        )
 
     def _keep(self, counted: list[int]) -> None:
         """Called at the end of a round in which these clients were counted, before anybody hears of it."""
@@ -500,8 +542,21 @@ class TrainingServer:
         """Clients report their losses at xbar, which is the model after the round before."""
         losses = [self._exchange.answers[client].loss for client in counted]
         reported = [loss for loss in losses if loss is not None]
-        if self.history and len(reported) == len(self.roster):
-            self.history.amend(loss=sum(reported))
+        if len(reported) == len(self.roster):
+            self._losses.add_loss(self.t, math.fsum(reported))
+            if self.history:
+                self.history.amend(loss=sum(reported))
+
+    def _add_gathered_loss(self, now: Round) -> None:
+        """Take in F(xbar) where clients told it with a sum."""
+        gathered = now.gathered
+        if gathered is None or gathered.gradient is None or not self.coordinator.convex:
+            return
+        # In float32 every client lowers its loss by what rounding can change of its gradient
+        # anywhere in the set; how much that is the server cannot know.
+        single = self.task.start.dtype is torch.float32
+        allowed = _LOWERED if single else self._losses.allowed
+        self._losses.add_loss(self.t, gathered.loss, allowed)
 
     def _record(
         self, counted: list[int], restored: list[int], plan: Plan, seconds: dict[str, float] | None

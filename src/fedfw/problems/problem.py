@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from fedfw.checks import all_finite
 from fedfw.errors import NonFiniteError
 from fedfw.notebook import html_card
-from fedfw.problems.base import ClientLosses, Shapes, Test, WeightedGradient, normalised_weights
+from fedfw.problems.base import (
+    ClientLosses,
+    Shapes,
+    Test,
+    WeightedGradient,
+    Weights,
+    normalised_weights,
+)
 from fedfw.problems.checks import (
     fit_targets,
     mixes_samples,
@@ -363,17 +370,26 @@ class Problem:
 
         ``exact`` asks for float64 whatever the data are in.
         """
-        shape, x = x.shape, x.flatten()
+        values, gradients = self.each_value_and_gradient(x.flatten(), round_, exact=exact)
+        value, gradient = self.total(values, gradients, round_)
+        return value, gradient.reshape(x.shape)
+
+    def each_value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[Tensor, Tensor]:
+        """w_i f_i (m,) and w_i grad f_i (m, p) at one point x (p,), of all clients that this rank keeps."""
         who = self.losses.everyone(x.device)
-        weights = self._own_weights(who).to(torch.float64 if exact else x.dtype)
-        oracle = WeightedGradient(self.losses, weights, who, lambda: None, round_)
-        values, gradients = oracle(x.expand(len(who), -1), exact=exact)
+        weights = self._own_weights(who)
+        oracle = WeightedGradient(self.losses, Weights(weights.to(x.dtype), weights), who, lambda: None, round_)
+        return oracle(x.expand(len(who), -1), exact=exact)
+
+    def total(self, values: Tensor, gradients: Tensor, round_: int = 0) -> tuple[float, Tensor]:
+        """The sums over all clients of what `each_value_and_gradient` gave: F, and its gradient (p,)."""
         gradient = gradients.sum(0)
         if not all_finite(gradient):
+            who = self.losses.everyone(gradient.device)
             clients = who[~gradients.isfinite().all(1)].tolist()
             raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
         value, gradient = self.ranks.sums(values.double().sum(), gradient)
-        return float(value), gradient.reshape(shape)
+        return float(value), gradient
 
     def _own_weights(self, who: Tensor) -> Tensor:
         """The weights (m,) of everyone whom this rank keeps."""
@@ -396,9 +412,12 @@ class Problem:
 
     def value_at(self, points: Tensor) -> float:
         """sum_i w_i f_i(x_i), with a point (m, p) for everyone whom this rank keeps."""
+        return float(self.ranks.sums(self.each_value_at(points).sum())[0])
+
+    def each_value_at(self, points: Tensor) -> Tensor:
+        """w_i f_i(x_i) (m,) in float64, with a point (m, p) for everyone whom this rank keeps."""
         who = self.losses.everyone(points.device)
-        values = self.losses.value(points, who).double()
-        return float(self.ranks.sums((values * self._own_weights(who)).sum())[0])
+        return self.losses.value(points, who).double() * self._own_weights(who)
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""

@@ -35,7 +35,7 @@ from fedfw.algorithms.base import (
 )
 from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
-from fedfw.certificates import LowerBound, frank_wolfe_gap
+from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
 from fedfw.checks import other_bits
 from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
@@ -186,7 +186,7 @@ class Coordinator:
         convex: bool = False,
         floor: float | None = None,
     ) -> None:
-        self._floor = floor if convex else None
+        self.floor = floor if convex else None
         self.algorithm, self.plan, self.memory, self.convex = algorithm, plan, memory, convex
         self.server = algorithm.start_server(start)
         self._start = start
@@ -194,7 +194,7 @@ class Coordinator:
         self.holds: Versions = np.zeros(plan.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
         self.bound = self._new_bound()
-        self.best_bound = self._floor
+        self.best_bound = self.floor
         """The largest proven lower bound on the optimum."""
         self.dense_sums = 0
         """How many dense sums the server was given."""
@@ -261,6 +261,8 @@ class Coordinator:
         self.dense_sums += 1
         if learnt.gradient is not None:
             now.anchor_gap = frank_wolfe_gap(self.plan.constraint, xbar, learnt.gradient)
+            where = f"round {now.t}"
+            refuse_negative_gap(self.plan.constraint, xbar, learnt.gradient, now.anchor_gap, where)
             if self.convex:
                 self.improve(learnt.loss - now.anchor_gap)
         return learnt
@@ -392,6 +394,11 @@ class Coordinator:
         if bound is not None and (self.best_bound is None or bound > self.best_bound):
             self.best_bound = bound
 
+    def withdraw(self) -> None:
+        """Hold no bound from now on: the run refuted what bounds rest on."""
+        self.convex, self.floor, self.best_bound = False, None, None
+        self.bound = self._new_bound()
+
     def _learn(self, now: Round) -> None:
         """Update the certificate from the evidence that came with the uploads."""
         assert now.message is not None
@@ -447,7 +454,7 @@ class Coordinator:
         self.server = widen_server(regrouped, self.server, narrow, columns)
         self.wire.stepped(other_bits(before, self.server.xbar))
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
-        self.bound, self.best_bound = self._new_bound(), self._floor
+        self.bound, self.best_bound = self._new_bound(), self.floor
 
     # --- checkpoints ---
 

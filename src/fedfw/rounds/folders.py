@@ -185,6 +185,11 @@ class RunFolder:
                 old.unlink()
         self._journal, self._final = Journal(self._journal_after(t)), 0
 
+    def save_history(self, history: History) -> None:
+        """Replace the history's file alone; what a resumed run begins from stays as it is."""
+        self.claim()
+        write_atomically(self.path / HISTORY, history.to_jsonl().encode(), private=self._private)
+
     def save_model(self, model: nn.Module) -> None:
         """Write the model's parameters, as `torch.load` reads them."""
         self.claim()

@@ -175,6 +175,11 @@ class History(Sequence[Record]):
         self._records[-1] = replace(self._records[-1], **values)
         del self._lines[len(self._records) - 1 :]
 
+    def withdraw_bounds(self) -> None:
+        """Leave out all lower bounds: the run refuted what they rest on."""
+        self._records = [replace(record, lower_bound=None) for record in self._records]
+        self._lines = []
+
     def last(self, name: str) -> Any:
         """The latest value of a column that was evaluated, or None."""
         return next((value for r in reversed(self._records) if (value := getattr(r, name)) is not None), None)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, GathersSums, Message, Plan, Rates, Server, State
 from fedfw.algorithms.steps import Party, RoundSteps, take_steps
+from fedfw.errors import ContradictionError
 from fedfw.gpu.replay import ReplayedRounds
 from fedfw.options import declare_keywords, refuse_unknown
 from fedfw.privacy.steps import PrivateOracles
@@ -21,6 +22,7 @@ from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import refuse_strange
+from fedfw.rounds.contradictions import ContradictionCheck
 from fedfw.rounds.coordinator import Coordinator, Rows
 from fedfw.rounds.feasibility import final_model, validate_final
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
@@ -136,6 +138,10 @@ class Simulation:
         Whether the present round is evaluated: by its number, or because a private run ends with it.
     stopped : str or None
         Why the run ends after this round; None where it goes on.
+    contradictions : ContradictionCheck or None
+        What compares losses with bounds; None in runs that prove none.
+    refuted : bool
+        Whether the run ended because it refuted its own proofs; it then has no bound.
     """
 
     def __init__(
@@ -185,8 +191,11 @@ class Simulation:
         self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
+        self.contradictions: ContradictionCheck | None = None
+        if self.certificate.proves:
+            self.contradictions = ContradictionCheck(self.problem, self.constraint)
         self.stopped: str | None = None
-        self.ended_at_gather = self.evaluates = False
+        self.ended_at_gather = self.evaluates = self.refuted = False
         self._halfway: dict[str, Tensor] = {}  # of a round that ended with its gathered sum, to go on from there
         self.callbacks = self._all_callbacks(folder, callbacks)
         self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
@@ -259,6 +268,7 @@ class Simulation:
         """Take all rounds that are left."""
         self.resumed_at = self.t
         try:
+            self._check_start()
             # A round that goes on behind its gathered sum has begun already.
             while self.t < self.options.rounds and (self._halfway or not self._call("before_round")):
                 self.t += 1
@@ -268,7 +278,12 @@ class Simulation:
                 if self._call("after_round"):
                     break
             feasible = self._final_model()
-        except BaseException:
+            self._check_returned_model(feasible)
+        except BaseException as error:
+            if isinstance(error, ContradictionError):
+                self.refuted = True
+                self.coordinator.withdraw()
+                self.history.withdraw_bounds()
             for callback in self.callbacks:
                 callback.abandon(self)
             raise
@@ -297,6 +312,21 @@ class Simulation:
             validate_final(self.constraint, self.xbar)
         return final_model(self.constraint, self.feasible())
 
+    def _check_start(self) -> None:
+        """Compare the loss at the start with what is known of the optimum before any round."""
+        if self.t == 0 and self.contradictions is not None:
+            self.contradictions.start_at(self._start)
+            self.contradictions.compare(0, self.best_bound)
+
+    def _check_returned_model(self, x: Tensor) -> None:
+        """Compare the loss of the model x (p,) that is returned with the bound, if no evaluation did."""
+        if self.contradictions is None or self.best_bound is None:
+            return
+        if self.contradictions.has_loss_of(self.t) and not self.relaxed:
+            return
+        self.contradictions.add_loss(self.t, x, self.problem.value(x))
+        self.contradictions.compare(self.t, self.best_bound)
+
     def _round(self) -> None:
         """One round, in the steps of `fedfw.rounds.coordinator`."""
         coordinator = self.coordinator
@@ -317,6 +347,7 @@ class Simulation:
                 self._halfway = {}
             else:
                 self._gather(cohorts, tol)
+            self._check_gathered()
             if self._call("after_gather"):
                 self.ended_at_gather = True
                 return
@@ -388,6 +419,16 @@ class Simulation:
             for party in self._parties(cohorts, tol)
         ]
         coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)
+
+    def _check_gathered(self) -> None:
+        """Compare F(xbar), where a sum of everyone gave it, with the bound, before `tol` may stop."""
+        gathered = self.now.gathered
+        if self.contradictions is None or gathered is None or gathered.gradient is None:
+            return
+        # This loss may be below F by what rounding can change of the sum: a contradiction is
+        # confirmed before it counts.
+        self.contradictions.add_loss(self.t - 1, self.xbar, gathered.loss)
+        self.contradictions.compare(self.t, self.best_bound)
 
     def _parties(self, cohorts: list[Cohort], tol: float | None) -> list[Party]:
         return [
@@ -504,7 +545,15 @@ class Simulation:
         """Everything that a checkpoint must hold to go on to the same bits."""
         parts = {name: callback.state() for name, callback in self._named_callbacks().items()}
         halfway = self.now.state() if self.ended_at_gather else {}
-        return joined({"coordinator": self.coordinator.state(), "halfway": halfway, **parts})
+        lowest = {} if self.contradictions is None else self.contradictions.state()
+        return joined(
+            {
+                "coordinator": self.coordinator.state(),
+                "halfway": halfway,
+                "lowest": lowest,
+                **parts,
+            }
+        )
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """Every callback by the name of its class, the second of a class with a number."""
@@ -527,6 +576,8 @@ class Simulation:
         if folder is not None:
             refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.coordinator.load(part(held, "coordinator"))
+        if self.contradictions is not None:
+            self.contradictions.load(part(held, "lowest"))
         for name, callback in self._named_callbacks().items():
             if kept := part(held, name):
                 callback.load(kept)

@@ -57,5 +57,9 @@ class Checkpoints(Callback):
         self.folder.release()
 
     def abandon(self, simulation: Simulation) -> None:
-        if self.folder is not None:
-            self.folder.release()
+        if self.folder is None:
+            return
+        if simulation.refuted and self._saved is not None:
+            # The file has bounds from rounds before that one in which the run refuted them.
+            self.folder.save_history(simulation.history)
+        self.folder.release()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedfw.certificates import frank_wolfe_gap
+from fedfw.certificates import frank_wolfe_gap, refuse_negative_gap
 from fedfw.problems.base import Test
 from fedfw.rounds.robustness import certified
 from fedfw.simulation.callbacks.base import Callback
@@ -45,19 +45,38 @@ class Evaluation(Callback):
         if simulation.algorithm.contract.points:
             apart = simulation.coordinator.memory.spread(simulation.server.xbar)
             found["consensus"] = apart**0.5
-        return found | self._of_the_data(simulation, apart) if simulation.reports_loss else found
+        if not simulation.reports_loss:
+            return found
+        return found | self._of_the_data(simulation, apart, inside)
 
-    def _of_the_data(self, simulation: Simulation, apart: float | None) -> dict[str, Any]:
-        """Loss, gap and surrogate (from ||X - Xbar||^2), which come from the clients' data."""
-        problem, xbar, rates = simulation.problem, simulation.xbar, simulation.rates
-        loss, gradient = problem.value_and_gradient(xbar, simulation.t)
+    def _of_the_data(self, simulation: Simulation, apart: float | None, inside: bool) -> dict[str, Any]:
+        """Loss, gap and surrogate (from ||X - Xbar||^2), which come from the clients' data.
+
+        They are compared with each other and with what was proven. Where xbar is not ``inside`` of
+        the set, F may be less there than the optimum.
+        """
+        problem, xbar, rates, t = simulation.problem, simulation.xbar, simulation.rates, simulation.t
+        check = simulation.contradictions
+        values, gradients = problem.each_value_and_gradient(xbar, t)
+        loss, gradient = problem.total(values, gradients, t)
+        some = None if check is None else check.sample_clients(t, xbar, values, gradients)
+        del gradients  # one of the largest tensors here
         gap = frank_wolfe_gap(simulation.constraint, xbar, gradient)
-        if simulation.certificate.proves:
+        refuse_negative_gap(simulation.constraint, xbar, gradient, gap, f"round {t}")
+        if check is not None:
             self._prove(simulation, loss, gap)
+            check.add_model(t, xbar, loss, gradient, values)
+            if inside:
+                check.add_loss(t, xbar, loss)
+            check.compare(t, simulation.best_bound)
         found = {"loss": loss, "gap": gap}
         if apart is not None:
             lam = 0.0 if rates is None else rates.lam
-            found["surrogate"] = problem.value_at(simulation.clients["x"].to(xbar.dtype)) + lam / 2 * apart
+            points = simulation.clients["x"].to(xbar.dtype)
+            own = problem.each_value_at(points)
+            found["surrogate"] = float(problem.ranks.sums(own.sum())[0]) + lam / 2 * apart
+            if some is not None and check is not None:
+                check.compare_own_points(some, points, own)
         return found
 
     def _prove(self, simulation: Simulation, loss: float, gap: float) -> None:
