@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from fedfw.parsing import parse_number
 
+_BOUNDS = {"eps": (1e-12, 1e12), "delta": (1e-50, 1.0), "noise": (1e-9, 1e9)}
+"""Within them the accountant's sums neither overflow nor take minutes."""
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -52,6 +55,10 @@ class Privacy:
             raise ValueError(f"clip={self.clip}, expected a positive finite number")
         if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
             raise ValueError(f"noise={self.noise}, expected a positive finite number")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name}={value}, expected a number from {least:g} to {most:g}")
         if self.mechanism not in ("auto", "gaussian"):
             raise ValueError(f"mechanism={self.mechanism!r}, expected auto or gaussian")
 
