@@ -16,9 +16,10 @@ import torch
 import fedfw
 from fedfw import Privacy
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
-from fedfw.deployment.consent import CONSENT, Refusal
+from fedfw.deployment.consent import CONSENT, SHARES, Refusal, RefusedError
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import charged, spent
+from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.messages import Answer, Ask, Kind, Order
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
@@ -67,6 +68,21 @@ def _unread(client: int) -> Any:
         (Consent(algorithms=("fedfw+",)), FEDFW, {}, Refusal.ALGORITHM),
         (Consent(algorithms=("fedavg",)), fedfw.FedAvg(L1, lr=0.5), {}, Refusal.SHARED),
         (Consent(sets=("ksparse",)), FEDFW, {}, Refusal.SET),
+        (Consent(), fedfw.FedFW(fedfw.L2Ball(10.0), penalty=0.01), {"batch_size": 1}, Refusal.SET),
+        (Consent(), fedfw.FedFW(fedfw.LinfBall(1.0)), {}, Refusal.SET),
+        (Consent(), fedfw.FedFW(fedfw.Box(-1.0, 2.0)), {}, Refusal.SET),
+        (Consent(), fedfw.FedFW(fedfw.KSparse(9, 1.0)), {}, Refusal.SET),
+        (Consent(), fedfw.FedFW(fedfw.Product({"weight": fedfw.NuclearBall(1.0), "*": L1})), {}, Refusal.SET),
+        (Consent(), fedfw.FedFW(fedfw.Product({"weight": fedfw.GroupBall(1.0), "*": L1})), {}, Refusal.SET),
+        (Consent(sets=("ksparse:k=8", "hypersimplex:3")), fedfw.FedFW(fedfw.Hypersimplex(4)), {}, Refusal.SET),
+        (Consent(), FEDFW, {"batch_size": 1}, Refusal.SAMPLES),
+        (Consent(), FEDFW, {"batch_size": 31}, Refusal.SAMPLES),
+        (Consent(least_samples=2), FEDFW, {"batch_size": 1}, Refusal.SAMPLES),
+        (Consent(), FEDFW, {"local_steps": 11}, Refusal.STEPS),
+        (Consent(most_local_steps=1), FEDFW, {"local_steps": 2}, Refusal.STEPS),
+        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, clip=1e-40)}, Refusal.CLIP),
+        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, clip=0.5)}, Refusal.CLIP),
+        (Consent(privacy=DataBudget(1.0, 1e-3, clip=0.5)), FEDFW, {"privacy": Privacy(0.5, DELTA)}, Refusal.CLIP),
         (Consent(sets=("l1",)), fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})), {}, Refusal.SET),
         (Consent(most_parameters=14), FEDFW, {}, Refusal.SIZE),
         (Consent(privacy=BUDGET), FEDFW, {}, Refusal.PLAIN),
@@ -101,6 +117,16 @@ def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
         (Consent(sets=("l1", "l2")), small_task(fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})))),
         (Consent(privacy=DataBudget(1.0, 1e-3, required=False)), small_task(FEDFW)),
         (Consent(privacy=BUDGET), small_task(FEDFW, privacy=PROMISE)),
+        (Consent(), small_task(fedfw.FedFW(fedfw.KSparse(8, 1.0)))),
+        (Consent(), small_task(fedfw.FedFW(fedfw.Simplex(1.0)))),
+        (Consent(sets=("all",)), small_task(fedfw.FedFW(fedfw.L2Ball(1.0)))),
+        (Consent(sets=("ksparse:65",)), small_task(fedfw.FedFW(fedfw.KSparse(65, 1.0)))),
+        (Consent(sets=("ksparse",)), small_task(fedfw.FedFW(fedfw.KSparse(1000, 1.0)))),
+        (Consent(), small_task(FEDFW, batch_size=32, local_steps=10)),
+        (
+            Consent(privacy=DataBudget(1.0, 1e-3, clip=0.5)),
+            small_task(FEDFW, privacy=Privacy(0.5, DELTA, clip=0.5)),
+        ),
     ],
 )
 def test_what_the_owner_allows_is_done(consent: Consent, task: Task) -> None:
@@ -149,6 +175,174 @@ def test_rounds_that_do_not_exist_are_refused(t: int, promise: Privacy | None, t
     with pytest.raises(MessageError, match="round"):
         Client(task, 0, tmp_path).handle(orders(task)(t=t))
     assert not list(tmp_path.rglob("*.ledger.jsonl"))
+
+
+# --- how many samples, and how often ---
+
+
+def with_samples(task: Task, count: int) -> Task:
+    """The same task with so many samples of each client."""
+
+    def data(client: int) -> Any:
+        inputs, targets = task.data(client)
+        return inputs[:count], targets[:count]
+
+    return replace(task, data=data)
+
+
+def log_of(folder: Path, run: str = "run") -> str:
+    event: str = json.loads((folder / run / "client-0.log.jsonl").read_text().splitlines()[-1])["event"]
+    return event
+
+
+@pytest.mark.parametrize("promise", [None, PROMISE])
+@pytest.mark.parametrize(("samples", "kind"), [(31, Kind.REFUSED), (32, Kind.STEP)])
+def test_a_client_with_few_samples_takes_no_part(
+    samples: int, kind: Kind, promise: Privacy | None, tmp_path: Path
+) -> None:
+    task = with_samples(small_task(FEDFW, rounds=3, privacy=promise), samples)
+    answer = Client(task, 0, tmp_path).handle(orders(task)(run="run"))
+    assert answer.kind == kind
+    if kind == Kind.REFUSED:
+        assert Refusal.told(answer.payload) == "the owner does not allow gradients of so few samples"
+        assert log_of(tmp_path).endswith("31 samples here, expected at least least-samples = 32")
+        assert not list(tmp_path.rglob("*.answers"))
+        assert not list(tmp_path.rglob("*.ledger.jsonl"))  # nothing is spent for it
+    else:
+        assert Consent().count(0, tmp_path).read() == 1
+
+
+def test_rounds_are_counted_over_runs_names_and_restarts(tmp_path: Path) -> None:
+    owner = Consent.read(Consent("clinic", most_rounds=4).write(tmp_path / "owner"))
+    task = small_task(FEDFW, rounds=3)
+    order, state = orders(task), tmp_path / "state"
+
+    def ask(run: str, **changes: Any) -> Answer:
+        return Client(task, 0, state, consent=owner).handle(order(run=run, **changes))
+
+    first = ask("a")
+    assert first.kind == Kind.STEP
+    assert ask("a") == first  # a stored answer is not computed from the data again
+    assert ask("other", counted=2).kind == Kind.LOST  # neither is one that says what is missing
+    assert owner.count(0, state).read() == 1
+    ClientStore(state, "a", 0).forget()
+    assert [ask(run).kind for run in ("a", "b", "c")] == [Kind.STEP] * 3
+    for run in ("a-1", "d"):
+        answer = ask(run)
+        assert (answer.kind, Refusal.told(answer.payload)) == (Kind.REFUSED, "the owner allows no further rounds")
+    assert log_of(state, "d").endswith("clinic.answers has as many answers as most-rounds = 4 allows")
+    assert owner.count(0, state).read() == 4
+    more = replace(owner, most_rounds=5)  # the owner may allow more
+    assert Client(task, 0, state, consent=more).handle(order(run="d")).kind == Kind.STEP
+
+
+def test_contributions_to_sums_and_numbers_of_auto_are_counted_too(tmp_path: Path) -> None:
+    owner = Consent.read(Consent("clinic", share=SHARES, most_rounds=3).write(tmp_path / "owner"))
+    anchored = small_task(fedfw.FedFWAnchored(L1, penalty=0.01), rounds=3)
+    order = DeployedServer(anchored, Deployment(share_gradients=True)).ask_for_sums({0, 1, 2})[0]
+    kinds = [Client(anchored, 0, tmp_path / "state", consent=owner).handle(order).kind for _ in range(2)]
+    assert kinds == [Kind.SUM, Kind.SUM]
+    auto = Client(small_task(fedfw.FedFW(L1), rounds=3), 0, tmp_path / "state", consent=owner)
+    assert auto.hello().steepness is not None
+    assert auto.hello().steepness is None
+    assert Client(anchored, 0, tmp_path / "state", consent=owner).handle(order).payload == Refusal.ROUNDS.encode()
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "closed"])
+def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) -> None:
+    owner = Consent.read(Consent("clinic").write(tmp_path / "owner"))
+    task = small_task(FEDFW, rounds=3)
+    path = owner.count(0, Path()).path
+    assert Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="a")).kind == Kind.STEP
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    else:
+        path.unlink()
+    if damage == "closed":
+        path.mkdir()
+    answer = Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="b"))
+    assert (answer.kind, Refusal.told(answer.payload)) == (Kind.REFUSED, "the count of rounds is missing or damaged")
+    assert str(path) in log_of(tmp_path / "state", "b")
+
+
+# --- before a task is built ---
+
+APP = {"rounds": 5, "clients": 3, "dataset": "digits", "constraint": "ksparse:k=65,r=10", "seed": 0, "out": ""}
+
+
+@pytest.mark.parametrize(
+    ("consent", "changes", "reason", "details"),
+    [
+        (
+            Consent(),
+            {"dataset": "table:/etc/payroll.csv"},
+            Refusal.OPTION,
+            "dataset = 'table:/etc/payroll.csv' was set by",
+        ),
+        (Consent(), {"target": "salary"}, Refusal.OPTION, "target = 'salary' was set by the server, expected one of"),
+        (Consent(), {"data-dir": "/etc"}, Refusal.OPTION, "data-dir = '/etc' was set by the server"),
+        (Consent(), {"partition": "labels:1"}, Refusal.OPTION, "partition = 'labels:1' was set by the server"),
+        (Consent(), {"clients": 10**9}, Refusal.OPTION, "clients = '1000000000' was set by the server"),
+        (Consent(), {"seed": 7}, Refusal.OPTION, "seed = '7' was set by the server"),
+        (Consent(), {"my-file": "x" * 1000}, Refusal.OPTION, "my-file = '" + "x" * 100 + "' was set by the server"),
+        (
+            Consent(options=("rounds",)),
+            {"lr": 0.1},
+            Refusal.OPTION,
+            "lr = '0.1' was set by the server, expected one of rounds",
+        ),
+        (Consent(), {"local-steps": 10**9}, Refusal.RANGE, "local-steps = 1000000000, expected a whole number"),
+        (Consent(), {"rounds": 10**15}, Refusal.RANGE, "rounds = 1000000000000000, expected a whole number"),
+        (Consent(), {"privacy": "eps=nan,delta=1e-5"}, Refusal.RANGE, "eps=nan, expected a positive number"),
+        (
+            Consent(),
+            {"privacy": "eps=4,delta=1e-5,noise=1e-300"},
+            Refusal.RANGE,
+            "noise=1e-300, expected a number from",
+        ),
+        (Consent(), {"constraint": "l1:1e308"}, Refusal.RANGE, "l1: r=1e308, expected a number of at most 3.4e"),
+        (Consent(), {"constraint": "x" * 10**6}, Refusal.RANGE, "unknown constraint set"),
+        (Consent(), {"constraint": "l2:10"}, Refusal.SET, "constraint=l2, expected l1, simplex, ksparse:k=8"),
+        (
+            Consent(),
+            {"constraint": "ksparse:k=1000000000,r=1"},
+            Refusal.SET,
+            "constraint=ksparse:k=1000000000, expected",
+        ),
+        (Consent(), {"batch-size": 1}, Refusal.SAMPLES, "batch-size=1, expected at least least-samples = 32"),
+        (Consent(), {"local-steps": 11}, Refusal.STEPS, "11 local steps, expected at most most-local-steps = 10"),
+        (Consent(), {"algorithm": "FedAvg"}, Refusal.SHARED, "fedavg shares"),
+        (
+            Consent(algorithms=("fedfw+",)),
+            {"algorithm": "fedfw"},
+            Refusal.ALGORITHM,
+            "algorithm=fedfw, expected fedfw+",
+        ),
+        (
+            Consent(),
+            {"privacy": "eps=4,delta=1e-5,not-private-seed=3"},
+            Refusal.SEED,
+            "not_private_seed=3, expected none",
+        ),
+        (Consent(privacy=BUDGET), {"privacy": "eps=4,delta=1e-5"}, Refusal.PROMISE, "expected at most eps 1 and delta"),
+        (Consent(privacy=BUDGET), {"privacy": "eps=1,delta=1e-5,clip=2"}, Refusal.CLIP, "expected clip = 1"),
+    ],
+)
+def test_options_are_checked_before_a_task_is_built(
+    consent: Consent, changes: dict[str, Any], reason: Refusal, details: str
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        consent.check_settings(APP | changes, APP)
+    assert refused.value.reason == reason
+    assert details in str(refused.value)
+    assert len(str(refused.value)) < 2000
+
+
+def test_the_apps_own_values_and_what_a_server_may_set_pass() -> None:
+    Consent().check_settings(APP, APP)
+    Consent().check_settings(APP | {"rounds": 50, "constraint": "l1:3", "privacy": "eps=4,delta=1e-5"}, APP)
+    Consent().check_settings(APP | {"out": "/srv", "tell-loss": True, "batch-size": "", "local-steps": "10"}, APP)
+    Consent(options=("seed", "my-key")).check_settings(APP | {"seed": 3, "my-key": "any"}, APP)
 
 
 # --- the budget of the data ---
@@ -308,7 +502,19 @@ def test_without_a_file_a_run_is_limited_by_its_own_promise(tmp_path: Path) -> N
 
 
 def test_a_file_says_what_was_written(tmp_path: Path) -> None:
-    full = Consent("clinic", ("atoms", "losses"), ("fedfw",), ("l1",), 10, DataBudget(2.0, 1e-6, required=False))
+    full = Consent(
+        "clinic",
+        ("atoms", "losses"),
+        ("fedfw",),
+        ("l1",),
+        10,
+        DataBudget(2.0, 1e-6, required=False, clip=0.5),
+        options=("rounds", "my-key"),
+        least_samples=100,
+        most_local_steps=1,
+        most_rounds=50,
+        limits=JobLimits(memory=1.5, seconds=30.0, data_memory=2.0),
+    )
     for number, consent in enumerate((Consent("clinic"), full)):
         path = consent.write(tmp_path / str(number))
         assert Consent.read(path) == replace(consent, folder=tmp_path / str(number))
@@ -326,6 +532,21 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
         ('folder = "/"', "unknown key 'folder'"),
         ('share = ["all"]', "expected a list out of atoms, losses"),
         ('algorithms = "fedfw"', "algorithms = 'fedfw', expected a list of names"),
+        ("least-samples = 0", "least-samples = 0, expected a whole number of at least 1"),
+        ("most-local-steps = 1e3", "most-local-steps = 1000.0, expected a whole number|expected"),
+        ("most-rounds = -1", "most-rounds = -1, expected a whole number of at least 1"),
+        ('sets = ["l1:10"]\nmost-rounds = 0', "most-rounds = 0, expected a whole number"),
+        (
+            'sets = ["L1 ball"]',
+            "sets: 'L1 ball', expected the name of a set, or one with its largest k as in 'ksparse:k=8'",
+        ),
+        ('sets = ["ksparse:k=0"]', "sets: 'ksparse:k=0', expected the name of a set"),
+        ('options = ["rounds", "dataset"]', "options: 'dataset' says which data are read, expected options other than"),
+        ('options = ["clients"]', "options: 'clients' says which data are read"),
+        ("limits = 3", "limits = 3, expected a table with memory, seconds or data-memory"),
+        ("[limits]\nmemory = 0", "memory = 0.0, expected a number above 0"),
+        ("[limits]\nhours = 1", "unknown key 'hours', expected memory, seconds, data-memory"),
+        ("[privacy]\neps = 1\ndelta = 1e-5\nclip = 0", "clip = 0.0, expected a number of at least 1e-12 and at most"),
         ("most-parameters = 0", "most-parameters = 0, expected a whole number of at least 1"),
         ("privacy = 3", "privacy = 3, expected a table with eps and delta"),
         ("[privacy]\neps = 1", "expected a table with eps and delta"),

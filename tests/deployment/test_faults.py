@@ -118,8 +118,9 @@ def test_a_client_refuses_what_is_not_for_it_and_names_its_nan(tmp_path: Path) -
         loop.client(1).handle(order)
     with pytest.raises(MessageError, match="asked for 'data'"):
         loop.client(0).handle(replace(order, ask="data"))
-    with pytest.raises(ValueError, match="expected letters"):
-        loop.client(0).handle(replace(order, run="../elsewhere"))
+    for run in ("../elsewhere", ".hidden", "", "\u00e9" * 200, "a b"):
+        with pytest.raises(ValueError, match="expected letters a to z, digits"):
+            loop.client(0).handle(replace(order, run=run))
     task = loop.server.task
     broken = replace(task, data=lambda client: (torch.full((36, 4), math.nan), torch.arange(36) % 2))
     with pytest.raises(NonFiniteError, match="round 1: NaN or infinity at client 2"):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import textwrap
 from pathlib import Path
 
 import tomlkit
 
 import fedfw.deployment.flower
 from fedfw.config import app_table
+from fedfw.config.app import DEFAULTS
+from fedfw.deployment.consent import Consent
+from fedfw.deployment.reveals import leak_table
 
 DESCRIPTION = "Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."
 _OVERRIDE = """\
@@ -33,6 +37,11 @@ def execute(options: argparse.Namespace) -> int:
     print(f"{folder} is a complete Flower app. Next:")
     print(f"- try it on this machine:         fedfw deploy demo --app {shlex.quote(str(folder))}")
     print(f"- state your model, data and set: {folder / 'federation' / 'task.py'}")
+    print("- choose a set that owners allow:  what one message reveals of a client with a single image:")
+    print(textwrap.indent(leak_table(), "    "))
+    usual = Consent()
+    print(f"  By default owners allow {', '.join(usual.sets)}, and gradients of {usual.least_samples} samples or more;")
+    print(f"  the app's own set, {DEFAULTS['constraint']}, has to be allowed by name, as 'fedfw deploy demo' does it.")
     print(f"- read how it gets to its hosts:  {folder / 'README.md'}")
     return 0
 

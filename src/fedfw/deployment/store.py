@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import traceback
 import warnings
@@ -23,6 +24,7 @@ from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkp
 from fedfw.rounds.tensors import joined, part
 from fedfw.terminal import escape_controls
 
+_RUN = re.compile("[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 FAILURES = "failures.log"
 """In the folder of all clients on a machine: what went wrong, in full."""
 
@@ -127,8 +129,8 @@ class ClientStore:
     path: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.run or any(not (c.isalnum() or c in "-_.") for c in self.run) or self.run.startswith("."):
-            raise ValueError(f"run={self.run!r}, expected letters, digits, '-', '_' and '.'")
+        if not _RUN.fullmatch(self.run):
+            raise ValueError(f"run={self.run!r}, expected letters a to z, digits, '-', '_' and '.'")
         object.__setattr__(self, "path", self.folder / self.run / f"client-{self.client}{SUFFIX}")
 
     @contextmanager

@@ -9,6 +9,8 @@ from fedfw.parsing import parse_number
 
 LEAST_CLIP, MOST_CLIP = 1e-12, 1e12
 """Bounds on gradients stay far from where floating-point numbers end: clipping and its noise keep their precision."""
+_BOUNDS = {"eps": (1e-12, 1e12), "delta": (1e-50, 1.0), "noise": (1e-9, 1e9)}
+"""Within them the accountant's sums neither overflow nor take minutes."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class Privacy:
             raise ValueError(f"noise={self.noise}, expected a positive finite number")
         if self.samples is not None and not self.samples >= 1:
             raise ValueError(f"samples={self.samples}, expected a whole number of at least 1")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name}={value}, expected a number from {least:g} to {most:g}")
         if self.mechanism not in ("auto", "gaussian"):
             raise ValueError(f"mechanism={self.mechanism!r}, expected auto or gaussian")
 
