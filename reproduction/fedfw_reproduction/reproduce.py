@@ -113,7 +113,7 @@ def reproduce(
         print(f"\ninterrupted: what is done is kept in {out}, the same command goes on; --kept shows it")
         return 130
     except OSError as error:  # a disk that is full, for example
-        raise OSError(f"{error}. Mend that; what is done is kept in {lab.cache}, the same command goes on") from None
+        raise OSError(f"{error}. Mend that; what is done is kept in {out}, the same command goes on") from None
     if not ranks.first:
         return 0
     if seconds is not None:

@@ -28,6 +28,7 @@ from fedfw.privacy.mechanisms import Mechanism
 from fedfw.problems.digest import digest_of
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import digest, encoded
+from tests.deployment.loopback import OPEN
 
 pytest.importorskip("dp_accounting")
 SAMPLES, FEATURES = 40, 6
@@ -78,7 +79,7 @@ class Clinic:
     """An owner with a budget and a client, a new one for each order, as deployed."""
 
     def __init__(self, folder: Path, *checked: Task, budget: DataBudget = BUDGET, name: str = "clinic") -> None:
-        consent = Consent(name, share=("atoms", "models"), privacy=budget)
+        consent = replace(OPEN, data_set=name, share=("atoms", "models"), privacy=budget, seeded_noise=False)
         self.consent = Consent.read(consent.write(folder / "owner"))
         self.state = folder / "owner" / "state"
         for task in checked:
