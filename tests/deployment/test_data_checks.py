@@ -21,7 +21,7 @@ from fedfw.deployment.data_checks import (
     keyed_digest,
     owner_secret,
 )
-from tests.deployment.loopback import small_task
+from tests.deployment.loopback import SAMPLES, small_task
 from tests.processes import start_python
 
 TASK = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01))
@@ -44,7 +44,7 @@ def spoilt(value: float, dtype: torch.dtype) -> Callable[[int], Any]:
 def test_a_check_is_of_these_data_and_of_this_model(owner: Consent, tmp_path: Path) -> None:
     state = tmp_path / "state"
     found = check_data(TASK, 0, state, owner)
-    assert found.samples == 12
+    assert found.samples == SAMPLES
     checks = owner.checks(0, state)
     assert checks.hold(found.data, describe_fit(TASK))
     assert not checks.hold(found.data, describe_fit(replace(TASK, model=torch.nn.Linear(4, 3, bias=False))))

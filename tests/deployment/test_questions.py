@@ -89,7 +89,13 @@ class Clinic:
         check_data(task, 0, self.state, self.consent)
 
     def ask(self, task: Task, order: Order) -> Answer:
-        return Client(task, 0, self.state, consent=self.consent).handle(order)
+        """Answer an order; the owner's file names the bound on gradients that the task has."""
+        budget, promise = self.consent.privacy, task.options.promise
+        assert budget is not None
+        consent = self.consent
+        if promise is not None:
+            consent = replace(consent, privacy=replace(budget, clip=promise.clip))
+        return Client(task, 0, self.state, consent=consent).handle(order)
 
     def promise(self) -> Any:
         return self.consent.promise(0, self.state)
@@ -103,6 +109,23 @@ class Clinic:
 
 
 # --- failures ---
+
+
+def test_a_limit_that_a_job_reaches_closes_the_promise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The server learns as little of it as of any other failure."""
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError("a value of the data")
+
+    task = make_task(FEDFW)
+    clinic = Clinic(tmp_path, task)
+    order = first_order(task, run="trial")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedfw.deployment.client.Client._release", fail)
+        assert clinic.ask(task, order) == Answer("trial", 1, 0, Kind.LEAVING)
+    closing = clinic.promise().reopen()
+    assert closing is not None
+    assert closing.reason.startswith("fedfw.deployment.limits.LimitError: the job needed more memory than")
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-300, 1e-40, 9e-13, 2e12, 1e40, float("inf"), float("nan"), -1.0])
@@ -148,7 +171,7 @@ def test_a_sample_cannot_make_a_client_fail(
 def fails_in(place: str) -> Callable[[pytest.MonkeyPatch], None]:
     def break_it(patch: pytest.MonkeyPatch) -> None:
         def fail(*arguments: Any, **options: Any) -> Any:
-            raise MemoryError("a value of the data")
+            raise ArithmeticError("a value of the data")
 
         patch.setattr(place, fail)
 
@@ -188,7 +211,7 @@ def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
     assert "a value of the data" in (clinic.state / "failures.log").read_text()
     closing = clinic.promise().reopen()
     assert closing is not None
-    assert (closing.order, closing.reason) == ("run trial, round 1", "MemoryError: a value of the data")
+    assert (closing.order, closing.reason) == ("run trial, round 1", "ArithmeticError: a value of the data")
     assert clinic.ask(task, first_order(task, run="after")).kind == Kind.STEP
 
 

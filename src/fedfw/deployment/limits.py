@@ -88,7 +88,7 @@ class JobLimits:
                     raise
                 raise LimitError(
                     f"the job needed more memory than memory = {self.memory:g} GiB under [limits] in the owner's file"
-                ) from None
+                ) from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:
