@@ -89,6 +89,18 @@ _LEAST_NORM = 1e-12
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
 
 
+def is_postponed() -> bool:
+    """Whether checks are noted for later.
+
+    Examples
+    --------
+    >>> with postponed():
+    ...     print(is_postponed())
+    True
+    """
+    return _noted.get() is not None
+
+
 def holds(condition: Tensor) -> bool:
     """Whether all entries of ``condition`` are true; where checks are postponed it is noted and taken to be so."""
     noted = _noted.get()
@@ -139,7 +151,8 @@ def rows_within(x: Tensor, limit: float) -> bool:
             return True
         return float(most) <= limit
     if noted is not None:
-        noted.append(torch.linalg.vector_norm(x, dim=1) <= limit)
+        # In float64, because float32 would take a large limit for infinity.
+        noted.append(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) <= limit)
         return True
     # The norm of all rows together takes one fast pass. It can be larger than that of each row, and it can overflow.
     if float(torch.linalg.vector_norm(x)) <= limit:
@@ -157,5 +170,27 @@ def postponed() -> Iterator[list[Tensor]]:
     token = _noted.set(noted)
     try:
         yield noted
+    finally:
+        _noted.reset(token)
+
+
+@contextmanager
+def immediate() -> Iterator[None]:
+    """Within, `holds` and `all_finite` look at what they are given, even inside of `postponed`.
+
+    It is for numbers that are worked out once and kept, which a replayed round does not work out again.
+
+    Examples
+    --------
+    >>> import torch
+    >>> with postponed() as noted, immediate():
+    ...     print(all_finite(torch.tensor([float("nan")])))
+    False
+    >>> noted
+    []
+    """
+    token = _noted.set(None)
+    try:
+        yield
     finally:
         _noted.reset(token)

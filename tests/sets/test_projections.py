@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from fractions import Fraction
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedfw
-from fedfw.linalg.selection import row_norms
+from fedfw.checks import postponed
+from fedfw.linalg.selection import robust_row_norms
 from fedfw.linalg.water import water_fill
 from fedfw.sets.base import ConstraintSet, Shape
 from tests.sets.test_every_set import CASES
@@ -27,7 +29,7 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def excess(constraint: ConstraintSet, x: Tensor, nearest: Tensor, extent: float) -> float:
     """How far the oracle refutes that P = ``nearest`` is the projection of x: max <x - P, s - P>, relative to sizes."""
     way = (nearest - x).reshape(1, -1)
-    length = float(row_norms(way))
+    length = float(robust_row_norms(way))
     if length == 0:
         return 0.0
     direction = (way / length).reshape(x.shape)
@@ -37,7 +39,7 @@ def excess(constraint: ConstraintSet, x: Tensor, nearest: Tensor, extent: float)
 
 def allowed(constraint: ConstraintSet, x: Tensor) -> float:
     """The excess that `project` may leave: 2^-20, or what 32 roundings of the point explain where they are few."""
-    roundings = 32 * 2.0**-53 * float(row_norms(x.reshape(1, -1))) / constraint.diameter(tuple(x.shape))
+    roundings = 32 * 2.0**-53 * float(robust_row_norms(x.reshape(1, -1))) / constraint.diameter(tuple(x.shape))
     return max(2.0**-20, roundings if roundings <= 2.0**-7 else 0.0)
 
 
@@ -157,6 +159,18 @@ def test_norms_of_tiny_points_do_not_underflow() -> None:
         assert constraint.contains(nearest)
         torch.testing.assert_close(nearest * 1e200, torch.tensor([0.6, -0.8], dtype=torch.float64))
     assert fedfw.Hull(torch.eye(3) * 1e-200).diameter((3,)) == pytest.approx(math.sqrt(2) * 1e-200)
+
+
+@BOTH
+def test_a_recorded_round_notes_one_condition_of_each_part(dtype: torch.dtype) -> None:
+    """A GPU records a round once: what is noted then must be of the round's own numbers, and false for a far point."""
+    sets = {"a": fedfw.NuclearBall(2.5), "b": fedfw.KSparse(2, 1.0)}
+    for size, near in ((1.0, True), (1e30, False), (math.nan, False), (math.inf, False)):
+        bound = fedfw.Product(sets).bind({"a": (3, 4), "b": (5,)})  # a new set, of which nothing is known yet
+        with postponed() as noted, contextlib.suppress(RuntimeError):
+            bound.project(torch.full((17,), size, dtype=dtype))
+        assert all(bool(condition.all()) for condition in noted) is near
+        assert len(noted) <= 3
 
 
 @BOTH
@@ -350,5 +364,5 @@ def test_water_is_filled_exactly_at_every_size(whole: list[int], k: int, power: 
 def test_norms_scale_with_powers_of_two_to_the_bit() -> None:
     x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for power in (-1000, -600, -1, 0, 400, 900, 1000):
-        assert torch.equal(row_norms(x * 2.0**power), row_norms(x) * 2.0**power)
-    assert row_norms(torch.zeros(2, 3, dtype=torch.float64)).tolist() == [0.0, 0.0]
+        assert torch.equal(robust_row_norms(x * 2.0**power), robust_row_norms(x) * 2.0**power)
+    assert robust_row_norms(torch.zeros(2, 3, dtype=torch.float64)).tolist() == [0.0, 0.0]

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfw.checks import holds, is_postponed
+
 _SAFE_NORMS = (1e-140, 1e150)
 """Norms between which no square that matters has overflowed or underflowed."""
 
@@ -133,7 +135,7 @@ def kth_largest(a: Tensor, k: int) -> Tensor:
     """
     place = a.shape[1] - k
     if a.device.type != "cpu" or a.requires_grad:
-        return a.kthvalue(place + 1, dim=1, keepdim=True).values
+        return a.sort(dim=1).values[:, place : place + 1]
     parts = np.partition(a.numpy(), place, axis=1)
     return torch.from_numpy(parts[:, place : place + 1])
 
@@ -175,11 +177,6 @@ def row_norms(x: Tensor) -> Tensor:
     Tensor
         Float64, of shape (n,).
 
-    Notes
-    -----
-    Squares of numbers above 1e154 overflow in float64, and those of numbers below 1e-154 underflow. Where a norm is
-    near that, the rows are divided by powers of two first. Squares of float32 always fit.
-
     Examples
     --------
     >>> import torch
@@ -188,15 +185,44 @@ def row_norms(x: Tensor) -> Tensor:
     [5.0, 2.0]
     """
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-    if x.dtype is not torch.float64:
+    return norms
+
+
+def robust_row_norms(x: Tensor) -> Tensor:
+    """The l2 norm of each row, also where the squares of its numbers overflow or underflow.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (n, p), float64; finite.
+
+    Returns
+    -------
+    Tensor
+        Float64, of shape (n,).
+
+    Notes
+    -----
+    Squares of numbers above 1e154 overflow in float64, and those of numbers below 1e-154 underflow. Where a norm is
+    near that, the rows are divided by powers of two first. Where checks are postponed, it is noted that none is too
+    large.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedfw.linalg.selection import robust_row_norms
+    >>> robust_row_norms(torch.tensor([[3e200, 4e200], [0.0, 2.0]], dtype=torch.float64)).tolist()
+    [5e+200, 2.0]
+    """
+    norms = row_norms(x)
+    if is_postponed():
+        holds(norms < _SAFE_NORMS[1])
         return norms
-    if not x.is_cuda:  # a GPU would wait longer for the answer than scaling takes
-        values = norms.tolist()
-        if not values or (_SAFE_NORMS[0] < min(values) and max(values) < _SAFE_NORMS[1]):
-            return norms
+    values = norms.tolist()
+    if values and _SAFE_NORMS[0] < min(values) and max(values) < _SAFE_NORMS[1]:
+        return norms
     size = power_of_two(x.abs().amax(1, keepdim=True))
-    scaled: Tensor = torch.linalg.vector_norm(x / size, dim=1) * size[:, 0]
-    return scaled
+    return row_norms(x / size) * size[:, 0]
 
 
 def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Setting
 from fedfw.errors import NoProjectionError
-from fedfw.linalg.selection import row_norms
+from fedfw.linalg.selection import robust_row_norms
 from fedfw.problems.base import refuse_non_finite
 from fedfw.problems.problem import Problem
 from fedfw.rounds.options import Options
@@ -41,8 +41,8 @@ def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
         nearest = constraint.project(start)
     except NoProjectionError as error:
         raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
-    moved = float(row_norms((nearest - start).double()[None]))
-    norm = float(row_norms(start.double()[None]))
+    moved = float(robust_row_norms((nearest - start).double()[None]))
+    norm = float(robust_row_norms(start.double()[None]))
     warnings.warn(
         f"the model's parameters lie outside of the constraint set, so the run begins at the nearest point of the set: "
         f"they were moved by {moved:.3g} (their norm was {norm:.3g})",

@@ -15,7 +15,7 @@ from fedfw.atoms import Atom, DenseAtom, Mixture, ReadAtom, SparseAtom
 from fedfw.atoms.mixture import mixture_readers
 from fedfw.checks import rows_within
 from fedfw.errors import NoProjectionError
-from fedfw.linalg.selection import row_norms
+from fedfw.linalg.selection import robust_row_norms
 from fedfw.linalg.stacks import check_finite
 from fedfw.notebook import html_card
 from fedfw.sets.projections import LOST_TO_ROUNDING, Frame, project_far, round_into
@@ -478,7 +478,7 @@ class ConstraintSet(ABC):
         4.0
         """
         rows, shape = self._stack(x, batch)
-        gaps = row_norms(rows.double() - self._nearest(rows, shape))
+        gaps = robust_row_norms(rows.double() - self._nearest(rows, shape))
         return gaps if batch else float(gaps[0])
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:

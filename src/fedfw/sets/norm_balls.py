@@ -16,7 +16,7 @@ from fedfw.atoms import Atom, Dense, ReadAtom, SignVector, SparseSigns
 from fedfw.atoms.floats import round_inside, scaled_into
 from fedfw.checks import all_finite
 from fedfw.linalg.entries import largest_entries
-from fedfw.linalg.selection import row_norms, unit_rows
+from fedfw.linalg.selection import robust_row_norms, unit_rows
 from fedfw.linalg.stacks import check_finite
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, positive
@@ -152,10 +152,10 @@ class L2Ball(ConstraintSet):
         )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return row_norms(x) / self.r - 1
+        return robust_row_norms(x) / self.r - 1
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        norm = row_norms(x)[:, None]
+        norm = robust_row_norms(x)[:, None]
         return torch.where(norm > self.r, x * (self.r / norm), x)
 
     def _surely_holds(self, x: Tensor) -> bool:
@@ -168,7 +168,7 @@ class L2Ball(ConstraintSet):
         return square * (1 + rounding) <= self.r * self.r and 1e-20 < self.r * self.r < inf
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
-        return scaled_into(x, row_norms(x), self.r, precision)
+        return scaled_into(x, robust_row_norms(x), self.r, precision)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         return {Dense: partial(Dense.read, shape=shape, scale=self.r)}
@@ -239,7 +239,7 @@ class RowBalls(ConstraintSet):
         )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return row_norms(x.reshape(-1, prod(shape[1:]))).reshape(len(x), -1).amax(1) / self.r - 1
+        return robust_row_norms(x.reshape(-1, prod(shape[1:]))).reshape(len(x), -1).amax(1) / self.r - 1
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         return L2Ball(self.r)._project(x.reshape(-1, prod(shape[1:])), shape[1:]).reshape(x.shape)
@@ -309,12 +309,12 @@ class _Corners(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         lo, hi = self._bounds()
-        return float(row_norms((hi - lo).expand(1, prod(shape))))
+        return float(robust_row_norms((hi - lo).expand(1, prod(shape))))
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         lo, hi = self._bounds()
         largest = torch.maximum(lo.abs(), hi.abs()).expand(prod(shape))
-        l2 = float(row_norms(largest[None]))
+        l2 = float(robust_row_norms(largest[None]))
         return {"l1": float(largest.sum()), "l2": l2, "linf": float(largest.max())}
 
 

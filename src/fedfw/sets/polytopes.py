@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, Permutation, ReadAtom, Vertex
-from fedfw.linalg.selection import first_argmax, power_of_two, row_norms
+from fedfw.linalg.selection import first_argmax, power_of_two, robust_row_norms
 from fedfw.linalg.singular import normalised
 from fedfw.sets.base import ConstraintSet, Request, Shape
 
@@ -235,13 +235,13 @@ class Hull(ConstraintSet):
     @cached_property
     def _size(self) -> float:
         """The largest distance of a point from the mean of the points, or 1 if all points are equal."""
-        return float(row_norms(self.vertices - self.vertices.mean(0)).max()) or 1.0
+        return float(robust_row_norms(self.vertices - self.vertices.mean(0)).max()) or 1.0
 
     def _extent(self, shape: Shape) -> float:
         return self._size  # the diameter compares all pairs of points
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return row_norms(x - self._project(x, shape)) / self._size
+        return robust_row_norms(x - self._project(x, shape)) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         """Find the point of least norm in the hull of ``v_i - x``, which is the projection minus x.
@@ -360,7 +360,7 @@ class Polytope(ConstraintSet):
             )
         if not bool(A.isfinite().all() & b.isfinite().all()):
             raise ValueError("Polytope: A and b must be finite")
-        lengths = row_norms(A)
+        lengths = robust_row_norms(A)
         if bool((b[lengths == 0] < 0).any()):
             raise ValueError("Polytope: {x: Ax <= b} is empty")
         kept = lengths > 0

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfw.checks import immediate
 from fedfw.errors import InfeasibleError, NoProjectionError
-from fedfw.linalg.selection import row_norms
+from fedfw.linalg.selection import robust_row_norms
 
 if TYPE_CHECKING:
     from fedfw.sets.base import ConstraintSet, Shape
@@ -72,11 +73,12 @@ class Frame:
     @classmethod
     def of(cls, constraint: ConstraintSet, shape: Shape, dtype: torch.dtype) -> Frame:
         """The frame of a set, from what the set says of itself."""
-        extent = constraint._extent(shape)
+        with immediate():
+            extent = constraint._extent(shape)
+            coarse = constraint._is_coarse(shape, dtype)
         if not extent > 0:  # a set of a single point, which every projection is
             extent = 1.0
-        far = min(FAR * extent, torch.finfo(torch.float64).max)
-        return cls(extent, far, constraint._is_coarse(shape, dtype))
+        return cls(extent, min(FAR * extent, torch.finfo(torch.float64).max), coarse)
 
 
 def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) -> Tensor:
@@ -153,7 +155,7 @@ def _targets(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) 
     farthest = constraint.lmo(-unit.reshape(-1, *shape), batch=True, precision=torch.float64)
     point = farthest.dense(torch.float64).reshape(x.shape)
     way = x - point
-    length = row_norms(way)[:, None]
+    length = robust_row_norms(way)[:, None]
     direction = way / length.clamp(min=torch.finfo(x.dtype).tiny)
     for distance in _CLOSER:
         yield point + direction * length.clamp(max=distance * extent)
@@ -172,12 +174,12 @@ def _attempt(
         inside = _holds(constraint, found, shape, _BEFORE_ROUNDING)
     found = torch.where(inside[:, None], found, 0.0)
     way = found - x
-    distance = row_norms(way)
+    distance = robust_row_norms(way)
     direction = way / distance.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
     best = constraint.lmo(direction.reshape(-1, *shape), batch=True, precision=torch.float64)
     # P is nearest to x if and only if <P - x, P - s> is at most 0 for every s in the set.
     excess = (direction * (found - best.dense(torch.float64).reshape(x.shape))).sum(1)
-    roundings = _ROUNDINGS * 2.0**-53 * (row_norms(x) / extent)
+    roundings = _ROUNDINGS * 2.0**-53 * (robust_row_norms(x) / extent)
     in_place = (target == x).all(1) & (roundings <= _MOST_SUBOPTIMAL)
     allowed = torch.where(in_place, roundings, 0.0).clamp(min=_SUBOPTIMALITY)
     return found, inside & (excess <= allowed * extent * (1 + extent / distance))
