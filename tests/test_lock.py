@@ -38,10 +38,45 @@ def test_what_pyproject_asks_for_is_locked() -> None:
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
-def test_torch_comes_from_constraints_alone() -> None:
+def test_torch_is_locked_by_itself() -> None:
     plain, added = locked("requirements.lock"), locked("requirements-all.lock")
     assert not set(plain) & set(added)
     assert not any(name == "torch" or name.startswith(("nvidia", "cuda", "triton")) for name in plain | added)
+    text = (ROOT / "requirements-torch.lock").read_text()
+    assert all(not line or line.startswith("#") for line in ENTRY.sub("", text).split("\n"))
+    torch = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
+    builds = {}
+    for name, version, hashes in ENTRY.findall(text):
+        assert name == "torch"
+        assert version.partition("+")[0] == torch
+        builds[version] = hashes.count("--hash=sha256:")
+    covered = [
+        line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith("# hashes for")
+    ]
+    assert builds[torch] == len(covered)  # a wheel for each Python on each kind of machine
+
+
+def test_the_audits_own_packages_are_locked() -> None:
+    versions = locked("scripts/audit.lock")
+    assert "pip-audit" in versions
+    script = (ROOT / "scripts" / "audit.sh").read_text()
+    assert "--no-deps --require-hashes -r scripts/audit.lock" in script
+
+
+@pytest.mark.parametrize("build", ["2.13.0", "2.13.0+cpu", "2.13.0+cu126"])
+def test_set_up_takes_the_hashes_of_the_build_that_it_installs(tmp_path: Path, build: str) -> None:
+    """The line of scripts/setup.sh that picks a block of the lock file, on a file of two builds."""
+    [line] = re.findall(
+        r"^ *(awk .*) requirements-torch\.lock >\S+$", (ROOT / "scripts" / "setup.sh").read_text(), re.M
+    )
+    blocks = {
+        version: f"torch=={version} \\\n    --hash=sha256:{digit * 64} \\\n    --hash=sha256:{digit * 63}f\n"
+        for version, digit in (("2.13.0", "a"), ("2.13.0+cpu", "b"))
+    }
+    (tmp_path / "lock").write_text("# a comment\n" + "".join(blocks.values()))
+    command = ["bash", "-c", f"build={build}; {line} lock"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == blocks.get(build, "")
 
 
 CLEAN = {"name": "a", "version": "1", "vulns": []}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import os
 import socket
 import subprocess
 import time
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,21 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from flwr.supercore.superexec.executor import (
+    ExecutionSpec,
+    LaunchResult,
+    LaunchResultStatus,
+    SubprocessExecutor,
+    factory,
+)
+from flwr.supercore.superexec.plugin.base_exec_plugin import AutoExecPlugin, BaseExecPlugin
+from flwr.supercore.superexec.run_superexec import run_superexec
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supercore.utils import disable_process_dumping
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from fedfw.cli.main import main
 from fedfw.deployment.flower.executor import ForkingExecutor
@@ -190,3 +207,36 @@ def wait_for(path: Path) -> str:
         assert time.monotonic() < deadline, f"nothing was written to {path} in a minute"
         os.sched_yield()
     return path.read_text()
+
+
+REPLACED = {
+    # What ForkingExecutor takes the place of, and what calls it:
+    factory.get_executor: "891abfc53747803d",
+    SubprocessExecutor: "9c58435eb28cd789",
+    ExecutionSpec: "a52aad6399c9a5ec",
+    LaunchResult: "52068f09cea4222e",
+    run_superexec: "d11f4e7fbc8f0b12",
+    BaseExecPlugin: "687ebe55961326e8",
+    AutoExecPlugin: "557f1a1c31898ee3",
+    flower_superexec: "f0e2725c92a57597",
+    # What a forked process is in place of:
+    flwr_clientapp: "9e02b412fb895b05",
+    run_clientapp: "6ce09559f3a2f5dc",
+    validate_and_resolve_root_certificates: "bc209e39f3490726",
+    disable_process_dumping: "983761019fe554fa",
+}
+"""Flower's internals that the executor replaces, with the first letters of the SHA-256 of their source."""
+
+
+def test_flowers_internals_are_those_that_the_executor_was_written_for() -> None:
+    """After a change of Flower: read what differs, change executor.py where it must, run the deployment's tests, and
+    then write the new digests here and the new version into pyproject.toml.
+    """
+    found = {thing: hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()[:16] for thing in REPLACED}
+    assert found == REPLACED
+
+
+def test_flower_is_pinned_to_the_version_of_these_internals() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    [pinned] = [one for one in pyproject["project"]["optional-dependencies"]["flower"] if one.startswith("flwr")]
+    assert pinned == f"flwr=={version('flwr')}"
