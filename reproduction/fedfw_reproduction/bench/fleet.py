@@ -66,7 +66,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionMetadata
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionMetadata  # type: ignore[attr-defined]
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.task_identity import TaskIdentity

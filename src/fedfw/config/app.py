@@ -122,6 +122,6 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     foreign = [key for key in given if key in SIMULATED_ONLY]
     if foreign:
         raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")
-    config = merge(RunConfig(), given, SOURCE)
-    refuse_unused_folder(config.dataset, config.data_dir)
-    return config
+    found = merge(RunConfig(), given, SOURCE)
+    refuse_unused_folder(found.dataset, found.data_dir)
+    return found

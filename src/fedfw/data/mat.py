@@ -111,7 +111,7 @@ def _inflated(packed: memoryview, meter: MemoryMeter) -> memoryview:
     head = np.zeros(8, np.uint8)
     if read_into(head, stream) < len(head):
         raise ValueError("a compressed element ends before its head does")
-    kind, size = struct.unpack("<II", head)
+    kind, size = struct.unpack("<II", head.tobytes())
     if kind != _MATRIX:
         raise ValueError(f"a compressed element of type {kind}, expected {_MATRIX}")
     meter.hold(size, "a compressed array")
@@ -119,7 +119,7 @@ def _inflated(packed: memoryview, meter: MemoryMeter) -> memoryview:
     found = read_into(content, stream)
     if found < size or stream.read(1) or not stream.ended:
         raise ValueError(f"a compressed element does not inflate to the {size} bytes that it promises")
-    return memoryview(content)
+    return content.data
 
 
 def _head(data: memoryview) -> _Array:

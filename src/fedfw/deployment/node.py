@@ -63,7 +63,7 @@ consent, state-dir, leaving
         ValueError
             For an unknown key, a missing number, and values that are not allowed.
         """
-        declared = {option.key: option for option in options_of(cls).values()}
+        declared = {option.key: option for option in options_of(NodeSettings).values()}
         for key in config:
             if key not in (*declared, *_OF_FLOWER):
                 known = ", ".join(declared)

@@ -334,10 +334,10 @@ class LocalFederation:
         shutil.copytree(app, copy, ignore=shutil.ignore_patterns("__pycache__", "runs"))
         path = copy / "pyproject.toml"
         project = tomlkit.parse(path.read_text(encoding="utf-8"))
-        table = project["tool"]["flwr"]["app"]["config"]  # type: ignore[index]
+        table = project["tool"]["flwr"]["app"]["config"]
         for key, value in settings.items():
-            table[key] = value  # type: ignore[index]
-        project["project"]["version"] = f"{_COPIES_VERSION}.{self._copies}"  # type: ignore[index]
+            table[key] = value
+        project["project"]["version"] = f"{_COPIES_VERSION}.{self._copies}"
         path.write_text(tomlkit.dumps(project), encoding="utf-8")
         return copy
 
