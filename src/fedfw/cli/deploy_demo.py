@@ -217,7 +217,7 @@ class Demo:
         """
         data = load(config)
         config = completed(config, data)
-        run = _simulate(build_problem(config, data), build_algorithm(config), run_options(config))
+        run = _simulate(build_problem(config.having(separate=True), data), build_algorithm(config), run_options(config))
         own, numbers = options_of(type(run.algorithm)), {"penalty": run.plan.lam_0, "lr": run.plan.lr}
         given = config.items() | {name: value for name, value in numbers.items() if name in own}
         keys = [option.key for option in app_options().values()]
@@ -239,6 +239,7 @@ class Demo:
                 convex=task.convex,
                 l2=task.l2,
                 per=task.per,
+                separate=True,
             )
             print("simulating ...", file=sys.stderr)
             return cls(changes, _simulate(problem, task.algorithm, task.options), task.options.rounds)

@@ -27,7 +27,7 @@ from fedfw.models import is_own
 from fedfw.options import Option, options_of
 
 SOURCE = "run configuration"
-SIMULATED_ONLY = ("tol", "device")
+SIMULATED_ONLY = ("tol", "device", "separate")
 """Options of simulations that a deployment does not have."""
 DEFAULTS: dict[str, Any] = {
     "rounds": 5,

@@ -128,4 +128,5 @@ def describe_problem(problem: Problem) -> dict[str, str]:
         "data": hashlib.sha256(" ".join(each).encode()).hexdigest()[:16],
         "test data": tests,
         **({"precision": "bfloat16"} if problem.mixed else {}),
+        **({"gradients": "each client by itself"} if problem.separate else {}),
     }

@@ -32,12 +32,13 @@ from fedfw.problems.cox import CoxLosses
 from fedfw.problems.digest import digest_of
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
-from fedfw.problems.known_losses import LossFunction, Per, floor_of, known_loss
+from fedfw.problems.known_losses import KnownLoss, LossFunction, Per, floor_of, known_loss
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
+from fedfw.problems.separate import SeparateLosses
 from fedfw.problems.split import SplitLosses, own_clients, size_of, speed_of
-from fedfw.problems.stacks import Stack
+from fedfw.problems.stacks import Samples, Stack
 from fedfw.problems.survival import concordance, cox_loss
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet, shapes_of
@@ -83,6 +84,10 @@ class Problem:
         Whether a GPU multiplies in bfloat16 for the gradients of a network, with convolutions compiled by torch: about
         twice as fast, with losses and gradients that are off by about a hundredth. Nothing changes for linear layers,
         on a CPU, for test data, certificates and private gradients.
+    separate
+        Whether every client's gradient is worked out by itself, as a deployed client does it. A simulation then has the
+        bits of the deployment for every model and all sizes of clients. Otherwise clients of similar size share calls,
+        which is faster where they are many and small, and rounds differently: docs/deployment.md says for which models.
 
     Examples
     --------
@@ -104,6 +109,7 @@ class Problem:
     """
 
     mixed: bool = False
+    separate: bool = False
 
     def __init__(
         self,
@@ -118,6 +124,7 @@ class Problem:
         test_owners: Tensor | None = None,
         ranks: Ranks = ALONE,
         mixed: bool = False,
+        separate: bool = False,
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -125,7 +132,7 @@ class Problem:
         if not (math.isfinite(l2) and l2 >= 0):
             raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
-        self.loss, self.mixed = loss, mixed
+        self.loss, self.mixed, self.separate = loss, mixed, separate
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model has no trainable parameters")
@@ -148,7 +155,7 @@ class Problem:
         survival = loss is cox_loss
         if survival:
             per = "client"
-        known = known_loss(loss, per)
+        known = unsettled = known_loss(loss, per)
         linear = is_linear(self.model)
         if known is not None:
             samples = fit_targets(known, self.model, samples, [f"client {i}" for i in own], dtype)
@@ -164,20 +171,19 @@ class Problem:
         self._known = known
         self._keep_own_tests(per)
         self.floor = 0.0 if survival else floor_of(loss)  # what F is never below, where that is known
-        derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
-        squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
-        self.losses: ClientLosses
-        if derivative is not None and isinstance(self.model, nn.Linear):
-            self.losses = LinearLosses.of(self.model, derivative, samples)
-        elif isinstance(self.model, MatrixCompletion) and linear and squared and per == "sample":
-            self.losses = CompletionLosses.of(self.model, samples)
-        elif survival and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
-            self.losses = CoxLosses.of(samples)
-        else:
-            self.losses = ModuleLosses.of(self.model, loss, self.shapes, samples, known, per, mixed)
-        if l2:
-            self.losses = RegularisedLosses(self.losses, l2)
         self.l2 = l2
+        self.losses: ClientLosses
+        if separate:
+            each = []
+            for own_samples in samples:
+                # As the client alone would: whether it has ignored samples is looked up in its own.
+                own_known = unsettled
+                if unsettled is not None:
+                    own_known = unsettled.settled(unsettled.ignores_some([own_samples[1]]))
+                each.append(self._losses_of([own_samples], own_known, per))
+            self.losses = SeparateLosses(each)
+        else:
+            self.losses = self._losses_of(samples, known, per)
         if ranks.size > 1:
             sizes = torch.tensor([size_of(data) for data in clients])
             self.losses = SplitLosses(self.losses, own, len(clients), sizes)
@@ -186,6 +192,21 @@ class Problem:
         self._smoothness: list[tuple[float, float] | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
+
+    def _losses_of(self, samples: list[Samples], known: KnownLoss | None, per: Per) -> ClientLosses:
+        """Return the losses of clients with these samples: in closed form where there is one."""
+        derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
+        squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
+        losses: ClientLosses
+        if derivative is not None and isinstance(self.model, nn.Linear):
+            losses = LinearLosses.of(self.model, derivative, samples)
+        elif isinstance(self.model, MatrixCompletion) and is_linear(self.model) and squared and per == "sample":
+            losses = CompletionLosses.of(self.model, samples)
+        elif self.loss is cox_loss and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
+            losses = CoxLosses.of(samples)
+        else:
+            losses = ModuleLosses.of(self.model, self.loss, self.shapes, samples, known, per, self.mixed)
+        return RegularisedLosses(losses, self.l2) if self.l2 else losses
 
     def _own(self, clients: Sequence[Any], ranks: Ranks) -> range:
         """The clients that this rank keeps."""
