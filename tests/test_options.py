@@ -64,6 +64,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "depth": ([0, True], WHOLE),
     "heads": ([0, -1], WHOLE),
     "mixed": ([1, "yes"], "true or false"),
+    "separate": ([1, "yes", None], "true or false"),
     "l2": ([-0.1, math.nan, math.inf, "0"], SHARE),
     "clients": ([0, 2.0, None], WHOLE),
     "partition": ([3], "the name of a partition"),

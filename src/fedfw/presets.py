@@ -67,6 +67,10 @@ class ProblemOptions:
     mixed: Annotated[
         bool | None, option("multiply a network's layers in bfloat16 on a GPU: faster, other bits", otherwise="off")
     ] = None
+    separate: Annotated[
+        bool,
+        option("every client's gradient by itself, as a deployed client computes it: its bits, slower"),
+    ] = False
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
     clients: Annotated[int, option("number of clients", ge=1, le=1_000_000)] = 10
     partition: Annotated[
@@ -197,6 +201,7 @@ def make_problem(
         convex=None if is_own(model) else kind.convex,  # a module may say it itself
         l2=options.l2,
         mixed=bool(options.mixed),
+        separate=options.separate,
         per=kind.per,
         test_owners=None if owners is None else owners[lent] if held_out else owners,
         ranks=ranks,

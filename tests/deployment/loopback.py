@@ -50,9 +50,9 @@ def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> 
 
 
 def problem_of(task: Task) -> fedfw.Problem:
-    """The same problem for the simulator."""
+    """The same problem for the simulator, with every client's gradient as the client alone computes it."""
     samples = [task.data(i) for i in range(task.clients)]
-    return fedfw.Problem(task.model, task.loss, samples, test=task.test, weights=task.weights)
+    return fedfw.Problem(task.model, task.loss, samples, test=task.test, weights=task.weights, separate=True)
 
 
 @dataclass

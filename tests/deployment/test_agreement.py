@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fedfw
+from fedfw.cpu.softmax import is_compiled
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Order
 from fedfw.rounds.options import Options
@@ -139,6 +141,64 @@ def test_same_bits_as_simulated_with_unequal_weights(name: str, tmp_path: Path) 
     assert torch.equal(loop.server.xbar, run.x)
     if algorithm.contract.weighted:  # else the same few atoms may come out
         assert not torch.allclose(equal.x, run.x, atol=1e-3)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "softmax": lambda: nn.Linear(4, 3),
+    "perceptron": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "GELU": lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3)),
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)
+    ),
+}
+
+
+def task_of_unequal_clients(
+    model: str, algorithm: fedfw.Algorithm, dtype: torch.dtype, seed: int, **options: Any
+) -> Task:
+    """Four clients with 1 to 37 samples each."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 38, (5,), generator=generator).tolist()
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        own, size = torch.Generator().manual_seed(100 * seed + client), sizes[min(client, 4)]
+        inputs = torch.randn(size, 4, generator=own, dtype=dtype) + client % 3
+        return inputs, torch.randint(0, 3, (size,), generator=own)
+
+    torch.manual_seed(seed)
+    module = MODELS[model]().to(dtype)
+    return Task(module, torch.nn.functional.cross_entropy, algorithm, data, 4, options=Options(**options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("model", MODELS)
+def test_same_bits_for_clients_of_unequal_sizes(model: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Every kind of model, whether atoms are sent or dense vectors, which show every last bit of a gradient."""
+    cases: list[tuple[fedfw.Algorithm, dict[str, Any]]] = [
+        (fedfw.FedFW(L2, penalty=0.05), {}),
+        (fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=2, momentum=0.5), {"participation": 2}),
+        (fedfw.FedAvg(L2, lr=0.3), {"local_steps": 2}),
+        (fedfw.Scaffold(L2, lr=0.3), {"participation": 3, "batch_size": 4}),
+        (fedfw.FedLMO(L2), {"local_steps": 2}),
+    ]
+    for seed, (algorithm, options) in enumerate(cases):
+        task = task_of_unequal_clients(model, algorithm, dtype, seed, rounds=3, eval_every=3, **options)
+        loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / str(seed))
+        loop.run(3)
+        run = fedfw.simulate(problem_of(task), algorithm, rounds=3, eval_every=3, **options)
+        assert torch.equal(loop.server.xbar, run.x.flatten()), algorithm
+
+
+@pytest.mark.skipif(not is_compiled(), reason="the gradient of softmax regression was not compiled")
+def test_softmax_regression_in_float32_has_the_bits_whoever_shares_a_call(tmp_path: Path) -> None:
+    for seed, algorithm in enumerate((fedfw.FedFW(L2, penalty=0.05), fedfw.FedAvg(L2, lr=0.3))):
+        task = task_of_unequal_clients("softmax", algorithm, torch.float32, seed, rounds=4, eval_every=4)
+        loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / str(seed))
+        loop.run(4)
+        clients = [task.data(i) for i in range(4)]
+        together = fedfw.Problem(task.model, task.loss, clients)
+        assert not together.separate
+        assert torch.equal(loop.server.xbar, fedfw.simulate(together, algorithm, rounds=4, eval_every=4).x)
 
 
 @pytest.mark.parametrize("name", ["FedFW", "FedFW+"])

@@ -249,7 +249,7 @@ class Demo:
         """
         data = load(config)
         config = completed(config, data)
-        run = _simulate(build_problem(config, data), build_algorithm(config), run_options(config))
+        run = _simulate(build_problem(config.having(separate=True), data), build_algorithm(config), run_options(config))
         own, numbers = options_of(type(run.algorithm)), {"penalty": run.plan.lam_0, "lr": run.plan.lr}
         given = config.items() | {name: value for name, value in numbers.items() if name in own}
         keys = [option.key for option in app_options().values()]
@@ -308,6 +308,7 @@ def _problem_of(task: Task) -> Problem:
         convex=task.convex,
         l2=task.l2,
         per=task.per,
+        separate=True,
     )
 
 

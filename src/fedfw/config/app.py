@@ -28,7 +28,7 @@ from fedfw.options import Option, options_of
 from fedfw.presets import refuse_unused_folder
 
 SOURCE = "run configuration"
-SIMULATED_ONLY = ("tol", "device", "mixed")
+SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
 """Options of simulations that a deployment does not have."""
 DEFAULTS = APP_DEFAULTS
 _COLUMNS = 100

@@ -204,7 +204,9 @@ class Task:
 
     def problem(self, samples: Any) -> Problem:
         """The model on one client's samples, or on the test data."""
-        problem = Problem(self.model, self.loss, [samples], samples, convex=self.convex, l2=self.l2, per=self.per)
+        problem = Problem(
+            self.model, self.loss, [samples], samples, convex=self.convex, l2=self.l2, per=self.per, separate=True
+        )
         self._refuse_splitting(problem.losses.per, problem.losses.weighs)
         return problem
 

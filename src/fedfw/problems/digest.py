@@ -129,6 +129,7 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
         **describe_model(problem.model, problem.loss, problem.l2, problem.weights),
         "convex": repr(problem.convex),
         **({"precision": "bfloat16"} if problem.mixed else {}),
+        **({"gradients": "each client by itself"} if problem.separate else {}),
     }
     if private:
         return described | {"samples": text_of(problem.losses.sizes)}

@@ -39,12 +39,13 @@ from fedfw.problems.cox import CoxLosses
 from fedfw.problems.digest import digest_of
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
-from fedfw.problems.known_losses import LossFunction, Per, floor_of, is_convex, known_loss
+from fedfw.problems.known_losses import KnownLoss, LossFunction, Per, floor_of, is_convex, known_loss
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
+from fedfw.problems.separate import SeparateLosses
 from fedfw.problems.split import SplitLosses, own_clients, size_of, speed_of
-from fedfw.problems.stacks import Stack
+from fedfw.problems.stacks import Samples, Stack
 from fedfw.problems.survival import concordance, cox_loss, partial_likelihood, validate_event_times
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet, shapes_of
@@ -90,6 +91,10 @@ class Problem:
         Whether a GPU multiplies in bfloat16 for the gradients of a network, with convolutions compiled by torch: about
         twice as fast, with losses and gradients that are off by about a hundredth. Nothing changes for linear layers,
         on a CPU, for test data, certificates and private gradients.
+    separate
+        Whether every client's gradient is worked out by itself, as a deployed client does it. A simulation then has the
+        bits of the deployment for every model and all sizes of clients. Otherwise clients of similar size share calls,
+        which is faster where they are many and small, and rounds differently: docs/deployment.md says for which models.
 
     Examples
     --------
@@ -111,6 +116,7 @@ class Problem:
     """
 
     mixed: bool = False
+    separate: bool = False
 
     def __init__(
         self,
@@ -125,6 +131,7 @@ class Problem:
         test_owners: Tensor | None = None,
         ranks: Ranks = ALONE,
         mixed: bool = False,
+        separate: bool = False,
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -132,7 +139,7 @@ class Problem:
         if not (math.isfinite(l2) and l2 >= 0):
             raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
-        self.loss, self.mixed = loss, mixed
+        self.loss, self.mixed, self.separate = loss, mixed, separate
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model has no trainable parameters")
@@ -159,7 +166,7 @@ class Problem:
                 validate_event_times(pairs, f"client {i}")
             if self.test_data is not None:
                 validate_event_times(self.test_data[1], "the test data")
-        known = known_loss(loss, per)
+        known = unsettled = known_loss(loss, per)
         linear = is_linear(self.model)
         if known is not None:
             samples = fit_targets(known, self.model, samples, [f"client {i}" for i in own], dtype)
@@ -175,26 +182,19 @@ class Problem:
         self._known = known
         self._keep_own_tests(per)
         self.floor = floor_of(loss)  # F is never below it; None where no such number is known
-        derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
-        squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
-        self.losses: ClientLosses
-        if derivative is not None and isinstance(self.model, nn.Linear):
-            self.losses = LinearLosses.of(self.model, derivative, samples)
-        elif isinstance(self.model, MatrixCompletion) and linear and squared and per == "sample":
-            self.losses = CompletionLosses.of(self.model, samples)
-        elif survival and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
-            self.losses = CoxLosses.of(samples)
-        else:
-            function = partial_likelihood if survival else loss
-            self.losses = ModuleLosses.of(self.model, function, self.shapes, samples, known, per, mixed)
-        if mixed and not isinstance(self.losses, ModuleLosses):
-            raise ValueError(
-                f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a closed form, "
-                "expected a network"
-            )
-        if l2:
-            self.losses = RegularisedLosses(self.losses, l2)
         self.l2 = l2
+        self.losses: ClientLosses
+        if separate:
+            each = []
+            for own_samples in samples:
+                # As the client alone would: whether it has ignored samples is looked up in its own.
+                own_known = unsettled
+                if unsettled is not None:
+                    own_known = unsettled.settled(unsettled.ignores_some([own_samples[1]]))
+                each.append(self._losses_of([own_samples], own_known, per))
+            self.losses = SeparateLosses(each)
+        else:
+            self.losses = self._losses_of(samples, known, per)
         if ranks.size > 1:
             sizes = torch.tensor([size_of(data) for data in clients])
             self.losses = SplitLosses(self.losses, own, len(clients), sizes)
@@ -203,6 +203,27 @@ class Problem:
         self._smoothness: list[tuple[float, float] | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
+
+    def _losses_of(self, samples: list[Samples], known: KnownLoss | None, per: Per) -> ClientLosses:
+        """Return the losses of clients with these samples: in closed form where there is one."""
+        derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
+        squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
+        losses: ClientLosses
+        if derivative is not None and isinstance(self.model, nn.Linear):
+            losses = LinearLosses.of(self.model, derivative, samples)
+        elif isinstance(self.model, MatrixCompletion) and is_linear(self.model) and squared and per == "sample":
+            losses = CompletionLosses.of(self.model, samples)
+        elif self.loss is cox_loss and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
+            losses = CoxLosses.of(samples)
+        else:
+            function = partial_likelihood if self.loss is cox_loss else self.loss
+            losses = ModuleLosses.of(self.model, function, self.shapes, samples, known, per, self.mixed)
+        if self.mixed and not isinstance(losses, ModuleLosses):
+            raise ValueError(
+                f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a closed form, "
+                "expected a network"
+            )
+        return RegularisedLosses(losses, self.l2) if self.l2 else losses
 
     def _own(self, clients: Sequence[Any], ranks: Ranks) -> range:
         """The clients that this rank keeps."""

@@ -64,8 +64,8 @@ class Stack:
     def groups(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Sequence[Group]:
         """The samples of the clients in these rows, or those that they picked, in pieces.
 
-        A client's samples are cut every ``most`` numbers, whoever else is asked for: its sums have the same bits alone
-        and among others. ``lanes`` times as many numbers make a piece, from several clients, and more where none of
+        A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so that the order of
+        its sums does not depend on them. ``lanes`` times as many numbers make a piece, from several clients, and more where none of
         them had to be cut.
 
         Parameters
