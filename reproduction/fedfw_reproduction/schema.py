@@ -92,6 +92,7 @@ OPTIONS = {
         "rounds",
         "schedule",
         "seed",
+        "separate",
         "server_lr",
         "server_momentum",
         "strong",
@@ -106,7 +107,7 @@ OPTIONS = {
 }
 """The frozen name of each option, and its name in today's configurations."""
 
-NEUTRAL: dict[str, Any] = {}
+NEUTRAL: dict[str, Any] = {"separate": False}
 """Options that came after results were kept, with the value that means what a run did before: it is left out."""
 
 NOT_PART = ("algorithm", "data_dir", "device")
