@@ -128,7 +128,6 @@ ALLOWED: dict[str, list[Any]] = {
     "lr": [1, 0.5, "auto", "theory", "auto:2"],
     "alpha": [1e-9, 1, 1.999],
     "strong": [0, 0.0, 0.5],
-    "graph": ["ring", "complete", "grid", "erdos:0.3", "erdos:1"],
 }
 
 

@@ -97,7 +97,6 @@ def test_every_option_and_algorithm_has_one_frozen_name() -> None:
 def test_keys_of_today_are_those_of_the_day_on_which_they_were_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "REVISIONS", {})
     monkeypatch.setattr(schema, "TASK_REVISIONS", {})
-    monkeypatch.setattr(schema, "NEUTRAL", {})
     described = [
         Cell(CONFIG, grid=(("lr", (0.1, 1.0)),), epoch=True).identity(),
         Central.of(Cell(CONFIG)).identity(),

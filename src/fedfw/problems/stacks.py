@@ -65,8 +65,8 @@ class Stack:
         """The samples of the clients in these rows, or those that they picked, in pieces.
 
         A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so that the order of
-        its sums does not depend on them. ``lanes`` times as many numbers make a piece, from several clients, and more where none of
-        them had to be cut.
+        its sums does not depend on them. ``lanes`` times as many numbers make a piece, from several clients, and more
+        where none of them had to be cut.
 
         Parameters
         ----------
