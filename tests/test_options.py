@@ -105,7 +105,6 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "strong": ([-0.1, math.inf, "1"], SHARE),
     "beta": ([0.0, -1.0, math.nan], POSITIVE),
     "multiplier_every": ([0, 2.0, None], WHOLE),
-    "graph": (["star", "erdos", "erdos:0", "erdos:2", "erdos:x", "ring:3", 3, None], "one of ring, complete, grid"),
     "weight_decay": ([-0.1, math.inf, None], SHARE),
 }
 """Values that are refused, by the name of the option, and how the sentence that says what was expected begins."""
