@@ -670,6 +670,7 @@ def part_of_digits() -> Data:
 def _small_data(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Dataset("speeches", "a text", speeches, folder="speeches", layouts=(("seed.txt",),))
     digits = part_of_digits()
+    monkeypatch.setattr("os.fsync", lambda file: None)  # no file of these has to outlive a crash
     monkeypatch.setitem(DATASETS, "speeches", text)
     monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], load=lambda request: digits))
 
