@@ -26,7 +26,7 @@ import tomlkit
 import torch
 
 import fedfw
-from fedfw.algorithms import ALGORITHMS
+from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.deploy import VERBS
 from fedfw.cli.flags import configured
 from fedfw.cli.main import COMMANDS, main

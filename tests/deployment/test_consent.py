@@ -80,7 +80,6 @@ def _unread(client: int) -> Any:
         (Consent(least_samples=2), FEDFW, {"batch_size": 1}, Refusal.SAMPLES),
         (Consent(), FEDFW, {"local_steps": 11}, Refusal.STEPS),
         (Consent(most_local_steps=1), FEDFW, {"local_steps": 2}, Refusal.STEPS),
-        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, clip=1e-40)}, Refusal.CLIP),
         (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, clip=0.5)}, Refusal.CLIP),
         (Consent(privacy=DataBudget(1.0, 1e-3, clip=0.5)), FEDFW, {"privacy": Privacy(0.5, DELTA)}, Refusal.CLIP),
         (Consent(sets=("l1",)), fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})), {}, Refusal.SET),

@@ -294,7 +294,9 @@ def _pipe(path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["fab", "sig"])
 @pytest.mark.parametrize(
-    "change", [lambda path: path.chmod(0o664), lambda path: path.chmod(0o646), _link, _pipe], ids=str
+    "change",
+    [lambda path: path.chmod(0o664), lambda path: path.chmod(0o646), _link, _pipe],
+    ids=["group", "others", "link", "pipe"],
 )
 def test_the_hub_hands_out_files_that_nobody_else_can_write(
     tmp_path: Path, bundle: Bundle, change: Any, which: str, caplog: pytest.LogCaptureFixture
