@@ -85,7 +85,7 @@ TITLES = {
     "fedfw.sets": "Constraint sets",
     "fedfw.atoms": "Atoms",
     "fedfw.lipschitz": "Certified networks",
-    "fedfw.contrib": "Methods that few people run",
+    "fedfw.algorithms.contrib": "Methods that few people run",
     "fedfw.privacy": "Privacy",
     "fedfw.optim": "Central training",
     "fedfw.testing": "Testing sets and algorithms of your own",
@@ -102,7 +102,8 @@ def public_names() -> dict[str, list[str]]:
             continue
         thing = getattr(fedfw, name)
         if name in fedfw._MODULES:
-            home, names = f"fedfw.{name}", [f"fedfw.{name}.{one}" for one in thing.__all__]
+            home = fedfw._MODULES[name]
+            names = [f"{home}.{one}" for one in thing.__all__]
         else:
             home = fedfw._HOME_OF[name]
             names = [f"fedfw.{name}"]
