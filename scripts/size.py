@@ -1,0 +1,83 @@
+"""Print the size of the sources by room: statements, and lines of code, of docstrings and of comments.
+
+A statement is an ``ast.stmt`` that is not a docstring, so no formatting changes the count. Only files that git tracks count.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+COLUMNS = ("statements", "code", "docstring", "comment")
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Return whether a node is a string that stands alone as a statement."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def sizes(text: str) -> Counter[str]:
+    """Return the count of every column for the text of one module."""
+    statements = 0
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if is_docstring(node):
+            docstrings.update(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.stmt):
+            statements += 1
+    code: set[int] = set()
+    comments: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT:
+            code.update(range(token.start[0], token.end[0] + 1))
+        elif token.type == tokenize.COMMENT:
+            comments.add(token.start[0])
+    code -= docstrings
+    lines = {"code": len(code), "docstring": len(docstrings), "comment": len(comments - code)}
+    return Counter({"statements": statements, **lines})
+
+
+def rooms_of(path: Path) -> list[str]:
+    """Return the rooms that a file counts in: its own, and the whole that this belongs to."""
+    parts = path.parts
+    if parts[0] == "src":
+        room = "/".join(parts[:3]) if len(parts) > 3 else "src/fedfw (its own modules)"
+        return [room, "src/fedfw"]
+    if parts[0] == "reproduction":
+        if parts[1] == "tests":
+            return ["reproduction/tests", "tests and reproduction/tests"]
+        room = "/".join(parts[:3]) if len(parts) > 3 else "/".join(parts[:2])
+        return [room, "reproduction without tests"]
+    if parts[0] == "tests":
+        return ["tests", "tests and reproduction/tests"]
+    return [parts[0]]
+
+
+def main() -> None:
+    """Print a table: one line for each room, wholes behind their rooms."""
+    root = Path(__file__).parent.parent
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True).stdout
+    rooms: dict[str, Counter[str]] = {}
+    for name in listed.split():
+        size = sizes((root / name).read_text(encoding="utf-8"))
+        for room in rooms_of(Path(name)):
+            rooms.setdefault(room, Counter()).update(size)
+    print(f"{'room':42}" + "".join(f"{column:>12}" for column in COLUMNS))
+    for room, size in sorted(rooms.items()):
+        print(f"{room:42}" + "".join(f"{size[column]:12,}" for column in COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
