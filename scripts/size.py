@@ -1,6 +1,7 @@
 """Print the size of the sources by room: statements, and lines of code, of docstrings and of comments.
 
-A statement is an ``ast.stmt`` that is not a docstring, so no formatting changes the count. Only files that git tracks count.
+A statement is an ``ast.stmt`` that is not a docstring, so no formatting changes the count.
+Only files that git tracks count.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LAYOUT = {
 
 def is_docstring(node: ast.AST) -> bool:
     """Return whether a node is a string that stands alone as a statement."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    if not isinstance(node, ast.Expr):
+        return False
+    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def sizes(text: str) -> Counter[str]:
@@ -68,9 +71,10 @@ def rooms_of(path: Path) -> list[str]:
 def main() -> None:
     """Print a table: one line for each room, wholes behind their rooms."""
     root = Path(__file__).parent.parent
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True).stdout
+    listing = ["git", "ls-files", "*.py"]
+    listed = subprocess.run(listing, cwd=root, capture_output=True, text=True, check=True)
     rooms: dict[str, Counter[str]] = {}
-    for name in listed.split():
+    for name in listed.stdout.split():
         size = sizes((root / name).read_text(encoding="utf-8"))
         for room in rooms_of(Path(name)):
             rooms.setdefault(room, Counter()).update(size)
