@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 from pictures import draw_nothing
 
-from fedfw.advice import Measured, advise
+from fedfw.advice import SEES, Measured, MeasuredMethod, MeasuredPoint, MeasuredProblem, advise, measured
 from fedfw.cli import main
 from fedfw.config import RunConfig
 from fedfw.report.document import Document, Plot, Table, Text
 from fedfw_reproduction.frontier import problems, study
 from fedfw_reproduction.frontier.courses import Task, looks
 from fedfw_reproduction.frontier.fronts import Point, front, holders, reached, steps, told
+from fedfw_reproduction.frontier.measured import winners
 from fedfw_reproduction.frontier.methods import METHODS, depends_on_horizon, grid, seen
 from fedfw_reproduction.frontier.problems import FULL, QUICK, Studied
 from fedfw_reproduction.lab import Site
@@ -130,8 +132,8 @@ def test_the_page_and_the_table_that_advice_is_made_from(
     tmp_path: Path, one_problem: Studied, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, empty = tmp_path / "out", tmp_path / "empty"
-    arguments = ["reproduce", "frontier", "--quick", "--out", str(out), "--data-dir", str(empty)]
-    assert main([*arguments, "--markdown", str(out / "page.md")]) == 0
+    arguments = ["reproduce", "frontier", "--quick", "--out", str(out), "--markdown", str(out / "page.md")]
+    assert main([*arguments, "--data-dir", str(empty)]) == 0
     assert f"{one_problem.title}  FedFW" in capsys.readouterr().out  # who wins, on the terminal
     page = (out / "page.md").read_text()
     for words in ("Who wins where", "among those that show atoms alone", "up to 0.03", "| FedFW+ | atoms | no |"):
@@ -144,5 +146,41 @@ def test_the_page_and_the_table_that_advice_is_made_from(
     advice = advise("l1:10", sees="atoms", table=table)
     assert advice.method.title in ("FedFW", "FedFW+")
     draw_nothing(monkeypatch)
-    assert main([*arguments, "--kept", "--markdown", str(out / "page.md")]) == 0
+    assert main([*arguments, "--kept"]) == 0
     assert (out / "page.md").read_text().partition("### not there")[0] == page.partition("### not there")[0]
+
+
+def full_problem(seed: int) -> MeasuredProblem:
+    """A problem with four methods for each permission; no two of their points have equal bytes or residuals."""
+    draws = random.Random(seed)
+    methods = []
+    for sees, projects, number in product(SEES, (False, True), range(4)):
+        ups = sorted(draws.sample(range(1, 10**6), 6))
+        residuals = sorted((draws.random() for _ in ups), reverse=True)
+        points = [
+            MeasuredPoint(up, up, place, residual, None, draws.randrange(3), place)
+            for place, (up, residual) in enumerate(zip(ups, residuals, strict=True), start=1)
+        ]
+        settings = tuple({"lr": lr} for lr in (0.1, 0.2, 0.3))
+        methods.append(MeasuredMethod(f"{sees} {projects} {number}", "fedavg", sees, projects, settings, tuple(points)))
+    return MeasuredProblem("random", "l1:10", "much", 10, False, "test accuracy", tuple(methods))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_winners_give_the_advice_of_all_that_was_measured(seed: int) -> None:
+    full = full_problem(seed)
+    few = winners(full)
+    assert sum(len(one.points) for one in few.methods) < sum(len(one.points) for one in full.methods) / 2
+    draws = random.Random(seed)
+    for sees, projection, _ in product(SEES, ("cheap", "costly"), range(40)):
+        asked = {"bytes_up": 10 ** draws.uniform(-1, 6)} if draws.random() < 0.5 else {"residual": draws.random()}
+        answers = [
+            advise("l1:10", sees=sees, projection=projection, table=Measured((one,), quick=False), **asked)
+            for one in (full, few)
+        ]
+        assert answers[0].to_json() == answers[1].to_json()
+
+
+def test_the_table_of_the_package_has_winners_alone() -> None:
+    for problem in measured().problems:
+        assert winners(problem) == problem

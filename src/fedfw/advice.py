@@ -1,8 +1,8 @@
 """Which method to use: the best measured one among those that may be used, with the measurement behind it.
 
-The measurements are those of ``fedfw reproduce frontier``, which writes them as ``measured.json``; the package has a
-copy. Nothing is advised that was not measured, and what differs between the measured problem and the one that is asked
-about is said.
+The measurements are those of ``fedfw reproduce frontier``. It writes ``measured.json`` with those that win for some
+permission and some budget, and the package has a copy. Nothing is advised that was not measured, and what differs
+between the measured problem and the one that is asked about is said.
 """
 
 from __future__ import annotations
@@ -87,10 +87,6 @@ class MeasuredProblem:
     partial: bool
     scored_by: str
     methods: tuple[MeasuredMethod, ...]
-
-    def method(self, algorithm: str) -> MeasuredMethod | None:
-        """The plainest measured method with this algorithm."""
-        return next((one for one in self.methods if one.algorithm == algorithm), None)
 
 
 @dataclass(frozen=True)
@@ -281,7 +277,7 @@ def advise(
     if not may:
         raise ValueError(f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}")
     without = "" if projection == "cheap" else " and need no projection"
-    among = f"Of the {len(may)} measured methods that show no more than {_SHOWS[sees]}{without}"
+    among = f"Among the measured methods that show no more than {_SHOWS[sees]}{without}"
     method, point, why = _best(
         may, None if bytes_up is None else bytes_up * problem.clients, GOAL if residual is None else residual
     )

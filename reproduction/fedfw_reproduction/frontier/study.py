@@ -60,9 +60,11 @@ def show(scale: Scale, results: Results, page: Document) -> None:
 
 
 def files(scale: Scale, results: Results) -> dict[str, str]:
-    """What `fedfw advise` reads: for each problem and method the points that matter."""
+    """Return the table that `fedfw advise` reads, a line a problem."""
     found = [(one, points) for one in studied(scale) if (points := points_of(one, results)) is not None]
-    return {"measured.json": json.dumps(table_of(found, quick=scale.quick), separators=(",", ":")) + "\n"}
+    table = table_of(found, quick=scale.quick).to_json()
+    lines = ",\n".join(json.dumps(problem, separators=(",", ":")) for problem in table["problems"])
+    return {"measured.json": f'{{"quick":{json.dumps(table["quick"])},"problems":[\n{lines}\n]}}\n'}
 
 
 def points_of(problem: Studied, results: Results) -> dict[str, list[Point]] | None:
