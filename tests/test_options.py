@@ -178,7 +178,7 @@ def test_every_field_is_an_option_with_help_and_a_default_that_is_allowed(name: 
     [
         (simulate, Options, {"problem", "algorithm", "callbacks", "progress", "out", "resume"}),
         (tune, Options, {"problem", "algorithm", "grid", "budget", "by", "progress"}),
-        (load_problem, ProblemOptions, {"seed", "held_out", "rule", "ranks"}),
+        (load_problem, ProblemOptions, {"seed", "held_out", "ranks"}),
     ],
 )
 def test_signatures_and_help_list_exactly_what_is_declared(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +53,6 @@ def test_a_problem_by_its_names_is_the_problem_of_its_options() -> None:
     assert same(by_name, make_problem(load_data("digits"), options, seed=3))
     assert not same(by_name, make_problem(load_data("digits"), options, seed=4))
     assert fedfw.load_problem is load_problem
-
-
-def test_the_former_name_of_the_partition_still_works() -> None:
-    with pytest.warns(DeprecationWarning, match=r"load_problem\(rule=...\) is now called partition=..."):
-        old = load_problem("digits", clients=10, rule="labels:3")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        new = load_problem("digits", clients=10, partition="labels:3")
-    assert same(old, new)
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:

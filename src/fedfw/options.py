@@ -12,7 +12,7 @@ app (``rounds``, dashes for underscores), the flag (``--rounds``), its help text
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import lru_cache
@@ -245,6 +245,21 @@ def refuse_unknown(function: str, given: Iterable[str], *declared: type, own: It
     for name in given:
         if name not in known:
             raise TypeError(f"{function} has no option {name!r}{nearest(name, known)}, expected {', '.join(known)}")
+
+
+def parse_table(
+    declared: Iterable[Option], table: Mapping[str, Any], source: str, more: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the values of a table by the names of their options; an unknown key is refused with the nearest there is.
+
+    ``source`` says where the table stands. Keys in ``more`` are known, too, and left out.
+    """
+    options = {one.key: one for one in declared if one.textual}
+    known = [*options, *more]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}")
+    return {options[key].name: options[key].parse(value, source) for key, value in table.items() if key in options}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

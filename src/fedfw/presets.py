@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -105,7 +104,6 @@ def load_problem(
     *,
     seed: int = 0,
     held_out: float = 0.0,
-    rule: str | None = None,
     ranks: Ranks = ALONE,
     **options: Any,
 ) -> Problem:
@@ -118,8 +116,6 @@ def load_problem(
         Fixes the split and the start.
     held_out : float
         With this each client lends that fraction of its samples, which take the place of the test data.
-    rule : str
-        The former name of ``partition``, which is still understood.
     ranks : Ranks
         The processes among which the clients are divided; see `fedfw.join_ranks`.
 
@@ -135,11 +131,6 @@ def load_problem(
     (10, 650)
     """
     refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
-    if rule is not None and options.get("partition") is not None:
-        raise TypeError("load_problem was given partition and rule, its former name: give partition alone")
-    if rule is not None:
-        warnings.warn("load_problem(rule=...) is now called partition=...", DeprecationWarning, stacklevel=2)
-        options["partition"] = rule
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
     refuse_unused_folder(wanted.dataset, wanted.data_dir)
     data = load_data(wanted.dataset, wanted.data_dir, wanted.clients, seed, wanted.columns)

@@ -15,8 +15,8 @@ from fedfw.cli.deploy_demo import Demo, allowed_by_name, owners_of
 from fedfw.cli.deploy_report import _LEGEND, _ROUNDS_HEADER, TOTALS_HEADER, legend
 from fedfw.cli.main import main
 from fedfw.config import RunConfig
-from fedfw.config.app import DEFAULTS
 from fedfw.deployment.consent import USUAL_SETS, Consent, RefusedError
+from fedfw.deployment.settings import APP_DEFAULTS
 
 pytest.importorskip("flwr")
 
@@ -217,7 +217,7 @@ def test_the_demonstrations_owners_allow_its_own_set_alone(constraint: str, name
 
 
 def test_an_app_and_the_demonstration_of_the_same_settings_simulate_the_same(app: Path) -> None:
-    ours = Demo.of(RunConfig.of(**DEFAULTS | {"clients": 2, "rounds": 3}))
+    ours = Demo.of(RunConfig.of(**APP_DEFAULTS | {"clients": 2, "rounds": 3}))
     theirs = Demo.of_app(AppFolder.read(app), {"clients": 2, "rounds": 3})
     assert digest(ours.simulated.x) == digest(theirs.simulated.x)
     assert ours.rounds == theirs.rounds == 3

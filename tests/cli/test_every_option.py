@@ -31,13 +31,13 @@ from fedfw.cli.deploy import VERBS
 from fedfw.cli.flags import configured
 from fedfw.cli.main import COMMANDS, main
 from fedfw.config import RunConfig, all_options
-from fedfw.config.app import SIMULATED_ONLY
 from fedfw.config.run_config import algorithm_options, owners
 from fedfw.data.base import Data, Part, Request
 from fedfw.data.datasets import DATASETS, Dataset, load_data
 from fedfw.data.folder import data_folder
 from fedfw.deployment import Consent
 from fedfw.deployment.node import NodeSettings
+from fedfw.deployment.settings import SIMULATED_ONLY
 from fedfw.deployment.store import state_folder
 from fedfw.environment import VARIABLES
 from fedfw.options import options_of

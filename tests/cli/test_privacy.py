@@ -64,7 +64,7 @@ def test_it_says_what_a_run_plans(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "neither --eps nor --noise is given"),
         (["--eps", "4", "--batch-size", "4"], "--batch-size 4 needs --samples"),
         (["--eps", "4", "--rounds", "0"], "rounds = 0, expected a whole number of at least 1"),
-        (["--eps", "-1"], "eps=-1.0, expected a positive number"),
+        (["--eps", "-1"], "eps=-1.0, expected a number from 1e-12"),
         (["--eps", "4", "--algorithm", "fedfw-anchored"], "shares exact sums of gradients"),
         (["--eps", "4", "--constraint", "nuclar:1"], "did you mean 'nuclear'?"),
     ],

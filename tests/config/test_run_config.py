@@ -1,4 +1,4 @@
-"""A configuration: one flat list of options, as TOML and back, from flags and from files of version 0.1."""
+"""A configuration: one flat list of options, as TOML and back, from flags refused for files of version 0.1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import fedfw
 from fedfw.algorithms.base import Message, Plan, State
 from fedfw.config import RunConfig, all_options, app_table, build_algorithm, merge, read_app_config, read_config
 from fedfw.config.run_config import VERSION_KEY, algorithm_class, algorithm_options, owners, read_table, run_options
-from fedfw.deployment.settings import Deployment
+from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
 from fedfw.options import option, options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
@@ -176,23 +176,15 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
         read_config(path)
 
 
-@pytest.mark.parametrize("key", ["penalty", "lr"])
-@pytest.mark.parametrize(
-    ("written", "meant"), [("auto:3", "theory:3"), ("auto", "theory"), (0.5, 0.5), ("theory:2", "theory:2")]
-)
-def test_run_folders_of_version_0_1_keep_their_meaning(key: str, written: Any, meant: Any, tmp_path: Path) -> None:
+def test_run_folders_of_version_0_1_are_refused(tmp_path: Path) -> None:
     """There "auto" was what is called "theory" now."""
     path = tmp_path / "config.toml"
-    value = f'"{written}"' if isinstance(written, str) else written
-    path.write_text(f"rounds = 3\n{key} = {value}\n")
+    path.write_text('penalty = "auto:3"\n')
     (tmp_path / "history.jsonl").write_text("")
-    assert read_config(path).get(key) == meant
-    # A folder that this version wrote says so, and a file that somebody wrote by hand means what it says.
-    path.write_text(f'{VERSION_KEY} = "{fedfw.__version__}"\n{key} = {value}\n')
-    assert read_config(path).get(key) == written
-    other = tmp_path / "mine.toml"
-    other.write_text(f"{key} = {value}\n")
-    assert read_config(other).get(key) == written
+    with pytest.raises(ValueError, match=r'of a run of fedfw 0\.1, where "auto" was what is called "theory" now'):
+        read_config(path)
+    path.write_text(f'{VERSION_KEY} = "{fedfw.__version__}"\npenalty = "auto:3"\n')
+    assert read_config(path).get("penalty") == "auto:3"
 
 
 def test_a_file_without_a_history_is_somebodys_own(tmp_path: Path) -> None:
@@ -283,7 +275,7 @@ def test_they_are_gone_afterwards() -> None:
 
 def test_the_apps_table_has_every_option_once() -> None:
     table = app_table()
-    wanted = {one.key for name, one in all_options().items() if name not in ("tol", "device", "mixed")}
+    wanted = {one.key for name, one in all_options().items() if name not in SIMULATED_ONLY}
     assert set(table) == wanted | {one.key for one in options_of(Deployment).values()}
     assert len(table) == len(set(table))
 

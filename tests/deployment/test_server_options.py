@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedfw.cli.deploy_init import copy_app
-from fedfw.config.app import DEFAULTS, app_options
+from fedfw.config.app import app_options
 from fedfw.deployment import Deployment
 from fedfw.deployment.server_options import (
     DATA_OPTIONS,
@@ -19,6 +19,7 @@ from fedfw.deployment.server_options import (
     settings_in,
     usual_options,
 )
+from fedfw.deployment.settings import APP_DEFAULTS
 from fedfw.options import options_of
 
 OWN: dict[str, Any] = {"dataset": "digits", "rounds": 5, "penalty": 1e-4, "target": "", "out": ""}
@@ -71,7 +72,7 @@ def test_the_settings_of_an_app(tmp_path: Path) -> None:
     copy_app(tmp_path / "app")
     found = settings_in(tmp_path / "app")
     assert found is not None
-    assert DEFAULTS.items() <= found.items()
+    assert APP_DEFAULTS.items() <= found.items()
     assert settings_in(tmp_path) is None
     project = tmp_path / "pyproject.toml"
     for text in ("[project]\nname = 'x'", "[tool.flwr]\napp = 3", "[tool.", "[tool.flwr.app]\nconfig = 3"):

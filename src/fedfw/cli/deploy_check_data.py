@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedfw.cli.flags import add_flags, flags_given
-from fedfw.config import all_options
+from fedfw.cli.flags import add_flags, values_given
 from fedfw.deployment.consent import CONSENT, STATE, Consent
 
 DESCRIPTION = (
@@ -35,9 +34,7 @@ def execute(options: argparse.Namespace) -> int:
     folder = options.folder.absolute()
     consent = Consent.read(folder / CONSENT)
     app = AppFolder.read(options.app)
-    declared = {option.key: option for option in all_options().values()}
-    given = {key: declared[key].parse(text, "command line") for key, text in flags_given(options).items()}
-    task = app.make_task(app.settings(given))
+    task = app.make_task(app.settings(values_given(options)))
     state = folder / STATE if options.state_dir is None else options.state_dir.absolute()
     try:
         found = check_data(task, options.partition_id, state, consent)

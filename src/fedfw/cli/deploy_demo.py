@@ -30,7 +30,7 @@ from fedfw.cli.deploy_report import (
     title,
     totals_row,
 )
-from fedfw.cli.flags import add_flags, flags_given
+from fedfw.cli.flags import add_flags, flags_given, values_given
 from fedfw.config import (
     RunConfig,
     all_options,
@@ -42,12 +42,12 @@ from fedfw.config import (
     rooted,
     run_options,
 )
-from fedfw.config.app import DEFAULTS, SIMULATED_ONLY, app_options
+from fedfw.config.app import app_options
 from fedfw.deployment.consent import USUAL_SETS, Consent, entry_of, sets_of
 from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
-from fedfw.deployment.settings import Deployment
+from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
 from fedfw.presets import refuse_unused_folder
@@ -70,7 +70,7 @@ DESCRIPTION = (
     "it is; an option that is given then takes the place of the setting in the app's pyproject.toml, and the defaults "
     "below do not count."
 )
-FIRST_CHOICE = {key: DEFAULTS[key] for key in ("algorithm", "momentum")}
+FIRST_CHOICE = {key: APP_DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
 _NOT_HERE = (*SIMULATED_ONLY, "eval_every", "weights")
 _OF_THE_PROBLEM = ("dataset", "target", "time", "client_column", "model", "width", "depth", "heads", "partition")
@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is run and how it is deployed, the folder, and what it is compared to."""
     usual = all_options()["constraint"].otherwise.partition("else ")[2]  # on other data than the digits
     shown = _size() | {
-        "algorithm": f"{DEFAULTS['algorithm']} with momentum {DEFAULTS['momentum']}",
-        "constraint": f"{DEFAULTS['constraint']} for digits, else {usual}",
+        "algorithm": f"{APP_DEFAULTS['algorithm']} with momentum {APP_DEFAULTS['momentum']}",
+        "constraint": f"{APP_DEFAULTS['constraint']} for digits, else {usual}",
     }
     parser.add_argument("--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]")
     add_flags(parser, without=_NOT_HERE, defaults=shown)
@@ -145,7 +145,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _own_demos(options: argparse.Namespace) -> list[Demo]:
     """The demonstration's own app, with FedAvg beside it if asked for; what cannot be deployed is refused."""
-    deployed = _values(flags_given(options, options_of(Deployment)))
+    deployed = values_given(options, options_of(Deployment))
     configs = [_configured(flags_given(options))]
     if options.compare and str(configs[0].algorithm).lower() == FedAvg.name:
         raise ValueError(f"--compare runs {FedAvg.name}, too, and --algorithm names it already: leave one of them out")
@@ -166,8 +166,8 @@ def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
 
     if options.compare:
         raise ValueError("--compare goes with the demonstration's own app, not with --app: name another --algorithm")
-    given = flags_given(options) | flags_given(options, options_of(Deployment))
-    return [Demo.of_app(AppFolder.read(options.app), _values(given))]
+    given = values_given(options) | values_given(options, options_of(Deployment))
+    return [Demo.of_app(AppFolder.read(options.app), given)]
 
 
 def _configured(flags: Mapping[str, str]) -> RunConfig:
@@ -176,18 +176,12 @@ def _configured(flags: Mapping[str, str]) -> RunConfig:
     refuse_unused_folder(config.dataset, config.data_dir)
     config = rooted(config)
     if config.constraint is None and config.dataset == "digits":
-        return replace(config, constraint=DEFAULTS["constraint"])
+        return replace(config, constraint=APP_DEFAULTS["constraint"])
     return config
 
 
 def _size() -> dict[str, Any]:
-    return {key: DEFAULTS[key] for key in ("clients", "rounds", "partition")}
-
-
-def _values(flags: Mapping[str, str]) -> dict[str, Any]:
-    """The options that were given, checked, by their keys."""
-    declared = {option.key: option for option in (all_options() | options_of(Deployment)).values()}
-    return {key: declared[key].parse(text, "command line") for key, text in flags.items()}
+    return {key: APP_DEFAULTS[key] for key in ("clients", "rounds", "partition")}
 
 
 def _as_fedavg(config: RunConfig) -> RunConfig:

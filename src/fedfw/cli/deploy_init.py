@@ -12,9 +12,9 @@ import tomlkit
 
 import fedfw.deployment.flower
 from fedfw.config import app_table
-from fedfw.config.app import DEFAULTS
 from fedfw.deployment.consent import Consent
 from fedfw.deployment.reveals import leak_table
+from fedfw.deployment.settings import APP_DEFAULTS
 
 DESCRIPTION = "Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."
 _OVERRIDE = """\
@@ -41,7 +41,9 @@ def execute(options: argparse.Namespace) -> int:
     print(textwrap.indent(leak_table(), "    "))
     usual = Consent()
     print(f"  By default owners allow {', '.join(usual.sets)}, and gradients of {usual.least_samples} samples or more;")
-    print(f"  the app's own set, {DEFAULTS['constraint']}, has to be allowed by name, as 'fedfw deploy demo' does it.")
+    print(
+        f"  the app's own set, {APP_DEFAULTS['constraint']}, has to be allowed by name, as 'fedfw deploy demo' does it."
+    )
     print(f"- read how it gets to its hosts:  {folder / 'README.md'}")
     return 0
 

@@ -69,6 +69,12 @@ def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | No
     return {key: text for key, text in found if text is not None}
 
 
+def values_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, Any]:
+    """Return the values of the flags that were typed, checked, by the keys of their options."""
+    known = {option.key: option for option in (all_options() if declared is None else declared).values()}
+    return {key: known[key].parse(text, "command line") for key, text in flags_given(options, declared).items()}
+
+
 def add_balance(parser: argparse.ArgumentParser) -> None:
     """Add the flag for runs that several processes share."""
     help_ = "under torchrun: divide the clients among processes by samples, or by measured time [samples]"

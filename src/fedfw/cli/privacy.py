@@ -7,11 +7,13 @@ import json
 import math
 from typing import Any
 
+from fedfw.cli.flags import add_flags, flags_given
 from fedfw.cli.sets import parse_shape
 from fedfw.config.build import FIRST_CHOICE
 from fedfw.config.run_config import algorithm_class
-from fedfw.options import options_of
+from fedfw.options import options_of, parse_table
 from fedfw.privacy import Privacy
+from fedfw.privacy.guarantee import MOST_EPS
 from fedfw.privacy.steps import PrivacyPlan
 from fedfw.report.tables import aligned
 from fedfw.rounds.options import Options
@@ -26,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eps", type=float, help="the promise: the noise that keeps it is worked out")
     parser.add_argument("--noise", type=float, help="a noise multiplier: what it spends is worked out")
     parser.add_argument("--delta", type=float, default=1e-5, help="well below 1 / samples of a client [%(default)s]")
-    for name, usual in (("rounds", "[100]"), ("local_steps", "[1]"), ("batch_size", "[all samples]")):
-        option = options_of(Options)[name]
-        parser.add_argument(f"--{option.key}", dest=name, metavar="VALUE", help=f"{option.help} {usual}")
+    add_flags(parser, ("rounds", "local_steps", "batch_size"), defaults={"batch_size": "all samples"})
     parser.add_argument("--samples", type=int, help="samples of the smallest client, with --batch-size")
     parser.add_argument("--constraint", default="l2:1", help="the set, which decides the mechanism [%(default)s]")
     parser.add_argument("--shape", type=parse_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
@@ -40,15 +40,14 @@ def execute(options: argparse.Namespace) -> int:
     """Print the noise that a promise needs, or what a noise spends, round by round."""
     if options.eps is None and options.noise is None:
         raise ValueError("neither --eps nor --noise is given, expected one of them, or both to see how many rounds fit")
-    given = {name: getattr(options, name) for name in ("rounds", "local_steps", "batch_size")}
-    run = Options(**{n: options_of(Options)[n].parse(v, "command line") for n, v in given.items() if v is not None})
+    run = Options(**parse_table(options_of(Options).values(), flags_given(options), "command line"))
     if run.batch_size is not None and options.samples is None:
         raise ValueError(f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client")
     if options.samples is not None and run.batch_size is None:
         raise ValueError(f"--samples {options.samples} changes nothing without --batch-size, expected both or none")
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")
-    promise = Privacy(math.inf if options.eps is None else options.eps, options.delta, noise=options.noise)
+    promise = Privacy(MOST_EPS if options.eps is None else options.eps, options.delta, noise=options.noise)
     constraint = parse_set(options.constraint)
     algorithm = algorithm_class(options.algorithm)(constraint)
     bound = constraint.bind({"weight": options.shape})

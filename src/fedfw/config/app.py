@@ -22,15 +22,12 @@ from fedfw.config.run_config import (
     merge,
     owners,
 )
-from fedfw.deployment.settings import APP_DEFAULTS, Deployment
+from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
 from fedfw.models import is_own
 from fedfw.options import Option, options_of
 from fedfw.presets import refuse_unused_folder
 
 SOURCE = "run configuration"
-SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
-"""Options of simulations that a deployment does not have."""
-DEFAULTS = APP_DEFAULTS
 _COLUMNS = 100
 
 
@@ -83,7 +80,7 @@ def app_table() -> Table:
             text = f'{help_of(option)} ["" is {usual}]' if usual else help_of(option)
             for line in wrap(text, _COLUMNS, break_on_hyphens=False):
                 table.add(tomlkit.comment(line))
-            default = DEFAULTS.get(name, None if name in own else option.default)
+            default = APP_DEFAULTS.get(name, None if name in own else option.default)
             table.add(option.key, "" if default is None else default)
     return table
 
@@ -109,7 +106,7 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     elsewhere = {declared.key for declared in options_of(Deployment).values()}
     given = {key: value for key, value in config.items() if key not in elsewhere and value != ""}
     for key in ("penalty", "momentum"):
-        if "algorithm" in given and given.get(key) == DEFAULTS[key]:
+        if "algorithm" in given and given.get(key) == APP_DEFAULTS[key]:
             # The table's value is for the table's algorithm: one that has none, or a number of its own, keeps to that.
             own = options_of(algorithm_class(str(given["algorithm"]))).get(key)
             if own is None or not isinstance(own.default, str):

@@ -19,13 +19,13 @@ import torch
 from fedfw._version import __version__
 from fedfw.algorithms.base import Algorithm
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.options import Option, nearest, option, options_of
+from fedfw.options import Option, nearest, option, options_of, parse_table
 from fedfw.presets import ProblemOptions
 from fedfw.privacy import Privacy
 from fedfw.rounds.options import Options
 
 VERSION_KEY = "fedfw"
-"""The key of a stored configuration that says which version wrote it; version 0.1 wrote none."""
+"""The key of a stored configuration that says which version wrote it; version 0.1 wrote none, and is refused."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig:
     """The configuration with the given keys changed; ``source`` says where they stood."""
-    known = {declared.key: declared for declared in all_options().values()}
-    changes = {}
-    for key, value in table.items():
-        if key not in known:
-            raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}")
-        changes[known[key].name] = known[key].parse(value, source)
+    changes = parse_table(all_options().values(), table, source)
     if changes.get("participation") == 1:
         changes["participation"] = 1.0  # as a text, 1 is the share of clients that take part: everyone
     return config.having(**changes)
@@ -176,18 +171,13 @@ def _is_in_run_folder(path: Path) -> bool:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The keys and values of a TOML file, in the meaning of this version.
-
-    In run folders of version 0.1 "auto" was what is called "theory" now.
-    """
+    """Return the keys and values of a TOML file; one that version 0.1 wrote is refused."""
     table = _parse_file(path)
     if table.pop(VERSION_KEY, None) is None and _is_in_run_folder(path):
-        for key in ("penalty", "lr"):
-            if str(table.get(key, "")).startswith("auto"):
-                table[key] = "theory" + table[key].removeprefix("auto")
-        own = options_of(ALGORITHMS[table["algorithm"]]) if table.get("algorithm") in ALGORITHMS else {}
-        if "momentum" not in own and table.get("momentum") == 0.0:
-            del table["momentum"]  # version 0.1 wrote it for algorithms that have none
+        raise ValueError(
+            f'{path} is of a run of fedfw 0.1, where "auto" was what is called "theory" now: write the options that '
+            "you want into a file of your own"
+        )
     return table
 
 

@@ -24,7 +24,7 @@ from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
 from fedfw.deployment.server_options import DATA_OPTIONS, check_range, set_by_server, usual_options
-from fedfw.options import check_options, nearest, option, options_of
+from fedfw.options import check_options, option, options_of, parse_table
 from fedfw.privacy import Privacy
 from fedfw.sets.base import ConstraintSet
 from fedfw.sets.product import Product
@@ -370,10 +370,8 @@ class Consent:
         client, state
             As for `ledger`.
         """
-        return AnswerCount((self.folder or state) / f"{self._name(client)}.answers")
-
-    def _name(self, client: int) -> str:
-        return self.data_set or f"client-{client}"
+        folder, name = self._home(client, state)
+        return AnswerCount(folder / f"{name}.answers")
 
     # --- the file ---
 
@@ -589,9 +587,5 @@ def _name_and_size(text: str) -> tuple[str, int | None]:
 
 def _values(cls: Any, table: Mapping[str, Any], source: str, more: Sequence[str] = ()) -> dict[str, Any]:
     """The options of a dataclass from a table of TOML."""
-    declared = {one.key: one for one in options_of(cls).values() if one.textual}
-    for key in table:
-        if key not in (known := [*declared, *more]):
-            raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected {', '.join(known)}")
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items() if key in declared}
-    return {declared[key].name: declared[key].parse(value, source) for key, value in given.items()}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return parse_table(options_of(cls).values(), given, source, more)

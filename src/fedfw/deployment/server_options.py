@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.deployment.settings import Deployment
+from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
 from fedfw.options import Option, options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
@@ -23,7 +23,6 @@ DATA_OPTIONS = ("dataset", "data-dir", "target", "time", "client-column", "parti
 SEED = "seed"
 """The option by which data are divided, test data chosen and minibatches drawn: set by servers that are allowed to."""
 _SET_AND_ALGORITHM = ("algorithm", "constraint", "per-parameter")
-_SIMULATED_ONLY = ("tol", "device")
 
 
 @lru_cache
@@ -32,7 +31,7 @@ def run_options() -> dict[str, Option | None]:
     found: dict[str, Option | None] = {}
     for cls in (ProblemOptions, Options, *ALGORITHMS.values()):
         for declared in options_of(cls).values():
-            if declared.textual and declared.key not in _SIMULATED_ONLY:
+            if declared.textual and declared.key not in SIMULATED_ONLY:
                 found.setdefault(declared.key, declared)
     found.update(dict.fromkeys(_SET_AND_ALGORITHM))
     return found

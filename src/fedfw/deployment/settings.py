@@ -18,6 +18,8 @@ APP_DEFAULTS: dict[str, Any] = {
     "momentum": 0.9,
 }
 """What an app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
+SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
+"""Options of simulations that a deployment does not have."""
 SMALL_FLEET = 100
 """Clients up to which the usual waiting times are enough."""
 SECONDS_A_CLIENT = 1.0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fedfw.parsing import parse_number
+from fedfw.options import check_options, option, options_of, parse_table
 
 LEAST_CLIP, MOST_CLIP = 1e-12, 1e12
 """Bounds on gradients stay far from where floating-point numbers end: clipping and its noise keep their precision."""
-_BOUNDS = {"eps": (1e-12, 1e12), "delta": (1e-50, 1.0), "noise": (1e-9, 1e9)}
-"""Within them the accountant's sums neither overflow nor take minutes."""
+LEAST_EPS, MOST_EPS = 1e-12, 1e12
+"""Within these bounds, and those on delta and noise, the accountant's sums neither overflow nor take minutes."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,29 @@ class Privacy:
     0.5
     """
 
-    eps: float
-    delta: float
-    clip: float = 1.0
-    noise: float | None = None
-    mechanism: str = "auto"
-    not_private_seed: int | None = None
-    samples: int | None = None
+    eps: Annotated[
+        float,
+        option("epsilon", ge=LEAST_EPS, le=MOST_EPS, expected=f"a number from {LEAST_EPS:g} to {MOST_EPS:g}"),
+    ]
+    delta: Annotated[
+        float,
+        option("delta", ge=1e-50, lt=1, expected="a number from 1e-50 to 1, below 1 / samples of a client"),
+    ]
+    clip: Annotated[
+        float,
+        option(
+            "bound on gradients", ge=LEAST_CLIP, le=MOST_CLIP, expected=f"a number from {LEAST_CLIP:g} to {MOST_CLIP:g}"
+        ),
+    ] = 1.0
+    noise: Annotated[
+        float | None, option("noise multiplier", ge=1e-9, le=1e9, expected="a number from 1e-9 to 1e9")
+    ] = None
+    mechanism: Annotated[Literal["auto", "gaussian"], option("where noise goes")] = "auto"
+    not_private_seed: Annotated[int | None, option("seed of the noise", le=2**63 - 1, expected="a whole number")] = None
+    samples: Annotated[int | None, option("samples of the smallest client", ge=1)] = None
 
     def __post_init__(self) -> None:
-        if not self.eps > 0:
-            raise ValueError(f"eps={self.eps}, expected a positive number")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta={self.delta}, expected a number between 0 and 1, below 1 / samples of a client")
-        if not LEAST_CLIP <= self.clip <= MOST_CLIP:
-            raise ValueError(f"clip={self.clip}, expected a number from {LEAST_CLIP:g} to {MOST_CLIP:g}")
-        if self.noise is not None and not (math.isfinite(self.noise) and self.noise > 0):
-            raise ValueError(f"noise={self.noise}, expected a positive finite number")
-        if self.samples is not None and not self.samples >= 1:
-            raise ValueError(f"samples={self.samples}, expected a whole number of at least 1")
-        for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{name}={value}, expected a number from {least:g} to {most:g}")
-        if self.mechanism not in ("auto", "gaussian"):
-            raise ValueError(f"mechanism={self.mechanism!r}, expected auto or gaussian")
+        check_options(self)
 
     def __str__(self) -> str:
         text = f"eps {self.eps:g}, delta {self.delta:g}, samples clipped at {self.clip:g}"
@@ -87,17 +85,12 @@ class Privacy:
     @classmethod
     def parse(cls, text: str) -> Privacy:
         """From ``eps=4,delta=1e-5``, with the other fields in the same way; dashes and underscores are the same."""
-        values: dict[str, object] = {}
+        table = {}
         for part in text.split(","):
             key, _, value = (piece.strip() for piece in part.partition("="))
-            values[key.replace("-", "_")] = value if key == "mechanism" else parse_number(value)
-        known = cls.__dataclass_fields__
-        strange = [key for key in values if key not in known]
-        if strange or not {"eps", "delta"} <= values.keys():
-            raise ValueError(
-                f"privacy={text!r}, expected eps=NUMBER,delta=NUMBER and perhaps {', '.join(list(known)[2:])}"
-            )
-        wrong = [key for key, value in values.items() if key != "mechanism" and not isinstance(value, int | float)]
-        if wrong:
-            raise ValueError(f"privacy={text!r}: {wrong[0]}={values[wrong[0]]!r}, expected a number")
-        return cls(**values)  # type: ignore[arg-type]
+            table[key.replace("_", "-")] = value
+        kind: Any = cls
+        values = parse_table(options_of(kind).values(), table, f"privacy={text!r}")
+        if not {"eps", "delta"} <= values.keys():
+            raise ValueError(f"privacy={text!r}, expected eps=NUMBER,delta=NUMBER and perhaps others")
+        return cls(**values)

@@ -72,7 +72,7 @@ class RunFolder:
         if resume and old and not self._checkpoints():
             raise ValueError(
                 f"{path} holds a run of fedfw 0.1, whose checkpoints this version does not read: finish it with "
-                "fedfw 0.1, or run its config.toml anew"
+                "fedfw 0.1, or begin a new run"
             )
         for file in (*self._checkpoints(), path / HISTORY, path / MODEL):
             if file.is_dir():

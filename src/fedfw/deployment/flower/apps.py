@@ -30,7 +30,7 @@ from fedfw.deployment.settings import Deployment
 from fedfw.deployment.store import FAILURES, note_failure, state_folder
 from fedfw.deployment.task import Task
 from fedfw.environment import read_variable, refuse_unknown_variables
-from fedfw.options import options_of
+from fedfw.options import options_of, parse_table
 from fedfw.rounds.files import write_atomically
 
 Config = Mapping[str, Any]
@@ -47,12 +47,9 @@ class ClientFailedError(RuntimeError):
 
 def deployment_of(config: Config) -> Deployment:
     """How it is deployed, from the run configuration; an empty text stands for an option that is not given."""
-    values = {}
-    for name, declared in options_of(Deployment).items():
-        value = config.get(declared.key, "")
-        if value != "":
-            values[name] = declared.parse(value, "run configuration")
-    return Deployment(**values)
+    declared = {option.key: option for option in options_of(Deployment).values()}
+    given = {key: value for key, value in config.items() if key in declared and value != ""}
+    return Deployment(**parse_table(declared.values(), given, "run configuration"))
 
 
 def server_app(make_task: MakeTask) -> ServerApp:
@@ -248,10 +245,6 @@ def _client(
     consent: Consent,
 ) -> Client:
     return Client(make_task(dict(config)), number, folder, leaving, consent)
-
-
-def _is_leaving(context: Context) -> bool:
-    return bool(context.node_config.get("leaving", False))
 
 
 def _folder(context: Context) -> Path:

@@ -43,7 +43,6 @@ _ENTRY = b"PK\1\2"
 _PROJECT = "pyproject.toml"
 _LARGEST_PROJECT, _LARGEST_SIGNATURE = 2**20, 2**12  # bytes
 _MOST_SIGNATURES = 100
-_SIGNED = "expected a file that 'fedfw deploy sign' wrote"
 _READ_ONLY = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _UNREADABLE = (BadZipFile, KeyError, ValueError, RuntimeError, NotImplementedError, EOFError, OSError, zlib.error)
 """What reading an archive raises that is damaged, encrypted, packed in another way or without its configuration."""
