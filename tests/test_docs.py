@@ -33,9 +33,9 @@ def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
     space = {"__file__": str(tmp_path / "conf.py")}  # it writes beside itself
     exec(compile((DOCS / "conf.py").read_text(), "conf.py", "exec"), space)
     listed = set(re.findall(r"^   (fedfw\.\S+)$", (tmp_path / "api" / "index.rst").read_text(), re.MULTILINE))
-    modules = {"optim", "testing"}
+    modules = {"contrib", "optim", "testing"}
     assert {f"fedfw.{name}" for name in fedfw.__all__ if name not in modules | {"__version__"}} <= listed
-    assert {"fedfw.optim.LMO", "fedfw.testing.check_constraint"} <= listed
+    assert {"fedfw.optim.LMO", "fedfw.testing.check_constraint", "fedfw.algorithms.contrib.FedMuon"} <= listed
 
 
 def test_every_example_has_a_title_for_the_gallery() -> None:

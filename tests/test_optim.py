@@ -304,6 +304,7 @@ def test_parameters_that_are_alike_go_to_one_oracle_call(dtype: torch.dtype, mon
         loss_of(apart, step).backward()
         for one in separate:
             one.step()
+    optimizer = LMO(together, [fedfw.L2Ball(1.0) for _ in together])  # equal sets, each an object of its own
     seen, oracle = [], fedfw.L2Ball._lmo
 
     def counted(self: fedfw.L2Ball, g: Tensor, shape: Any, request: Any) -> Any:
@@ -311,7 +312,7 @@ def test_parameters_that_are_alike_go_to_one_oracle_call(dtype: torch.dtype, mon
         return oracle(self, g, shape, request)
 
     monkeypatch.setattr(fedfw.L2Ball, "_lmo", counted)
-    train(LMO(together, [fedfw.L2Ball(1.0) for _ in together]), together, 3)  # equal sets, each an object of its own
+    train(optimizer, together, 3)
     assert seen == [(2, 6, 4), (1, 4, 9), (1, 5, 5)] * 3
     assert all(torch.equal(x, y) for x, y in zip(together, apart, strict=True))
 

@@ -121,7 +121,11 @@ def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, 
         return
     diameter = constraint.diameter(tuple(x.shape))
     if constraint.has_projection:
-        distance = constraint.distance(x.double())
+        nearest = constraint.project(x.double())
+        if not constraint.contains(nearest, _INSIDE):
+            # The projection misses the set, so it bounds no distance; the last check of a run refuses such points.
+            return
+        distance = float((x.double() - nearest).norm())
     elif constraint.contains(x, _INSIDE):
         # As far as a point may be outside that counts as inside, in each of its coordinates.
         distance = _INSIDE * diameter * math.sqrt(len(x))

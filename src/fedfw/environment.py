@@ -9,6 +9,7 @@ from difflib import get_close_matches
 PREFIX = "FEDFW_"
 VARIABLES = {
     "FEDFW_DATA": "the folder of the data sets",
+    "FEDFW_DATA_MEMORY": "the memory in GiB that the reader of a data set may take",
     "FEDFW_FRAMEWORKS": "the folder of the scripts that run other frameworks, for 'fedfw bench'",
     "FEDFW_STATE": "the folder of a deployed client's memory",
     "FEDFW_CONSENT": "the file of what the owner of a deployed client's data allows",
@@ -38,7 +39,7 @@ def refuse_unknown_variables(environment: Mapping[str, str] | None = None) -> No
     Traceback (most recent call last):
         ...
     ValueError: environment: FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?), expected one of \
-FEDFW_DATA, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
+FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
     """
     given = os.environ if environment is None else environment
     for name, value in given.items():

@@ -167,7 +167,8 @@ def solve(
         if problem.floor is not None:
             bound = max(bound, problem.floor)
         check.add_model(count, point, value, gradient)
-        check.add_loss(count, point, value)
+        if D.contains(point):  # outside of the set F may be less than the optimum
+            check.add_loss(count, point, value)
         check.compare(count, bound)
         return value, bound
 

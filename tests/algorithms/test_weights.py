@@ -150,8 +150,9 @@ def test_oracle_steps_without_what_is_shared_are_local_muon(
     local_steps: int, participation: Any, weights: Any, dtype: torch.dtype
 ) -> None:
     common: dict[str, Any] = {"momentum": 0.0, "schedule": "constant:0.2"}
+    visits = common if local_steps > 1 else common | {"momentum": "auto"}  # one step has no momentum in LocalMuon
     same: list[fedfw.Algorithm] = [
-        fedfw.contrib.LocalMuon(BALL, **common),
+        fedfw.contrib.LocalMuon(BALL, **visits),
         fedfw.contrib.FedMuon(BALL, alignment=0.0, **common),
         fedfw.FedLMO(BALL, correction=False, **common),
     ]

@@ -35,6 +35,7 @@ from fedfw.config.run_config import algorithm_options, owners
 from fedfw.data.base import Data, Part, Request
 from fedfw.data.datasets import DATASETS, Dataset, load_data
 from fedfw.data.folder import data_folder
+from fedfw.data.limits import memory_limit
 from fedfw.deployment import Consent
 from fedfw.deployment.node import NodeSettings
 from fedfw.deployment.settings import SIMULATED_ONLY
@@ -71,6 +72,7 @@ VALUES: dict[str, str] = {
     "depth": "1",
     "heads": "2",
     "mixed": "true",
+    "separate": "true",
     "l2": "0.5",
     "clients": "4",
     "partition": "iid",
@@ -915,6 +917,7 @@ def test_every_variable_is_read(
     def places() -> dict[str, str]:
         return {
             "FEDFW_DATA": str(data_folder()),
+            "FEDFW_DATA_MEMORY": str(memory_limit(1)),
             "FEDFW_STATE": str(state_folder()),
             "FEDFW_CONSENT": repr(_consent(NodeSettings(0))),
             "FEDFW_FRAMEWORKS": call("bench", words("bench small"))[1],
@@ -926,7 +929,7 @@ def test_every_variable_is_read(
     assert set(usual) == set(VARIABLES)
     for name in VARIABLES:
         with monkeypatch.context() as patch:
-            patch.setenv(name, str(consent))
+            patch.setenv(name, "2" if name == "FEDFW_DATA_MEMORY" else str(consent))
             changed = places()
         assert {other for other in changed if changed[other] != usual[other]} == {name}
 

@@ -14,6 +14,7 @@ import pytest
 import fedfw
 from fedfw import Privacy
 from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment
+from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.files import open_unshared
 from fedfw.deployment.ledger import Ledger, LedgerError, Release
 from fedfw.deployment.messages import Kind
@@ -67,6 +68,7 @@ def test_all_files_of_a_deployment_are_their_owners(umask: int, tmp_path: Path) 
     tmp_path.chmod(0o700)
     owner = Consent("clinic", privacy=DataBudget(4.0, 1e-5)).write(tmp_path / "owner")
     task = small_task(FEDFW, clients=1, rounds=3, privacy=Privacy(2.0, 1e-5))
+    check_data(task, 0, tmp_path / "owner" / "state", Consent.read(owner))
     server = DeployedServer(task, Deployment(out=tmp_path / "server"))
     federation = Loopback(server, tmp_path / "owner" / "state", consent=Consent.read(owner))
     federation.run(2)
@@ -181,6 +183,7 @@ def test_a_client_releases_nothing_beside_such_a_ledger(change: Callable[[Ledger
     owner = Consent("clinic", privacy=DataBudget(4.0, 1e-5)).write(tmp_path / "owner")
     task = small_task(FEDFW, clients=1, rounds=3, privacy=Privacy(2.0, 1e-5))
     consent = Consent.read(owner)
+    check_data(task, 0, tmp_path / "owner" / "state", consent)
     federation = Loopback(DeployedServer(task), tmp_path / "owner" / "state", consent=consent)
     federation.round()
     assert federation.answered[-1].kind == Kind.STEP

@@ -274,7 +274,7 @@ def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
     def watch(simulation: fedfw.simulation.Simulation) -> None:
         now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
         (state,) = now.states
-        public = algorithm.begin_round(plan, {k: v for k, v in state.items() if k in ("x", "y")}, now.message)
+        public = algorithm.begin_round(plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message)
         seen.append(algorithm.offset(plan, public, now.message))
         held = algorithm.begin_round(plan, state, now.message)
         assert torch.equal(algorithm.offset(plan, held, now.message), seen[-1])

@@ -19,8 +19,8 @@ def exact_sum(rows: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> exact_sum(torch.tensor([[1.0], [1e-20], [2e-20]], dtype=torch.float64)).tolist()
-    [[1.0], [3e-20]]
+    >>> exact_sum(torch.tensor([[1.0], [2.0**-60], [2.0**-60]], dtype=torch.float64)).log2().tolist()
+    [[0.0], [-59.0]]
     """
     sums = rows.double()
     lost = torch.zeros_like(sums[0])

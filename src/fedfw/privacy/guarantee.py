@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,8 @@ class Privacy:
     Parameters
     ----------
     eps, delta
-        The promise: the smaller, the stronger. delta should be well below one over the samples of a client.
+        The promise: the smaller, the stronger. delta should be well below one over the samples of a client. An eps of
+        inf promises nothing: samples are clipped, and there is no noise unless ``noise`` is given.
     clip
         Bound on a sample's gradient, in the norm that the mechanism asks for (linf for vertices of an l1 ball); from
         1e-12 to 1e12.
@@ -48,7 +50,13 @@ class Privacy:
 
     eps: Annotated[
         float,
-        option("epsilon", ge=LEAST_EPS, le=MOST_EPS, expected=f"a number from {LEAST_EPS:g} to {MOST_EPS:g}"),
+        option(
+            "epsilon",
+            ge=LEAST_EPS,
+            le=math.inf,
+            allow_inf_nan=True,
+            expected=f"a number from {LEAST_EPS:g} to {MOST_EPS:g}, or inf",
+        ),
     ]
     delta: Annotated[
         float,
@@ -69,6 +77,8 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if MOST_EPS < self.eps < math.inf:
+            raise ValueError(f"eps={self.eps}, expected a number from {LEAST_EPS:g} to {MOST_EPS:g}, or inf")
 
     def __str__(self) -> str:
         text = f"eps {self.eps:g}, delta {self.delta:g}, samples clipped at {self.clip:g}"
