@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import fedfw
 from fedfw.algorithms.base import Message, Plan, State
 from fedfw.config import RunConfig, all_options, app_table, build_algorithm, merge, read_app_config, read_config
-from fedfw.config.app import SIMULATED_ONLY
 from fedfw.config.run_config import VERSION_KEY, algorithm_class, algorithm_options, owners, read_table, run_options
 from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
 from fedfw.options import option, options_of

@@ -90,6 +90,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], Refusal]] = {
     "rounds without an end": ({"rounds": 10**15}, Refusal.RANGE),
     "a wide model": ({"model": "transformer", "width": 10**6}, Refusal.RANGE),
     "a bound of 1e-40": ({"privacy": "eps=4,delta=1e-5,clip=1e-40"}, Refusal.RANGE),
+    "no promise at all": ({"privacy": "eps=inf,delta=1e-5"}, Refusal.PROMISE),
     "another bound": ({"privacy": "eps=4,delta=1e-5,clip=7"}, Refusal.CLIP),
     "little noise": ({"privacy": "eps=4,delta=1e-5,noise=1e-300"}, Refusal.RANGE),
     "models": ({"algorithm": "fedavg"}, Refusal.SHARED),
