@@ -360,7 +360,7 @@ class Problem:
         return moved
 
     def smoothed(self, width: float) -> Problem | None:
-        """Return the problem with parabolas of this width in the place of its losses' kinks, as in |x|.
+        """Return the problem with parabolas of this width in the place of its losses' kinks, as in ``|x|``.
 
         F is then smooth, nowhere higher than before and at most width / 2 lower.
 
