@@ -12,8 +12,6 @@ last term is worked out in every case, and everything that enters the bound is w
 precision of the training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Conditions on numbers: looked at where they stand, or noted for later where looking would make a GPU wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """The environment variables that fedfw reads; others whose names begin with FEDFW_ are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """The exceptions that fedfw defines; their messages give the bad value and what was expected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

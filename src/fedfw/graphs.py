@@ -1,7 +1,5 @@
 """What a GPU needs to be kept busy with small pieces of work: several streams, and launches without Python."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections import Counter

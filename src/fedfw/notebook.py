@@ -1,7 +1,5 @@
 """How objects show themselves in a notebook: a title, and a table of names and values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 

@@ -8,8 +8,6 @@ With the gradient g of a parameter x, the set D of x, momentum beta and step siz
     x <- (1 - lr) x + lr s                ``unconstrained``: x <- (1 - lr weight_decay) x + lr s
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, overload

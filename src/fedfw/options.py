@@ -9,8 +9,6 @@ app (``rounds``, dashes for underscores), the flag (``--rounds``), its help text
 ("rounds=0, expected a whole number of at least 1"). Values are validated by pydantic in its strict mode.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields

@@ -1,7 +1,5 @@
 """Numbers from what people type."""
 
-from __future__ import annotations
-
 
 def parse_number(text: str) -> int | float | str:
     """A whole number, else a number, else the text itself."""

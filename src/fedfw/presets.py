@@ -1,7 +1,5 @@
 """Ready problems: a data set, divided among clients, with a model, all by their names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path

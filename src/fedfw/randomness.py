@@ -1,7 +1,5 @@
 """Randomness that is a function of the seed, its purpose and the round: there is no state to lose."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

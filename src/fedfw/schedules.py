@@ -5,8 +5,6 @@ the value of the clock at the end of a run, is the number of rounds times K. `co
 the schedules for which the theory proves convergence rates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

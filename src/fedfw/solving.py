@@ -10,8 +10,6 @@ along the gradients of S, and S(x) - gap_S(x) <= min S <= F*. Once the gap of S 
 are made sharper.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

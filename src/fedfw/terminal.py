@@ -1,7 +1,5 @@
 """Text that others have written, for terminals and logs: control characters reach neither."""
 
-from __future__ import annotations
-
 import re
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

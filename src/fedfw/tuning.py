@@ -4,8 +4,6 @@ The choice is made on the problem's test data. Give it samples that the clients 
 (``load_problem(..., held_out=0.2)``), so that the real test data are not looked at.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

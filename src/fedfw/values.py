@@ -1,7 +1,5 @@
 """Objects that nobody changes once they are made, and of which a round makes a dozen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
 

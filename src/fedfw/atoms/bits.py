@@ -13,8 +13,6 @@ agree without a header:
 A set with more than half of the indices is encoded as its complement.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Atoms that are made of other atoms: one for each parameter of a model, or one with its coordinates reordered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

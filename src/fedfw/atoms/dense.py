@@ -1,7 +1,5 @@
 """Atoms with a value at every coordinate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Self

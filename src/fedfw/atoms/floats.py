@@ -1,7 +1,5 @@
 """Floating-point numbers as bytes, rounding to 16 bits, and rounding that stays inside the set."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

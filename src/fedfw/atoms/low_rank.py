@@ -1,7 +1,5 @@
 """Atoms of matrix sets: a few pairs of vectors instead of a matrix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Self
 

@@ -4,8 +4,6 @@ The net atom of several local steps is convex, and its weights follow from the s
 Any other combination is sent with its coefficients (`Combination`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

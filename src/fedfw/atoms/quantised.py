@@ -1,7 +1,5 @@
 """Vectors in few bits a number, and points that are sent as their difference from one that both sides hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Atoms with few non-zero entries; memory, time and bytes are proportional to the number of these entries."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """Compressors: vectors in fewer bytes, with the same bits on both sides. One file a compressor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fedfw.compression.base import Compress, CompressDown, Compressor, Readers

@@ -1,7 +1,5 @@
 """`bits:8`, `bits:4`, `bits:2`: every number in few bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

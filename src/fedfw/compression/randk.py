@@ -1,7 +1,5 @@
 """`randk:K`: K numbers that are drawn at random."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """`sign`: one bit a number."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

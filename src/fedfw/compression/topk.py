@@ -1,7 +1,5 @@
 """`topk:K`: the K largest numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

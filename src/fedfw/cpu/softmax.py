@@ -4,8 +4,6 @@
 do the same (`fedfw.problems.linear`); results agree to some 1e-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise

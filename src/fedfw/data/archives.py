@@ -1,7 +1,5 @@
 """Members of .zip and .tar.gz archives: plain files of a sensible size and name, or none."""
 
-from __future__ import annotations
-
 import gzip
 import stat
 import struct

@@ -1,7 +1,5 @@
 """What a data set is: samples for training, samples for testing, and who they came from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

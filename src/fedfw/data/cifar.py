@@ -1,7 +1,5 @@
 """CIFAR-10, the binary version: records of one label byte and 3 x 32 x 32 bytes of red, green and blue."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

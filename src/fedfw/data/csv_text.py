@@ -1,7 +1,5 @@
 """Tables as text: a line of names, then a line a row, with commas between the cells and quotes around some."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterator

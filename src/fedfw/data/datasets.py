@@ -1,7 +1,5 @@
 """The table of data sets: the loaders, the command line and its help go through it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

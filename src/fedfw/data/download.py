@@ -1,7 +1,5 @@
 """Downloads: verified before they take their place, so that a file is whole or not there."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os

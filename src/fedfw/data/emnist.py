@@ -3,8 +3,6 @@
 Both layouts store the pixels of each image column by column; here the images stand upright.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

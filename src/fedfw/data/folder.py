@@ -1,7 +1,5 @@
 """Where the files lie."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

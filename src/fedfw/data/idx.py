@@ -1,7 +1,5 @@
 """The idx format of MNIST and its relatives."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from math import prod

@@ -1,7 +1,5 @@
 """LIBSVM text: a9a, mushrooms and a user's own file; plain, .gz or .bz2."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import math

@@ -1,7 +1,5 @@
 """How much memory the reader of a file may take: packed files can be a thousand times larger than they look."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

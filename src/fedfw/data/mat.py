@@ -6,8 +6,6 @@ against what is really there before anything is made from it, and a file that in
 (`fedfw.data.limits`) is refused, so a damaged or hostile file costs no more memory than an honest one.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator

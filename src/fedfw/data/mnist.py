@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST: four idx files; the writers of MNIST's digits come from QMNIST's label files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MovieLens-100k: ratings 1 .. 5 of 1,682 films by 943 users, less what users and films explain on average."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

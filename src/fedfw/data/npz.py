@@ -1,7 +1,5 @@
 """NumPy's archives of arrays, read without unpickling anything."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Who holds which samples."""
 
-from __future__ import annotations
-
 import heapq
 import re
 import warnings

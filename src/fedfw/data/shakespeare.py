@@ -1,7 +1,5 @@
 """Tiny Shakespeare: speeches, each after the name of its speaker; whoever says enough is a client."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Where the publishers serve the files, with checksums."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from posixpath import basename

@@ -4,8 +4,6 @@ Features are signs drawn by coins. Ten of them matter: P(y = 1) = sigmoid of the
 its own. ``sparse:P`` has P features, plain ``sparse`` a thousand; 5,000 samples are for training, 2,000 for testing.
 """
 
-from __future__ import annotations
-
 import torch
 
 from fedfw.data.base import Data, Part, Request

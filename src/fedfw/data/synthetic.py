@@ -25,8 +25,6 @@ Forms of the name:
 Every client draws from a child seed of its own, so client k is the same whatever the number of clients.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

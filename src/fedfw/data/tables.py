@@ -1,7 +1,5 @@
 """A user's own table: a .csv file with names in its first line, or arrays in an .npz file."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import dataclass
 from math import prod

@@ -6,8 +6,6 @@ of them lie between 0 and 1. That is a change of units and needs nobody's data; 
 thousand times as steep as the others, and every method that takes gradient or oracle steps would crawl.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -10,8 +10,6 @@ which takes three products. They add up without rounding to nearest, so that no 
 them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

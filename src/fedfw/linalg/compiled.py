@@ -1,7 +1,5 @@
 """Compiled code for processors (`compiled.c`), where there was a compiler when fedfw was installed; else None."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch

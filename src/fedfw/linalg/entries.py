@@ -6,8 +6,6 @@ for a sum in a fixed order and four for a step. On processors a call of torch ta
 (`compiled.c`). Results are the same to the bit.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -21,8 +21,6 @@ entries. So they stay exact where the entries are large and close to each other,
 when it comes from far away.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ On a processor `lanczos.c` beside this file takes them, which reads G once a ste
 fedfw is installed; where there was no compiler, and on other devices, products of torch do the same.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch

@@ -17,8 +17,6 @@ and so large that columns of nearly vanishing singular values become small inste
 of |V'V| is above 1, V is divided by its square root, which bounds ||V||.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Proven upper bounds on norms of matrices, made of products of matrices alone, which every device does fast."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -25,8 +25,6 @@ then the right-hand side is close to <A, S>, also where A has a deficient rank. 
 down makes the bound large or NaN, and not wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The pull of clients to the server's model, which the directions of FedFW have beside the gradient."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

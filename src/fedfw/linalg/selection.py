@@ -1,7 +1,5 @@
 """The largest entries of each row, where ties always go to the lowest index, and norms of rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The largest singular value and its vectors for a stack of matrices, with a rigorous upper bound."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

@@ -8,8 +8,6 @@ leading eigenvector x. Another eigenvalue l_i leaves a share of (l_i / l_1)^N in
 m l_1 / N however near l_i is to l_1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 A result is a dataclass of tensors whose first axis is that of the stack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TypeVar

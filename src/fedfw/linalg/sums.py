@@ -1,7 +1,5 @@
 """The sum of a stack of dense vectors."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version

@@ -1,7 +1,5 @@
 """The computation behind most projections: clip(v - theta, 0, cap), with theta such that the sum is a given number."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The Lipschitz constant of a network: a proven upper bound, layer by layer."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

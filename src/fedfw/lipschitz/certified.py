@@ -1,7 +1,5 @@
 """Certified accuracy: how many samples keep their right class whatever is added to them, up to a length."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

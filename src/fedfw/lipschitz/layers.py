@@ -1,7 +1,5 @@
 """Layers whose Lipschitz constant is known; a module of one's own says its constant by an attribute ``lipschitz``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

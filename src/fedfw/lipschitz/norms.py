@@ -18,8 +18,6 @@ frequency t within pi / N of t0, so |A(t, t2)| >= f(t / 2) >= S cos(n pi / (2 N)
 axes is taken and t fixed on the grid, the same argument along the second axis moves t2 to the grid, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Plain networks: a perceptron and the two convolutional networks of the paper's table 2."""
 
-from __future__ import annotations
-
 from math import prod
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What a model is to the rest of the library, and what models ask of their data."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

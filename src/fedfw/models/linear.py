@@ -1,7 +1,5 @@
 """Models whose losses are convex: they all begin at zero."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedfw.data import Data

@@ -4,8 +4,6 @@ Their inputs stay as they are, pixels in [0, 1], so that radii of certificates a
 as isometries; where a set has smaller radii, the projection of the start scales them down.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedfw.data import Data

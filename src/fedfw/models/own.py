@@ -4,8 +4,6 @@ This runs the user's code, so the name has to come from the user: from Python or
 and in a deployment's settings are refused where those are read.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Iterator

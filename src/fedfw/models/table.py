@@ -3,8 +3,6 @@
 The smoothness constant that goes with a model and its data is worked out by `Problem.smoothness`; networks have none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

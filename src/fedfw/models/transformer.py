@@ -1,7 +1,5 @@
 """A decoder-only transformer for characters: no biases, and norms without gain, so that every parameter is a matrix."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 import torch

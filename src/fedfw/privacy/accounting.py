@@ -1,7 +1,5 @@
 """What has been spent: Google's dp-accounting on the mechanisms of this package, samples being added or removed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

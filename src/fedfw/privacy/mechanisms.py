@@ -18,8 +18,6 @@ What an algorithm adds to the gradient (penalty, duals) comes from atoms that we
 all data sets alike and costs nothing.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where noise comes from: the operating system's generator, or a seed for studies that must repeat."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

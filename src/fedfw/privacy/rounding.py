@@ -25,8 +25,6 @@ Two data sets that differ in one sample round differently, so that all but the f
 sensitivity.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 UNIT = 2.0**-53

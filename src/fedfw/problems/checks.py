@@ -1,7 +1,5 @@
 """What a problem refuses, each in the user's terms and with its owner named: data, targets, models and losses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt

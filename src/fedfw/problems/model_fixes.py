@@ -1,7 +1,5 @@
 """What can be done to a model that a problem refuses, as functions that leave the given model as it is."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

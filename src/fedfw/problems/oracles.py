@@ -4,8 +4,6 @@ The two come in a pair from one place, because a private client replaces both to
 (`fedfw.privacy.steps.PrivateOracles`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol

@@ -5,8 +5,6 @@ seen without it (censored). A larger score means a larger risk. Among those at r
 t_j >= t, the model says that patient i has the event with probability exp(s_i) / sum over j of exp(s_j).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

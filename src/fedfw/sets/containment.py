@@ -1,7 +1,5 @@
 """Whether one set lies inside another: proven by norms where they are known, refuted by a point, or not known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

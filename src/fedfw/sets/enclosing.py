@@ -1,7 +1,5 @@
 """A norm ball around a set, for clients that cannot afford the oracle of the set itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from math import prod

@@ -1,7 +1,5 @@
 """Sets for whole networks: a ball for each parameter, chosen by its name and shape."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

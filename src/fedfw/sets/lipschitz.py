@@ -1,7 +1,5 @@
 """The set of all weights of a network for which its Lipschitz constant is at most L, by a ball for each layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf, prod, sqrt
 from typing import ClassVar

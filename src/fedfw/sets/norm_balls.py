@@ -1,7 +1,5 @@
 """Balls of the l1, l2 and linf norms, of the l2 norms of rows, and boxes."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

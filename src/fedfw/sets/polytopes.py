@@ -4,8 +4,6 @@ The algorithms behind them are SciPy's: the Hungarian method for assignments, th
 the Lawson-Hanson method for non-negative least squares.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The table of all sets, with an example of each; the tests, the command line and the documentation use it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod

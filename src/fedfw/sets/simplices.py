@@ -1,7 +1,5 @@
 """The simplex, the simplex with its interior down to the origin, and the hypersimplex."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Norm balls whose atoms have at most k non-zero entries, or non-zero entries in one group of coordinates only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ axis and whose columns are all other axes together. Below, a matrix has m rows a
 transpose.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

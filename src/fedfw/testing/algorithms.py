@@ -1,7 +1,5 @@
 """A check for people who write their own algorithm, which our tests run on every algorithm of ours."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A check for people who write their own constraint set, which our tests run on every set of ours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small problems with known answers."""
 
-from __future__ import annotations
-
 import torch
 
 from fedfw.problems.problem import Problem
