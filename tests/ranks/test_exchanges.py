@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfw.checks import bits_of
 from fedfw.cli import main
 from fedfw.ranks import Ranks, divided
-from fedfw.ranks.parcels import WHOLE, add_unpacked, pack, padded
 from fedfw.rounds.records import read_history
 from tests.ranks import exchanges
 from tests.ranks.launch import run_ranks
@@ -32,27 +29,6 @@ def test_three_ranks_tell_each_other_everything() -> None:
 def test_a_process_alone_is_what_it_was_given() -> None:
     for check in exchanges.CHECKS:
         check(Ranks())
-
-
-@given(
-    st.integers(0, 2**32 - 1),
-    st.integers(1, 40),
-    st.floats(0, 1),
-    st.sampled_from(exchanges.DTYPES),
-    st.integers(0, 500),
-)
-def test_what_is_packed_is_added_to_the_bit(seed: int, p: int, density: float, dtype: torch.dtype, most: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(p, generator=draw, dtype=dtype) * (torch.rand(p, generator=draw) < density)
-    beside = [torch.randn(2, 3, generator=draw), torch.randn((), generator=draw, dtype=torch.float64)]
-    count, body = pack(x, beside, most)
-    assert (count == WHOLE) == (int((bits_of(x) != 0).sum()) * (4 + dtype.itemsize) >= most)
-    total, sums = torch.full_like(x, -0.0), [torch.zeros_like(vector) for vector in beside]
-    add_unpacked(count, padded(body, len(body) + 5), total, sums)
-    assert torch.equal(bits_of(total)[x != 0], bits_of(x)[x != 0])
-    assert torch.equal(total, x)
-    for found, vector in zip(sums, beside, strict=True):
-        assert torch.equal(found, vector)
 
 
 def longest(loads: list[int], cuts: list[int], speeds: list[float]) -> float:

@@ -216,7 +216,7 @@ def test_folders_are_made_when_something_is_written_and_missing_ones_are_not_res
 
 def test_a_run_of_version_0_1_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-00000010.bin").write_bytes(b"fedfw-checkpoint 2 ...")
-    with pytest.raises(ValueError, match=r"holds a run of fedfw 0\.1, .* run its config\.toml anew"):
+    with pytest.raises(ValueError, match=r"holds a run of fedfw 0\.1, .* begin a new run"):
         RunFolder(tmp_path, resume=True)
 
 

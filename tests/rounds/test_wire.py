@@ -244,7 +244,7 @@ def sparse_change(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
 @st.composite
 def courses(draw: st.DrawFn) -> dict[str, Any]:
     """A wire's life: how the model steps, which further vectors go down and how they change, and when it is stored."""
-    kinds = st.sampled_from(["nothing", "few", "all", "back", "repeat", "repeat after few", "counted repeat"])
+    kinds = st.sampled_from(["nothing", "few", "all", "back", "repeat", "repeat after few"])
     further = st.sampled_from(["left out", "few", "all", "same", "back"])
     messages = st.lists(
         st.fixed_dictionaries({"xbar": kinds, "ybar": further, "z": further, "stored": st.booleans()}),
@@ -301,11 +301,8 @@ class Course:
                 total = total / 3  # which float32 does not hold
             wide = narrowest(total) is torch.float64
             repeat = Repeat(0.75, 0.1, total, torch.float64 if wide else self.precision)
-            counted = kind == "counted repeat"
             support = marked(not_zero(total), len(total))
-            changed |= self.step(
-                move_mean(self.x, 0.75, 0.1, total), support, None if counted else repeat, torch.tensor([wide])
-            )
+            changed |= self.step(move_mean(self.x, 0.75, 0.1, total), support, repeat, torch.tensor([wide]))
             if kind != "repeat after few" and len(self.told.messages) > 1:
                 self.told.repeat = repeat
         self.pending = {"xbar": changed}
@@ -330,28 +327,22 @@ class Course:
         self.told.changed.append(self.pending)
         assert self.wire.announce(vectors) == self.wire.version == len(self.told.messages) - 1
 
-    def check(self, counted_only: bool) -> None:
+    def check(self) -> None:
         told, wire = self.told, self.wire
         bases = range(len(told.messages))
         for name, x in told.messages[-1].items():
             for base in bases:
                 encoding = wire.encoding(name, base)
                 assert encoding.nbytes == told.shortest(name, base), (name, base)
-                try:
-                    data = encoding.write()
-                except RuntimeError:
-                    assert counted_only
-                    assert name == "xbar"
-                    continue
+                data = encoding.write()
                 assert len(data) == encoding.nbytes
                 assert same_bits(decoded(data, told.held(base, name)), x), (name, base)
         everyone = [*bases, *bases]
         assert wire.nbytes(everyone) == sum(
             wire.encoding(n, base).nbytes for base in everyone for n in told.messages[-1]
         )
-        if not counted_only:
-            for base in bases:
-                assert wire.write(base) == {n: wire.encoding(n, base).write() for n in told.messages[-1]}
+        for base in bases:
+            assert wire.write(base) == {n: wire.encoding(n, base).write() for n in told.messages[-1]}
 
     def stored(self) -> None:
         """A checkpoint and a fresh wire in place of this one."""
@@ -369,7 +360,7 @@ def test_every_receiver_gets_the_exact_bits_in_the_shortest_form(course: dict[st
         if wanted["stored"]:
             run.stored()  # between the step and the message that announces it
         run.announce({name: wanted[name] for name in ("ybar", "z")})
-        run.check(counted_only=wanted["xbar"] == "counted repeat")
+        run.check()
         if wanted["stored"]:
             run.stored()
             assert run.wire.version == len(run.told.messages) - 1
@@ -411,19 +402,6 @@ def test_each_form_is_the_shortest_somewhere(dtype: torch.dtype) -> None:
     assert wire.write(1)["xbar"][0] & 3 == WHOLE  # only who holds the message before can repeat the step
     assert wire.write(3)["xbar"] == bytes([UNCHANGED])
     assert same_bits(decoded(wire.write(3)["xbar"], z), z)
-
-
-def test_what_was_counted_only_is_not_written() -> None:
-    x = torch.ones(500)
-    wire, total = Wire(x), torch.zeros(500)
-    wire.announce({"xbar": x})
-    total[3] = 1.0
-    y = move_mean(x, 0.9, 0.1, total)
-    wire.stepped(x != y, total != 0)
-    wire.announce({"xbar": y})
-    assert wire.encoding("xbar", 1).nbytes == len(Repeat(0.9, 0.1, total).write())
-    with pytest.raises(RuntimeError, match="counted only"):
-        wire.write(1)
 
 
 # --- what runs count ---

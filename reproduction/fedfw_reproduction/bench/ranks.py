@@ -138,7 +138,7 @@ def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeat
     times: dict[fedfw.Problem, list[float]] = {alone: [], shared: []}
     for i in range(repeats):
         for problem in (alone, shared) if i % 2 else (shared, alone):
-            ranks.meet()
+            ranks.numbers(0.0)
             times[problem] += round_ms(problem, algorithm, rounds, device)
     by_itself, in_all = ranks.exchange(times[alone]), ranks.exchange(times[shared])
     rates = [count / mean(theirs) for (count,), theirs in zip(ranks.numbers(len(own)), by_itself, strict=True)]

@@ -34,7 +34,6 @@ from fedfw.ranks import ALONE, Ranks
 from fedfw.schedules import Schedule
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.sets.registry import as_set
-from fedfw.values import value_class
 
 State = dict[str, Tensor]
 """A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
@@ -143,17 +142,13 @@ class Contract:
 # --- what is known before the first round ---
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Rates:
     """Step size eta, penalty lam and averaging weight rho at one tick of the clock."""
 
     eta: float
     lam: float
     rho: float
-
-
-_RATES_KEPT = 64
-"""Rates that a plan remembers before it forgets them all."""
 
 
 def _unknown() -> float | None:
@@ -278,8 +273,6 @@ class Plan:
     ranks: Ranks = ALONE
     watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda part, function: function
 
-    _known: ClassVar[dict[tuple[int, int], Rates] | None] = None
-
     def oracle_tol(self, t: int) -> float:
         """Relative accuracy asked in round t of oracles that iterate.
 
@@ -307,14 +300,6 @@ class Plan:
 
     def rates(self, t: int, k: int = 0) -> Rates:
         """Rates of local step k of round t = 1, 2, ..."""
-        known = self._known  # a round asks for the same rates several times, and for those of the next one
-        if known is None or len(known) > _RATES_KEPT:
-            known = self.__dict__["_known"] = {}  # beside the fields: this is no part of the plan
-        if (t, k) not in known:
-            known[t, k] = self._rates(t, k)
-        return known[t, k]
-
-    def _rates(self, t: int, k: int) -> Rates:
         assert self.schedule is not None
         tick = t if self.by_round else (t - 1) * self.local_steps + k + 1
         eta = self.schedule.eta(tick)
@@ -340,7 +325,7 @@ class Plan:
 # --- what travels in a round ---
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Message:
     """What the server sends to the clients of round t.
 
@@ -367,7 +352,7 @@ class Message:
         return replace(self, xbar=self.xbar.to(dtype), vectors=vectors)
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """What a client's first local step proves about the optimum (see `fedfw.certificates`): from exact gradients only.
 
@@ -384,7 +369,7 @@ class Evidence:
     q: Tensor | None
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Upload:
     """What the clients ``who`` hand to the server.
 
@@ -419,7 +404,7 @@ class Upload:
     weight: float | None = None
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Server:
     """The server's memory: the mean of all x_i, and further vectors (p,) by name."""
 
@@ -427,7 +412,7 @@ class Server:
     vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Elsewhere:
     """What clients of other ranks sent: how many bytes, and how many of them sent evidence."""
 
@@ -435,7 +420,7 @@ class Elsewhere:
     proofs: int = 0
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Aggregate:
     """All that the server is given of a round's uploads.
 
@@ -532,22 +517,21 @@ class Aggregate:
         """The same over all ranks, each of which has added up what its own clients sent: these uploads."""
         if ranks.size == 1:
             return self
-        new = (0.0, 0.0) if self.new is None else (float(self.new), float(self.new.itemsize))
         proofs = sum(upload.who.shape[0] for upload in uploads if upload.evidence is not None)
-        own = (sum(upload.atoms.nbytes for upload in uploads), proofs)
-        names = [name for name, vector in self.beside.items() if vector.numel()]
-        beside = [self.beside[name] for name in names]
-        total, sums, told = ranks.sum_with(self.total, (self.weight, float(self.sparse), *new, *own), beside)
-        weights, sparse, came, width, nbytes, proven = zip(*told, strict=True)
-        single = torch.float32 if max(width) == 4 else torch.float64
+        nbytes = sum(upload.atoms.nbytes for upload in uploads)
+        came = 0.0 if self.new is None else float(self.new)
+        mine = (self.weight, self.sparse, came, self.new is not None, nbytes, proofs)
+        numbers = torch.tensor(mine, dtype=torch.float64, device=self.total.device)
+        total, numbers, *sums = ranks.sums(self.total, numbers, *self.beside.values())
+        weight, sparse, came, counted, all_bytes, all_proofs = numbers.tolist()
         return replace(
             self,
             total=total,
-            sparse=all(sparse),
-            beside={**self.beside, **dict(zip(names, sums, strict=True))},
-            weight=math.fsum(weights),
-            new=total.new_tensor([math.fsum(came)], dtype=single) if max(width) else None,
-            elsewhere=Elsewhere(*(int(sum(each)) - mine for each, mine in zip((nbytes, proven), own, strict=True))),
+            sparse=sparse == ranks.size,
+            beside=dict(zip(self.beside, sums, strict=True)),
+            weight=weight,
+            new=total.new_tensor([came]) if counted else None,
+            elsewhere=Elsewhere(int(all_bytes) - nbytes, int(all_proofs) - proofs),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -10,13 +11,12 @@ from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo,
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
 from fedfw.checks import Mask, all_finite, beyond_float32, other_bits
 from fedfw.errors import NonFiniteError
-from fedfw.values import value_class
 
 _VECTORS = (Dense, Moved, Quantised)
 """Atoms that have not been through an oracle."""
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Party:
     """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for gradients and atoms.
 
@@ -31,7 +31,7 @@ class Party:
     weight: float | None = None
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class ServerStep:
     """What the server's step of a round gave.
 
@@ -57,7 +57,7 @@ class ServerStep:
     wide: Tensor | Mask | None = None
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class RoundSteps:
     """What all steps of a round gave: the clients' memories and what they sent, party by party, and the server's."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -58,21 +58,9 @@ class Ranks:
         """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a type."""
         return list(tensors)
 
-    def sum_with(
-        self, total: Tensor, numbers: Sequence[float], beside: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Tensor], list[list[float]]]:
-        """The sums over ranks of vectors (p,) and of tensors beside them, and some numbers of every rank: one exchange.
-
-        Vectors travel by their entries that are not zero, as long as that is shorter.
-        """
-        return total, list(beside), [list(numbers)]
-
     def numbers(self, *numbers: float) -> list[list[float]]:
         """Some numbers of every rank, as many from each; integers are exact up to 2^53."""
         return [list(numbers)]
-
-    def meet(self) -> None:
-        """Wait until every rank has come here."""
 
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
         """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x (m, ...), stand."""

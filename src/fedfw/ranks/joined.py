@@ -13,26 +13,22 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
 from fedfw.ranks.base import Balance, Ranks, Tensors
-from fedfw.ranks.parcels import WHOLE, add_unpacked, as_bytes, pack, padded
 from fedfw.ranks.processes import has_ended, process_namespace
 from fedfw.ranks.queue import Queue, SharedQueue
 
-_LONG = 2**18
-"""Bytes of what all ranks add up in a round, up to which all of it is sent to everybody."""
-_LEAST_ROOM = 64
-"""Bytes that a parcel has at least; more comes in multiples of it."""
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
 _LONGEST_WORDS = 300
@@ -57,7 +53,6 @@ class _Joined(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._store, self._nccl, self._queues = store, nccl, 0
         self._apart: str | None = None
-        self._rooms: dict[str, int] = {}  # bytes that parcels of a kind have
         places = self.exchange([process_namespace(), os.getpid()])
         visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
         self._processes = [pid for _, pid in places] if visible else []  # those of other machines cannot be seen
@@ -83,90 +78,52 @@ class _Joined(Ranks):
                 found[i] = piece.view_as(tensors[i])
         return found
 
-    def sum_with(
-        self, total: Tensor, numbers: Sequence[float], beside: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, list[Tensor], list[list[float]]]:
-        # Every rank is sent the parcels of all others. Long vectors of many ranks are reduced instead, which sends
-        # about two of them whatever the number of ranks; between two ranks both are the same.
-        long = self.size > 2 and self.size * sum(tensor.nbytes for tensor in (total, *beside)) > _LONG
-        count, body = pack(total, () if long else beside, 2 * total.nbytes // self.size if long else total.nbytes)
-        bodies, told = self._parcels("sums", body[:0] if long and count == WHOLE else body, (count, *numbers))
-        counts = [int(one[0]) for one in told]
-        if long and WHOLE in counts:
-            whole, sums = self._reduced(total.clone()), []
-        else:
-            whole, sums = torch.zeros_like(total), [] if long else [torch.zeros_like(vector) for vector in beside]
-            for theirs, packed in zip(counts, bodies, strict=True):
-                add_unpacked(theirs, packed, whole, sums)
-        return whole, self.sums(*beside) if long else sums, [one[1:] for one in told]
-
     def numbers(self, *numbers: float) -> list[list[float]]:
         found: list[list[float]] = self._gathered(torch.tensor(numbers, dtype=torch.float64)).tolist()
         return found
 
-    def meet(self) -> None:
-        self.numbers(0.0)  # gloo does not wait for anybody where there is nothing to be sent
-
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        counts = [int(count) for (count,) in self.numbers(len(x))]
-        begin = sum(counts[: self.rank])
-        each = zip(self._gathered(padded(x, max(counts))), counts, strict=True)
-        return torch.cat([one[:count] for one, count in each]), slice(begin, begin + len(x))
+        each = self._each(x)
+        begin = sum(len(theirs) for theirs in each[: self.rank])
+        return torch.cat(each), slice(begin, begin + len(x))
 
     def exchange(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        return [json.loads(one.numpy().tobytes()) for one in self._parcels("texts", text, ())[0]]
+        return [json.loads(theirs.numpy().tobytes()) for theirs in self._each(text)]
 
-    def _parcels(self, kind: str, body: Tensor, numbers: Sequence[float]) -> tuple[list[Tensor], list[list[float]]]:
-        """The bytes of every rank, of any length each, and some numbers, as many from each.
-
-        That is one exchange where all of them fit into the room that the last ones of this kind needed, else two.
-        """
-        room = self._rooms.get(kind, _LEAST_ROOM)
-        head = as_bytes(torch.tensor((len(body), *numbers), dtype=torch.float64))
-        each = self._gathered(torch.cat([head.to(body.device), padded(body, room)]))
-        heads = each[:, : len(head)].cpu().contiguous().view(torch.float64).tolist()
-        lengths = [int(one[0]) for one in heads]
-        bodies, longest = each[:, len(head) :], max(lengths)
-        if longest > room:
-            bodies = self._gathered(padded(body, longest))
-        if not room // 4 <= longest <= room:
-            self._rooms[kind] = max(_LEAST_ROOM, -(-longest // _LEAST_ROOM) * _LEAST_ROOM)
-        return [one[:length] for one, length in zip(bodies, lengths, strict=True)], [one[1:] for one in heads]
+    def _each(self, x: Tensor) -> list[Tensor]:
+        """The tensor (k, ...) of every rank, with a k of its own each."""
+        counts = [int(count) for (count,) in self.numbers(len(x))]
+        padded = x.new_zeros(max(counts), *x.shape[1:])
+        padded[: len(x)] = x
+        return [theirs[:count] for theirs, count in zip(self._gathered(padded), counts, strict=True)]
 
     def tell(self, value: Any) -> Any:
         return self.exchange(value if self.first else None)[0]
 
     def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
-        held = {name: tensor.detach().cpu().contiguous() for name, tensor in (tensors or {}).items()}
-        forms = self.tell([(name, _name_of(tensor.dtype), list(tensor.shape)) for name, tensor in held.items()])
-        for name, dtype, shape in forms:
-            tensor = held[name] if self.first else torch.empty(shape, dtype=getattr(torch, dtype))
-            with self._talking():
-                dist.broadcast(_bytes_of(tensor), src=0)
-            if self.first:
-                self._count(tensor)
-            held[name] = tensor
-        return held
+        mine = _packed(tensors or {})
+        length = self.tell(len(mine))
+        told = mine if self.first else torch.empty(length, dtype=torch.uint8)
+        with self._talking():
+            dist.broadcast(told, src=0)
+        if self.first:
+            self._count(told)
+        return load(told.numpy().tobytes())
 
     def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
-        held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        forms = self.exchange([(name, _name_of(tensor.dtype), list(tensor.shape)) for name, tensor in held.items()])
+        mine = _packed(tensors)
+        lengths = [int(length) for (length,) in self.numbers(len(mine))]
         if not self.first:
-            for tensor in held.values():
-                with self._talking():
-                    dist.send(_bytes_of(tensor), dst=0)
-                self._count(tensor)
+            with self._talking():
+                dist.send(mine, dst=0)
+            self._count(mine)
             return []
-        found = [held]
+        each = [mine, *(torch.empty(length, dtype=torch.uint8) for length in lengths[1:])]
         for sender in range(1, self.size):
-            theirs = {}
-            for name, dtype, shape in forms[sender]:
-                theirs[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-                with self._talking():
-                    dist.recv(_bytes_of(theirs[name]), src=sender)
-            found.append(theirs)
-        return found
+            with self._talking():
+                dist.recv(each[sender], src=sender)
+        return [load(theirs.numpy().tobytes()) for theirs in each]
 
     def queue(self) -> Queue:
         if self._store is None:
@@ -278,13 +235,12 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor whose numbers lie side by side; one byte for an empty one, which gloo does not send."""
-    return as_bytes(tensor) if tensor.numel() else torch.zeros(1, dtype=torch.uint8)
+def _packed(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Tensors by name as bytes, in the format of safetensors."""
+    held = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    return torch.frombuffer(bytearray(save(held)), dtype=torch.uint8)
 
 
 def launched() -> bool:
@@ -353,7 +309,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
             signal.signal(signal.SIGTERM, ranks.told_to_end)
         yield ranks
         if began:
-            ranks.meet()  # nobody leaves while others may still ask: the first rank may keep the store
+            ranks.numbers(0.0)  # nobody leaves while others may still ask: the first rank may keep the store
     except RankLostError:
         raise
     except BaseException as error:

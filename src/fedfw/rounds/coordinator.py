@@ -328,7 +328,7 @@ class Coordinator:
         server = after if self.server is now.before else _rebased(self.server, now.before, after)
         return step_server(self.algorithm, self.plan_of(now), server, uploads, now.t)
 
-    def close(self, now: Round, step: ServerStep | None = None, *, replayed: bool = False) -> None:
+    def close(self, now: Round, step: ServerStep | None = None) -> None:
         """Step 5: the server's step from what arrived.
 
         Parameters
@@ -337,8 +337,6 @@ class Coordinator:
             Clients of the round that did not arrive undo it, so that for them it never was.
         step : ServerStep, optional
             The step, where it was taken together with the clients' steps.
-        replayed : bool
-            Whether the next replay overwrites what this step added up.
         """
         if not now.uploads and step is None:
             return
@@ -353,7 +351,8 @@ class Coordinator:
                 self.memory.scatter(upload.who, state)
         self.holds[self._at(now, [upload.who for upload in now.uploads])] = now.version
         rates = self.algorithm.repeatable(plan, step.aggregate, now.t) if step.support is not None else None
-        repeat = None if rates is None or replayed else Repeat(*rates, step.aggregate.total)
+        # A copy, because a replay overwrites what it added up.
+        repeat = None if rates is None else Repeat(*rates, step.aggregate.total.clone())
         self.wire.stepped(step.changed, None if rates is None else step.support, repeat, wide=step.wide)
         self.server = step.server
         now.eta = now.eta if (taken := self.algorithm.eta_taken(step.server)) is None else taken

@@ -16,7 +16,7 @@ from fedfw.rounds.participation import Participation
 Fingerprint = dict[str, str]
 """What a run is, as texts by name."""
 
-_ROUNDS, _SCHEDULE, _DATA, _PRIVACY = "rounds", "schedule", "data", "privacy"
+_ROUNDS, _SCHEDULE, _PRIVACY = "rounds", "schedule", "privacy"
 _GO_BY_ROUNDS = {
     _SCHEDULE: "the schedule goes by the number of rounds, so a run of so many would have taken other steps",
     "penalty": "the default penalty goes by the number of rounds; to go on, give the penalty as the number that it was",
@@ -99,11 +99,6 @@ def refuse_another_run(folder: Path, kept: Mapping[str, str], here: Mapping[str,
     rounds = int(here[_ROUNDS])
     if rounds < done:
         raise ValueError(f"rounds={rounds}, expected at least {done}: {folder} holds a run that has done so many")
-    if _DATA in kept and _DATA not in here and kept.get(_PRIVACY) != "none":
-        raise ValueError(
-            f"{folder} holds a private run of fedfw 0.2, which kept averages of gradients in float32 and a digest of "
-            "the data in its checkpoints: begin it anew in another folder, and remove this one's checkpoints"
-        )
     lengthened = kept.get(_ROUNDS) != here[_ROUNDS]
     differ = []
     for name in [*kept, *(new for new in here if new not in kept)]:

@@ -29,7 +29,6 @@ from fedfw.rounds.records import History
 
 HISTORY, MODEL, PLOTS = "history.jsonl", "model.pt", "plots.png"
 _JOURNAL = "journal"
-_OLD_SUFFIX = ".bin"  # of version 0.1
 _MOST_ENTRIES = 100
 """Of a journal: they are repeated, round by round, when a run goes on."""
 _SMALL_JOURNAL = 2**20
@@ -68,11 +67,10 @@ class RunFolder:
             raise ValueError(f"{path} is a file, expected a folder for the run")
         if resume and not path.is_dir():
             raise ValueError(f"{path} is no run folder")
-        old = any(path.glob(f"checkpoint-*{_OLD_SUFFIX}"))
-        if resume and old and not self._checkpoints():
+        if any(path.glob("checkpoint-*.bin")):
             raise ValueError(
-                f"{path} holds a run of fedfw 0.1, whose checkpoints this version does not read: finish it with "
-                "fedfw 0.1, or begin a new run"
+                f"{path} already holds a run of fedfw 0.1, whose checkpoints this version does not read: finish it "
+                "with fedfw 0.1, or begin a new run in another folder"
             )
         for file in (*self._checkpoints(), path / HISTORY, path / MODEL):
             if file.is_dir():
@@ -82,8 +80,7 @@ class RunFolder:
             self.claim()
 
     def _refuse_another_run(self) -> None:
-        old = any(self.path.glob(f"checkpoint-*{_OLD_SUFFIX}"))
-        used = old or self._checkpoints() or any((self.path / name).exists() for name in (HISTORY, MODEL))
+        used = self._checkpoints() or any((self.path / name).exists() for name in (HISTORY, MODEL))
         if used and not self._ours:
             raise ValueError(f"{self.path} already holds a run: give another folder, or resume it")
 

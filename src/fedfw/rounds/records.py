@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, overload
@@ -90,20 +90,6 @@ class Record:
     lipschitz: float | None = None
     certified: dict[str, float] | None = None
     seconds: dict[str, float] | None = None
-
-    @staticmethod
-    def quickly(values: Mapping[str, Any]) -> Record:
-        """The record with these values, all known to be fields and the round among them; the constructor takes longer.
-
-        A frozen dataclass calls a function for each of its fields, in every round.
-        """
-        record = object.__new__(Record)
-        record.__dict__.update(_DEFAULTS)
-        record.__dict__.update(values)
-        return record
-
-
-_DEFAULTS = {field.name: field.default for field in fields(Record)}
 
 
 class History(Sequence[Record]):

@@ -30,6 +30,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,6 @@ from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, re
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
-from fedfw.values import value_class
 
 WHOLE, CHANGED, REPEATED, UNCHANGED = 0, 1, 2, 3
 _IN_FLOAT64 = 4
@@ -54,7 +54,7 @@ _RATES_NBYTES = 16
 Versions = npt.NDArray[np.int64]
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Encoding:
     """How one vector goes to one client: the number of bytes, and the function that writes them."""
 
@@ -93,15 +93,13 @@ def encoded(x: Tensor, changed: Mask | None = None, precision: torch.dtype | Non
     """
     changed = on_host(other_bits(x.detach())) if changed is None else changed
     precision = x.dtype if precision is None else precision
-    longest, itemsize = whole_nbytes(x, precision), precision.itemsize
-    if 5 + np.count_nonzero(changed) * itemsize < longest:  # without saying where they belong
-        nbytes = _sparse_nbytes(changed, itemsize)
-        if nbytes < longest:
-            places = np.flatnonzero(changed)
-            at = torch.from_numpy(places)
-            flag = CHANGED | _flag(precision)
-            return Encoding(nbytes, lambda: bytes([flag]) + _sparse(places, x.cpu()[at], len(x), precision))
-    return whole(x, precision)
+    nbytes = _sparse_nbytes(changed, precision.itemsize)
+    if nbytes >= whole_nbytes(x, precision):
+        return whole(x, precision)
+    places = np.flatnonzero(changed)
+    at = torch.from_numpy(places)
+    flag = CHANGED | _flag(precision)
+    return Encoding(nbytes, lambda: bytes([flag]) + _sparse(places, x.cpu()[at], len(x), precision))
 
 
 def _flag(precision: torch.dtype) -> int:
@@ -197,8 +195,7 @@ def _sparse_nbytes(mask: Mask, itemsize: int) -> int:
     k, p = int(np.count_nonzero(mask)), len(mask)
     places = fixed_nbytes(k, p, 0)
     if places is None:
-        fewer = mask if 2 * k <= p else ~mask  # what is written is the smaller of the two sets: both are as long
-        places = index_set_nbytes(np.flatnonzero(fewer)[None], p, 0)
+        places = index_set_nbytes(np.flatnonzero(mask)[None], p, 0)
     return 1 + 4 + places + k * itemsize
 
 
@@ -210,7 +207,7 @@ def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
     return torch.from_numpy(indices), read_floats(reader, (k,), dtype)
 
 
-@value_class
+@dataclass(frozen=True, eq=False)
 class Repeat:
     """A step xbar <- keep xbar + scale total with a sparse ``total`` (p,), which clients can repeat."""
 
@@ -250,9 +247,7 @@ class Wire:
         self._before: dict[str, Tensor] = {}  # further vectors as last announced, on the host; one not sent is zero
         self._marks: dict[str, Versions] = {}  # the message that last changed a coordinate
         self._steps: list[Mask] = []  # what changed in the model since the last message
-        self._news: Mask | None = None  # what changed in the model from the last message but one to the last
-        self._last_step: tuple[Mask, Mask | None, torch.dtype, Repeat | None] | None = None
-        self._repeat: tuple[int, int, bytes | Repeat | None] | None = None  # from which version, nbytes, message
+        self._repeat: tuple[int, Encoding] | None = None  # the last step, for clients that hold this version
         self._ready: dict[tuple[str, int], Encoding] = {}
 
     @property
@@ -279,37 +274,25 @@ class Wire:
         support : Tensor or array, optional
             (p,) of bool: where the sum of the atoms is not zero, for steps that clients can repeat.
         repeat : Repeat, optional
-            That step, where its bytes will be asked for.
+            That step.
         wide : Tensor or array, optional
             (p,) of bool: where that sum needs float64.
         """
-        self._settle()
         self._wide = support is not None and self._like.dtype is not self._precision
-        if support is not None and self._steps:
-            support = repeat = None  # something else changed the model, too: nobody could repeat that
-        precision = torch.float64 if wide is not None and np.count_nonzero(on_host(wide)) else self._precision
-        self._last_step = on_host(changed), None if support is None else on_host(support), precision, repeat
-
-    def _settle(self) -> None:
-        """Work out the last step: the next message asks for it, and by then a GPU is busy with the next round."""
-        if self._last_step is None:
-            return
-        (changed, support, precision, repeat), self._last_step = self._last_step, None
-        self._steps.append(changed)
         self._repeat = None
-        if support is not None and self.version:
-            nbytes = _RATES_NBYTES + _sparse_nbytes(support, precision.itemsize)
-            # As `dataclasses.replace` would make it, which takes several times as long.
-            message = None if repeat is None else Repeat(repeat.keep, repeat.scale, repeat.total, precision)
-            self._repeat = self.version, nbytes, message
+        # Clients cannot repeat a step where something else changed the model, too.
+        if support is not None and repeat is not None and self.version and not self._steps:
+            precision = torch.float64 if wide is not None and on_host(wide).any() else self._precision
+            nbytes = _RATES_NBYTES + _sparse_nbytes(on_host(support), precision.itemsize)
+            self._repeat = self.version, Encoding(nbytes, replace(repeat, precision=precision).write)
+        self._steps.append(on_host(changed))
 
     # --- messages ---
 
     def announce(self, vectors: Mapping[str, Tensor]) -> int:
         """A new message with these vectors (p,); returns its version. One that is left out counts as zero."""
-        self._settle()
         self.version += 1
-        for name in vectors if not self._before else {**self._before, **vectors}:
+        for name in {**self._before, **vectors}:
             if name not in self._marks:
                 self._marks[name] = np.zeros(len(self._like), np.int64)
             marks = self._marks[name]
@@ -323,7 +306,6 @@ class Wire:
             self._before[name] = after.clone()
         if self._repeat is not None and self._repeat[0] != self.version - 1:
             self._repeat = None
-        self._news = self._steps[0] if len(self._steps) == 1 else None
         self._steps = []
         self._values = dict(vectors)
         self._ready.clear()
@@ -336,42 +318,21 @@ class Wire:
         return self._ready[name, base]
 
     def _decide(self, name: str, base: int) -> Encoding:
-        x, precision = self._values[name], self._precision
-        if name == "xbar" and self._wide:
-            precision = x.dtype
+        x = self._values[name]
+        precision = x.dtype if name == "xbar" and self._wide else self._precision
         if not base:
             return encoded(x, precision=precision)
-        fresh = name == "xbar" and base == self.version - 1 and self._news is not None
-        changed = self._news if fresh else self._marks[name] > base
-        assert changed is not None
-        if not np.count_nonzero(changed):
+        changed = self._marks[name] > base
+        if not changed.any():
             return Encoding(1, lambda: bytes([UNCHANGED]))
+        found = encoded(x, changed, precision)
         if name == "xbar" and self._repeat is not None and self._repeat[0] == base:
-            repeat = self._repetition(self._repeat)
-            # Without saying where they belong; what they weigh with that need not be worked out for most models.
-            least = min(whole_nbytes(x, precision), 5 + int(np.count_nonzero(changed)) * precision.itemsize)
-            if repeat.nbytes < least or repeat.nbytes < encoded(x, changed, precision).nbytes:
-                return repeat
-        return encoded(x, changed, precision)
-
-    @staticmethod
-    def _repetition(repeat: tuple[int, int, bytes | Repeat | None]) -> Encoding:
-        """The last step for clients to repeat."""
-        _, nbytes, message = repeat
-
-        def write() -> bytes:
-            if message is None:
-                raise RuntimeError("the sum of this step was counted only: it is not there to be written")
-            return message if isinstance(message, bytes) else message.write()
-
-        return Encoding(nbytes, write)
+            return min(found, self._repeat[1], key=lambda encoding: encoding.nbytes)
+        return found
 
     def nbytes(self, bases: npt.ArrayLike) -> int:
         """What the last message weighs for clients that hold the messages ``bases`` (m,), all together."""
-        held = np.asarray(bases).tolist()
-        # All hold the same in every round that everyone takes part in: that is sooner seen than counted.
-        alike = len(held) > 0 and held.count(held[0]) == len(held)
-        counts = {held[0]: len(held)} if alike else Counter(held)
+        counts = Counter(np.asarray(bases).tolist())
         return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
 
     def write(self, base: int) -> dict[str, bytes]:
@@ -382,33 +343,29 @@ class Wire:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
-        self._settle()
         held = {f"marks.{name}": torch.from_numpy(marks) for name, marks in self._marks.items()}
         held |= {f"before.{name}": vector for name, vector in self._before.items()}
         held |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}
         held["steps"] = torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
         if self._repeat is not None:
-            base, nbytes, message = self._repeat
-            held["repeat"] = torch.tensor([base, nbytes])
-            if message is not None:
-                data = message if isinstance(message, bytes) else message.write()
-                held["repeat_message"] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+            base, message = self._repeat
+            held["repeat"] = torch.tensor([base, message.nbytes])
+            held["repeat_message"] = torch.from_numpy(np.frombuffer(message.write(), np.uint8).copy())
         return held
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""
         held = {name: value.cpu().clone() for name, value in state.items()}
-        self._last_step, self._news, self._values = None, None, {}
+        self._values = {}
         self._ready.clear()
         self.version, self._wide = int(held["version"]), bool(held["wide"])
         self._steps = [held["steps"].numpy()] if held["steps"].numel() else []
         self._marks = {name: value.numpy() for name, value in _named(held, "marks.").items()}
         self._before = _named(held, "before.")
         self._repeat = None
-        if "repeat" in held:
-            base, nbytes = held["repeat"].tolist()
-            message = held["repeat_message"].numpy().tobytes() if "repeat_message" in held else None
-            self._repeat = base, nbytes, message
+        if "repeat_message" in held:
+            message = held["repeat_message"].numpy().tobytes()
+            self._repeat = int(held["repeat"][0]), Encoding(len(message), lambda: message)
 
 
 def _named(held: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -370,7 +370,7 @@ class Simulation:
             now.arrive(upload, state, with_loss=with_loss)
         if self.ranks.size > 1:
             now.hear_of(count - now.who.shape[0], steps.step.aggregate.elsewhere, with_loss=with_loss)
-        coordinator.close(now, steps.step, replayed=replayed is not None)
+        coordinator.close(now, steps.step)
 
     def _foreseen(self, message: Message) -> bool | None:
         """Whether the next round asks for evidence; None where more than this round's results may go into it.
@@ -486,7 +486,7 @@ class Simulation:
         }
         if twice := found.keys() & values.keys():
             raise TypeError(f"callbacks give {sorted(twice)} for the record, which the simulation fills in itself")
-        self.history.append(Record.quickly(values | found))
+        self.history.append(Record(**values | found))
 
     def _call(self, hook: str) -> bool:
         """Call a method of every callback that has one; returns whether one of them ends the run."""
