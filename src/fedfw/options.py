@@ -17,19 +17,42 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
-
 from fedfw.parsing import parse_number
 
-_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 Function = TypeVar("Function", bound=Callable[..., Any])
 LARGEST, LARGEST_WHOLE = 1e38, 10**12
 """Numbers and whole numbers whose declaration states no upper limit are at most this large."""
 _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
 
 
-def option(help_: str, *, expected: str | None = None, otherwise: str = "", scope: str = "", **limits: Any) -> Any:
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a value in the words of pydantic, which is imported with the first check: that takes a while."""
+
+    bounds: tuple[tuple[str, Any], ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic import Field
+
+        return handler.generate_schema(Annotated[source, Field(**dict(self.bounds))])
+
+
+@dataclass(frozen=True)
+class Declaration(Limits):
+    """What `option` says of a field."""
+
+    help: str
+    expected: str
+    otherwise: str
+    scope: str
+
+
+def limits(**bounds: Any) -> Limits:
+    """Bounds of one member of a union, such as ``Annotated[int, limits(ge=1)] | None``."""
+    return Limits(tuple(bounds.items()))
+
+
+def option(help_: str, *, expected: str | None = None, otherwise: str = "", scope: str = "", **bounds: Any) -> Any:
     """Describe an option; the result stands in the annotation of a dataclass field.
 
     Parameters
@@ -42,15 +65,14 @@ def option(help_: str, *, expected: str | None = None, otherwise: str = "", scop
         What happens where the option is left open, in words, if its default is None.
     scope : str, optional
         ``"python"`` for an option that has no form as text, so that it is neither a flag nor a key of a file.
-    **limits
+    **bounds
         pydantic's limits, such as ``ge=1`` or ``lt=2``.
 
     Returns
     -------
-    pydantic.fields.FieldInfo
+    Declaration
     """
-    extra: Any = {"expected": expected or "", "otherwise": otherwise, "scope": scope}
-    return Field(description=help_, json_schema_extra=extra, **limits)
+    return Declaration(tuple(bounds.items()), help_, expected or "", otherwise, scope)
 
 
 @dataclass(frozen=True)
@@ -110,6 +132,8 @@ class Option:
         ValueError
             With the value and what was expected; ``source`` says where the value stood.
         """
+        from pydantic import ValidationError
+
         expected = self.expected
         try:
             checked = _validator(self.annotation)(value)
@@ -162,23 +186,19 @@ def options_of(cls: Any) -> dict[str, Option]:
     hints = get_type_hints(cls, include_extras=True)
     found = {}
     for field in fields(cls):
-        info = next((m for m in getattr(hints[field.name], "__metadata__", ()) if isinstance(m, FieldInfo)), None)
-        if info is None or info.description is None:
+        metadata = getattr(hints[field.name], "__metadata__", ())
+        info = next((m for m in metadata if isinstance(m, Declaration)), None)
+        if info is None:
             continue
-        extra: Any = info.json_schema_extra
-        default = field.default if field.default is not MISSING else None
-        expected = extra["expected"] or _expected(hints[field.name], info)
-        textual = extra["scope"] != "python"
-        limited = any(getattr(limit, name, None) is not None for limit in info.metadata for name in ("le", "lt"))
         found[field.name] = Option(
             name=field.name,
-            help=info.description,
-            default=default,
-            expected=expected,
-            textual=textual,
+            help=info.help,
+            default=field.default if field.default is not MISSING else None,
+            expected=info.expected or _expected(hints[field.name], info),
+            textual=info.scope != "python",
             annotation=hints[field.name],
-            otherwise=extra["otherwise"],
-            limited=limited,
+            otherwise=info.otherwise,
+            limited=not {"le", "lt"}.isdisjoint(dict(info.bounds)),
         )
     return found
 
@@ -268,7 +288,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _validator(annotation: Any) -> Callable[[Any], Any]:
-    return TypeAdapter(annotation, config=_STRICT).validate_python
+    from pydantic import ConfigDict, TypeAdapter
+
+    strict = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    return TypeAdapter(annotation, config=strict).validate_python
 
 
 def _plain_types(annotation: Any) -> set[Any]:
@@ -281,7 +304,7 @@ def _plain_types(annotation: Any) -> set[Any]:
     return set() if annotation is NoneType else {annotation}
 
 
-def _expected(annotation: Any, info: FieldInfo) -> str:
+def _expected(annotation: Any, info: Declaration) -> str:
     """What a value has to be, in words."""
     kinds = _plain_types(annotation)
     choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
@@ -289,14 +312,10 @@ def _expected(annotation: Any, info: FieldInfo) -> str:
         return f"one of {', '.join(map(str, choices))}"
     if kinds == {bool}:
         return "true or false"
-    limits = [
-        phrase.format(value)
-        for limit in info.metadata
-        for name, phrase in _LIMITS
-        if (value := getattr(limit, name, None)) is not None
-    ]
+    bounds = dict(info.bounds)
+    stated = [phrase.format(bounds[name]) for name, phrase in _LIMITS if name in bounds]
     if kinds <= {int}:
-        return " ".join(["a whole number", " and ".join(limits)]).strip()
+        return " ".join(["a whole number", " and ".join(stated)]).strip()
     if kinds <= {int, float}:
-        return " ".join(["a number", " and ".join(limits)]).strip()
+        return " ".join(["a number", " and ".join(stated)]).strip()
     return "text" if kinds == {str} else str(annotation)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from fedfw.algorithms.registry import ALGORITHMS
@@ -57,3 +61,29 @@ def test_the_table_of_an_app_says_what_an_empty_text_is() -> None:
     comments = " ".join(line.lstrip("# ") for line in app_table().as_string().splitlines() if line.startswith("#"))
     for name in ("constraint", "batch_size", "momentum", "mu"):
         assert f'["" is {default_of(all_options()[name])}]' in comments
+
+
+def test_the_help_that_is_kept_is_that_of_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a change of an option: `python scripts/help.py`."""
+    kept = help_of(capsys, "run")
+    nothing = tmp_path / "help.json"
+    nothing.write_text("{}")
+    monkeypatch.setattr(sys.modules["fedfw.cli.main"], "HELP", nothing)
+    assert help_of(capsys, "run") == kept
+
+
+def test_the_help_of_run_waits_neither_for_torch_nor_pydantic_and_the_library_not_for_pydantic() -> None:
+    script = (
+        "import sys, fedfw.cli\n"
+        "try:\n"
+        "    fedfw.cli.main(['run', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, 'torch' in sys.modules, 'pydantic' in sys.modules)\n"
+        "from fedfw import simulate\n"
+        "print('torch' in sys.modules, 'pydantic' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "--local-steps" in out
+    assert out.splitlines()[-2:] == ["0 False False", "True False"]

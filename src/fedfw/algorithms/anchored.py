@@ -45,7 +45,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedfw.algorithms.base import (
@@ -69,7 +68,7 @@ from fedfw.algorithms.scheduled import Momentum, running_average
 from fedfw.atoms import Atom
 from fedfw.compression import Compress, Compressor, Readers, make_compressor
 from fedfw.linalg.sums import exact_sum
-from fedfw.options import option
+from fedfw.options import limits, option
 
 FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 5, 2, 40
 """Rounds between anchors with anchor_every="auto"."""
@@ -77,7 +76,7 @@ PROGRESS = 0.5
 """Gaps are to fall like t ** -PROGRESS, halfway between not at all and the proven t ** -1; else duals are renewed."""
 
 AnchorEvery = Annotated[
-    Annotated[int, Field(ge=1)] | Literal["auto"],
+    Annotated[int, limits(ge=1)] | Literal["auto"],
     option(
         "rounds between anchors, which share sums of gradients; auto goes by the gap at anchors",
         expected='a whole number of at least 1, or "auto"',

@@ -7,13 +7,12 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Plan, Setting, State
 from fedfw.algorithms.pacing import FIRST_STEP, SPARSE, factor
 from fedfw.algorithms.penalties import atom_density
-from fedfw.options import option
+from fedfw.options import limits, option
 from fedfw.schedules import AUTO, CURVATURE, NAMES, Schedule, make_schedule
 
 NETWORK_MOMENTUM = 0.9
@@ -32,7 +31,7 @@ StepSizes = Annotated[
 """The option ``schedule`` of every algorithm that has one."""
 
 Beta = Annotated[
-    Annotated[float, Field(ge=0, lt=1)] | Literal["auto"],
+    Annotated[float, limits(ge=0, lt=1)] | Literal["auto"],
     option(
         f"weight of past gradients, or auto ({NETWORK_MOMENTUM} for networks, else 0)",
         expected="a number of at least 0 and below 1, or auto",

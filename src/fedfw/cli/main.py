@@ -7,6 +7,7 @@ functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from fedfw._version import __version__
 from fedfw.environment import refuse_unknown_variables
@@ -46,6 +49,8 @@ LABORATORY = {
 ENTRY_POINTS = "fedfw.commands"
 LINES = "\n"
 """Of the characters that are not printable, errors and notes may have this one."""
+HELP = Path(__file__).with_name("help.json")
+"""Arguments of commands by name, each with its flags and the keywords of argparse that its help shows."""
 SHARED = ("run", "resume", "tune", "reproduce")
 """Commands that divide their work among the processes that torchrun starts; others would do all of it in each."""
 
@@ -121,6 +126,14 @@ def _module_of(command: str) -> str:
     )
 
 
+def _kept_help(command: str, typed: list[str]) -> list[Any] | None:
+    """Return a command's arguments as scripts/help.py keeps them: its help then waits for no import."""
+    if {"-h", "--help"}.isdisjoint(typed):
+        return None
+    kept: dict[str, list[Any]] = json.loads(HELP.read_text(encoding="utf-8"))
+    return kept.get(command)
+
+
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="fedfw", description="Federated Frank-Wolfe: train across clients inside a hard constraint set."
@@ -136,7 +149,11 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         parser.error(f"{command} does not divide its work among processes, expected it to be started without torchrun")
     for name, help_ in listed.items():
         own = commands.add_parser(name, help=help_)
-        if name == command:
+        if name == command and (kept := _kept_help(command, typed)) is not None:
+            for flags, details in kept:
+                own.add_argument(*flags, **details)
+            own.description = f"{help_[0].upper()}{help_[1:]}."
+        elif name == command:
             with _quick_end(command):
                 module = import_module(_module_of(command))
                 verb = next((word for word in typed[typed.index(command) + 1 :] if not word.startswith("-")), "")
