@@ -4,7 +4,8 @@ An algorithm of your own in one class
 
 An algorithm says what a client remembers and which direction it gives to the oracle. The simulator, the count of
 bytes, checkpoints, partial participation and deployments then work as for the others. Its options are declared where
-they stand, and once it is registered they are on the command line and in configuration files, too.
+they stand. A package that names the class as an entry point of the group ``fedfw.algorithms`` puts both on the command
+line and into configuration files; the folder ``examples/package`` of the repository is one.
 
 This one is FedFW whose penalty pulls towards a slowly moving average of xbar, the mean of the clients' points.
 """
@@ -42,8 +43,6 @@ class SlowFW(fedfw.OracleAlgorithm):
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])
 
-
-fedfw.ALGORITHMS[SlowFW.name] = SlowFW
 
 # Two clients that disagree: f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1]; the sum is least at 1.
 problem = fedfw.testing.two_quadratics()

@@ -1,4 +1,9 @@
-"""Every algorithm by its name on the command line; a new one is a file and a line in this table."""
+"""Every algorithm by its name on the command line; a new one is a file and a line in this table.
+
+Other packages add theirs by an entry point of the group ``fedfw.algorithms``: a name and the class that has it.
+"""
+
+from typing import Any
 
 from fedfw.algorithms.anchored import FedFWAnchored
 from fedfw.algorithms.base import Algorithm
@@ -18,8 +23,9 @@ from fedfw.algorithms.fedlmo import FedLMO
 from fedfw.algorithms.fedpgd import FedPGD
 from fedfw.algorithms.naive import NaiveFW
 from fedfw.algorithms.scaffold import Scaffold
+from fedfw.plugins import PluginTable
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
+_OWN: dict[str, type[Algorithm]] = {
     cls.name: cls
     for cls in (
         FedFW,
@@ -46,3 +52,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         FastFedDA,
     )
 }
+
+
+def _find_problem(name: str, found: Any) -> str | None:
+    """What is wrong with an entry point's object, or None."""
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        return f"{found!r}, expected a subclass of fedfw.Algorithm"
+    if found.name != name:
+        return f"the class's name is {found.name!r}, expected that of its entry point"
+    return None
+
+
+ALGORITHMS: PluginTable[type[Algorithm]] = PluginTable("fedfw.algorithms", _OWN, _find_problem)

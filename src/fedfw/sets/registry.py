@@ -1,4 +1,7 @@
-"""The table of all sets, with an example of each; the tests, the command line and the documentation use it."""
+"""The table of all sets, with an example of each; the tests, the command line and the documentation use it.
+
+Other packages add theirs by an entry point of the group ``fedfw.sets``: a name and an `Entry` for it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ import torch
 
 from fedfw.options import nearest
 from fedfw.parsing import parse_number
+from fedfw.plugins import PluginTable
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
 from fedfw.sets.layers import LayerBalls
 from fedfw.sets.lipschitz import LipschitzNet
@@ -86,7 +90,17 @@ _ENTRIES = (
     Entry(LipschitzNet, lambda shape: LipschitzNet(1.0)),
 )
 
-SETS: dict[str, Entry] = {entry.cls.name: entry for entry in _ENTRIES}
+
+def _find_problem(name: str, found: Any) -> str | None:
+    """What is wrong with an entry point's object, or None."""
+    if not isinstance(found, Entry):
+        return f"{found!r}, expected a fedfw.sets.registry.Entry"
+    if found.cls.name != name:
+        return f"the class's name is {found.cls.name!r}, expected that of its entry point"
+    return None
+
+
+SETS: PluginTable[Entry] = PluginTable("fedfw.sets", {entry.cls.name: entry for entry in _ENTRIES}, _find_problem)
 """All sets by name, in the order of the documentation: ``SETS["l1"].cls`` is `L1Ball`; see `Entry`."""
 
 
