@@ -38,8 +38,6 @@ what one anchor lost the next one makes up for (EF21, Richtarik et al., arXiv 21
 gradient of F, so anchors prove nothing then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -8,8 +8,6 @@ The central reference, and what FedFW saves: dense gradients instead of atoms. W
 travel as compressed changes of what both sides remember of them (`fedfw.algorithms.feedback`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ A client sends how its c_i changes. Both sides add the change up in the same way
 c_i back. The mean has the weights w_i and is kept in float64: it is a sum of thousands of small terms.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

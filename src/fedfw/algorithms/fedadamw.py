@@ -16,8 +16,6 @@ Adam averages model and moments; Liu et al., "FedAdamW" (2025), arXiv 2510.27486
 m anew, and aligns steps as FedMuon does: none of the three is done here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ decentralized data" (2017); Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Fed
 networks" (2020).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 

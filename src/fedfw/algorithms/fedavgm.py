@@ -9,8 +9,6 @@ Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distr
 classification" (2019).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

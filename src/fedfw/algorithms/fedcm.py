@@ -11,8 +11,6 @@ Reference: Xu, Wang, Wang and Yao, "FedCM: Federated learning with client-level 
 Kale, Mohri, Reddi, Stich and Suresh, "Breaking the centralized barrier for cross-device federated learning" (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

@@ -10,8 +10,6 @@ start x^1. The server sends z, from which a client computes its points itself. W
 Reference: Yuan, Zaheer and Reddi, "Federated composite optimization" (2021).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 

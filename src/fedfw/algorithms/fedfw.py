@@ -11,8 +11,6 @@ Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algor
 the paper, replaces w_i grad f_i(x_i) by d_i <- beta d_i + (1 - beta) w_i grad f_i(x_i).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -11,8 +11,6 @@ In a float32 run the xbar that goes down is a rounded mean, and ybar would add u
 account of them (``owed``) and lets the next xbar make up for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

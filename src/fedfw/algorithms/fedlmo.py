@@ -29,8 +29,6 @@ the server shrinks xbar plus the decoded difference into D, so s_i is still a po
 little of a dense s_i and leave it as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, ClassVar, Literal

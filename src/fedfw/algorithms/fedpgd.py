@@ -14,8 +14,6 @@ Beck and Teboulle, "A fast iterative shrinkage-thresholding algorithm" (2009); O
 for accelerated gradient schemes" (2015).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal

@@ -19,8 +19,6 @@ feedback" (2021); Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improv
 for distributed optimization with bidirectional compression" (2023).
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Self
 

@@ -8,8 +8,6 @@ without a set. A step inside of D is theirs with decoupled weight decay, x <- x 
 radius is that of D; it keeps every x and xbar in D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self

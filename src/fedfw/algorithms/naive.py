@@ -6,8 +6,6 @@ The mean is over those present, with the weights w_i. Its fixed points are not m
 f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1] it stays at 0, while F is least at 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ that goes down, xbar, is the mean of the points rounded to float32, and the serv
 Only where clients repeat the server's step from a sum of sparse atoms is xbar itself in float64 on both sides.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace

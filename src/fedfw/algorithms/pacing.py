@@ -17,8 +17,6 @@ Whatever clients say, eta stays between a thousandth of 2/(t+1) and 2/(t+1), and
 times the average so far.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Parcels: atoms with vectors beside them, which travel as one thing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

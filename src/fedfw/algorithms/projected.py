@@ -8,8 +8,6 @@ that split F = (1/n) sum h_i into the clients' terms take them on h_i = n w_i f_
        = x - (grad h_i(x) + weight (x - centre)) / (1/lr + weight)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar, Literal

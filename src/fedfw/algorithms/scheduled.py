@@ -1,7 +1,5 @@
 """What the algorithms with Frank-Wolfe's step sizes share: a schedule, and the option to average gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self

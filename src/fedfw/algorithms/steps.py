@@ -1,7 +1,5 @@
 """The steps of one round: every client's, then the server's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

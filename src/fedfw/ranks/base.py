@@ -1,7 +1,5 @@
 """A rank as all code sees it, and the rank of a process that shares its simulation with no other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """How clients are divided among ranks: consecutive ones, so that all ranks finish together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ gloo; tensors of GPUs travel by NCCL where every rank of a machine has a GPU of 
 ranks share one, which NCCL refuses.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Processes of this machine, which a rank watches to notice that another one ended."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

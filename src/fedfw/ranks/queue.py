@@ -1,7 +1,5 @@
 """Tasks that ranks share: each takes the next one that nobody has taken, and all learn every result."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

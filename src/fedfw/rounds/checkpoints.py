@@ -3,8 +3,6 @@
 Tensors that are mostly zero are written by their other entries.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Sparse atoms leave most coordinates of all points untouched. An algorithm that t
 Columns are integers (w,); None stands for all coordinates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod

@@ -19,8 +19,6 @@ confirmed in float64, and only then raises `ContradictionError`. What rounding e
   is left of it is rounding. The same holds for gradients. 16 times the most that is seen counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

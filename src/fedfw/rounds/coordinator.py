@@ -11,8 +11,6 @@ The simulator, the deployed server and the leakage study all drive this object; 
 Several rounds may be open at the same time, each with clients of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

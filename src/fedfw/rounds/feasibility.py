@@ -1,7 +1,5 @@
 """The last check of a run: the model that it returns lies in its set."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

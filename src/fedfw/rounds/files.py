@@ -1,7 +1,5 @@
 """Files that are either the old ones or the new ones, never half of each, in folders that one process works in."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

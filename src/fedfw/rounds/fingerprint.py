@@ -1,7 +1,5 @@
 """What must agree for a checkpoint to be continued, as texts by name, and the sentence that says what does not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``journal-T`` says what happened after round T, entry by entry: with checkpoint T it gives the rounds that follow.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Iterator, Mapping

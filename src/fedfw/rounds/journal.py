@@ -5,8 +5,6 @@ is on disk before `append` returns. An entry whose end is missing was never comp
 that is not as it was written is damage, and said to be.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ entries while that is smaller. A deployed server keeps the columns that somebody
 All forms give back the same bits, but for the sign of zeros.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 

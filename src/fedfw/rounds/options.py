@@ -1,7 +1,5 @@
 """How a run goes, beside the problem and the algorithm: each option declared once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Who takes part in a round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

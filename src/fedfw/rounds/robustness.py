@@ -1,7 +1,5 @@
 """What records say of a model's robustness: its Lipschitz constant, and its certified accuracy at some radii."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

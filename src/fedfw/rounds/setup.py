@@ -1,7 +1,5 @@
 """What a run works out before its first round: where it starts, what is known of the problem, what will be proven."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

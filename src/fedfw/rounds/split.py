@@ -4,8 +4,6 @@ A checkpoint has the rows of all clients, in their order, and is the same file t
 ranks goes on from it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

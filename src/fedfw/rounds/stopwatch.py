@@ -1,7 +1,5 @@
 """Where a round's time goes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors of several parts in one flat dictionary, as checkpoints hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -24,8 +24,6 @@ Numbers travel in the precision of the run. Some vectors are held in float64 on 
 a step that clients repeat: its values are float64 numbers, which takes eight bytes each where they have to be sent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

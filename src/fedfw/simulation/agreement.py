@@ -1,7 +1,5 @@
 """What ranks that share a run must agree on, and what is said where they do not."""
 
-from __future__ import annotations
-
 import zlib
 
 from torch import Tensor

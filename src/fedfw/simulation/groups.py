@@ -1,7 +1,5 @@
 """Which clients use which set: stragglers may use a larger, simpler one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

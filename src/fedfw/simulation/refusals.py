@@ -1,7 +1,5 @@
 """What a simulation refuses before it begins: options that contradict each other, and what does not fit in memory."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """What a simulation gives back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a simulation makes before its first round: the clients' memories, their oracles, a private run's plan."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, State

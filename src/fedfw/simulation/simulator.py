@@ -1,7 +1,5 @@
 """The simulator: many clients on one machine, the algorithm's own steps, a record a round."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

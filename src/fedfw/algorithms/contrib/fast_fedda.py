@@ -24,8 +24,6 @@ Reference: Bao, Crawshaw, Luo and Liu, "Fast composite optimization and statisti
 (2022), arXiv 2207.08204. The method that it makes fast is FedDA, of Yuan, Zaheer and Reddi (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -11,8 +11,6 @@ Reference: Wang, Marella and Anderson, "FedADMM: a federated primal-dual algorit
 (2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -17,8 +17,6 @@ Reference: Liu, Shang, Zhou, Liu, Liu and Liu, "FedMuon: Accelerating federated 
 (2025), arXiv 2510.27403.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 

@@ -16,8 +16,6 @@ Reference: Takezawa, Koloskova, Jiang and Stich, "FedMuon: Federated learning wi
 optimization" (2025), arXiv 2509.26337.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

@@ -26,8 +26,6 @@ which begin at 0. Absentees are ours, too.
 Reference: He, Peng and Sun, "Federated learning with convex global and local constraints" (2024), arXiv 2310.10117.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -14,8 +14,6 @@ References: Jordan et al., "Muon: An optimizer for hidden layers in neural netwo
 Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo" (2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
