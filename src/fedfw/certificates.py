@@ -120,10 +120,12 @@ def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, 
     diameter = constraint.diameter(tuple(x.shape))
     if constraint.has_projection:
         nearest = constraint.project(x.double())
-        if not constraint.contains(nearest, _INSIDE):
+        outside = float(constraint._violation(nearest.reshape(1, -1), tuple(x.shape))[0])
+        if not outside <= _INSIDE:
             # The projection misses the set, so it bounds no distance; the last check of a run refuses such points.
             return
-        distance = float((x.double() - nearest).norm())
+        # A projection that iterates ends a little outside of the set.
+        distance = float((x.double() - nearest).norm()) + outside * diameter * math.sqrt(len(x))
     elif constraint.contains(x, _INSIDE):
         # As far as a point may be outside that counts as inside, in each of its coordinates.
         distance = _INSIDE * diameter * math.sqrt(len(x))

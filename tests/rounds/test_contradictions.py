@@ -247,6 +247,19 @@ def test_rounding_inside_of_a_loss_is_measured(noise: float, dtype: torch.dtype)
     assert found < 1e-3 if not noise else noise < found < 200 * noise
 
 
+def test_what_cancels_in_a_gradient_is_no_contradiction() -> None:
+    """Two patients are alike, so F is flat far out, and its gradient is what rounding leaves."""
+    features = torch.tensor([[9.0, 7.0], [9.0, 7.0], [5.0, 6.0]], dtype=torch.float64) * 1000
+    targets = torch.tensor([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], dtype=torch.float64)
+    model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    problem = fedfw.Problem(model, fedfw.cox_loss, [(features, targets)])
+    for radius in (1e4, 1e6, 1e8):
+        run = fedfw.simulate(problem, fedfw.FrankWolfe(f"capped-simplex:{radius:g}"), rounds=15)
+        least = min(record.loss for record in run.history if record.loss is not None)
+        assert run.lower_bound is not None
+        assert run.lower_bound <= least + 1e-6 * (1 + least)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_tangents(dtype: torch.dtype) -> None:
     def convex(x: Tensor) -> tuple[float, Tensor]:
@@ -303,6 +316,17 @@ def test_a_gap_may_be_negative_by_rounding_and_outside_of_the_set(dtype: torch.d
     refuse_negative_gap(ball, inside, gradient, float("nan"), "here")
     with pytest.raises(ContradictionError, match=r"^here"):
         refuse_negative_gap(ball, inside, gradient, -1e-3, "here")
+
+
+@pytest.mark.parametrize("lr", [1e3, 1e8])
+def test_a_projection_that_iterates_leaves_no_negative_gap(lr: float) -> None:
+    """The optimum is a vertex of the Birkhoff polytope, and the model misses it by 1e-13."""
+    corner = 3 * torch.eye(4, dtype=torch.float64)
+    losses: list[Function] = [lambda x: (x - corner).square().sum()]
+    start = torch.full((4, 4), 0.25, dtype=torch.float64)
+    problem = fedfw.Problem.from_losses(losses, start, convex=True)
+    run = fedfw.simulate(problem, fedfw.FedPGD("birkhoff", lr=lr), rounds=3)
+    assert run.lower_bound == pytest.approx(16)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
