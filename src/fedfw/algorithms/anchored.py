@@ -64,7 +64,7 @@ from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, mean_of, sent_down, with_mean
 from fedfw.algorithms.scheduled import Momentum, running_average
 from fedfw.atoms import Atom
-from fedfw.compression import Compress, Compressor, Readers, make_compressor
+from fedfw.compression import Compress, Readers, make_compressor
 from fedfw.linalg.sums import exact_sum
 from fedfw.options import limits, option
 
@@ -156,10 +156,6 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         every = FIRST_WAIT if self.anchor_every == "auto" else self.anchor_every
         return super().passes(local_steps, share) + 1 / every
 
-    @property
-    def _compressor(self) -> Compressor | None:
-        return make_compressor(self.compress)
-
     def start_clients(self, x: Tensor) -> State:
         anchors = {"c": torch.zeros_like(x), "anchored": x.new_zeros(len(x), 1)}  # 1 for clients that have one
         return super().start_clients(x) | anchors
@@ -188,7 +184,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         """
         points = xbar.expand_as(state["x"])
         loss, a = gradient(points, full=True)
-        compressor = bound_to(plan, self._compressor)
+        compressor = bound_to(plan, make_compressor(self.compress))
         if compressor is not None:
             sent = encoded(compressor, plan, a - state["c"], t)
             return Contributed(loss, self.received(plan, state, sent), sent)
@@ -198,7 +194,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return Contributed(loss, a)
 
     def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:
-        compressor = bound_to(plan, self._compressor)
+        compressor = bound_to(plan, make_compressor(self.compress))
         return None if compressor is None else compressor.readers((p,), plan.constraint.pieces((p,)), draw=t)
 
     def received(self, plan: Plan, state: State, sent: Atom) -> Tensor:
@@ -217,7 +213,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
             zeros = torch.zeros_like(server.xbar)
             (total,) = ranks.sums(_added([piece.vector.sum(0, dtype=torch.float64) for piece in sent], zeros))
             server = _with_anchors(server, torch.stack([total, zeros]), plan.n)
-            learnt = Gathered(loss, total if self._compressor is None else None)
+            learnt = Gathered(loss, total if make_compressor(self.compress) is None else None)
             if self.gradient_at == "own" and "rest" in server.vectors:  # all points are xbar
                 server = replace(server, vectors=server.vectors | {"rest": torch.zeros_like(server.vectors["rest"])})
         else:
@@ -256,9 +252,6 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
 
     def looks_at(self, state: State, message: Message) -> Tensor:
         return state["x"] if self.gradient_at == "own" else message.xbar.expand_as(state["x"])
-
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, {"c": server.vectors["c"]} if "c" in server.vectors else {})
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         if "c" in message.vectors:

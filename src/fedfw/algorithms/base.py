@@ -498,12 +498,7 @@ class Aggregate:
                     _add_up(atoms, upload.weights, into)
             _add_up(first, upload.weights, total)
             sparse = sparse and is_sparse(first)
-            if upload.weight is not None:
-                weight += upload.weight
-            elif upload.weights is not None:
-                weight += float(upload.weights.sum())
-            else:
-                weight += upload.who.shape[0]
+            weight += upload.who.shape[0] if upload.weight is None else upload.weight
             if upload.visited is not None:
                 came = 1 - upload.visited if upload.weights is None else (1 - upload.visited) * upload.weights[:, None]
                 new = came.sum(0) if new is None else new + came.sum(0)
@@ -699,7 +694,8 @@ class Algorithm(ABC):
 
         Where several ranks share a run, x has the points of those of them that this rank keeps.
         """
-        return server, Message(t, server.xbar)
+        vectors = {name: server.vectors[name] for name in self.contract.down if name in server.vectors}
+        return server, Message(t, server.xbar, vectors)
 
     @abstractmethod
     def client_step(

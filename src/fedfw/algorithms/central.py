@@ -19,24 +19,19 @@ from fedfw.algorithms import pacing
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
-    Gradient,
-    Lmo,
-    Message,
     Plan,
     Reveals,
     Server,
     Setting,
-    State,
     Up,
 )
-from fedfw.algorithms.feedback import Feedback
+from fedfw.algorithms.feedback import SendsGradients
 from fedfw.algorithms.scheduled import Momentum
 from fedfw.atoms import Atom
 
 
 @dataclass(frozen=True)
-class FrankWolfe(Feedback, Momentum):
+class FrankWolfe(SendsGradients, Momentum):
     """Frank-Wolfe on F itself: every client sends its whole gradient each round, and the server calls the oracle.
 
     Parameters
@@ -75,24 +70,12 @@ class FrankWolfe(Feedback, Momentum):
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
         return {"momentum": (0.0, 0.8, 0.9, 0.95), "schedule": cls.step_grid(setting)}
 
-    def plan(self, setting: Setting) -> Plan:
-        if setting.local_steps > 1:
-            raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
-        return super().plan(setting)
-
     def may_pace(self, setting: Setting) -> bool:
         """Clients tell nothing beside their gradients; but gradients of others would look like curvature."""
         return super().may_pace(replace(setting, tells=True)) and setting.p == 1
 
     def without_numbers(self, setting: Setting) -> str | None:
         return None  # who is absent changes the gradient, as noise does
-
-    def client_step(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        _, a = gradient(self.point(message).expand_as(state["x"]).clone(), plain=True)
-        state, sent = self.sent(plan, state, a, message.t)
-        return state, sent, None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         server, g = self.received(plan, server, aggregate)

@@ -19,9 +19,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Aggregate, Evidence, Gradient, Lmo, Message, Plan, Server, Setting, State
-from fedfw.algorithms.projected import LocalChanges, dense, local_change
-from fedfw.atoms import Atom
+from fedfw.algorithms.base import Aggregate, Plan, Server, Setting
+from fedfw.algorithms.projected import LocalChanges
 from fedfw.options import option
 
 Beta1 = Annotated[float, option("weight of the past in Adam's first moment", ge=0, lt=1)]
@@ -73,11 +72,6 @@ class FedAdam(LocalChanges):
 
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"m": torch.zeros_like(x), "v": torch.zeros_like(x)})
-
-    def client_step(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        return state, dense(local_change(plan, message, len(state["x"]), gradient)), None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         d = aggregate.mean

@@ -106,9 +106,6 @@ class FedAdamW(LocalChanges):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"m": torch.zeros_like(x), "v": torch.zeros_like(x)})
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, dict(server.vectors))
-
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:

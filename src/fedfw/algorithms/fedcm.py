@@ -18,10 +18,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Aggregate, Contract, Evidence, Gradient, Lmo, Message, Plan, Server, Setting, State
-from fedfw.algorithms.projected import LocalChanges, dense, local_change
+from fedfw.algorithms.base import Aggregate, Contract, Message, Plan, Server, Setting
+from fedfw.algorithms.projected import LocalChanges
 from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta
-from fedfw.atoms import Atom
 
 
 @dataclass(frozen=True)
@@ -63,15 +62,8 @@ class FedCM(LocalChanges):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"m": torch.zeros_like(x)})
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, dict(server.vectors))
-
-    def client_step(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        m, beta = message.vectors["m"], float(self.momentum)
-        change = local_change(plan, message, len(state["x"]), gradient, lambda g: torch.lerp(g, m.expand_as(g), beta))
-        return state, dense(change), None
+    def slope(self, message: Message, g: Tensor) -> Tensor:
+        return torch.lerp(g, message.vectors["m"].expand_as(g), float(self.momentum))
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         m = aggregate.mean / -(plan.local_steps * plan.lr_at(t))

@@ -75,9 +75,6 @@ class FedDA(ProjectedAlgorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"start": x.clone(), "z": torch.zeros_like(x)})
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, {"z": server.vectors["z"]})
-
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:

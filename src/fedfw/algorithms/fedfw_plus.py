@@ -11,21 +11,20 @@ In a float32 run the xbar that goes down is a rounded mean, and ybar would add u
 account of them (``owed``) and lets the next xbar make up for them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, Server, Setting, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm, sent_down
-from fedfw.algorithms.scheduled import Momentum, running_average
+from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, Server, State
+from fedfw.algorithms.fedfw import FedFW
+from fedfw.algorithms.oracle_steps import sent_down
 from fedfw.linalg.pull import pulled
 
 
 @dataclass(frozen=True)
-class FedFWPlus(Momentum, OracleAlgorithm):
+class FedFWPlus(FedFW):
     """FedFW+: FedFW whose clients also learn a dual vector, so that a small penalty is enough to make them agree.
 
     It sends what FedFW sends: one atom a client and round. With absentees one more vector goes down.
@@ -54,18 +53,12 @@ class FedFWPlus(Momentum, OracleAlgorithm):
 
     name: ClassVar[str] = "fedfw+"
     title: ClassVar[str] = "FedFW+"
-    paces: ClassVar[bool] = True
     coordinatewise: ClassVar[bool] = True
     contract: ClassVar[Contract] = replace(
-        OracleAlgorithm.contract,
+        FedFW.contract,
         down=("xbar", "ybar"),
-        remembers={**OracleAlgorithm.contract.remembers, "y": Kept.REBUILT},
+        remembers={**FedFW.contract.remembers, "y": Kept.REBUILT},
     )
-
-    @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        penalties = ("auto:0.1", "auto:1", "auto:10") if setting.network else ("auto:0.1", "auto:1")
-        return {"penalty": penalties, "momentum": (0.0, 0.9), "schedule": cls.step_grid(setting)}
 
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"y": torch.zeros_like(x, dtype=torch.float64)}
@@ -100,9 +93,8 @@ class FedFWPlus(Momentum, OracleAlgorithm):
         return state | {"y": pulled(state["y"], state["x"], message.xbar, plan.lam_0)}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        if self.beta:
-            state, a = running_average(state, a, 1 - self.beta)
-        g = pulled(a, state["x"], message.xbar, rates.lam).add_(state["y"])
+        state, g = super().direction(plan, state, message, a, rates)
+        g += state["y"]
         if "ybar" in message.vectors:
             g -= message.vectors["ybar"]
         return state, g

@@ -24,10 +24,6 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
-    Gradient,
-    Lmo,
-    Message,
     Plan,
     Reveals,
     Server,
@@ -35,14 +31,13 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
-from fedfw.algorithms.feedback import Feedback
+from fedfw.algorithms.feedback import SendsGradients
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.atoms import Atom
 from fedfw.options import option
 
 
 @dataclass(frozen=True)
-class FedPGD(Feedback, ProjectedAlgorithm):
+class FedPGD(SendsGradients, ProjectedAlgorithm):
     """Projected gradient descent at the server, on gradients that clients send, perhaps compressed.
 
     Parameters
@@ -93,11 +88,6 @@ class FedPGD(Feedback, ProjectedAlgorithm):
     def sends_another_point(self) -> bool:
         return self.extrapolation != "none" or super().sends_another_point
 
-    def plan(self, setting: Setting) -> Plan:
-        if setting.local_steps > 1:
-            raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
-        return super().plan(setting)
-
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"x": x[:, :0]}
 
@@ -109,13 +99,6 @@ class FedPGD(Feedback, ProjectedAlgorithm):
 
     def next_point(self, server: Server) -> Tensor:
         return server.vectors.get("z", server.xbar)
-
-    def client_step(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        _, a = gradient(self.point(message).expand(len(state["x"]), -1).clone(), plain=True)
-        state, sent = self.sent(plan, state, a, message.t)
-        return state, sent, None
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         server, slope = self.received(plan, server, aggregate)

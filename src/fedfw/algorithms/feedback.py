@@ -25,7 +25,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Aggregate, Algorithm, Kept, Message, Plan, Server, Setting, State
+from fedfw.algorithms.base import (
+    Aggregate,
+    Algorithm,
+    Evidence,
+    Gradient,
+    Kept,
+    Lmo,
+    Message,
+    Plan,
+    Server,
+    Setting,
+    State,
+)
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom
 from fedfw.checks import holds
@@ -140,6 +152,23 @@ class Feedback(Algorithm):
             return super().regroup(server, clients, weights)
         h = clients["h"] if weights is None else clients["h"] * weights.double()[:, None]
         return replace(server, vectors=server.vectors | {"h": h.sum(0)})
+
+
+@dataclass(frozen=True)
+class SendsGradients(Feedback):
+    """Clients send their gradient at the server's point, and the server alone takes a step."""
+
+    def resolved(self, setting: Setting) -> Self:
+        if setting.local_steps > 1:
+            raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
+        return super().resolved(setting)
+
+    def client_step(
+        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+    ) -> tuple[State, Atom, Evidence | None]:
+        _, a = gradient(self.point(message).expand(len(state["x"]), -1).clone(), plain=True)
+        state, sent = self.sent(plan, state, a, message.t)
+        return state, sent, None
 
 
 def bound_to(plan: Plan, compressor: Compressor | None) -> Compressor | None:

@@ -8,17 +8,10 @@ entries: a strong pull then makes clients chase agreement one coordinate at a ti
 docs/algorithms.md says how the numbers below were chosen, and where they are bad.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from fedfw.algorithms.base import Setting
+from fedfw.algorithms.base import Algorithm, Setting
 from fedfw.sets.base import ConstraintSet
-
-if TYPE_CHECKING:
-    from fedfw.algorithms.oracle_steps import OracleAlgorithm
 
 GRID = tuple(f"auto:{multiple}" for multiple in (0.03, 0.1, 0.3, 1, 3, 10))
 """Multiples of the default that `fedfw.tune` tries."""
@@ -28,12 +21,12 @@ WEAK, AVERAGED, PLAIN, NETWORK = 0.001, 0.2, 1.0, 3.0
 """The multiples: for little coverage; else for averaged gradients or beside anchors, for plain ones, for networks."""
 
 
-def usual_multiple(algorithm: OracleAlgorithm, setting: Setting) -> float:
+def usual_multiple(algorithm: Algorithm, setting: Setting) -> float:
     """The multiple that worked best over many problems.
 
     Parameters
     ----------
-    algorithm : OracleAlgorithm
+    algorithm : Algorithm
         With its momentum filled in.
     setting : Setting
         Of the run.

@@ -8,7 +8,7 @@ that split F = (1/n) sum h_i into the clients' terms take them on h_i = n w_i f_
        = x - (grad h_i(x) + weight (x - centre)) / (1/lr + weight)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,8 +19,10 @@ from fedfw.algorithms.base import (
     Aggregate,
     Algorithm,
     Contract,
+    Evidence,
     Gradient,
     Kept,
+    Lmo,
     Message,
     Plan,
     Reveals,
@@ -30,7 +32,7 @@ from fedfw.algorithms.base import (
     Up,
     scaled,
 )
-from fedfw.atoms import Dense
+from fedfw.atoms import Atom, Dense
 from fedfw.errors import NonFiniteError
 from fedfw.options import option
 
@@ -164,16 +166,18 @@ class LocalChanges(ProjectedAlgorithm):
     def start_clients(self, x: Tensor) -> State:
         return {"x": x[:, :0]}
 
+    def slope(self, message: Message, g: Tensor) -> Tensor:
+        """The direction (m, p) of a local step, from the gradients g (m, p)."""
+        return g
 
-def local_change(
-    plan: Plan, message: Message, m: int, gradient: Gradient, slope: Callable[[Tensor], Tensor] = lambda g: g
-) -> Tensor:
-    """x - xbar (m, p) of m clients after K steps x <- x - lr_t slope(grad f_i(x)) from xbar."""
-    x, lr = message.xbar.expand(m, -1), plan.lr_at(message.t)
-    for _ in range(plan.local_steps):
-        _, g = gradient(x, plain=True)
-        x = x - lr * slope(g)
-    return x - message.xbar
+    def client_step(
+        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+    ) -> tuple[State, Atom, Evidence | None]:
+        x, lr = message.xbar.expand(len(state["x"]), -1), plan.lr_at(message.t)
+        for _ in range(plan.local_steps):
+            _, g = gradient(x, plain=True)
+            x = x - lr * self.slope(message, g)
+        return state, dense(x - message.xbar), None
 
 
 def vital(*names: str) -> dict[str, Kept]:

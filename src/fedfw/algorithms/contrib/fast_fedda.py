@@ -98,9 +98,6 @@ class FastFedDA(ProjectedAlgorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"u": x.clone()})
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, {"u": server.vectors["u"]})
-
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:

@@ -82,9 +82,6 @@ class FedMuon(LocalOracleSteps):
     def sends(self, t: int, p: int) -> dict[str, int]:
         return {"m": p} if self.beta else {}
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, dict(server.vectors))
-
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:

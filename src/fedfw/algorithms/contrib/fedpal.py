@@ -104,9 +104,6 @@ class FedPAL(SplittingAlgorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"mean": x.clone(), "w": x.clone(), "centre": x.clone(), "y": torch.zeros_like(x)})
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, {name: server.vectors[name] for name in self.contract.down})
-
     def client_step(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Atom, Evidence | None]:
