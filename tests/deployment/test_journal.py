@@ -15,7 +15,7 @@ import torch.nn.functional as nnf
 import fedfw
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Hello
-from fedfw.rounds.journal import Journal
+from fedfw.rounds.folders import Journal
 from fedfw.simulation import Options
 
 from .loopback import Loopback

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from fedfw.ranks.processes import has_ended, process_namespace
+from fedfw.ranks.joined import has_ended, process_namespace
 
 
 def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> None:
@@ -24,7 +24,7 @@ def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> No
 
 def test_processes_of_one_machine_share_a_namespace() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", "from fedfw.ranks.processes import process_namespace; print(process_namespace())"],
+        [sys.executable, "-c", "from fedfw.ranks.joined import process_namespace; print(process_namespace())"],
         capture_output=True,
         text=True,
         check=True,

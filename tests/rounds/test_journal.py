@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedfw.rounds.checkpoints import DamagedCheckpointError
-from fedfw.rounds.folders import RunFolder
-from fedfw.rounds.journal import Journal
+from fedfw.rounds.folders import Journal, RunFolder
 from fedfw.rounds.records import History, Record
 
 

@@ -7,7 +7,7 @@ import torch
 
 import fedfw
 from fedfw.simulation import Simulation
-from fedfw.simulation.groups import constraint_groups
+from fedfw.simulation.setup import constraint_groups
 from fedfw.testing.known_quadratics import Quadratics
 
 

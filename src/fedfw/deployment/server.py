@@ -26,13 +26,12 @@ from fedfw.errors import ContradictionError, NobodyTrainedError
 from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
 from fedfw.problems.problem import with_parameters
-from fedfw.rounds.checkpoints import DamagedCheckpointError
+from fedfw.rounds.checkpoints import DamagedCheckpointError, joined, part
 from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import PLOTS, RunFolder
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
-from fedfw.rounds.tensors import joined, part
 from fedfw.rounds.wire import digest
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from fedfw.algorithms.base import Contributed, State
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
-from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, save_checkpoint
-from fedfw.rounds.tensors import joined, part
+from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, joined, load_checkpoint, part, save_checkpoint
 from fedfw.terminal import escape_controls
 
 _RUN = re.compile("[A-Za-z0-9_-][A-Za-z0-9_.-]*")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
 from fedfw.ranks.base import Balance, Ranks, Tensors
-from fedfw.ranks.processes import has_ended, process_namespace
 from fedfw.ranks.queue import Queue, SharedQueue
 
 _LAST_WORDS = 2.0
@@ -319,3 +319,21 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if began:
             dist.destroy_process_group()
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process of this machine is gone, or has ended and waits for its parent."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+def process_namespace() -> str | None:
+    """Return what two processes have in common that see each other in /proc; None where there is no /proc."""
+    with suppress(OSError):
+        if os.readlink("/proc/self") == str(os.getpid()):  # else it shows the processes of another namespace
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return boot + os.readlink("/proc/self/ns/pid")
+    return None

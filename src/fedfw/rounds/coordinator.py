@@ -35,10 +35,9 @@ from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
 from fedfw.checks import other_bits
+from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
-from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns, load_memory
-from fedfw.rounds.split import SplitMemory
-from fedfw.rounds.tensors import joined, part
+from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
 Rows = slice | npt.NDArray[np.int64]

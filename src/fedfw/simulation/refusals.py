@@ -1,13 +1,17 @@
 """What a simulation refuses before it begins: options that contradict each other, and what does not fit in memory."""
 
 import os
+import zlib
 
 import torch
+from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, Plan
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.problem import Problem
+from fedfw.ranks import Ranks
+from fedfw.rounds.fingerprint import Fingerprint
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.robustness import refuse_uncertifiable
@@ -86,4 +90,28 @@ def _refuse_what_does_not_fit(problem: Problem, participation: Participation, op
         raise ValueError(
             f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
             f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
+        )
+
+
+def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> None:
+    """Raise an error where ranks were given different runs, such as models whose start was drawn without a seed."""
+    looked_at = {name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")}
+    each = ranks.exchange({**run, **looked_at})
+    differing = [name for name in each[0] if any(theirs.get(name) != each[0][name] for theirs in each)]
+    if differing:
+        raise ValueError(
+            f"ranks were given different runs: {', '.join(differing)} differ, expected the same on every rank. "
+            "A model's start is the same after torch.manual_seed on every rank"
+        )
+
+
+def refuse_drift(ranks: Ranks, t: int, xbar: Tensor) -> None:
+    """Raise an error where ranks, all of which take the server's step of round t, hold different bits after it."""
+    if ranks.size == 1:
+        return
+    held = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]
+    if len(set(held)) > 1:
+        raise RuntimeError(
+            f"round {t}: ranks hold different models (digests {held}), expected one: they need the same version of "
+            "torch, the same kind of processor and as many threads"
         )

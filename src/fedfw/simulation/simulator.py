@@ -20,6 +20,7 @@ from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import refuse_strange
+from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.contradictions import ContradictionCheck
 from fedfw.rounds.coordinator import Coordinator, Rows
 from fedfw.rounds.feasibility import final_model, validate_final
@@ -36,9 +37,7 @@ from fedfw.rounds.setup import (
     usable_device,
 )
 from fedfw.rounds.stopwatch import Stopwatch
-from fedfw.rounds.tensors import joined, part
 from fedfw.sets.base import ConstraintSet
-from fedfw.simulation.agreement import refuse_different_runs, refuse_drift
 from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, PlainCallback, StopRun
 from fedfw.simulation.callbacks.budget import Budget
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
@@ -46,10 +45,9 @@ from fedfw.simulation.callbacks.early_stop import EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.first_rank import OnFirstRank
 from fedfw.simulation.callbacks.progress import Progress
-from fedfw.simulation.groups import constraint_groups
-from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions
+from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions, refuse_different_runs, refuse_drift
 from fedfw.simulation.result import Run
-from fedfw.simulation.setup import choose_oracles, new_memory, plan_privacy
+from fedfw.simulation.setup import choose_oracles, constraint_groups, new_memory, plan_privacy
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 
