@@ -341,8 +341,6 @@ def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> 
     return memory
 
 
-
-
 class SplitMemory(ClientMemory):
     """The memories of n clients, of which this rank has its own.
 

@@ -41,7 +41,6 @@ class Participation:
         self._count: int | None = None
         self._chances: Tensor | None = None
         self._chance: float | None = None  # where it is the same for all
-        self._all: Tensor | None = None
         self._drawn: dict[int, Tensor] = {}  # what a function said: it may draw at random, so it is asked once a round
         self.p = 1.0
         """The probability that schedules go by: the least one, for a function the least share of the rounds that
@@ -107,8 +106,7 @@ class Participation:
                 self._drawn[t] = who
             return self._drawn[t]
         if self.everyone:
-            self._all = torch.arange(self._n) if self._all is None else self._all
-            return self._all
+            return torch.arange(self._n)
         draw = generator(self._seed, "participation", t)
         if self._n > _MANY and (self._count is not None or self._chance is not None):
             return self._few_of_many(draw)

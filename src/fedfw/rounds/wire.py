@@ -40,6 +40,7 @@ from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, re
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
+from fedfw.rounds.checkpoints import joined, part
 
 WHOLE, CHANGED, REPEATED, UNCHANGED = 0, 1, 2, 3
 _IN_FLOAT64 = 4
@@ -341,8 +342,8 @@ class Wire:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
-        held = {f"marks.{name}": torch.from_numpy(marks) for name, marks in self._marks.items()}
-        held |= {f"before.{name}": vector for name, vector in self._before.items()}
+        marks = {name: torch.from_numpy(marks) for name, marks in self._marks.items()}
+        held = joined({"marks": marks, "before": self._before})
         held |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}
         held["steps"] = torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
         if self._repeat is not None:
@@ -358,13 +359,9 @@ class Wire:
         self._ready.clear()
         self.version, self._wide = int(held["version"]), bool(held["wide"])
         self._steps = [held["steps"].numpy()] if held["steps"].numel() else []
-        self._marks = {name: value.numpy() for name, value in _named(held, "marks.").items()}
-        self._before = _named(held, "before.")
+        self._marks = {name: value.numpy() for name, value in part(held, "marks").items()}
+        self._before = part(held, "before")
         self._repeat = None
         if "repeat_message" in held:
             message = held["repeat_message"].numpy().tobytes()
             self._repeat = int(held["repeat"][0]), Encoding(len(message), lambda: message)
-
-
-def _named(held: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}

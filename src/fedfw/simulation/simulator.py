@@ -38,12 +38,10 @@ from fedfw.rounds.setup import (
 )
 from fedfw.rounds.stopwatch import Stopwatch
 from fedfw.sets.base import ConstraintSet
-from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, PlainCallback, StopRun
-from fedfw.simulation.callbacks.budget import Budget
+from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, OnFirstRank, PlainCallback, StopRun
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
-from fedfw.simulation.callbacks.early_stop import EarlyStop
+from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
-from fedfw.simulation.callbacks.first_rank import OnFirstRank
 from fedfw.simulation.callbacks.progress import Progress
 from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions, refuse_different_runs, refuse_drift
 from fedfw.simulation.result import Run
@@ -396,8 +394,6 @@ class Simulation:
 
     def _own(self, participants: Tensor) -> Tensor:
         """Those of the participants (m,) whom this rank keeps."""
-        if self.ranks.size == 1:
-            return participants
         first, last = int(self.everyone[0]), int(self.everyone[-1])
         return participants[(participants >= first) & (participants <= last)]
 

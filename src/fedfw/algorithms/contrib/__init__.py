@@ -2,10 +2,8 @@
 
 from fedfw.algorithms.contrib.fast_fedda import FastFedDA
 from fedfw.algorithms.contrib.fedadmm import FedADMM
-from fedfw.algorithms.contrib.fedmuon import FedMuon
-from fedfw.algorithms.contrib.fedmuon_cv import FedMuonCV
 from fedfw.algorithms.contrib.fedpal import FedPAL
-from fedfw.algorithms.contrib.local_muon import LocalMuon
+from fedfw.algorithms.contrib.muon import FedMuon, FedMuonCV, LocalMuon
 
 __all__ = [
     "FastFedDA",

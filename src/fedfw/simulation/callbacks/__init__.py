@@ -1,9 +1,8 @@
-"""What happens around the rounds of a simulation, a file each; `fedfw.simulate(callbacks=...)` takes more of them."""
+"""What happens around the rounds of a simulation; `fedfw.simulate(callbacks=...)` takes more of them."""
 
 from fedfw.simulation.callbacks.base import Callback, StopRun
-from fedfw.simulation.callbacks.budget import Budget
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
-from fedfw.simulation.callbacks.early_stop import EarlyStop
+from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.loggers import CSVLogger, MLflowLogger, TensorBoardLogger
 from fedfw.simulation.callbacks.progress import Progress

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedfw.ranks import Ranks
+
 if TYPE_CHECKING:
     from fedfw.simulation.result import Run
     from fedfw.simulation.simulator import Simulation
@@ -111,3 +113,70 @@ class AfterRound(Callback):
     def after_round(self, simulation: Simulation) -> bool | None:
         # A function may return anything, a logger's result for example: only True means to stop.
         return self._function(simulation) is True
+
+
+class OnFirstRank(Callback):
+    """A user's callback where several ranks share a run: rank 0 calls it, and the run ends on all ranks where it ends.
+
+    Parameters
+    ----------
+    inner : Callback
+        What is called.
+    ranks : Ranks
+        The processes that share the run.
+    """
+
+    def __init__(self, inner: Callback, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    def has(self, hook: str) -> bool:
+        return self._inner.has(hook) and (self._ranks.first or self._inner.decides)
+
+    def _call(self, hook: str, simulation: Simulation) -> Any:
+        """Return what the callback returns on rank 0; raise `StopRun` on all ranks where it ends the run."""
+        found, reason = None, None
+        if self._ranks.first:
+            try:
+                with self._ranks.apart(f"the callback {self.name}"):
+                    found = getattr(self._inner, hook)(simulation)
+                if found and hook != "record":
+                    reason = self._inner.reason
+            except StopRun as asked:
+                reason = str(asked)
+        if self._inner.decides:
+            reason = self._ranks.tell(reason)
+        if reason is not None:
+            raise StopRun(reason)
+        return found
+
+    def before_round(self, simulation: Simulation) -> bool | None:
+        return bool(self._call("before_round", simulation))
+
+    def after_gather(self, simulation: Simulation) -> bool | None:
+        return bool(self._call("after_gather", simulation))
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        return bool(self._call("after_round", simulation))
+
+    def record(self, simulation: Simulation) -> Mapping[str, Any]:
+        return self._call("record", simulation) or {}
+
+    def finish(self, simulation: Simulation, run: Run) -> None:
+        if self._ranks.first:
+            with self._ranks.apart(f"the callback {self.name}"):
+                self._inner.finish(simulation, run)
+
+    def abandon(self, simulation: Simulation) -> None:
+        if self._ranks.first:
+            self._inner.abandon(simulation)
+
+    def state(self) -> dict[str, Tensor]:
+        return self._inner.state() if self._ranks.first else {}
+
+    def load(self, held: dict[str, Tensor]) -> None:
+        if self._ranks.first:
+            self._inner.load(held)
