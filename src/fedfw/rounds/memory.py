@@ -1,15 +1,16 @@
 """The clients' memories between rounds: a row for everyone, or only the rows that differ from the start.
 
 In a simulation these are the memories themselves, in a deployment what the server rebuilt of them. Where few of many
-registered clients ever take part, untouched clients share one row, and a touched client's row is kept by its non-zero
-entries while that is smaller. A deployed server keeps the columns that somebody touched, which sparse atoms leave few.
+registered clients ever take part, untouched clients share one row, and of a touched client's row the entries are kept
+that differ from it. A deployed server keeps the columns that somebody touched, which sparse atoms leave few.
 All forms give back the same bits, but for the sign of zeros.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,10 @@ from fedfw.rounds.columns import on_columns, spread_out
 _CHUNK = 4096
 _BLOCK = 64
 """torch adds up the columns of a stack in blocks, the largest of which have so many columns."""
+
+
+Entries = tuple[npt.NDArray[np.int32], npt.NDArray[Any]]
+"""The columns of a row at which it has other entries than at the start, and these entries."""
 
 
 class ClientMemory(ABC):
@@ -210,119 +215,64 @@ def _nonzero_columns(state: State) -> Tensor:
     return torch.stack([(values != 0).any(0) for values in state.values()]).any(0).nonzero().flatten()
 
 
-class _Table:
-    """Rows (count, width) that grow: padded lists of non-zero entries while they are short, else dense."""
-
-    def __init__(self, row: Tensor) -> None:
-        self.row = row  # (width,) what untouched clients hold
-        width = len(row)
-        # A row that is zero nowhere gains nothing; nor do a few numbers.
-        self.sparse = width > 16 and row.is_floating_point() and not bool(row.any())
-        self.columns = torch.zeros(0, 1 if self.sparse else 0, dtype=torch.int32, device=row.device)
-        self.values = row.new_zeros(0, 1 if self.sparse else width)
-
-    def grow(self, count: int) -> None:
-        """Room for at least so many rows."""
-        there = len(self.values)
-        if count > there:
-            more = max(count, 2 * there) - there
-            self.values = torch.cat([self.values, self.values.new_zeros(more, self.values.shape[1])])
-            self.columns = torch.cat([self.columns, self.columns.new_zeros(more, self.columns.shape[1])])
-
-    def read(self, slots: Tensor) -> Tensor:
-        """(m, width) at slots (m,); -1 stands for an untouched client."""
-        known = slots >= 0
-        if self.sparse:
-            rows = self.row.new_zeros(len(slots), len(self.row))
-            if bool(known.any()):
-                at = slots[known]
-                # Padding is value zero at column zero: adding leaves what is there.
-                rows[known] = rows[known].scatter_add_(1, self.columns[at].long(), self.values[at])
-            return rows
-        rows = self.row.expand(len(slots), -1).clone()
-        rows[known] = self.values[slots[known]]
-        return rows
-
-    def write(self, slots: Tensor, rows: Tensor) -> None:
-        if self.sparse:
-            at, columns = rows.nonzero(as_tuple=True)
-            counts = torch.bincount(at, minlength=len(rows))
-            longest = max(1, int(counts.max()))
-            if 2 * longest > len(self.row):
-                self._make_dense()
-            else:
-                self._widen(longest)
-                place = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[at]
-                self.columns[slots], self.values[slots] = 0, 0.0
-                self.columns[slots[at], place] = columns.int()
-                self.values[slots[at], place] = rows[at, columns]
-                return
-        self.values[slots] = rows
-
-    def _widen(self, longest: int) -> None:
-        more = longest - self.values.shape[1]
-        if more > 0:
-            self.values = torch.cat([self.values, self.values.new_zeros(len(self.values), more)], 1)
-            self.columns = torch.cat([self.columns, self.columns.new_zeros(len(self.columns), more)], 1)
-
-    def _make_dense(self) -> None:
-        dense = self.row.new_zeros(len(self.values), len(self.row))
-        for part in _chunks(len(dense), dense.device):
-            dense[part] = self.read(part)
-        self.sparse, self.values, self.columns = False, dense, self.columns.new_zeros(len(dense), 0)
-
-
-def _chunks(count: int, device: torch.device) -> Iterator[Tensor]:
-    for begin in range(0, count, _CHUNK):
-        yield torch.arange(begin, min(count, begin + _CHUNK), device=device)
-
-
 class TouchedRows(ClientMemory):
-    """Rows of the clients that took part; all others are as they began, at ``start``, one client's memory (1, ...)."""
+    """Rows of the clients that took part; all others are as they began, at ``start``, one client's memory (1, ...).
+
+    Of a row the entries are kept, in the host's memory, that differ from those at the start.
+    """
 
     def __init__(self, n: int, start: State) -> None:
         self.n = n
-        self._tables = {name: _Table(values[0]) for name, values in start.items()}
-        self._slots = torch.full((n,), -1, dtype=torch.int32, device=start["x"].device)
-        self._touched: list[Tensor] = []
-        self._count = 0
+        self._device = start["x"].device
+        self._start = {name: values[0].cpu() for name, values in start.items()}
+        self.entries: dict[int, dict[str, Entries]] = {}
 
     def gather(self, rows: Tensor) -> State:
-        slots = self._slots[rows].long()
-        return {name: table.read(slots) for name, table in self._tables.items()}
+        state = {}
+        for name, first in self._start.items():
+            values = first.repeat(len(rows), 1)
+            numbers = values.numpy()
+            for place, client in enumerate(rows.tolist()):
+                if client in self.entries:
+                    columns, kept = self.entries[client][name]
+                    numbers[place, columns] = kept
+            state[name] = values.to(self._device)
+        return state
 
     def scatter(self, rows: Tensor, state: State) -> None:
-        new = rows[self._slots[rows] < 0]
-        self._slots[new] = torch.arange(
-            self._count, self._count + len(new), dtype=torch.int32, device=self._slots.device
-        )
-        self._touched.append(new)
-        self._count += len(new)
-        slots = self._slots[rows].long()
-        for name, table in self._tables.items():
-            table.grow(self._count)
-            table.write(slots, state[name])
+        for name, first in self._start.items():
+            begun = first.numpy()
+            for client, row in zip(rows.tolist(), state[name].to(first).numpy(), strict=True):
+                columns = np.flatnonzero(row != begun).astype(np.int32)
+                self.entries.setdefault(client, {})[name] = columns, row[columns]
 
     def spread(self, xbar: Tensor) -> float:
-        table = self._tables["x"]
-        total = (self.n - self._count) * float((table.row - xbar).double().square().sum())
-        for part in _chunks(self._count, xbar.device):
-            total += float((table.read(part) - xbar).square_().sum(dtype=torch.float64))
+        untouched = self.n - len(self.entries)
+        total = untouched * float((self._start["x"].to(xbar.device) - xbar).double().square().sum())
+        for some in torch.tensor(list(self.entries), dtype=torch.int64).split(_CHUNK):
+            total += float((self.gather(some)["x"] - xbar).square_().sum(dtype=torch.float64))
         return total
 
     def state(self) -> dict[str, Tensor]:
-        held = {"touched": torch.cat(self._touched) if self._touched else self._slots[:0].long()}
-        for name, table in self._tables.items():
-            held |= {f"{name}.values": table.values[: self._count], f"{name}.columns": table.columns[: self._count]}
+        held = {"touched": torch.tensor(list(self.entries), dtype=torch.int64)}
+        for name, first in self._start.items():
+            each = [entries[name] for entries in self.entries.values()]
+            held[f"{name}.counts"] = torch.tensor([len(columns) for columns, _ in each], dtype=torch.int64)
+            columns = [columns for columns, _ in each]
+            held[f"{name}.columns"] = torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *columns]))
+            values = [kept for _, kept in each]
+            held[f"{name}.values"] = torch.from_numpy(np.concatenate([first[:0].numpy(), *values]))
         return held
 
     def load(self, held: dict[str, Tensor]) -> None:
-        touched = held["touched"]
-        self._touched, self._count = [touched], len(touched)
-        self._slots[touched] = torch.arange(len(touched), dtype=torch.int32, device=touched.device)
-        for name, table in self._tables.items():
-            table.values, table.columns = held[f"{name}.values"], held[f"{name}.columns"]
-            table.sparse = table.columns.shape[1] > 0
+        clients = held["touched"].tolist()
+        self.entries = {client: {} for client in clients}
+        for name in self._start:
+            counts = held[f"{name}.counts"].tolist()
+            columns = held[f"{name}.columns"].cpu().split(counts)
+            values = held[f"{name}.values"].cpu().split(counts)
+            for client, places, kept in zip(clients, columns, values, strict=True):
+                self.entries[client][name] = places.numpy(), kept.numpy()
 
 
 def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> ClientMemory:
@@ -375,21 +325,11 @@ class SplitMemory(ClientMemory):
 
     def state(self) -> dict[str, Tensor]:
         """The rows of all clients, at rank 0; nothing at the others."""
-        few = isinstance(self.inner, TouchedRows)
-        begin = torch.tensor(self.own.start)
-        each = self._ranks.collect(self.inner.state() | {"begin": begin, "count": torch.tensor(len(self.own))})
-        if not each:
-            return {}
-        if not few:
-            return {name: torch.cat([theirs[name] for theirs in each]) for name in self.inner.state()}
-        on_host = {name: value.cpu() for name, value in self._start.items()}
-        whole = TouchedRows(self.n, on_host)
-        for theirs in each:
-            part = TouchedRows(int(theirs.pop("count")), on_host)
-            first = int(theirs.pop("begin"))
-            part.load(theirs)
-            _copy(part, theirs["touched"], whole, first)
-        return whole.state()
+        mine = dict(self.inner.state())
+        if "touched" in mine:
+            mine["touched"] = mine["touched"] + self.own.start
+        each = self._ranks.collect(mine)
+        return {name: torch.cat([theirs[name] for theirs in each]) for name in mine} if each else {}
 
     def load(self, held: dict[str, Tensor]) -> None:
         if "touched" not in held:
@@ -398,13 +338,5 @@ class SplitMemory(ClientMemory):
             return
         whole, inner = TouchedRows(self.n, self._start), TouchedRows(len(self.own), self._start)
         whole.load(held)
-        touched = held["touched"]
-        mine = touched[(touched >= self.own.start) & (touched < self.own.stop)]
-        _copy(whole, mine, inner, -self.own.start)
+        inner.entries = {client - self.own.start: row for client, row in whole.entries.items() if client in self.own}
         self.inner = inner
-
-
-def _copy(source: ClientMemory, rows: Tensor, target: ClientMemory, offset: int) -> None:
-    """Rows (m,) of one memory become the rows that are so many further on in another one."""
-    for some in torch.split(rows, _CHUNK):
-        target.scatter(some + offset, source.gather(some))
