@@ -249,7 +249,7 @@ class TouchedRows(ClientMemory):
     def spread(self, xbar: Tensor) -> float:
         untouched = self.n - len(self.entries)
         total = untouched * float((self._start["x"].to(xbar.device) - xbar).double().square().sum())
-        for some in torch.tensor(list(self.entries), dtype=torch.int64).split(_CHUNK):
+        for some in torch.split(torch.tensor(list(self.entries), dtype=torch.int64), _CHUNK):
             total += float((self.gather(some)["x"] - xbar).square_().sum(dtype=torch.float64))
         return total
 
@@ -269,8 +269,8 @@ class TouchedRows(ClientMemory):
         self.entries = {client: {} for client in clients}
         for name in self._start:
             counts = held[f"{name}.counts"].tolist()
-            columns = held[f"{name}.columns"].cpu().split(counts)
-            values = held[f"{name}.values"].cpu().split(counts)
+            columns = torch.split(held[f"{name}.columns"].cpu(), counts)
+            values = torch.split(held[f"{name}.values"].cpu(), counts)
             for client, places, kept in zip(clients, columns, values, strict=True):
                 self.entries[client][name] = places.numpy(), kept.numpy()
 
