@@ -12,7 +12,6 @@ from torch import Tensor
 
 Mask = npt.NDArray[np.bool_]
 _INTEGERS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
-_NUMPY_INTEGERS = {torch.float16: np.int16, torch.float32: np.int32, torch.float64: np.int64}
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -27,10 +26,8 @@ def bits_of(x: Tensor) -> Tensor:
     return x.view(_INTEGERS[x.dtype])
 
 
-def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor | Mask:
+def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor:
     """Where the bits of x differ from those of y, which has its shape; by default from those of zeros.
-
-    On a processor it is an array of numpy, whose calls cost less than torch's: rounds of tiny models are made of calls.
 
     Examples
     --------
@@ -39,15 +36,11 @@ def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor | Mask:
     >>> other_bits(x).tolist(), other_bits(x, torch.tensor([0.0, -0.0, 2.0])).tolist()
     ([False, True, True], [False, False, True])
     """
-    if not x.is_cpu:
-        return bits_of(x) != (0 if y is None else bits_of(y))
-    bits = x.numpy().view(_NUMPY_INTEGERS[x.dtype])
-    differ: Mask = bits != (0 if y is None else y.numpy().view(_NUMPY_INTEGERS[y.dtype]))
-    return differ
+    return bits_of(x) != (0 if y is None else bits_of(y))
 
 
-def beyond_float32(x: Tensor) -> Tensor | Mask:
-    """Where float32 does not hold the numbers of x exactly; as `other_bits` gives it.
+def beyond_float32(x: Tensor) -> Tensor:
+    """Where float32 does not hold the numbers of x exactly.
 
     Examples
     --------
@@ -55,12 +48,7 @@ def beyond_float32(x: Tensor) -> Tensor | Mask:
     >>> beyond_float32(torch.tensor([0.5, 0.1], dtype=torch.float64)).tolist()
     [False, True]
     """
-    if not x.is_cpu:
-        return x.float() != x
-    numbers = x.numpy()
-    with np.errstate(all="ignore"):  # what float32 cannot hold may be infinite or zero there
-        differ: Mask = numbers.astype(np.float32) != numbers
-    return differ
+    return x.float() != x
 
 
 def on_host(mask: Tensor | Mask) -> Mask:
@@ -80,8 +68,6 @@ def on_host(mask: Tensor | Mask) -> Mask:
 
 _FEW = 1024
 """Numbers up to which all of them are copied to the host, where longer vectors are added up first."""
-_HANDFUL = 64
-"""Numbers up to which Python looks at each of them sooner than torch adds them up."""
 _LEAST_NORM = 1e-12
 """A norm below which squares may underflow in float32."""
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
@@ -124,8 +110,6 @@ def all_finite(x: Tensor) -> bool:
     if noted is not None:  # few numbers are noted, and the host works out the rest: on a GPU that would be four kernels
         noted.append(x if x.ndim == 1 and x.shape[0] <= _FEW else x.sum(-1).view(-1))
         return True
-    if x.is_cpu and x.ndim == 1 and x.shape[0] <= _HANDFUL:
-        return all(map(isfinite, x.tolist()))
     return isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
@@ -141,21 +125,10 @@ def rows_within(x: Tensor, limit: float) -> bool:
     >>> rows_within(x, 5.0), rows_within(x, 4.0), rows_within(x * float("nan"), 5.0)
     (True, False, False)
     """
-    noted = _noted.get()
     if limit < _LEAST_NORM:
-        most = x.abs().max() * sqrt(x.shape[1])
-        if noted is not None:
-            noted.append(most <= limit)
-            return True
-        return float(most) <= limit
-    if noted is not None:
-        # In float64, because float32 would take a large limit for infinity.
-        noted.append(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) <= limit)
-        return True
-    # The norm of all rows together takes one fast pass. It can be larger than that of each row, and it can overflow.
-    if float(torch.linalg.vector_norm(x)) <= limit:
-        return True
-    return float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).amax()) <= limit
+        return holds(x.abs().amax(1) * sqrt(x.shape[1]) <= limit)
+    # In float64, because float32 would take a large limit for infinity.
+    return holds(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) <= limit)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.checks import bits_of
 from fedfw.graphs import Replayed
 from fedfw.models.transformer import Transformer
 from fedfw.problems.modules import ModuleLosses
@@ -208,33 +207,3 @@ def test_networks_in_bfloat16_repeat_to_the_bit_and_are_near_the_others(convolve
     assert float(fedfw.simulate(problems[1], algorithm, rounds=1).history[-1].loss) == pytest.approx(
         float(fedfw.simulate(problems[0], algorithm, rounds=1).history[-1].loss), rel=1e-6
     )  # on a CPU nothing changes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("p", [1, 300, 4096, 9001])
-def test_kernels_of_sparse_atoms_have_the_bits_of_torch(dtype: torch.dtype, p: int) -> None:
-    """Ties go to the first entry, and zeros keep their sign."""
-    from fedfw.linalg.entries import add_entries, largest_entries, step_to_entries
-
-    pytest.importorskip("triton")
-    generator = torch.Generator().manual_seed(p)
-    g = torch.randn(6, p, generator=generator, dtype=torch.float64).to(dtype)
-    g[0], g[1, p // 2 :], g[2] = 0.0, -99.0, g[2].abs() + 1
-    g[3, -1] = torch.inf
-    there = g.cuda()
-    indices, signs, checks = (tensor.cpu() for tensor in largest_entries(there))
-    assert torch.equal(indices[:, 0], g.abs().argmax(1))
-    assert torch.equal(signs, torch.where(g.gather(1, indices) > 0, -1, 1).to(torch.int8))
-    assert checks.isfinite().tolist() == [True, True, True, False, True, True]
-    x = torch.randn(6, p, generator=generator, dtype=torch.float64).to(dtype)
-    x[:, 0], eta = -0.0, torch.rand(6, 1, generator=generator, dtype=torch.float64).to(dtype)
-    values, stepped, total = signs.to(dtype) * 0.3, x.cuda(), x[0].cuda()
-    step_to_entries(stepped, indices.cuda(), values.cuda(), eta.cuda())
-    assert torch.equal(bits_of(stepped.cpu()), bits_of((x * (1 - eta)).scatter_add_(1, indices, eta * values)))
-    add_entries(total, indices.cuda(), values.cuda())
-    together = torch.zeros_like(x[0])
-    for at, value in zip(indices[:, 0], values[:, 0], strict=True):
-        together[at] += value
-    assert torch.equal(total.cpu(), x[0] + together)
-    with pytest.raises(fedfw.NonFiniteError, match="row 3 of 6"):
-        fedfw.L1Ball(1.0).lmo(there, batch=True)

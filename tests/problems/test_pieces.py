@@ -5,7 +5,6 @@ This is what torch does where there is no compiled code (`tests/cpu/test_softmax
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -202,29 +201,3 @@ def test_the_logistic_loss_is_right_for_large_scores() -> None:
         losses, weights = linear._logistic(scores.clone(), targets)
         assert torch.allclose(losses, expected.detach()[:, 0], rtol=1e-14, atol=1e-30)
         assert torch.allclose(weights, slopes, rtol=1e-13, atol=1e-16)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("sizes", [[61] * 5, [1] * 4, [7]])
-def test_everyone_at_once_has_the_bits_of_the_general_way(
-    sizes: list[int], loss: str, bias: bool, dtype: torch.dtype, threads: int
-) -> None:
-    losses, x = losses_of(clients_of(sizes, loss, dtype), loss, bias), points(len(sizes), bias, dtype)
-    everyone = losses.everyone(x.device)
-    assert losses._only_group(x) is not None
-    values, gradients = losses.value_and_gradient(x, everyone, None)
-    others_values, others = losses.value_and_gradient(x, everyone.clone(), None)
-    assert torch.equal(values, others_values)
-    assert torch.equal(gradients, others)
-
-
-def test_a_problem_that_was_used_is_pickled_with_its_samples_once() -> None:
-    losses = losses_of(clients_of([61] * 5, "cross-entropy", torch.float32), "cross-entropy", True)
-    x = points(5, True, torch.float32)
-    before = len(pickle.dumps(losses._stacks))
-    losses.value_and_gradient(x, losses.everyone(x.device), None)
-    copied = pickle.loads(pickle.dumps(losses._stacks))
-    assert len(pickle.dumps(losses._stacks)) < before + 100  # what was found out of the stack, but no samples again
-    assert torch.equal(copied[0].inputs, losses._stacks[0].inputs)

@@ -52,7 +52,7 @@ def test_every_radius_can_be_changed_in_the_text() -> None:
     assert fedfw.parse_set("layers:4") == fedfw.LayerBalls(4)
     with pytest.raises(ValueError, match="layers also needs rho"):
         fedfw.parse_set("layers")
-    with pytest.raises(ValueError, match="LayerBalls: rho=0, expected a positive finite number"):
+    with pytest.raises(ValueError, match="LayerBalls: rho = 0, expected a positive finite number"):
         fedfw.parse_set("layers:0")
 
 
@@ -79,5 +79,5 @@ def test_rows_need_a_matrix() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), "much"])
 def test_bad_radii_are_refused(bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"RowBalls: r=.*, expected a positive finite number"):
+    with pytest.raises(ValueError, match=r"RowBalls: r = .*, expected a positive finite number"):
         fedfw.RowBalls(bad)

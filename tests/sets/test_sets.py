@@ -23,13 +23,13 @@ from fedfw.testing import check_constraint
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: fedfw.L1Ball(0.0), "r=0.0, expected a positive"),
-        (lambda: fedfw.L2Ball(math.nan), "r=nan"),
-        (lambda: fedfw.LinfBall(-1), "r=-1"),
+        (lambda: fedfw.L1Ball(0.0), "r = 0.0, expected a positive"),
+        (lambda: fedfw.L2Ball(math.nan), "r = nan"),
+        (lambda: fedfw.LinfBall(-1), "r = -1"),
         (lambda: fedfw.Box(1.0, -1.0), "lo=1.0, hi=-1.0"),
         (lambda: fedfw.Box(torch.zeros(3), torch.ones(4)), "3 entries and hi 4"),
-        (lambda: fedfw.KSparse(0, 1.0), "k=0, expected a whole number"),
-        (lambda: fedfw.KSparse(2.5, 1.0), "k=2.5"),  # type: ignore[arg-type]
+        (lambda: fedfw.KSparse(0, 1.0), "k = 0, expected a whole number"),
+        (lambda: fedfw.KSparse(2.5, 1.0), "k = 2.5"),  # type: ignore[arg-type]
         (lambda: fedfw.GroupBall(1.0, "diagonals"), "groups='diagonals'"),
         (lambda: fedfw.GroupBall(1.0, torch.tensor([0, 2])), "some left out"),
         (lambda: fedfw.Hull(torch.zeros(0, 3)), "expected finite points"),
@@ -249,7 +249,7 @@ def test_sets_by_name(text: str, expected: ConstraintSet) -> None:
         ("l1:1,2", "cannot place '2'"),
         ("l1:radius=3", "expected l1:r="),
         ("hull:3", "built from arrays"),
-        ("l1:x", "r='x', expected a positive"),
+        ("l1:x", "r = 'x', expected a positive"),
     ],
 )
 def test_bad_names_are_refused_with_what_is_allowed(text: str, message: str) -> None:

@@ -276,8 +276,6 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).stepped(x, 0.5).tolist(), x.tolist()
         ([0.5, 1.5], [1.0, 1.0])
         """
-        if x.is_cuda:  # there are kernels for steps in place
-            return self.step(x.clone(), eta)
         keep, weight = shares_of(x, eta)
         rows = self._rows(x) * keep
         self._add(rows, weight)

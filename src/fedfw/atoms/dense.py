@@ -11,7 +11,6 @@ from torch import Tensor
 from fedfw.atoms.base import Atom
 from fedfw.atoms.bits import Reader, byte_width, pack_bits, read_bits, read_integer, write_integer
 from fedfw.atoms.floats import floats_to_bytes, read_floats
-from fedfw.linalg.sums import add_rows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -84,7 +83,7 @@ class Dense(DenseAtom):
         x.addcmul_(self.values, weight * self.scale)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        add_rows(x, self.values, weight * self.scale)
+        x.add_(self.values.sum(0, dtype=x.dtype), alpha=weight * self.scale)
 
     def _payload(self) -> bytes:
         return floats_to_bytes(self.values)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.atoms.base import Atom, shares_of
+from fedfw.atoms.base import Atom
 from fedfw.atoms.bits import (
     Bits,
     Indices,
@@ -27,7 +27,6 @@ from fedfw.atoms.bits import (
     write_permutation,
 )
 from fedfw.atoms.floats import floats_to_bytes, read_floats
-from fedfw.linalg.entries import add_entries, can_add_entries, scaled_signs, step_to_entries, stepped_to_entries
 
 _NO_BITS: Bits = np.empty(0, np.uint8)
 
@@ -83,26 +82,11 @@ class SparseAtom(Atom):
         indices, values = self.entries(x.dtype)
         x.scatter_add_(1, indices, weight * values)
 
-    def _step(self, x: Tensor, eta: float | Tensor) -> None:
-        indices, values = self.entries(x.dtype)
-        if can_add_entries(x, indices[:1]):
-            step_to_entries(x, indices, values, shares_of(x, eta)[1])
-        else:
-            super()._step(x, eta)
-
-    def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
-        if x.is_cuda or x.dtype is not torch.float64 or not isinstance(eta, float):
-            return super().stepped(x, eta)
-        moved = stepped_to_entries(self._rows(x), *self.entries(x.dtype), eta)
-        return moved if moved.shape == x.shape else moved.view(x.shape)
-
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        indices, values = self.entries(x.dtype)
-        if can_add_entries(x, indices) or (weight == 1 and not x.is_cuda):
-            add_entries(x, indices, values if weight == 1 else values * weight)
-        elif x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
+        if x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
             super()._add_sum(x, weight)
         else:
+            indices, values = self.entries(x.dtype)
             x.index_add_(0, indices.flatten(), values.flatten(), alpha=weight)
 
 
@@ -199,10 +183,7 @@ class SparseSigns(SparseAtom):
         return "one-hot" if k == 1 else f"{k} signs" if self.signed else f"{k} ones"
 
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        made: dict[torch.dtype, Tensor] = self.__dict__.setdefault("_values", {})  # clients and server ask for the same
-        if dtype not in made:
-            made[dtype] = scaled_signs(self.signs, self.scale, dtype)
-        return self.indices, made[dtype]
+        return self.indices, self.signs.to(dtype).mul_(self.scale)
 
     def _frame(self) -> bytes:
         return Zero._frame(self._origin()) if self._is_zero() else super()._frame()

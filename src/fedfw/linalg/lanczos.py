@@ -9,8 +9,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fedfw.linalg.compiled import REAL, may_be_handed_over
-
 _compiled: ModuleType | None
 try:
     from fedfw.linalg import _lanczos as _compiled
@@ -48,7 +46,7 @@ def advance(g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, b
     [1.0, 9.0]
     """
     everything = (g, basis, diagonal, beside)
-    if _compiled is not None and g.dtype in REAL and g.numel() > 0 and may_be_handed_over(*everything):
+    if _compiled is not None and g.numel() > 0 and all(map(_is_plain, everything)):
         for matrix, vectors, on, off in zip(*everything, strict=True):
             where = (vectors.data_ptr(), first, last, on.data_ptr(), off.data_ptr())
             _compiled.steps(matrix.data_ptr(), *matrix.shape, g.dtype is torch.float64, *where)
@@ -56,6 +54,12 @@ def advance(g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, b
     for k in range(first, last):
         on, off = _step(g, basis, k)
         diagonal[:, k], beside[:, k] = on.squeeze(1), off.squeeze(1)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether a tensor is numbers in the host's memory, one behind the other, and nothing else."""
+    fits = type(x) is Tensor and x.is_cpu and x.dtype in (torch.float32, torch.float64)
+    return fits and x.is_contiguous() and not (x.requires_grad or x.is_neg() or x._is_zerotensor())
 
 
 def _step(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fedfw.graphs import Replayed
 from fedfw.linalg.singular import normalised
-from fedfw.linalg.stacks import check_finite, mended, one_by_one
+from fedfw.linalg.stacks import mended, one_by_one
 
 Finish = Callable[[Tensor], Tensor]
 
@@ -108,8 +108,7 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
     Parameters
     ----------
     g : Tensor
-        Shape (n, rows, columns), float32 or float64; finite. What is not finite is refused where `iterates` says so,
-        and has to be looked for by the caller otherwise.
+        Shape (n, rows, columns), float32 or float64; finite, which the caller has looked at.
     tol : float, optional
         The largest relative error of ``<g, s>`` against the nuclear norm. Without it, below ``LEAST_TOL``, and for
         small matrices on a CPU, the answer comes from a singular value decomposition.
@@ -121,11 +120,6 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
     -------
     Polar
         The matrices, their values, and upper bounds on the nuclear norms.
-
-    Raises
-    ------
-    NonFiniteError
-        If g is on a GPU and has a NaN or an infinity which the iterations met; the error lists the matrices.
 
     Notes
     -----
@@ -146,29 +140,10 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
     if g.shape[1] > g.shape[2]:
         found = polar_factor(g.mT, tol, finish)
         return replace(found, s=found.s.mT)
-    if tol is None or not iterates(g, tol):
+    small = g.device.type == "cpu" and min(g.shape[1:]) <= SVD_UP_TO
+    if tol is None or tol < LEAST_TOL or small:
         return one_by_one(lambda stack: _decomposed(stack, finish), g)
     return one_by_one(lambda stack: _by_iterations(stack, tol, finish), g)
-
-
-def iterates(g: Tensor, tol: float | None) -> bool:
-    """Whether `polar_factor` begins with iterations, whose proofs fail for every matrix that is not finite.
-
-    Parameters
-    ----------
-    g : Tensor
-        Shape (n, rows, columns).
-    tol : float or None
-        As for `polar_factor`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fedfw.linalg.polar import iterates
-    >>> iterates(torch.zeros(1, 100, 200), 1e-3), iterates(torch.zeros(1, 100, 200), None)
-    (True, False)
-    """
-    return tol is not None and tol >= LEAST_TOL and (g.device.type != "cpu" or min(g.shape[1:]) > SVD_UP_TO)
 
 
 def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
@@ -180,11 +155,7 @@ def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
     else:
         found, good = _candidates(g, wanted, finish)
 
-    def exact(bad: Tensor) -> Polar:
-        check_finite(g.flatten(1))
-        return _decomposed(g[bad], finish)
-
-    return mended(found, good, exact)
+    return mended(found, good, lambda bad: _decomposed(g[bad], finish))
 
 
 def _candidates(g: Tensor, tol: Tensor, finish: Finish) -> tuple[Polar, Tensor]:

@@ -96,8 +96,9 @@ def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
     own = vars(model)
     hooks = any(own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre"))
     for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
-    names, held = tuple(model._parameters), model._modules and kind is not nn.Sequential
+    names = tuple(model._parameters)
     others = names != ("weight", "bias") if kind is nn.Linear else names not in ((), ("weight",))
+    held = model._modules and kind is not nn.Sequential
     return type(model) is kind and not (hooks or for_all or others or held or model._buffers or "forward" in own)
 
 
@@ -130,7 +131,6 @@ class LinearLosses(ClientLosses):
         self.sizes, self.n = sizes, len(sizes)
         self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         self.plain_kernels = self._in_order
-        self._one_stack = self._in_order and stacks[0].inputs.device.type == "cpu"
         fits = derivative is _cross_entropy and all(prod(s.inputs.shape[2:]) == self.inputs for s in stacks)
         self._compiled = fits and all(is_compiled_for(s.inputs, s.targets, s.sizes) for s in stacks)
         # Where a client stands: which stack, which row of it.
@@ -160,27 +160,10 @@ class LinearLosses(ClientLosses):
     ) -> tuple[Tensor, Tensor]:
         if dtype is torch.float32 and self._may_use_kernel(x):  # which rounds points in float64 itself, and multiplies
             gradients = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-            if self._in_order and who is self._everyone:
-                values = x.new_empty(self.n, dtype=dtype)
-                self._by_kernel(self._stacks[0], who, picks, x, factors, values, gradients)
-                return values, gradients
             return self._all(x, who, picks, gradients, factors), gradients
         x = x.to(dtype)
-        if picks is None and who is self._everyone and (group := self._only_group(x)) is not None:
-            return times_factors(*self._of_group(*self._weights_of(x), group), factors)
         gradients = torch.empty_like(x)
         return times_factors(self._all(x, who, picks, gradients), gradients, factors)
-
-    def _only_group(self, x: Tensor) -> Group | None:
-        """The samples of all clients, where they are taken at once and as they are: tiny rounds are mostly calls."""
-        if not self._one_stack or x.dtype is not self._stacks[0].inputs.dtype:
-            return None
-        groups = self._stacks[0].groups(range(self.n), None, self._most(x), torch.get_num_threads())
-        return groups[0] if len(groups) == 1 and len(groups[0].pieces) == 1 else None
-
-    def _most(self, x: Tensor) -> int:
-        """How many numbers of one client's samples make a piece."""
-        return max(_PIECE[x.device.type] // x.element_size(), _PER_WEIGHT * self.outputs * self.inputs)
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         """Samples are converted a piece at a time."""
@@ -303,43 +286,31 @@ class LinearLosses(ClientLosses):
     ) -> None:
         """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p), for these rows."""
         if values.dtype is torch.float32 and self._may_use_kernel(x):
-            who = stack.every_row if isinstance(rows, range) else torch.tensor(rows, device=x.device)
-            self._by_kernel(stack, who, picks, x, factors, values, gradients)
+            clients = torch.arange(len(rows)) if isinstance(rows, range) else torch.tensor(rows)
+            samples = stack.inputs, stack.targets, stack.sizes
+            softmax_gradient(*samples, clients, picks, x, self.outputs, self.bias, factors, values, gradients)
             return
         assert not isinstance(factors, Tensor)
         assert factors == 1
         c, wanted = self.outputs, bool(gradients.numel())
         lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
         W, bias = self._weights_of(x)
-        for group in stack.groups(rows, picks, self._most(x), lanes):
-            clients = group.clients
+        most = max(_PIECE[x.device.type] // x.element_size(), _PER_WEIGHT * self.outputs * self.inputs)
+        for group in stack.groups(rows, picks, most, lanes):
+            own = group.clients
             _, A, y = group.pieces[0]
             fits = self.derivative is _cross_entropy and isinstance(group.counts, int) and len(group.pieces) == 1
             if wanted and fits and A.dtype is x.dtype and can_fuse(A, c, y):
-                fused_softmax_gradient(A, y, x[clients], c, values[clients], gradients[clients])
+                fused_softmax_gradient(A, y, x[own], c, values[own], gradients[own])
                 continue
-            theirs = None if bias is None else bias[clients]
-            values[clients], slopes = self._of_group(W[clients], theirs, group, wanted)
+            theirs = None if bias is None else bias[own]
+            values[own], slopes = self._of_group(W[own], theirs, group, wanted)
             if wanted:
-                gradients[clients] = slopes
+                gradients[own] = slopes
 
     def _may_use_kernel(self, x: Tensor) -> bool:
         """Whether compiled code is for points x (b, p): it is on this machine, and does not differentiate."""
         return self._compiled and is_compiled() and x.is_cpu and not x.requires_grad
-
-    def _by_kernel(
-        self,
-        stack: Stack,
-        rows: Tensor,
-        picks: Tensor | None,
-        x: Tensor,
-        factors: float | Tensor,
-        values: Tensor,
-        gradients: Tensor,
-    ) -> None:
-        """`_evaluate` for rows (b,) of a stack by compiled code."""
-        samples = stack.inputs, stack.targets, stack.sizes
-        softmax_gradient(*samples, rows, picks, x, self.outputs, self.bias, factors, values, gradients)
 
     def _of_group(self, W: Tensor, bias: Tensor | None, group: Group, wanted: bool = True) -> tuple[Tensor, Tensor]:
         """The values (b,) and, where they are wanted, the gradients (b, p) of a group's clients at these weights."""

@@ -70,8 +70,6 @@ class ModuleLosses(ClientLosses):
         self.sizes, self.n = sizes, len(sizes)
         self._alike = len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
         self._selected: tuple[Tensor, list[Selection]] | None = None  # of the last clients that were asked for
-        self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
-        self._shares_of_all: Tensor | None = None  # of one stack of everyone, made when first asked for
 
         device = stacks[0].inputs.device
         mixed = mixed and device.type == "cuda"
@@ -130,24 +128,11 @@ class ModuleLosses(ClientLosses):
         return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, known, self.per, self.mixed)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
-        if picks is None and self._in_order and who is self._everyone and not x.is_cuda:
-            return self._of_everyone(x)
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for at, inputs, targets, sizes in self._calls(who, picks):
             shares = self._shares(targets, sizes, x.dtype)
             gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, shares)
         return values, gradients
-
-    def _of_everyone(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (n,) and gradients (n, p) of all clients as the one stack in which they are: nothing is copied.
-
-        A GPU's results are overwritten by its next call, so that they have to be.
-        """
-        (stack,) = self._stacks
-        if self._shares_of_all is None:
-            self._shares_of_all = self._shares(stack.targets, stack.sizes, x.dtype)
-        gradients, values = self._in_pieces(x, stack.inputs, stack.targets, self._shares_of_all)
-        return values, gradients.contiguous()  # one that is the same for all clients is a single row
 
     def _calls(self, who: Tensor, picks: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
         """Places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...) and sizes (b,).

@@ -52,16 +52,11 @@ class Stack:
         return bool((self.sizes != self.inputs.shape[1]).any())
 
     @cached_property
-    def every_row(self) -> Tensor:
-        """(b,): the numbers of all rows."""
-        return torch.arange(len(self.who), device=self.inputs.device)
-
-    @cached_property
     def finite(self) -> bool:
         """Whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
 
-    def groups(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Sequence[Group]:
+    def groups(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Iterator[Group]:
         """The samples of the clients in these rows, or those that they picked, in pieces.
 
         A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so that the order of
@@ -75,19 +70,6 @@ class Stack:
         picks
             (len(rows), batch) numbers of samples, or None for all.
         """
-        everyone = range(len(self.who))
-        if picks is not None or not (rows == everyone or list(rows) == list(everyone)):
-            return list(self._cut(rows, picks, most, lanes))
-        if (most, lanes) not in self._whole:  # views of the samples, which every round asks for
-            self._whole[most, lanes] = list(self._cut(rows, picks, most, lanes))
-        return self._whole[most, lanes]
-
-    @cached_property
-    def _whole(self) -> dict[tuple[int, int], list[Group]]:
-        """What `groups` gave for everyone with all samples."""
-        return {}
-
-    def _cut(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Iterator[Group]:
         features, device = math.prod(self.inputs.shape[2:]), self.inputs.device
         total = self.inputs.shape[1] if picks is None else picks.shape[1]
         samples = max(1, min(total, most // features))
@@ -106,10 +88,6 @@ class Stack:
                 inputs, targets = (_cut(tensor, theirs, part, chosen) for tensor in (self.inputs, self.targets))
                 pieces.append(Piece(begin, inputs.flatten(2), targets))
             yield Group(clients, counts, pieces, 1 / (counts if isinstance(counts, int) else counts.double()))
-
-    def __getstate__(self) -> dict[str, object]:
-        # Each of the views would be pickled with all samples, and the rows are soon numbered again.
-        return {name: value for name, value in vars(self).items() if name not in ("_whole", "every_row")}
 
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""

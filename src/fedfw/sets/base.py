@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite, prod
-from typing import ClassVar, overload
+from math import prod
+from typing import Annotated, Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
 from fedfw.linalg.stacks import check_finite
 from fedfw.notebook import html_card
+from fedfw.options import option, options_of
 from fedfw.sets.projections import LOST_TO_ROUNDING, Frame, project_far, round_into
 
 Shape = tuple[int, ...]
@@ -25,6 +27,10 @@ Shape = tuple[int, ...]
 
 Shapes = Mapping[str, Shape]
 """Shapes of a model's parameters by name, in ``named_parameters()`` order."""
+Size = Annotated[float, option("a size of the set", gt=0, le=math.inf, expected="a positive finite number")]
+"""The type of a set's parameter that is a positive finite number; others are refused."""
+Count = Annotated[int, option("a count", ge=1, le=2**63 - 1, expected="a whole number of at least 1")]
+"""The type of a set's parameter that is a whole number of at least 1; others are refused."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +167,6 @@ class ConstraintSet(ABC):
         >>> fedfw.LinfBall(1.0).diameter((2, 8))
         8.0
         """
-
-    def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
-        """Whether `_lmo` itself raises the error for a NaN or an infinity, so that a GPU is not waited for twice."""
-        return False
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         """x (n, p) in float64 -> the nearest points of the set, (n, p).
@@ -311,8 +313,7 @@ class ConstraintSet(ABC):
             raise ValueError(f"precision {precision}, expected torch.float16, torch.float32 or torch.float64")
         rows, shape = self._stack(g, batch)
         request = Request(precision, tol, warm)
-        if not self._refuses_nonfinite(rows, shape, request):
-            check_finite(rows)
+        check_finite(rows)
         atoms = self._lmo(rows, shape, request)
         return atoms if batch else atoms[0]
 
@@ -639,6 +640,11 @@ class ConstraintSet(ABC):
 
     # --- helpers ---
 
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, declared in options_of(kind).items():
+            declared.check(getattr(self, name), kind.__name__)
+
     def _repr_html_(self) -> str:
         """The set in a notebook: its definition, and what its oracle and its projection cost."""
         facts = {"set": self.summary or None, "oracle": self.oracle_cost, "projection": self.projection_cost}
@@ -701,64 +707,6 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     return type(one) is not Tensor and type(other) is not Tensor and one == other
-
-
-def positive(owner: object, **values: float) -> None:
-    """Raise an error if a parameter of a set is not a positive finite number.
-
-    Parameters
-    ----------
-    owner : object
-        The set, whose class is named in the message.
-    **values : float
-        The parameters by name.
-
-    Raises
-    ------
-    ValueError
-        It names the parameter and its value.
-
-    Examples
-    --------
-    >>> import fedfw
-    >>> try:
-    ...     fedfw.L1Ball(-2.0)
-    ... except ValueError as error:
-    ...     print(error)
-    L1Ball: r=-2.0, expected a positive finite number
-    """
-    for name, value in values.items():
-        if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-            raise ValueError(f"{type(owner).__name__}: {name}={value!r}, expected a positive finite number")
-
-
-def positive_integer(owner: object, **values: int) -> None:
-    """Raise an error if a parameter of a set is not a whole number of at least 1.
-
-    Parameters
-    ----------
-    owner : object
-        The set, whose class is named in the message.
-    **values : int
-        The parameters by name.
-
-    Raises
-    ------
-    ValueError
-        It names the parameter and its value.
-
-    Examples
-    --------
-    >>> import fedfw
-    >>> try:
-    ...     fedfw.Hypersimplex(0)
-    ... except ValueError as error:
-    ...     print(error)
-    Hypersimplex: k=0, expected a whole number of at least 1
-    """
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{type(owner).__name__}: {name}={value!r}, expected a whole number of at least 1")
 
 
 def parameters_of(constraint: type[ConstraintSet]) -> tuple[str, ...]:

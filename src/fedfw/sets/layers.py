@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fedfw.atoms import Atom, ReadAtom
-from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, positive, shapes_of
+from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, Size, shapes_of
 from fedfw.sets.norm_balls import LinfBall, RowBalls
 from fedfw.sets.product import BoundProduct, Product
 from fedfw.sets.spectral import SpectralBall
@@ -107,13 +107,10 @@ class LayerBalls(NetworkSet):
     name: ClassVar[str] = "layers"
     summary: ClassVar[str] = "a network: spectral balls, rows, linf by layer"
 
-    rho: float
-    bias: float = 0.5
-    embedding: float = 2.5
-    head: float = 5.0
-
-    def __post_init__(self) -> None:
-        positive(self, rho=self.rho, bias=self.bias, embedding=self.embedding, head=self.head)
+    rho: Size
+    bias: Size = 0.5
+    embedding: Size = 2.5
+    head: Size = 5.0
 
     def ball(self, shape: Shape) -> ConstraintSet:
         if len(shape) < 2:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedfw.lipschitz.bound import flattening_factor, network_constant, weights_constant
-from fedfw.sets.base import ConstraintSet, Shape, Shapes, positive, shapes_of
+from fedfw.sets.base import ConstraintSet, Shape, Shapes, Size, shapes_of
 from fedfw.sets.layers import NetworkSet
 from fedfw.sets.norm_balls import LinfBall
 from fedfw.sets.spectral import SpectralBall
@@ -60,11 +60,8 @@ class LipschitzNet(NetworkSet):
     name: ClassVar[str] = "lipschitz"
     summary: ClassVar[str] = "a network with l2 Lipschitz constant <= L"
 
-    L: float
-    bias: float = 0.5
-
-    def __post_init__(self) -> None:
-        positive(self, L=self.L, bias=self.bias)
+    L: Size
+    bias: Size = 0.5
 
     def ball(self, shape: Shape) -> ConstraintSet:
         return LinfBall(self.bias) if len(shape) < 2 else _inside(self.L / sqrt(prod(shape[2:])), shape)

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, ReadAtom, SignVector, SparseSigns
 from fedfw.atoms.floats import round_inside, scaled_into
-from fedfw.checks import all_finite
-from fedfw.linalg.entries import largest_entries
-from fedfw.linalg.selection import robust_row_norms, unit_rows
-from fedfw.linalg.stacks import check_finite
+from fedfw.linalg.selection import first_argmax, robust_row_norms, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
-from fedfw.sets.base import ConstraintSet, Request, Shape, positive
+from fedfw.sets.base import ConstraintSet, Request, Shape, Size
 from fedfw.sets.projections import LOST_TO_ROUNDING
 
 _EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -62,18 +59,11 @@ class L1Ball(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p log p"
 
-    r: float
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
-
-    def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
-        return True
+    r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        index, signs, checks = largest_entries(g)
-        if not all_finite(checks):
-            check_finite(g)
+        index = first_argmax(g.abs())[:, None]
+        signs = torch.where(g.gather(1, index) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
             shape=shape, batched=True, precision=request.precision, indices=index, signs=signs, scale=self.r
         )
@@ -133,10 +123,7 @@ class L2Ball(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p"
 
-    r: float
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         unit, norms = unit_rows(g)
@@ -216,10 +203,7 @@ class RowBalls(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p"
 
-    r: float
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size
 
     def _check_shape(self, shape: Shape) -> None:
         if len(shape) < 2:
@@ -351,10 +335,7 @@ class LinfBall(_Corners):
     name: ClassVar[str] = "linf"
     summary: ClassVar[str] = "max |x_j| <= r"
 
-    r: float
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
         hi = torch.tensor(self.r, dtype=torch.float64)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedfw.atoms import Atom, ReadAtom, SparseSigns, Zero
 from fedfw.linalg.selection import first_argmax, first_top_k
 from fedfw.linalg.water import shrink_magnitudes, water_fill
-from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
+from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
 
 def _ones(indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale: float) -> SparseSigns:
@@ -67,10 +67,7 @@ class Simplex(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p log p"
 
-    r: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size = 1.0
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         index = first_argmax(-g)[:, None]
@@ -184,10 +181,7 @@ class Hypersimplex(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p log p"
 
-    k: int
-
-    def __post_init__(self) -> None:
-        positive_integer(self, k=self.k)
+    k: Count
 
     def _check_shape(self, shape: Shape) -> None:
         if self.k > prod(shape):

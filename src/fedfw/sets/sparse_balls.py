@@ -16,7 +16,7 @@ from fedfw.checks import holds, is_postponed
 from fedfw.linalg.k_support import k_support_norm, k_support_projection
 from fedfw.linalg.selection import first_argmax, first_top_k, power_of_two, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
-from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
+from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +61,8 @@ class KSparse(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p log p"
 
-    k: int
-    r: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive_integer(self, k=self.k)
-        positive(self, r=self.r)
+    k: Count
+    r: Size = 1.0
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
@@ -136,12 +132,8 @@ class KSupport(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p log p"
 
-    k: int
-    r: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive_integer(self, k=self.k)
-        positive(self, r=self.r)
+    k: Count
+    r: Size = 1.0
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
@@ -216,11 +208,11 @@ class GroupBall(ConstraintSet):
     oracle_cost: ClassVar[str] = "p"
     projection_cost: ClassVar[str] = "p"
 
-    r: float
+    r: Size
     groups: str | Tensor = "rows"
 
     def __post_init__(self) -> None:
-        positive(self, r=self.r)
+        super().__post_init__()
         if isinstance(self.groups, str):
             if self.groups not in ("rows", "columns"):
                 raise ValueError(f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index vector')

@@ -20,11 +20,11 @@ from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside, scaled_into
 from fedfw.linalg.leading import leading_pairs
 from fedfw.linalg.norms import spectral_bound
-from fedfw.linalg.polar import Finish, iterates, polar_factor
+from fedfw.linalg.polar import Finish, polar_factor
 from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
 from fedfw.linalg.water import shrink_magnitudes, water_fill
-from fedfw.sets.base import ConstraintSet, Request, Shape, positive, positive_integer
+from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
 DEFAULT_TOL = 1e-6
 """Relative accuracy of the largest singular value that iterative oracles reach when `lmo` is given no ``tol``."""
@@ -117,10 +117,7 @@ class NuclearBall(_MatrixSet):
     oracle_cost: ClassVar[str] = "m n, 10-50 times"
     projection_cost: ClassVar[str] = "m n min(m, n)"
 
-    r: float
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         pair = top_singular(_matrices(g, shape), _accuracy(request, shape), _warm_start(request, len(g)))
@@ -164,7 +161,7 @@ class _Isometries(_MatrixSet):
     projection_cost: ClassVar[str] = "m n min(m, n)"
     likes_long_stacks: ClassVar[bool] = True
 
-    r: float
+    r: Size
 
     @abstractmethod
     def _rank(self, shape: Shape) -> int:
@@ -197,10 +194,6 @@ class _Isometries(_MatrixSet):
             v=right,
             scale=self.r,
         )
-
-    def _refuses_nonfinite(self, g: Tensor, shape: Shape, request: Request) -> bool:
-        whole = self._rank(shape) == min(_sides(shape)) > 1
-        return whole and g.is_cuda and iterates(_matrices(g, shape), request.tol)
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
         """The atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1 where <g, -s> <= ``upper``."""
@@ -278,10 +271,7 @@ class SpectralBall(_Isometries):
     name: ClassVar[str] = "spectral"
     summary: ClassVar[str] = "largest singular value <= r"
 
-    r: float
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size
 
     def _rank(self, shape: Shape) -> int:
         return min(_sides(shape))
@@ -331,12 +321,8 @@ class PartialIsometry(_Isometries):
     name: ClassVar[str] = "partial-isometry"
     summary: ClassVar[str] = "singular values <= r, their sum <= k r"
 
-    k: int
-    r: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive_integer(self, k=self.k)
-        positive(self, r=self.r)
+    k: Count
+    r: Size = 1.0
 
     def _rank(self, shape: Shape) -> int:
         return min(self.k, *_sides(shape))
@@ -382,10 +368,7 @@ class Spectrahedron(_MatrixSet):
     oracle_cost: ClassVar[str] = "m^2, 10-50 times"
     projection_cost: ClassVar[str] = "m^3"
 
-    r: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, r=self.r)
+    r: Size = 1.0
 
     def _check_shape(self, shape: Shape) -> None:
         super()._check_shape(shape)
