@@ -5,24 +5,26 @@ Other packages add theirs by an entry point of the group ``fedfw.algorithms``: a
 
 from typing import Any
 
-from fedfw.algorithms.anchored import FedFWAnchored
-from fedfw.algorithms.base import Algorithm
-from fedfw.algorithms.central import FrankWolfe
+from fedfw.algorithms import (
+    Algorithm,
+    FedAdam,
+    FedAdamW,
+    FedAvg,
+    FedAvgM,
+    FedCM,
+    FedDA,
+    FedDR,
+    FedFW,
+    FedFWAnchored,
+    FedFWPlus,
+    FedFWSto,
+    FedLMO,
+    FedPGD,
+    FrankWolfe,
+    NaiveFW,
+    Scaffold,
+)
 from fedfw.algorithms.contrib import FastFedDA, FedADMM, FedMuon, FedMuonCV, FedPAL, LocalMuon
-from fedfw.algorithms.fedadam import FedAdam
-from fedfw.algorithms.fedadamw import FedAdamW
-from fedfw.algorithms.fedavg import FedAvg
-from fedfw.algorithms.fedavgm import FedAvgM
-from fedfw.algorithms.fedcm import FedCM
-from fedfw.algorithms.fedda import FedDA
-from fedfw.algorithms.feddr import FedDR
-from fedfw.algorithms.fedfw import FedFW
-from fedfw.algorithms.fedfw_plus import FedFWPlus
-from fedfw.algorithms.fedfw_sto import FedFWSto
-from fedfw.algorithms.fedlmo import FedLMO
-from fedfw.algorithms.fedpgd import FedPGD
-from fedfw.algorithms.naive import NaiveFW
-from fedfw.algorithms.scaffold import Scaffold
 from fedfw.plugins import PluginTable
 
 _OWN: dict[str, type[Algorithm]] = {
