@@ -413,14 +413,6 @@ class Server:
 
 
 @dataclass(frozen=True, eq=False)
-class Elsewhere:
-    """What clients of other ranks sent: how many bytes, and how many of them sent evidence."""
-
-    nbytes: int = 0
-    proofs: int = 0
-
-
-@dataclass(frozen=True, eq=False)
 class Aggregate:
     """All that the server is given of a round's uploads.
 
@@ -441,8 +433,6 @@ class Aggregate:
         The sum of the weights n w_i with which all this was added up; the count where every client counts the same.
     new : Tensor or None
         (1,): what of that weight belongs to clients that took part for the first time, where that is kept account of.
-    elsewhere : Elsewhere
-        What clients of other ranks sent.
     """
 
     count: int
@@ -452,7 +442,6 @@ class Aggregate:
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     weight: float = 0.0
     new: Tensor | None = None
-    elsewhere: Elsewhere = Elsewhere()
 
     @property
     def mean(self) -> Tensor:
@@ -508,17 +497,15 @@ class Aggregate:
                 total[upload.columns] -= upload.x.sum(0)
         return cls(count, everyone, total, sparse, sums, weight, new)
 
-    def over(self, ranks: Ranks, uploads: Sequence[Upload]) -> Aggregate:
-        """The same over all ranks, each of which has added up what its own clients sent: these uploads."""
+    def over(self, ranks: Ranks) -> Aggregate:
+        """The same over all ranks, each of which has added up what its own clients sent."""
         if ranks.size == 1:
             return self
-        proofs = sum(upload.who.shape[0] for upload in uploads if upload.evidence is not None)
-        nbytes = sum(upload.atoms.nbytes for upload in uploads)
         came = 0.0 if self.new is None else float(self.new)
-        mine = (self.weight, self.sparse, came, self.new is not None, nbytes, proofs)
+        mine = (self.weight, self.sparse, came, self.new is not None)
         numbers = torch.tensor(mine, dtype=torch.float64, device=self.total.device)
         total, numbers, *sums = ranks.sums(self.total, numbers, *self.beside.values())
-        weight, sparse, came, counted, all_bytes, all_proofs = numbers.tolist()
+        weight, sparse, came, counted = numbers.tolist()
         return replace(
             self,
             total=total,
@@ -526,7 +513,6 @@ class Aggregate:
             beside=dict(zip(self.beside, sums, strict=True)),
             weight=weight,
             new=total.new_tensor([came]) if counted else None,
-            elsewhere=Elsewhere(int(all_bytes) - nbytes, int(all_proofs) - proofs),
         )
 
 

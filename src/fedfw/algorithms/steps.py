@@ -82,7 +82,7 @@ def take_steps(
         )
     aggregate = _add_up(algorithm, plan, server, uploads, message.t, count)
     _refuse_non_finite(aggregate, uploads, message.t)
-    return RoundSteps(states, uploads, _step_from(algorithm, plan, server, aggregate, uploads, message.t))
+    return RoundSteps(states, uploads, _step_from(algorithm, plan, server, aggregate, message.t))
 
 
 def upload_of(
@@ -109,7 +109,7 @@ def step_server(
     algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None = None
 ) -> ServerStep:
     """The server's step from the uploads of round t, and from those to other ranks; ``count`` clients sent them."""
-    return _step_from(algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), uploads, t)
+    return _step_from(algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), t)
 
 
 def _add_up(
@@ -119,10 +119,8 @@ def _add_up(
     return Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside, count)
 
 
-def _step_from(
-    algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, uploads: Sequence[Upload], t: int
-) -> ServerStep:
-    aggregate = aggregate.over(plan.ranks, uploads)
+def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> ServerStep:
+    aggregate = aggregate.over(plan.ranks)
     after = algorithm.server_step(plan, server, aggregate, t)
     changed = other_bits(server.xbar, after.xbar)
     if not aggregate.sparse:

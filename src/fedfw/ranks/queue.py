@@ -38,36 +38,9 @@ class Queue:
             Tasks that never become ready are left out.
         """
         left = list(range(count))
-        while left:
-            if (found := next(((i, theirs) for i in left if (theirs := self._theirs(i)) is not None), None)) is None:
-                task = next((i for i in left if ready(i) and self._take(i)), None)
-                if task is None and not any(self._taken(i) for i in left):
-                    return
-                if task is None:
-                    self._wait()
-                    continue
-                found = task, compute(task)
-                self._finish(*found)
-            left.remove(found[0])
-            yield found
-
-    def _take(self, task: int) -> bool:
-        """Whether nobody has taken the task yet; this rank has, afterwards."""
-        return True
-
-    def _taken(self, task: int) -> bool:
-        """Whether another rank is at it."""
-        return False
-
-    def _theirs(self, task: int) -> Any:
-        """The result of another rank, or None while there is none."""
-        return None
-
-    def _finish(self, task: int, result: Any) -> None:
-        """Let the others know a result."""
-
-    def _wait(self) -> None:
-        """Give the others time."""
+        while (task := next((i for i in left if ready(i)), None)) is not None:
+            left.remove(task)
+            yield task, compute(task)
 
 
 class SharedQueue(Queue):
@@ -86,19 +59,32 @@ class SharedQueue(Queue):
     def __init__(self, store: Any, name: str, check: Callable[[], None]) -> None:
         self._store, self._name, self._check = store, name, check
 
+    def results(
+        self, count: int, ready: Callable[[int], bool], compute: Callable[[int], Any]
+    ) -> Iterator[tuple[int, Any]]:
+        left = list(range(count))
+        while left:
+            task = next((i for i in left if self._has("result", i)), None)
+            if task is not None:
+                left.remove(task)
+                yield task, json.loads(self._store.get(f"{self._name}/result/{task}"))
+                continue
+            task = next((i for i in left if ready(i) and self._take(i)), None)
+            if task is not None:
+                result = compute(task)
+                self._store.set(f"{self._name}/result/{task}", json.dumps(result))
+                left.remove(task)
+                yield task, result
+            elif any(self._has("taken", i) for i in left):
+                self._check()
+                time.sleep(_LOOK_EVERY)
+            else:
+                return
+
     def _take(self, task: int) -> bool:
-        return not self._taken(task) and int(self._store.add(f"{self._name}/taken/{task}", 1)) == 1
+        """Return whether no rank has taken the task yet; this rank has, afterwards."""
+        return not self._has("taken", task) and int(self._store.add(f"{self._name}/taken/{task}", 1)) == 1
 
-    def _taken(self, task: int) -> bool:
-        return bool(self._store.check([f"{self._name}/taken/{task}"]))
-
-    def _theirs(self, task: int) -> Any:
-        key = f"{self._name}/result/{task}"
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
-
-    def _finish(self, task: int, result: Any) -> None:
-        self._store.set(f"{self._name}/result/{task}", json.dumps(result))
-
-    def _wait(self) -> None:
-        self._check()
-        time.sleep(_LOOK_EVERY)
+    def _has(self, kind: str, task: int) -> bool:
+        """Return whether the store has an entry of this kind on a task: that it is taken, or its result."""
+        return bool(self._store.check([f"{self._name}/{kind}/{task}"]))

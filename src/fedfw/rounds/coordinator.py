@@ -22,7 +22,6 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Algorithm,
     Contributed,
-    Elsewhere,
     Gathered,
     GathersSums,
     Message,
@@ -35,6 +34,7 @@ from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
 from fedfw.checks import other_bits
+from fedfw.ranks import Ranks
 from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
@@ -119,11 +119,12 @@ class Round:
         self.traffic.bytes_up += upload.atoms.nbytes
         self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
 
-    def hear_of(self, others: int, sent: Elsewhere, with_loss: bool = False) -> None:
-        """Count what so many clients of other ranks sent there."""
-        self.traffic.bytes_up += sent.nbytes
-        self.traffic.evidence_up += others * (DIGEST_NBYTES + int(with_loss) * NUMBER_NBYTES)
-        self.traffic.evidence_up += sent.proofs * NUMBER_NBYTES
+    def sum_over(self, ranks: Ranks, before: Traffic) -> None:
+        """Let what was sent up since ``before`` be what the clients of all ranks sent."""
+        mine = (self.traffic.bytes_up - before.bytes_up, self.traffic.evidence_up - before.evidence_up)
+        payload, evidence = (int(sum(each)) for each in zip(*ranks.numbers(*mine), strict=True))
+        self.traffic.bytes_up = before.bytes_up + payload
+        self.traffic.evidence_up = before.evidence_up + evidence
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold of a round that ended with its gathered sum, beside the coordinator's memory."""
@@ -249,11 +250,11 @@ class Coordinator:
         now.at = self._at(now, groups)
         self.holds[now.at] = now.version
         now.bases = self.holds[now.at].copy()
-        count = len(now.bases)
-        whole = self.wire.dense_nbytes
-        own = sum(len(one.loss) * whole if one.sent is None else one.sent.nbytes for one in sent)
-        now.traffic.bytes_up += sum(int(theirs) for (theirs,) in self.plan.ranks.numbers(own))
-        now.traffic.evidence_up += count * (DIGEST_NBYTES + NUMBER_NBYTES)
+        before, whole = replace(now.traffic), self.wire.dense_nbytes
+        for one in sent:
+            now.traffic.bytes_up += len(one.loss) * whole if one.sent is None else one.sent.nbytes
+            now.traffic.evidence_up += len(one.loss) * (DIGEST_NBYTES + NUMBER_NBYTES)
+        now.sum_over(self.plan.ranks, before)
         now.gathered, now.before, now.after = learnt, self.server, self.server
         self.dense_sums += 1
         if learnt.gradient is not None:

@@ -360,10 +360,10 @@ class Simulation:
             parties = self._parties(cohorts, tol)
             steps = take_steps(self.algorithm, self.plan, now.after, message, parties, count)
         with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
+        before = replace(now.traffic)
         for upload, state in zip(steps.uploads, steps.states, strict=True):
             now.arrive(upload, state, with_loss=with_loss)
-        if self.ranks.size > 1:
-            now.hear_of(count - now.who.shape[0], steps.step.aggregate.elsewhere, with_loss=with_loss)
+        now.sum_over(self.ranks, before)
         coordinator.close(now, steps.step)
 
     def _foreseen(self, message: Message) -> bool | None:
