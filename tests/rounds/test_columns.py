@@ -157,18 +157,6 @@ def test_dense_atoms_and_many_coordinates_keep_all_columns() -> None:
     assert memory.rows["x"].shape == (2, P)
 
 
-def test_what_the_first_step_leaves_of_the_start_is_not_kept() -> None:
-    algorithm = ALGORITHMS["FedFW"]
-    coordinator = coordinator_of(algorithm, plan_of(algorithm, 1, False), start_of(torch.float64, 100), few=True)
-    course = Course(coordinator.plan, torch.float64, 1.0)
-    kept = []
-    for t in (1, 2, 3):
-        assert coordinator.memory.columns is not None
-        kept.append(len(coordinator.memory.columns))
-        take_round(coordinator, t, course.round(t))
-    assert kept == [2 * 64 + 16, 3 * 64 - 48, 64 + 16]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["FedFW", "FedFW+, product", "FedFW-sto"])
 def test_narrow_atoms_take_the_same_steps(name: str, dtype: torch.dtype) -> None:

@@ -16,16 +16,19 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochas
 learning" (2020).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedfw.algorithms.base import (
     Aggregate,
+    Algorithm,
     Contract,
     Evidence,
     Gradient,
+    Kept,
     Lmo,
     Message,
     Plan,
@@ -34,9 +37,47 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
-from fedfw.algorithms.controls import REMEMBERS, KeepsControls, mean_renewed, renewed
 from fedfw.algorithms.projected import ProjectedAlgorithm, dense
-from fedfw.atoms import Atom
+from fedfw.atoms import Atom, TupleAtom
+
+REMEMBERS = {"x": Kept.REBUILT, "c": Kept.REBUILT}
+
+
+@dataclass(frozen=True)
+class KeepsControls(Algorithm):
+    """Clients begin every round at xbar and remember a control variate c_i; c is the mean of all of them.
+
+    A c_i is zero before the client's first visit. A client sends how its c_i changes, as all that it sends or as the
+    second part of it. Both sides add the change up in the same way, so the server can hand a client its c_i back. The
+    mean has the weights w_i and is kept in float64: it is a sum of thousands of small terms.
+    """
+
+    def start_clients(self, x: Tensor) -> State:
+        return {"x": x[:, :0], "c": torch.zeros_like(x)}
+
+    def start_server(self, x: Tensor) -> Server:
+        return Server(x.clone(), {"c": torch.zeros_like(x, dtype=torch.float64)})
+
+    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+        return server, Message(t, server.xbar, {"c": server.vectors["c"].to(server.xbar.dtype)})
+
+    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
+        change = atoms.parts[1] if isinstance(atoms, TupleAtom) else atoms
+        return renewed(state, change.dense())
+
+    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
+        c = clients["c"].double()
+        return replace(server, vectors={"c": (c if weights is None else c * weights[:, None]).mean(0)})
+
+
+def renewed(state: State, change: Tensor) -> State:
+    """The memory of m clients whose control variates change by so much, (m, p)."""
+    return state | {"c": state["c"] + change}
+
+
+def mean_renewed(plan: Plan, server: Server, changes: Tensor) -> dict[str, Tensor]:
+    """The server's c when its clients' weighted changes add up to ``changes`` (p,)."""
+    return {"c": server.vectors["c"] + changes.double() / plan.n}
 
 
 @dataclass(frozen=True)
@@ -88,6 +129,3 @@ class Scaffold(KeepsControls, ProjectedAlgorithm):
         c = server.vectors["c"].to(server.xbar.dtype)
         x = server.xbar - plan.local_steps * plan.lr_at(t) * (aggregate.mean + c)
         return Server(plan.project(x), mean_renewed(plan, server, aggregate.total))
-
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        return renewed(state, atoms.dense())

@@ -52,19 +52,14 @@ def narrow_server(server: Server, columns: Tensor | None) -> Server:
 
 
 def widen_server(after: Server, before: Server, narrow: Server, columns: Tensor | None) -> Server:
-    """What became of ``before``, when ``after`` became of its part ``narrow``; what stayed is the same object."""
+    """What became of ``before``, when ``after`` became of its part ``narrow``."""
     if columns is None:
         return after
     if after is narrow:
         return before
     p = len(before.xbar)
-
-    def wide(name: str, vector: Tensor) -> Tensor:
-        same = vector is narrow.vectors.get(name)
-        return before.vectors[name] if same else spread_out(vector, columns, p)
-
-    xbar = before.xbar if after.xbar is narrow.xbar else spread_out(after.xbar, columns, p)
-    return Server(xbar, {name: wide(name, vector) for name, vector in after.vectors.items()})
+    vectors = {name: spread_out(vector, columns, p) for name, vector in after.vectors.items()}
+    return Server(spread_out(after.xbar, columns, p), vectors)
 
 
 def narrow_message(message: Message, columns: Tensor | None) -> Message:

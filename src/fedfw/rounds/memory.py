@@ -124,7 +124,6 @@ class TouchedColumns(EveryRow):
         used = _nonzero_columns(start)
         self._keep(used[used < self._last])
         super().__init__({name: on_columns(values, self.columns).repeat(n, 1) for name, values in start.items()})
-        self._begun = self._stale = False  # whether somebody took a step; whether touched columns may be zero now
 
     def _keep(self, touched: Tensor | None) -> None:
         """Keep full blocks of the coordinates touched and as many others as it takes, then the last block."""
@@ -144,21 +143,18 @@ class TouchedColumns(EveryRow):
         if self.columns is None:
             return
         if coordinates is None:
-            self._move(self._touched[:0], None)
+            self._move(None)
             return
-        kept, inside = self._touched, coordinates[coordinates < self._last]
-        if self._stale:
-            used = _nonzero_columns(self.rows)
-            self._stale, kept = False, kept[used[used < len(kept)]]
+        inside = coordinates[coordinates < self._last]
         known = torch.zeros(self._p, dtype=torch.bool)
-        known[kept] = True
+        known[self._touched] = True
         new = _distinct(inside[~known[inside]])
-        if len(new) or len(kept) < len(self._touched):
-            self._move(kept, torch.cat([kept, new]))
+        if len(new):
+            self._move(torch.cat([self._touched, new]))
 
-    def _move(self, kept: Tensor, touched: Tensor | None) -> None:
-        """Keep other columns from now on, of which the first are ``kept``; None for all."""
-        before, places = self.columns, slice(len(kept)) if kept is self._touched else self.place[kept]
+    def _move(self, touched: Tensor | None) -> None:
+        """Keep more columns from now on, of which the first are those touched so far; None for all."""
+        before, kept = self.columns, len(self._touched)
         assert before is not None
         self._keep(touched)
         tail = self._p - self._last
@@ -167,7 +163,7 @@ class TouchedColumns(EveryRow):
                 self.rows[name] = spread_out(values, before, self._p)
             else:
                 moved = values.new_zeros(self.n, len(self.columns))
-                moved[:, : len(kept)] = values[:, places]
+                moved[:, :kept] = values[:, :kept]
                 moved[:, len(self.columns) - tail :] = values[:, len(before) - tail :]
                 self.rows[name] = moved
 
@@ -178,7 +174,6 @@ class TouchedColumns(EveryRow):
     def put(self, rows: Tensor, state: State) -> None:
         """Replace them."""
         super().scatter(rows, state)
-        self._stale, self._begun = self._stale or not self._begun, True  # a first step may leave nothing of the start
 
     def gather(self, rows: Tensor) -> State:
         return {name: spread_out(values, self.columns, self._p) for name, values in self.view(rows).items()}
@@ -202,7 +197,6 @@ class TouchedColumns(EveryRow):
         columns = held.pop("columns", None)
         super().load(held)
         self._keep(None if columns is None else columns[columns < self._last])
-        self._begun = self._stale = True
 
 
 def _distinct(numbers: Tensor) -> Tensor:
@@ -283,8 +277,6 @@ def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> 
     if "touched" in held and not isinstance(memory, TouchedRows):
         kept = {name: held[f"{name}.values"].dtype for name in start}  # a private run keeps averages in float64
         memory = TouchedRows(memory.n, {name: values.to(kept[name]) for name, values in start.items()})
-    elif "columns" in held and not isinstance(memory, TouchedColumns):
-        memory = TouchedColumns(memory.n, {name: start[name] for name in held if name != "columns"})
     elif "touched" not in held and not isinstance(memory, EveryRow):
         memory = EveryRow(held)
     memory.load(held)

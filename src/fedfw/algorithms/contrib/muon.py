@@ -71,12 +71,12 @@ from fedfw.algorithms.base import (
     Setting,
     State,
 )
-from fedfw.algorithms.controls import REMEMBERS, KeepsControls, mean_renewed, renewed
 from fedfw.algorithms.local_oracle import LocalOracleSteps
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.algorithms.parcels import parcel
+from fedfw.algorithms.scaffold import REMEMBERS, KeepsControls, mean_renewed, renewed
 from fedfw.algorithms.scheduled import Beta
-from fedfw.atoms import Atom, TupleAtom
+from fedfw.atoms import Atom
 from fedfw.options import option
 
 
@@ -278,7 +278,3 @@ class FedMuonCV(KeepsControls, LocalOracleSteps):
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         vectors = mean_renewed(plan, server, aggregate.beside["change"])
         return replace(super().server_step(plan, server, aggregate, t), vectors=vectors)
-
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        assert isinstance(atoms, TupleAtom)
-        return renewed(state, atoms.parts[1].dense())
