@@ -3,16 +3,14 @@
 from fedfw.algorithms.anchored import FedFWAnchored
 from fedfw.algorithms.base import Algorithm, Evidence, Message, Plan, Rates, Server, Setting, Upload
 from fedfw.algorithms.central import FrankWolfe
-from fedfw.algorithms.fedadam import FedAdam
-from fedfw.algorithms.fedadamw import FedAdamW
+from fedfw.algorithms.fedadam import FedAdam, FedAdamW
 from fedfw.algorithms.fedavg import FedAvg
 from fedfw.algorithms.fedavgm import FedAvgM
 from fedfw.algorithms.fedcm import FedCM
 from fedfw.algorithms.fedda import FedDA
 from fedfw.algorithms.feddr import FedDR
-from fedfw.algorithms.fedfw import FedFW
+from fedfw.algorithms.fedfw import FedFW, FedFWSto
 from fedfw.algorithms.fedfw_plus import FedFWPlus
-from fedfw.algorithms.fedfw_sto import FedFWSto
 from fedfw.algorithms.fedlmo import FedLMO
 from fedfw.algorithms.fedpgd import FedPGD
 from fedfw.algorithms.naive import NaiveFW
