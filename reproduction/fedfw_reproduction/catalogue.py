@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from fedfw.report.document import Document
 from fedfw_reproduction import (
-    anchors,
     bounds,
-    certificate,
     convex_lmo,
     counterexample,
     hospitals,
-    local_steps,
-    momentum,
     one_for_both,
-    oracle_errors,
-    participation,
-    penalty,
     private_training,
-    split,
     steps,
     table1,
     table2,
     table3,
-    traffic,
 )
-from fedfw_reproduction.figures import Claim
+from fedfw_reproduction import small_figures as figures
+from fedfw_reproduction.figures import Claim, filled, tasks_in
 from fedfw_reproduction.frontier import study as frontier
-from fedfw_reproduction.lab import NOT_YET, Results, Task, Wanted
+from fedfw_reproduction.lab import NOT_YET, Results, Wanted
 from fedfw_reproduction.leakage import study as leakage
 from fedfw_reproduction.networks import study as networks
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.tables import by_columns, judged, verdict
+
+Claims = Callable[[Scale, Any], list[Claim]]
+
+
+def _no_claims(scale: Scale, found: Any) -> list[Claim]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,35 @@ class Section:
         """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
         return all(results[task].get("not_run") != NOT_YET for task in self.tasks(scale))
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        title: str,
+        cells: Callable[[Scale], Any],
+        show: Callable[[Scale, Any, Document], None],
+        claims: Claims = _no_claims,
+        summary: Callable[[Any], str] | None = None,
+        columns: Sequence[str] | None = None,
+        apart: bool = False,
+    ) -> Section:
+        """A section that gives its cells, in mappings and lists, and is shown with their results in these places."""
+        made = lru_cache(cells)
+
+        def fill(scale: Scale, results: Results) -> Any:
+            return filled(made(scale), results)
+
+        return cls(
+            name,
+            title,
+            lambda scale: tasks_in(made(scale)) if columns is None else by_columns(made(scale), columns),
+            lambda scale, results, page: show(scale, fill(scale, results), page),
+            lambda scale, results: claims(scale, fill(scale, results)),
+            summary=None if summary is None else lambda scale, results: summary(fill(scale, results)),
+            apart=apart,
+            partial=apart,
+        )
+
 
 WITH_BASELINES = ("table1", "table1-cifar")
 """The sections that have more rows with ``baselines``."""
@@ -84,47 +114,58 @@ WITH_BASELINES = ("table1", "table1-cifar")
 def sections(baselines: bool = False) -> dict[str, Section]:
     """By name; ``baselines`` adds FedDA, FedADMM and projected FedAvg to table 1."""
 
-    def first_table(name: str, title: str, entries: tuple[tuple[str, str, str, str], ...]) -> Section:
-        def tasks(scale: Scale) -> list[Task]:
-            return table1.tasks(entries, scale, baselines)
+    def first_table(name: str, title: str, entries: Sequence[tuple[str, str, str, str]]) -> Section:
+        def lines(scale: Scale) -> Any:
+            return judged(table1.lines(entries, scale, baselines))
 
-        def show(scale: Scale, results: Results, page: Document) -> None:
-            table1.show(entries, scale, baselines, results, page)
+        return Section.of(name, title, lines, table1.show, summary=verdict, columns=table1.COLUMNS)
 
-        def summary(scale: Scale, results: Results) -> str:
-            return table1.summary(entries, scale, baselines, results)
+    def table(module: Any, name: str, title: str) -> Section:
+        def lines(scale: Scale) -> Any:
+            return judged(module.lines(scale))
 
-        return Section(name, title, tasks, show, summary=summary)
+        claims: Claims = getattr(module, "claims", _no_claims)
+        return Section.of(name, title, lines, module.show, claims, summary=verdict, columns=module.COLUMNS)
 
-    def of(module: object, name: str, title: str, apart: bool = False, partial: bool = False) -> Section:
-        extras = {
-            key: getattr(module, key) for key in ("claims", "failures", "summary", "files") if hasattr(module, key)
-        }
-        return Section(name, title, module.tasks, module.show, apart=apart, partial=partial, **extras)  # type: ignore[attr-defined]
+    def small(name: str, title: str) -> Section:
+        cells, show = (getattr(figures, part) for part in (f"{_word(name)}_cells", f"show_{_word(name)}"))
+        claims: Claims = getattr(figures, f"{_word(name)}_claims", _no_claims)
+        return Section.of(name, title, cells, show, claims)
+
+    def of(module: Any, name: str, title: str) -> Section:
+        extras = {key: getattr(module, key) for key in ("claims", "failures", "files") if hasattr(module, key)}
+        partial = module is frontier
+        return Section(name, title, module.tasks, module.show, apart=module is not bounds, partial=partial, **extras)
 
     found = (
         first_table("table1", "Table 1: softmax regression", table1.SMALL),
         first_table("table1-cifar", "Table 1, continued: CIFAR-10", table1.CIFAR),
-        of(table2, "table2", "Table 2: networks"),
-        of(table3, "table3", "Table 3: minibatches"),
-        of(participation, "participation", "Participation"),
-        of(penalty, "penalty", "The initial penalty lam_0"),
-        of(traffic, "traffic", "Residual against bytes"),
-        of(anchors, "anchors", "Anchors"),
-        of(certificate, "certificate", "The certificate"),
-        of(momentum, "momentum", "Momentum and schedules"),
-        of(one_for_both, "one-for-both", "One algorithm for both kinds of set"),
-        of(counterexample, "counterexample", "Counterexample"),
-        of(split, "split", "Split constraints"),
-        of(local_steps, "local-steps", "Local steps"),
-        of(oracle_errors, "oracle-errors", "Oracle errors"),
+        table(table2, "table2", "Table 2: networks"),
+        table(table3, "table3", "Table 3: minibatches"),
+        small("participation", "Participation"),
+        small("penalty", "The initial penalty lam_0"),
+        small("traffic", "Residual against bytes"),
+        small("anchors", "Anchors"),
+        small("certificate", "The certificate"),
+        small("momentum", "Momentum and schedules"),
+        Section.of("one-for-both", "One algorithm for both kinds of set", one_for_both.cells, one_for_both.show),
+        Section.of(
+            "counterexample", "Counterexample", counterexample.cells, counterexample.show, counterexample.claims
+        ),
+        small("split", "Split constraints"),
+        small("local-steps", "Local steps"),
+        small("oracle-errors", "Oracle errors"),
         of(bounds, "theory", "Theory"),
-        of(steps, "steps", "Steps from curvature", apart=True, partial=True),
-        of(leakage, "privacy", "What an atom reveals", apart=True),
-        of(private_training, "dp", "What privacy costs", apart=True),
-        of(hospitals, "hospitals", "Real hospitals", apart=True),
+        Section.of("steps", "Steps from curvature", steps.cells, steps.show, steps.claims, apart=True),
+        of(leakage, "privacy", "What an atom reveals"),
+        of(private_training, "dp", "What privacy costs"),
+        of(hospitals, "hospitals", "Real hospitals"),
         *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
-        of(convex_lmo, "networks-convex", "FedLMO on convex problems", apart=True, partial=True),
-        of(frontier, "frontier", "The frontier: residual against bytes and rounds", apart=True, partial=True),
+        Section.of("networks-convex", "FedLMO on convex problems", convex_lmo.cells, convex_lmo.show, apart=True),
+        of(frontier, "frontier", "The frontier: residual against bytes and rounds"),
     )
     return {section.name: section for section in found}
+
+
+def _word(name: str) -> str:
+    return name.replace("-", "_")

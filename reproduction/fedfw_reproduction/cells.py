@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from statistics import fmean, mean, stdev
 from typing import Any
 
 import torch
@@ -278,42 +275,3 @@ def columns_of(run: Run) -> Json:
         for part, spent in (record.seconds or {}).items():
             seconds[part] = seconds.get(part, 0.0) + spent
     return {"curve": curve, "seconds": seconds, "rounds": len(history), "lam_0": run.plan.lam_0}
-
-
-def finals(result: Json, column: str) -> list[float]:
-    """The last value of a column, for each seed."""
-    return [run["curve"][column][-1] for run in result["runs"] if run["curve"][column][-1] is not None]
-
-
-def residuals_of(run: Json, central: Json) -> list[float]:
-    """(F - F*) / (F(x^1) - F*) at every evaluated round of a run."""
-    optimum = central["seeds"][run["seed"]]
-    scale = max(optimum["start_value"] - optimum["value"], 1e-300)
-    return [(loss - optimum["value"]) / scale for loss in run["curve"]["loss"]]
-
-
-def residuals(result: Json, central: Json) -> list[float]:
-    """The last residual, for each seed."""
-    return [residuals_of(run, central)[-1] for run in result["runs"]]
-
-
-def seconds_of(result: Json) -> float:
-    """A run's mean seconds, evaluations apart."""
-    return fmean(sum(v for part, v in run["seconds"].items() if part != "evaluation") for run in result["runs"])
-
-
-def average(values: list[float], form: Callable[[float], str] = "{:.3g}".format) -> str:
-    """Mean and standard deviation over the seeds."""
-    if not values:
-        return "blew up"
-    if len(values) == 1 or math.isnan(values[0]):
-        return form(values[0])
-    return f"{form(mean(values))} ± {form(stdev(values))}"
-
-
-def accuracies(values: list[float]) -> str:
-    """In per cent: mean ± standard deviation over the seeds."""
-    if not values:
-        return "blew up"
-    spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{100 * mean(values):.1f}{spread}"

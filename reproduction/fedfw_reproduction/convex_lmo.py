@@ -8,17 +8,18 @@ schedules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from statistics import mean
+from typing import Any
 
 from fedfw.config import RunConfig
 from fedfw.report import document
 from fedfw.report.document import Document, csv_text
 from fedfw.report.tables import human_bytes
-from fedfw_reproduction.cells import Cell, Central, accuracies, average, finals, residuals
-from fedfw_reproduction.figures import all_run, panels
-from fedfw_reproduction.lab import Results, Task, was_run
+from fedfw_reproduction.cells import Cell, Central
+from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, all_run, average, panels
+from fedfw_reproduction.lab import was_run
 from fedfw_reproduction.protocols import LMO_SIX, Scale
 
 BARS: dict[tuple[str, int], float | None] = {
@@ -49,49 +50,41 @@ Points = Mapping[tuple[str, int, int], tuple[float, float]]
 """Bytes up and residual, by method, rounds between two sums and local steps."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A cell, what it is called, and the residual that it is to reach, if any."""
-
-    label: str
-    constraint: str
-    cell: Cell
-    bar: float | None = None
-
-    @property
-    def central(self) -> Central:
-        """Its optimum to 1e-5; a run that was cut short needs less."""
-        found = Central.of(self.cell)
-        return found if self.cell.config.rounds < 50 else replace(found, tol=1e-5, max_steps=10_000)
+def judged(cell: Cell) -> Judged:
+    """A cell beside its optimum to 1e-5; a run that was cut short needs less."""
+    optimum = Central.of(cell)
+    short = cell.config.rounds < 50
+    return Judged(cell, optimum if short else replace(optimum, tol=1e-5, max_steps=10_000))
 
 
-def everybody(scale: Scale) -> list[Row]:
-    """Ten clients, all present."""
-    return [_tuned(constraint, K, bar, 10, scale.samples, scale) for (constraint, K), bar in BARS.items()]
+def tuned(bars: Mapping[tuple[str, int], float | None], scale: Scale, **setting: Any) -> dict[tuple[str, int], Judged]:
+    """By set and local steps."""
+    samples = setting.pop("samples")
+    base = RunConfig.of(dataset="mnist", model="mclr", partition="labels:3", rounds=scale.rounds, **setting)
+    grid = scale.thinned(LMO_SIX)
+    return {
+        (constraint, K): judged(
+            Cell(
+                base.having(algorithm="fedlmo", constraint=constraint, local_steps=K),
+                grid=grid,
+                seeds=scale.seeds,
+                samples=samples,
+            )
+        )
+        for constraint, K in bars
+    }
 
 
-def some_a_round(scale: Scale) -> list[Row]:
-    """Thirty clients, nine of them a round."""
-    return [_tuned(constraint, K, bar, 30, scale.some, scale) for (constraint, K), bar in PARTIAL_BARS.items()]
+def cells(scale: Scale) -> dict[str, Any]:
+    """Ten clients, all present; thirty clients, nine of them a round; and control variates that are renewed."""
+    return {
+        "everybody": tuned(BARS, scale, clients=10, participation=1.0, samples=scale.samples),
+        "some": tuned(PARTIAL_BARS, scale, clients=30, participation=9, samples=scale.some),
+        "lazy": {setting: renewed(setting, scale) for setting in LAZY},
+    }
 
 
-def _tuned(constraint: str, K: int, bar: float | None, clients: int, samples: int | None, scale: Scale) -> Row:
-    config = RunConfig.of(
-        dataset="mnist",
-        model="mclr",
-        partition="labels:3",
-        clients=clients,
-        participation=1.0 if clients == 10 else 9,
-        constraint=constraint,
-        algorithm="fedlmo",
-        local_steps=K,
-        rounds=scale.rounds,
-    )
-    cell = Cell(config, grid=scale.thinned(LMO_SIX), seeds=scale.seeds, samples=samples)
-    return Row(str(K), constraint, cell, bar)
-
-
-def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Row]]:
+def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Judged]]:
     """Lazy FedLMO and anchored FedFW, by name, rounds between two sums, and local steps: a row for each schedule."""
     dataset, partition, constraint = LAZY[setting]
     base = RunConfig.of(
@@ -110,73 +103,66 @@ def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Row]]
             found[ANCHORED, m, K] = anchored.having(anchor_every=m, local_steps=K)
         found[WITH_MOMENTUM, m, 1] = found[ANCHORED, m, 1].having(momentum=0.9)
 
-    def row(config: RunConfig, schedule: str) -> Row:
-        cell = Cell(config.having(schedule=schedule), seeds=scale.seeds, samples=scale.some)
-        return Row(schedule, constraint, cell)
-
-    return {key: [row(config, schedule) for schedule in SCHEDULES] for key, config in found.items()}
-
-
-def tasks(scale: Scale) -> list[Task]:
-    lazy = [row for setting in LAZY for rows in renewed(setting, scale).values() for row in rows]
-    rows = [*everybody(scale), *some_a_round(scale), *lazy]
-    return [*(row.cell for row in rows), *(row.central for row in rows)]
+    return {
+        key: [
+            judged(Cell(config.having(schedule=schedule), seeds=scale.seeds, samples=scale.some))
+            for schedule in SCHEDULES
+        ]
+        for key, config in found.items()
+    }
 
 
-def show(scale: Scale, results: Results, page: Document) -> None:
+def show(scale: Scale, found: dict[str, Any], page: Document) -> None:
     page.text(
         "Softmax regression, three labels a client, full gradients, control variates. Every row has the same six "
         "settings, chosen by the loss on a fifth of the training data, which the clients lend, with seed 0. The "
         "residual is (F - F*)/(F(x^1) - F*). Beside each atom the change of the control variate goes up, which is "
         "dense, and so does the momentum where there is one."
     )
-    parts = (
-        (f"Everybody of 10 clients, {scale.samples or 'all'} digits of MNIST, {scale.rounds} rounds", everybody(scale)),
-        (f"9 of 30 clients a round, {scale.some} digits of MNIST, {scale.rounds} rounds", some_a_round(scale)),
-    )
-    for title, rows in parts:
+    parts = {
+        "everybody": f"Everybody of 10 clients, {scale.samples or 'all'} digits of MNIST, {scale.rounds} rounds",
+        "some": f"9 of 30 clients a round, {scale.some} digits of MNIST, {scale.rounds} rounds",
+    }
+    for part, title in parts.items():
         page.heading(title, 3)
-        run = [row for row in rows if was_run(results[row.cell]) and was_run(results[row.central])]
+        bars = BARS if part == "everybody" else PARTIAL_BARS
+        run = {key: done for key, done in found[part].items() if was_run(done.result) and done.has_optimum}
         if run:
             header = ("set", "local steps", "residual", "asked for", "F* known to", "accuracy %", "up", "chosen")
-            page.table(header, [_cells(row, scale, results) for row in run])
-        if left := [f"{row.constraint} with {row.label} local steps" for row in rows if row not in run]:
+            page.table(header, [_row(key, done, bars[key], scale) for key, done in run.items()])
+        if left := [
+            f"{constraint} with {K} local steps" for constraint, K in found[part] if (constraint, K) not in run
+        ]:
             page.text(f"Not run: {', '.join(left)}.")
-    _show_lazy(scale, results, page)
+    _show_lazy(scale, found["lazy"], page)
 
 
-def _cells(row: Row, scale: Scale, results: Results) -> list[document.Cell]:
-    result, central = results[row.cell], results[row.central]
-    far = residuals(result, central)
-    kind = scale.kind(None if row.bar is None else mean(far) <= row.bar)
+def _row(setting: tuple[str, int], done: Done, bar: float | None, scale: Scale) -> list[document.Cell]:
+    far = done.ends(RESIDUAL)
+    constraint, K = setting
     return [
-        row.constraint,
-        row.label,
-        (average(far, "{:.2g}".format), kind),
-        "-" if row.bar is None else f"<= {row.bar:g}",
-        f"{max(seed['uncertainty'] for seed in central['seeds']):.1g}",
-        accuracies(finals(result, "accuracy")),
-        human_bytes(mean(finals(result, "bytes_up"))),
-        ", ".join(f"{key} {value}" for key, value in result["chosen"].items()),
+        constraint,
+        str(K),
+        (average(far, "{:.2g}".format), scale.kind(None if bar is None else mean(far) <= bar)),
+        "-" if bar is None else f"<= {bar:g}",
+        f"{max(done.of_optimum('uncertainty')):.1g}",
+        accuracies(done.ends("accuracy")),
+        human_bytes(done.end("bytes_up")),
+        done.chosen,
     ]
 
 
-def _show_lazy(scale: Scale, results: Results, page: Document) -> None:
+def _show_lazy(scale: Scale, lazy: Mapping[str, Mapping[tuple[str, int, int], list[Done]]], page: Document) -> None:
     page.heading("Control variates that are renewed every m rounds, beside anchors every m rounds", 3)
-    rows_of = {setting: renewed(setting, scale) for setting in LAZY}
-    shown = [
-        setting
-        for setting, rows in rows_of.items()
-        if all_run([results[row.cell] for pair in rows.values() for row in pair])
-    ]
+    shown = {setting: rows for setting, rows in lazy.items() if all_run(rows)}
     if not shown:
         page.text("Not run.")
         return
     figure, axes = panels(len(shown), 4.2)
     table, data = [], list[tuple[object, ...]]()
     found: dict[str, Points] = {}
-    for axis, setting in zip(axes, shown, strict=True):
-        found[setting] = points = {key: _point(rows, results) for key, rows in rows_of[setting].items()}
+    for axis, (setting, rows) in zip(axes, shown.items(), strict=True):
+        found[setting] = points = {key: _point(done) for key, done in rows.items()}
         for name, K in dict.fromkeys((name, K) for name, _, K in points):
             line = [points[name, m, K] for m in RENEWALS]
             axis.loglog(*zip(*line, strict=True), "o-" if name == LAZY_NAME else "s--", label=f"{name}, K = {K}")
@@ -220,12 +206,9 @@ def compared(found: Mapping[str, Points]) -> str:
     )
 
 
-def _point(rows: Sequence[Row], results: Results) -> tuple[float, float]:
+def _point(rows: list[Done]) -> tuple[float, float]:
     """Bytes up and residual of the better row, means over the seeds."""
-    far, up = min(
-        (mean(residuals(results[row.cell], results[row.central])), mean(finals(results[row.cell], "bytes_up")))
-        for row in rows
-    )
+    far, up = min((done.end(RESIDUAL), done.end("bytes_up")) for done in rows)
     return up, max(far, 1e-6)
 
 

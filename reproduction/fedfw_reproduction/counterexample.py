@@ -12,8 +12,8 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.report.document import Document, csv_text
 from fedfw.sets import Box
 from fedfw.simulation import Simulation, simulate
-from fedfw_reproduction.figures import Claim, panels
-from fedfw_reproduction.lab import Json, Results, Site, Task
+from fedfw_reproduction.figures import Claim, Done, panels
+from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale
 from fedfw_reproduction.schema import Identity, algorithm, identity
 
@@ -62,15 +62,16 @@ def _paths() -> list[Path]:
     ]
 
 
-def tasks(scale: Scale) -> list[Task]:
-    return list(_paths())
+def cells(scale: Scale) -> list[Path]:
+    return _paths()
 
 
-def show(scale: Scale, results: Results, page: Document) -> None:
+def show(scale: Scale, found: list[Done], page: Document) -> None:
     figure, (axis,) = panels(1, 4.2)
     rows = []
-    for i, path in enumerate(_paths()):
-        away = [max(1 - x, 1e-9) for x in results[path]["xbar"]]
+    for i, done in enumerate(found):
+        path: Path = done.task
+        away = [max(1 - x, 1e-9) for x in done.result["xbar"]]
         t = range(2, len(away) + 2)
         axis.loglog(t, away, color=f"C{i}", label=path.label)
         if path.algorithm == "fedfw" and path.penalty is not None:
@@ -83,8 +84,8 @@ def show(scale: Scale, results: Results, page: Document) -> None:
     page.plot(figure, caption, csv_text(("setting", "round", "1 - xbar"), rows), "counterexample")
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
-    stuck, *_, plus = (results[path]["xbar"][-1] for path in _paths())
+def claims(scale: Scale, found: list[Done]) -> list[Claim]:
+    stuck, *_, plus = (done.result["xbar"][-1] for done in found)
     ends = f"averaged local steps end at {stuck:.3f}, FedFW+ at {plus:.4f}; the best point is 1"
     return [
         Claim("Local Frank-Wolfe with averaging fails", abs(stuck) < 0.01 and 1 - plus < 0.001, ends, "Counterexample")

@@ -17,9 +17,8 @@ FedLMO
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
 from typing import ClassVar
 
 import torch
@@ -44,20 +43,9 @@ from fedfw.report.tables import human_bytes
 from fedfw.sets import parse_set
 from fedfw.simulation import simulate
 from fedfw.tuning import HELD_OUT
-from fedfw_reproduction.cells import (
-    Cell,
-    Central,
-    accuracies,
-    average,
-    columns_of,
-    data_of,
-    device_of,
-    finals,
-    placed,
-    problem_of,
-    residuals,
-)
-from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
+from fedfw_reproduction.cells import Cell, columns_of, data_of, device_of, placed, problem_of
+from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, all_run, average
+from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import LMO_SIX, Scale
 from fedfw_reproduction.schema import Identity, identity
 
@@ -212,7 +200,7 @@ class Variant:
         return kind(D, penalty=penalty, momentum=self.momentum, anchor_every=m, gradient_at="own")
 
 
-def variants(constraint: str, scale: Scale) -> dict[str, Variant | Cell]:
+def variants(constraint: str, scale: Scale) -> dict[str, Judged]:
     """What is compared on a set, by its row in the table."""
     config = RunConfig.of(
         dataset="mnist",
@@ -224,42 +212,37 @@ def variants(constraint: str, scale: Scale) -> dict[str, Variant | Cell]:
     )
     cell = Cell(config, seeds=scale.seeds, samples=scale.some)
     tried = [Variant(cell, name, every=every, penalties=PENALTIES[constraint]) for name, every in VARIANTS]
-    found: dict[str, Variant | Cell] = {variant.label: variant for variant in tried}
+    found = {variant.label: Judged.of(variant) for variant in tried}
     for K in LOCAL_STEPS:
         lmo = config.having(algorithm="fedlmo", local_steps=K)
         label = f"FedLMO, {K} local step{'s' if K > 1 else ''}"
-        found[label] = replace(cell, config=lmo, grid=scale.thinned(LMO_SIX))
+        found[label] = Judged.of(replace(cell, config=lmo, grid=scale.thinned(LMO_SIX)))
     return found
 
 
-def tasks(scale: Scale) -> list[Task]:
-    found = [task for constraint in PENALTIES for task in variants(constraint, scale).values()]
-    return [*found, *map(_central, found)]
+def cells(scale: Scale) -> dict[str, dict[str, Judged]]:
+    """By set and row."""
+    return {constraint: variants(constraint, scale) for constraint in PENALTIES}
 
 
-def _central(task: Variant | Cell) -> Central:
-    return Central.of(task if isinstance(task, Cell) else task.cell)
-
-
-def show(scale: Scale, results: Results, page: Document) -> None:
-    if not all(was_run(results[task]) for task in tasks(scale)):
+def show(scale: Scale, found: Mapping[str, Mapping[str, Done]], page: Document) -> None:
+    if not all_run(found):
         page.text("not run: no data")
         return
     columns: dict[str, list[str]] = {}
-    best: dict[str, tuple[float, str]] = {}
-    for constraint in PENALTIES:
-        for label, task in variants(constraint, scale).items():
-            result = results[task]
-            far = residuals(result, results[_central(task)])
-            best[constraint] = min(best.get(constraint, (float("inf"), "")), (mean(far), label))
-            chosen = ", ".join(f"{key} {value}" for key, value in result["chosen"].items())
-            sent = human_bytes(mean(finals(result, "bytes_up")))
-            row = (average(far, "{:.4f}".format), accuracies(finals(result, "accuracy")), sent, chosen)
-            columns.setdefault(label, []).extend(row)
-    header = [
-        f"{constraint}: {what}" for constraint in PENALTIES for what in ("residual", "accuracy %", "up", "chosen")
-    ]
+    for row in found.values():
+        for label, done in row.items():
+            columns.setdefault(label, []).extend(
+                (
+                    average(done.ends(RESIDUAL), "{:.4f}".format),
+                    accuracies(done.ends("accuracy")),
+                    human_bytes(done.end("bytes_up")),
+                    done.chosen,
+                )
+            )
+    header = [f"{constraint}: {what}" for constraint in found for what in ("residual", "accuracy %", "up", "chosen")]
     page.table(("momentum 0.9 unless it was chosen", *header), [(label, *row) for label, row in columns.items()])
+    best = {c: min((done.end(RESIDUAL), label) for label, done in row.items()) for c, row in found.items()}
     winners = "; ".join(f"{constraint}: {label} ({far:.4f})" for constraint, (far, label) in best.items())
     names = {label.partition(",")[0] for _, label in best.values()}
     one = "One method is best on both." if len(names) == 1 else "No method tried is best on both."

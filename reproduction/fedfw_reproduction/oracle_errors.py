@@ -10,7 +10,6 @@ An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -18,14 +17,11 @@ from torch import Tensor
 from fedfw.algorithms import FedFW
 from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, State
 from fedfw.atoms import Atom, Dense
-from fedfw.config import RunConfig, constraint_of
+from fedfw.config import constraint_of
 from fedfw.randomness import generator
-from fedfw.report.document import Document, csv_text
 from fedfw.simulation import simulate
-from fedfw_reproduction.cells import Cell, Central, columns_of, placed, problem_of, residuals
-from fedfw_reproduction.figures import Claim, panels
-from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
-from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.cells import Cell, columns_of, placed, problem_of
+from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.schema import Identity, identity
 
 KINDS = {
@@ -33,7 +29,6 @@ KINDS = {
     "additive": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
     "shrinking": (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 }
-SETS = {"l2:10": 3.0, "l1:10": 0.001}
 
 
 @dataclass(frozen=True)
@@ -121,93 +116,3 @@ class Sloppy:
             run = simulate(problem, algorithm, rounds=config.rounds, eval_every=config.rounds, seed=seed)
             runs.append(columns_of(run) | {"seed": seed})
         return {"runs": runs}
-
-
-def sloppy(constraint: str, kind: str, delta: float, scale: Scale) -> Sloppy:
-    config = RunConfig.of(
-        dataset="mnist",
-        model="mclr",
-        partition="iid",
-        constraint=constraint,
-        algorithm="fedfw",
-        penalty=f"theory:{SETS[constraint]:g}",
-        rounds=scale.rounds,
-    )
-    return Sloppy(Cell(config, seeds=scale.seeds, samples=scale.some), kind, delta)
-
-
-def tasks(scale: Scale) -> list[Task]:
-    every = [sloppy(c, kind, delta, scale) for c in SETS for kind, sizes in KINDS.items() for delta in sizes]
-    return [*every, *(Central.of(one.cell) for one in every)]
-
-
-def show(scale: Scale, results: Results, page: Document) -> None:
-    if not all(was_run(results[task]) for task in tasks(scale)):
-        page.text("not run: no data")
-        return
-    figure, axes = panels(len(KINDS))
-    rows: list[tuple[object, ...]] = []
-    for axis, (kind, sizes) in zip(axes, KINDS.items(), strict=True):
-        for constraint in SETS:
-            far = [_residual(sloppy(constraint, kind, delta, scale), results) for delta in sizes]
-            axis.plot(sizes[1:], far[1:], "o-", label=constraint)
-            axis.axhline(far[0], ls=":", color=axis.lines[-1].get_color())
-            rows += [(kind, constraint, delta, value) for delta, value in zip(sizes, far, strict=True)]
-        axis.set(title=kind, xlabel="delta", ylabel="residual", xscale="log", yscale="log")
-    axes[0].legend()
-    setting = f"{scale.some} digits of MNIST, IID, residual after {scale.rounds} rounds"
-    caption = f"Oracle errors of FedFW: {setting} (dotted: an exact oracle)"
-    page.plot(figure, caption, csv_text(("kind", "set", "delta", "residual"), rows), "oracle-errors")
-    page.text(
-        "Multiplicative: delta is the share of the progress <g, x_i - s> that is lost. Additive: delta is in units of "
-        "F(x^1)/n for each client, the same in every round; shrinking: that times the step size. "
-        + _where_it_breaks(scale, results)
-    )
-
-
-def claims(scale: Scale, results: Results) -> list[Claim]:
-    if not all(was_run(results[task]) for task in tasks(scale)):
-        return [Claim("Frank-Wolfe is robust to oracle errors", None, "no data", "Oracle errors")]
-    breaks = _where_it_breaks(scale, results)
-
-    def harmless(kind: str, delta: float) -> bool:
-        return all(
-            _residual(sloppy(c, kind, delta, scale), results) < 1.5 * _residual(sloppy(c, kind, 0.0, scale), results)
-            for c in SETS
-        )
-
-    return [
-        Claim(
-            "Frank-Wolfe is robust to multiplicative oracle errors (0.3 costs less than half of the residual on top)",
-            harmless("multiplicative", 0.3),
-            breaks,
-            "Oracle errors",
-        ),
-        Claim(
-            "... and to additive ones (0.1 F(x^1) in all, the same in every round, costs less than half on top)",
-            harmless("additive", 0.1),
-            breaks,
-            "Oracle errors",
-        ),
-        Claim(
-            "... if they shrink with the step size (0.1 F(x^1) eta_t in all)",
-            harmless("shrinking", 0.1),
-            breaks,
-            "Oracle errors",
-        ),
-    ]
-
-
-def _where_it_breaks(scale: Scale, results: Results) -> str:
-    """The smallest error that doubles the residual, for each kind and set."""
-    found = []
-    for kind, sizes in KINDS.items():
-        for constraint in SETS:
-            far = {delta: _residual(sloppy(constraint, kind, delta, scale), results) for delta in sizes}
-            worse = [delta for delta in sizes if far[delta] > 2 * far[0.0]]
-            found.append(f"{kind}, {constraint}: {f'{worse[0]:g}' if worse else 'none of those tried'}")
-    return "The smallest error that doubles the residual: " + "; ".join(found) + "."
-
-
-def _residual(task: Sloppy, results: Results) -> float:
-    return max(fmean(residuals(results[task], results[Central.of(task.cell)])), 1e-7)

@@ -7,20 +7,15 @@ parameters in l2 balls of radius 10. Weak clients take the Frobenius ball of rad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import mean
 
 from fedfw.algorithms import FedFWPlus
 from fedfw.config import RunConfig
-from fedfw.report.document import Document, csv_text
 from fedfw.sets import L2Ball, NuclearBall, Product
 from fedfw.simulation import simulate
-from fedfw_reproduction.cells import accuracies, columns_of, finals, placed, problem_of
-from fedfw_reproduction.figures import panels
-from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
-from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.cells import columns_of, placed, problem_of
+from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.schema import Identity, algorithm, identity
 
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
 _FIRST = "0.weight"
 
 
@@ -73,41 +68,3 @@ class Weak:
             )
             runs.append(columns_of(run) | {"seed": seed})
         return {"runs": runs}
-
-
-def _weak(share: float, scale: Scale) -> Weak:
-    return Weak(share, rounds=scale.rounds, seeds=scale.seeds, samples=scale.some)
-
-
-def tasks(scale: Scale) -> list[Task]:
-    return [_weak(share, scale) for share in SHARES]
-
-
-def show(scale: Scale, results: Results, page: Document) -> None:
-    found = {share: results[_weak(share, scale)] for share in SHARES}
-    if not all(map(was_run, found.values())):
-        page.text("not run: no data")
-        return
-    oracle = {share: mean(run["seconds"]["oracle"] for run in r["runs"]) for share, r in found.items()}
-    far = {share: mean(finals(r, "distance")) for share, r in found.items()}
-    figure, (accuracy, distance, seconds) = panels(3)
-    accuracy.plot(SHARES, [100 * mean(finals(r, "accuracy")) for r in found.values()], "o-")
-    accuracy.set(title="test accuracy % of the returned model", xlabel="share of weak clients")
-    distance.plot(SHARES, list(far.values()), "o-")
-    distance.set(title="distance of xbar from the set", xlabel="share of weak clients")
-    seconds.plot(SHARES, list(oracle.values()), "o-")
-    seconds.set(title="seconds in oracles", xlabel="share of weak clients", ylim=(0, None))
-    rows = [(s, mean(finals(r, "accuracy")), far[s], oracle[s]) for s, r in found.items()]
-    caption = f"Split constraints: nuclear ball, weak clients with a Frobenius ball; {scale.some} digits, 3 labels each"
-    page.plot(figure, caption, csv_text(("weak", "accuracy", "distance", "oracle_seconds"), rows), "split")
-    table = [
-        (
-            f"{s:.0%}",
-            accuracies(finals(r, "accuracy")),
-            f"{far[s]:.3g}",
-            f"{oracle[s]:.2f}",
-            f"{1 - oracle[s] / oracle[0.0]:.0%}",
-        )
-        for s, r in found.items()
-    ]
-    page.table(("weak clients", "accuracy %", "distance of xbar", "oracle seconds", "saved"), table)

@@ -6,15 +6,16 @@ afterwards by the median residual of the same seeds, and with steps from curvatu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
 
 from fedfw.config import RunConfig
 from fedfw.report.document import Cell as TableCell
 from fedfw.report.document import Document
-from fedfw_reproduction.cells import Cell, Central, residuals
-from fedfw_reproduction.figures import Claim
-from fedfw_reproduction.lab import Results, Task, was_run
+from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.figures import RESIDUAL, Claim, Done, Judged
+from fedfw_reproduction.lab import was_run
 from fedfw_reproduction.protocols import Scale
 
 THEORY, AUTO = "convex", "auto"
@@ -59,55 +60,55 @@ class Row(NamedTuple):
         return self.auto > WORSE * self.theory
 
 
-def _problems(scale: Scale) -> tuple[tuple[str, str, str], ...]:
-    return QUICK_PROBLEMS if scale.quick else PROBLEMS
-
-
-def cells(problem: tuple[str, str, str], method: tuple[str, float], scale: Scale) -> dict[str, Cell]:
+def schedules_of(problem: tuple[str, str, str], method: tuple[str, float], scale: Scale) -> dict[str, Judged]:
     """One method on one problem, by its schedule."""
     (dataset, split, constraint), (algorithm, momentum) = problem, method
-    found = {}
-    for schedule in (*(TUNED[::5] if scale.quick else TUNED), AUTO):
-        config = RunConfig.of(
-            dataset=dataset,
-            model=MODELS.get(dataset, "mclr"),
-            partition=split,
-            constraint=constraint,
-            algorithm=algorithm,
-            momentum=momentum,
-            schedule=schedule,
-            rounds=scale.rounds,
-        )
-        found[schedule] = Cell(config, seeds=scale.seeds, samples=scale.some)
-    return found
+    base = RunConfig.of(
+        dataset=dataset,
+        model=MODELS.get(dataset, "mclr"),
+        partition=split,
+        constraint=constraint,
+        algorithm=algorithm,
+        momentum=momentum,
+        rounds=scale.rounds,
+    )
+    tried = (*(TUNED[::5] if scale.quick else TUNED), AUTO)
+    return {
+        schedule: Judged.of(Cell(base.having(schedule=schedule), seeds=scale.seeds, samples=scale.some))
+        for schedule in tried
+    }
 
 
-def tasks(scale: Scale) -> list[Task]:
-    every = [c for p in _problems(scale) for m in METHODS for c in cells(p, m, scale).values()]
-    return [*map(Central.of, every), *every]
+def cells(scale: Scale) -> dict[tuple[str, str, str], dict[tuple[str, float], dict[str, Judged]]]:
+    """By problem, method and schedule."""
+    problems = QUICK_PROBLEMS if scale.quick else PROBLEMS
+    return {problem: {method: schedules_of(problem, method, scale) for method in METHODS} for problem in problems}
 
 
-def rows(scale: Scale, results: Results) -> list[Row]:
+Found = Mapping[tuple[str, str, str], Mapping[tuple[str, float], Mapping[str, Done]]]
+
+
+def rows(found: Found) -> list[Row]:
     """What was computed, problem by problem."""
-    found = []
-    for problem in _problems(scale):
-        for method in METHODS:
-            made = cells(problem, method, scale)
-            if not all(was_run(results[task]) for cell in made.values() for task in (cell, Central.of(cell))):
+    told = []
+    for problem, by_method in found.items():
+        for method, by_schedule in by_method.items():
+            if not all(was_run(done.result) and done.has_optimum for done in by_schedule.values()):
                 continue
             ends = {}
-            for schedule, cell in made.items():
-                far = residuals(results[cell], results[Central.of(cell)])
-                ends[schedule] = median(far) if len(far) == cell.seeds else float("inf")  # some run blew up
+            for schedule, done in by_schedule.items():
+                far = done.ends(RESIDUAL)
+                ends[schedule] = median(far) if len(far) == done.task.seeds else float("inf")  # some run blew up
             auto = ends.pop(AUTO)
             picked = min(ends, key=ends.__getitem__)
-            found.append(Row(problem, method, ends[THEORY], ends[picked], picked, auto))
-    return found
+            told.append(Row(problem, method, ends[THEORY], ends[picked], picked, auto))
+    return told
 
 
-def show(scale: Scale, results: Results, page: Document) -> None:
+def show(scale: Scale, found: Found, page: Document) -> None:
+    done = rows(found)
     table: list[tuple[TableCell, ...]] = []
-    for row in rows(scale, results):
+    for row in done:
         (dataset, split, constraint), (algorithm, momentum) = row.problem, row.method
         verdict = scale.kind(False if row.worse else True if row.near else None)
         ends = (f"{row.theory:.4f}", f"{row.best:.4f}", row.picked, (f"{row.auto:.4f}", verdict))
@@ -116,7 +117,7 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         page.text("not run: no data")
         return
     page.table(("problem", "method", "2/(t+1)", "best tuned", "which", "auto"), table)
-    page.table(("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(rows(scale, results)))
+    page.table(("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(done))
     page.text(
         f"Median residual (F - F*)/(F(x^1) - F*) of {scale.seeds} seeds after {scale.rounds} rounds of one full "
         f"gradient, 10 clients, at most {scale.some} samples. The best schedule is picked by these very residuals."
@@ -133,11 +134,11 @@ def _counted(found: list[Row]) -> list[tuple[TableCell, ...]]:
     return table
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
-    found = rows(scale, results)
-    if not found:
+def claims(scale: Scale, found: Found) -> list[Claim]:
+    done = rows(found)
+    if not done:
         return []
-    near, worse, many = sum(row.near for row in found), sum(row.worse for row in found), len(found)
+    near, worse, many = sum(row.near for row in done), sum(row.worse for row in done), len(done)
     return [
         Claim(
             "auto is within 15 % or 0.002 of the best tuned schedule on four problems in five",

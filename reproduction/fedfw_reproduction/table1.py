@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedfw.report.document import Document
 from fedfw_reproduction.cells import Cell
-from fedfw_reproduction.lab import Results, Task
 from fedfw_reproduction.protocols import Scale, matched, ours, stated
 from fedfw_reproduction.published import TABLE_1
-from fedfw_reproduction.tables import Line, show_table, tasks_of, verdict
+from fedfw_reproduction.tables import Line, Lines, show_table
 
 PAPER_ALGORITHMS = ("feddr", "fedfw", "fedfw+")
 BASELINES = ("fedda", "fedadmm", "fedavg")
@@ -41,73 +41,37 @@ def how_published(line: Line) -> str:
     return ", ".join(known)
 
 
-def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool) -> list[Line]:
-    """All rows; the baselines that the paper lacks only where asked for."""
-    found = []
+def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool) -> dict[Line, dict[str, Cell]]:
+    """All rows with their cells by column; the baselines that the paper lacks only where asked for."""
+    found = {}
     for data, split, dataset, partition in entries:
         for name in ("l2", "l1"):
             paper = {a: TABLE_1[name, "IID" if split == "IID" else "non-IID", data, a] for a in PAPER_ALGORITHMS}
+            task: dict[str, Any] = {"dataset": dataset, "partition": partition, "model": "mclr", "scale": scale}
+            radii = {10: "", 100: ", radius 100"} if name == "l1" else {10: ""}
             for algorithm in (*PAPER_ALGORITHMS, *(BASELINES if baselines else ())):
-                cells = {}
-                for radius, suffix in ((10, ""), (100, ", radius 100")):
-                    if radius == 100 and name == "l2":
-                        continue
-                    for title, protocol in (("stated", stated), ("matched", matched)):
-                        cells[title + suffix] = protocol(
-                            dataset=dataset,
-                            partition=partition,
-                            constraint=f"{name}:{radius}",
-                            algorithm=algorithm,
-                            model="mclr",
-                            scale=scale,
-                        )
-                found.append(
-                    Line(
-                        data=data,
-                        split=split,
-                        constraint=name,
-                        algorithm=algorithm,
-                        paper=paper.get(algorithm),
-                        cells=cells,
-                    )
-                )
-            task = {"dataset": dataset, "partition": partition, "constraint": f"{name}:10", "model": "mclr"}
-            found.append(line_of_ours(data, split, name, paper, {"ours": ours(**task, scale=scale)}))
-            shared = {"FedLMO": stated(**task, algorithm="fedlmo", scale=scale)}
-            found.append(line_of_ours(data, split, name, paper, shared, "fedlmo"))
+                found[Line(data, split, name, algorithm, paper.get(algorithm))] = {
+                    title + suffix: protocol(**task, constraint=f"{name}:{radius}", algorithm=algorithm)
+                    for radius, suffix in radii.items()
+                    for title, protocol in (("stated", stated), ("matched", matched))
+                }
+            own = {"ours": ours(**task, constraint=f"{name}:10")}
+            found[line_of_ours(data, split, name, paper)] = own
+            shared = {"FedLMO": stated(**task, constraint=f"{name}:10", algorithm="fedlmo")}
+            found[line_of_ours(data, split, name, paper, "fedlmo")] = shared
     return found
 
 
-def line_of_ours(
-    data: str, split: str, constraint: str, paper: Mapping[str, float], own: Mapping[str, Cell], algorithm: str = ""
-) -> Line:
+def line_of_ours(data: str, split: str, constraint: str, paper: Mapping[str, float], algorithm: str = "") -> Line:
     """Ours beside the best that the paper has on the task, whichever algorithm's it is."""
     title = algorithm or "ours: " + ("FedFW+ with momentum" if constraint == "l2" else "FedFW-anchored")
     best = max(paper, key=paper.__getitem__) if paper else ""
-    return Line(
-        data=data,
-        split=split,
-        constraint=constraint,
-        algorithm=title,
-        paper=paper.get(best),
-        cells=own,
-        paper_by=best,
-    )
+    return Line(data, split, constraint, title, paper.get(best), paper_by=best)
 
 
-def tasks(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool) -> list[Task]:
-    return tasks_of(lines(entries, scale, baselines), COLUMNS)
-
-
-def summary(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool, results: Results) -> str:
-    return verdict(lines(entries, scale, baselines), results)
-
-
-def show(
-    entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool, results: Results, page: Document
-) -> None:
+def show(scale: Scale, found: Lines, page: Document) -> None:
     page.text(
         "Radius 10 unless the column says otherwise. The paper's non-IID synthetic data were a problem of three "
         "classes shared by all clients: the rows “3 labels” follow the text, the rows “3 classes” the numbers."
     )
-    show_table("Table 1", lines(entries, scale, baselines), COLUMNS, scale, results, page, how_published)
+    show_table("Table 1", found, COLUMNS, scale, page, how_published)

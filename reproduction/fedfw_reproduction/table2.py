@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from fedfw.report.document import Document
 from fedfw_reproduction.cells import Cell
-from fedfw_reproduction.lab import Results, Task
 from fedfw_reproduction.protocols import Scale, matched, ours, stated
 from fedfw_reproduction.published import TABLE_2
 from fedfw_reproduction.table1 import PAPER_ALGORITHMS, SMALL, how_published, line_of_ours
-from fedfw_reproduction.tables import Line, show_table, tasks_of, verdict
+from fedfw_reproduction.tables import Line, Lines, show_table
 
 COLUMNS = ("stated", "ours", "matched")
 LAYERS = "layers:4"
@@ -23,45 +22,27 @@ def by_layer(cell: Cell, scale: Scale) -> Cell:
     return replace(cell, config=config, grid=scale.thinned((("schedule", _STEPS), ("momentum", (0.9, 0.95)))))
 
 
-def lines(scale: Scale) -> list[Line]:
-    """All rows."""
-    found = []
+def lines(scale: Scale) -> dict[Line, dict[str, Cell]]:
+    """All rows with their cells by column."""
+    found = {}
     for data, split, dataset, partition in SMALL:
         model = "cnn" if data == "MNIST" else "mlp"
         for name in ("l2", "l1"):
             paper = {a: TABLE_2[name, "IID" if split == "IID" else "non-IID", data, a] for a in PAPER_ALGORITHMS}
             task = {"dataset": dataset, "partition": partition, "constraint": f"{name}:10", "model": model}
             for algorithm in PAPER_ALGORITHMS:
-                cells = {
+                found[Line(data, split, name, algorithm, paper[algorithm])] = {
                     "stated": stated(**task, algorithm=algorithm, scale=scale),
                     "matched": matched(**task, algorithm=algorithm, scale=scale),
                 }
-                found.append(
-                    Line(
-                        data=data,
-                        split=split,
-                        constraint=name,
-                        algorithm=algorithm,
-                        paper=paper[algorithm],
-                        cells=cells,
-                    )
-                )
-            found.append(line_of_ours(data, split, name, paper, {"ours": ours(**task, scale=scale)}))
+            line, own = line_of_ours(data, split, name, paper), ours(**task, scale=scale)
+            found[line] = {"ours": own}
             if name == "l2":
-                lmo = {"ours": by_layer(found[-1].cells["ours"], scale)}
-                found.append(replace(found[-1], constraint=LAYERS, algorithm="ours: FedLMO", cells=lmo))
+                found[replace(line, constraint=LAYERS, algorithm="ours: FedLMO")] = {"ours": by_layer(own, scale)}
     return found
 
 
-def tasks(scale: Scale) -> list[Task]:
-    return tasks_of(lines(scale), COLUMNS)
-
-
-def summary(scale: Scale, results: Results) -> str:
-    return verdict(lines(scale), results)
-
-
-def show(scale: Scale, results: Results, page: Document) -> None:
+def show(scale: Scale, found: Lines, page: Document) -> None:
     mixed = "The CNN multiplies in bfloat16 on a GPU (`--mixed`). " if scale.mixed else ""
     tried = "" if scale.quick else "The grids are tried on a tenth of the data. "
     page.text(
@@ -70,4 +51,4 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         "set, and stands beside the paper's best number on the l2 ball. "
         f"{tried}{mixed}The rows “3 labels” of the synthetic data follow the paper's text, “3 classes” its numbers."
     )
-    show_table("Table 2", lines(scale), COLUMNS, scale, results, page, how_published)
+    show_table("Table 2", found, COLUMNS, scale, page, how_published)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import mean
 
 from fedfw.report.document import Document
-from fedfw_reproduction.cells import Cell, finals
+from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.figures import Claim, all_run
-from fedfw_reproduction.lab import Results, Task
 from fedfw_reproduction.protocols import Scale, ours, stated
 from fedfw_reproduction.published import TABLE_3
 from fedfw_reproduction.table1 import line_of_ours
-from fedfw_reproduction.tables import Line, show_table, tasks_of, verdict
+from fedfw_reproduction.tables import Line, Lines, show_table
 
 ALGORITHMS = ("feddr", "fedfw-sto")
 COLUMNS = ("stated", "ours", "FedLMO", "matched")
@@ -30,30 +28,22 @@ ENTRIES = (
 )
 
 
-def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES) -> list[Line]:
-    """All rows."""
-    found = []
+def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES) -> dict[Line, dict[str, Cell]]:
+    """All rows with their cells by column."""
+    found = {}
     for data, split, dataset, partition in entries:
         paper = {a: TABLE_3.get(("l2", "IID" if split == "IID" else "non-IID", data, a)) for a in ALGORITHMS}
+        known = {algorithm: value for algorithm, value in paper.items() if value is not None}
         task = {"dataset": dataset, "partition": partition, "constraint": "l2:10", "model": "mclr"}
         for algorithm in ALGORITHMS:
             cell = _stochastic(stated(**task, algorithm=algorithm, scale=scale), scale)
             local = replace(cell, config=replace(cell.config, per_parameter=True), epoch=True)
-            found.append(
-                Line(
-                    data=data,
-                    split=split,
-                    constraint="l2",
-                    algorithm=algorithm,
-                    paper=paper[algorithm],
-                    cells={"stated": cell, "matched": local},
-                )
-            )
-        own = {"ours": _stochastic(ours(**task, scale=scale), scale)}
-        known = {algorithm: value for algorithm, value in paper.items() if value is not None}
-        found.append(line_of_ours(data, split, "l2", known, own))
-        shared = {"FedLMO": _stochastic(stated(**task, algorithm="fedlmo", scale=scale), scale)}
-        found.append(line_of_ours(data, split, "l2", known, shared, "fedlmo"))
+            row = {"stated": cell, "matched": local}
+            found[Line(data, split, "l2", algorithm, paper[algorithm])] = row
+        own = _stochastic(ours(**task, scale=scale), scale)
+        found[line_of_ours(data, split, "l2", known)] = {"ours": own}
+        shared = _stochastic(stated(**task, algorithm="fedlmo", scale=scale), scale)
+        found[line_of_ours(data, split, "l2", known, "fedlmo")] = {"FedLMO": shared}
     return found
 
 
@@ -63,41 +53,26 @@ def _stochastic(cell: Cell, scale: Scale) -> Cell:
     return replace(cell, config=config, samples=None if cell.samples is None else 2 * cell.samples)
 
 
-def tasks(scale: Scale) -> list[Task]:
-    return tasks_of(lines(scale), COLUMNS)
-
-
-def summary(scale: Scale, results: Results) -> str:
-    return verdict(lines(scale), results)
-
-
-def show(scale: Scale, results: Results, page: Document) -> None:
+def show(scale: Scale, found: Lines, page: Document) -> None:
     page.text(
         f"100 clients, one step with 64 samples a round, {scale.long_rounds} rounds, l2 ball of radius 10; matched: "
         "one local epoch in batches of 64 a round and a set for each parameter. MNIST by writer (whole writers, 100 "
         "clients) is not in the paper."
     )
-    show_table("Table 3", lines(scale), COLUMNS, scale, results, page, lambda line: "")
+    show_table("Table 3", found, COLUMNS, scale, page, lambda line: "")
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
-    found, holds = [], []
-    rows = [line for line in lines(scale) if line.paper is not None and not line.paper_by]
-    for feddr, sto in zip(rows[::2], rows[1::2], strict=True):
-        pair = [results[line.cells["stated"]] for line in (sto, feddr)]
-        if not all_run(pair):
-            found.append(f"{feddr.data}, {feddr.split}: not run")
+def claims(scale: Scale, found: Lines) -> list[Claim]:
+    told, holds = [], []
+    rows = [(line, row["stated"]) for line, row in found.items() if line.paper is not None and not line.paper_by]
+    for (line, feddr), (_, sto) in zip(rows[::2], rows[1::2], strict=True):
+        if not all_run([sto, feddr]):
+            told.append(f"{line.data}, {line.split}: not run")
             continue
-        ours_, theirs = (100 * mean(finals(result, "accuracy")) for result in pair)
+        ours_, theirs = (100 * done.end("accuracy") for done in (sto, feddr))
         holds.append(ours_ > theirs)
-        found.append(f"{feddr.data}, {feddr.split}: {ours_:.1f} against {theirs:.1f}")
+        told.append(f"{line.data}, {line.split}: {ours_:.1f} against {theirs:.1f}")
     untested = len(holds) < len(rows) // 2
-    holds_everywhere = False if not all(holds) else None if untested else True
-    return [
-        Claim(
-            "FedFW-sto beats FedDR everywhere (stated protocol, both tuned)",
-            holds_everywhere,
-            "; ".join(found),
-            "Table 3",
-        )
-    ]
+    verdict = False if not all(holds) else None if untested else True
+    text = "FedFW-sto beats FedDR everywhere (stated protocol, both tuned)"
+    return [Claim(text, verdict, "; ".join(told), "Table 3")]

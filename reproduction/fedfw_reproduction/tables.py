@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedfw.algorithms.registry import ALGORITHMS
+from fedfw import ALGORITHMS
 from fedfw.models import MODELS
 from fedfw.report import document
 from fedfw.report.document import Document
 from fedfw.report.tables import human_bytes
-from fedfw_reproduction.cells import Cell, Central, accuracies, average, finals, residuals, seconds_of
-from fedfw_reproduction.lab import Json, Results, Task, was_run
+from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, average, tasks_in
+from fedfw_reproduction.lab import Wanted, was_run
 from fedfw_reproduction.protocols import Scale
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: an algorithm on a task, under one or several protocols.
+    """One row: an algorithm on a task.
 
     Parameters
     ----------
@@ -32,8 +33,6 @@ class Line:
     paper : float or None
         The paper's accuracy in per cent; None where it has none. For ours its best one on that task, of the algorithm
         ``paper_by``.
-    cells : mapping of str to Cell
-        By the name of the column.
     paper_by : str
         Whose number ``paper`` is, where it is not this algorithm's own.
     """
@@ -43,7 +42,6 @@ class Line:
     constraint: str
     algorithm: str
     paper: float | None
-    cells: Mapping[str, Cell] = field(hash=False)
     paper_by: str = ""
 
     @property
@@ -55,29 +53,31 @@ class Line:
         return ALGORITHMS[self.algorithm].title if self.algorithm in ALGORITHMS else self.algorithm
 
 
-def tasks_of(lines: Sequence[Line], columns: Sequence[str]) -> list[Task]:
-    """Column by column, so that an interrupted table has whole ones: the cells, and the optima of convex problems."""
-    cells = [line.cells[column] for column in columns for line in lines if column in line.cells]
-    found: list[Task] = []
-    for cell in cells:
-        found += [Central.of(cell), cell] if _is_convex(cell) else [cell]
-    return found
+Lines = Mapping[Line, Mapping[str, Done]]
+"""What was done, by row and column."""
 
 
-def show_table(
-    title: str,
-    lines: Sequence[Line],
-    columns: Sequence[str],
-    scale: Scale,
-    results: Results,
-    page: Document,
-    why: Reasons,
-) -> None:
+def judged(lines: Mapping[Line, Mapping[str, Cell]]) -> dict[Line, dict[str, Cell | Judged]]:
+    """The cells of rows and columns, beside the optimum where the problem is convex; of networks none is known."""
+    return {
+        line: {
+            column: Judged.of(cell) if MODELS[cell.config.model or ""].convex else cell for column, cell in row.items()
+        }
+        for line, row in lines.items()
+    }
+
+
+def by_columns(lines: Mapping[Line, Mapping[str, Any]], columns: Sequence[str]) -> list[Wanted]:
+    """The tasks column by column, so that an interrupted table has whole ones."""
+    return tasks_in([row[column] for column in columns for row in lines.values() if column in row])
+
+
+def show_table(title: str, lines: Lines, columns: Sequence[str], scale: Scale, page: Document, why: Reasons) -> None:
     """Accuracies beside the paper's, how many cells meet it and why others do not, and the details of every cell."""
-    page.text(verdict(lines, results))
+    page.text(verdict(lines))
     page.table(
         ("data", "split", "set", "algorithm", "paper", *columns, "optimum"),
-        [_row(line, columns, scale, results) for line in lines],
+        [_row(line, row, columns, scale) for line, row in lines.items()],
     )
     colours = (
         "nothing is coloured, because less was run than for the paper's numbers"
@@ -90,54 +90,60 @@ def show_table(
         "was not solved, not that it was solved better. On synthetic data a seed is another draw of the data. Images "
         "are in [0, 1], for CNNs in [-1, 1]."
     )
-    _explain(lines, results, page, why)
+    shortfalls = _shortfalls(lines)
+    if shortfalls:
+        page.text("Cells below the paper's number, and what is known about them:")
+        header = ("data", "split", "set", "algorithm", "column", "reached", "why")
+        page.table(header, [_explained(shortfall, why) for shortfall in shortfalls])
     for column in columns:
-        _details(title, column, lines, results, page)
+        rows = [_details(line, row[column]) for line, row in lines.items() if column in row and row[column].was_run]
+        if rows:
+            page.heading(f"{title}, column “{column}” in detail", 3)
+            what = ("data", "split", "set", "algorithm", "accuracy", "residual", "F* known to")
+            page.table((*what, "gap", "up", "down", "s", "rounds", "chosen"), rows)
 
 
 Reasons = Callable[[Line], str]
 """What is known of how the paper's number was made."""
 
 
-def meets(line: Line, result: Json) -> bool | None:
+def meets(line: Line, done: Done) -> bool | None:
     """Whether the mean accuracy reaches the paper's (a blown-up cell does not); None where nothing can be compared."""
-    if line.paper is None or not was_run(result):
+    if line.paper is None or not was_run(done.result):
         return None
-    values = finals(result, "accuracy")
+    values = done.ends("accuracy")
     return bool(values) and round(100 * mean(values), 1) >= round(line.paper, 1)
 
 
-def _row(line: Line, columns: Sequence[str], scale: Scale, results: Results) -> list[document.Cell]:
+def _row(line: Line, row: Mapping[str, Done], columns: Sequence[str], scale: Scale) -> list[document.Cell]:
     by = f" (best: {ALGORITHMS[line.paper_by].title})" if line.paper_by else ""
-    row: list[document.Cell] = [*line.task, line.label, "-" if line.paper is None else f"{line.paper:.1f}{by}"]
-    for column in columns:
-        row.append(_accuracy(line, column, scale, results) if column in line.cells else "")
-    first = next(iter(line.cells.values()))
-    central = _central(first, results)
-    return [*row, accuracies([s["accuracy"] for s in central["seeds"]]) if was_run(central) else "-"]
+    paper = "-" if line.paper is None else f"{line.paper:.1f}{by}"
+    reached = [_accuracy(line, row[column], scale) if column in row else "" for column in columns]
+    first = next(iter(row.values()))
+    optimum = accuracies(first.of_optimum("accuracy")) if first.has_optimum else "-"
+    return [*line.task, line.label, paper, *reached, optimum]
 
 
-def _accuracy(line: Line, column: str, scale: Scale, results: Results) -> document.Cell:
-    result, seeds = results[line.cells[column]], line.cells[column].seeds
-    if not was_run(result):
-        return f"not run: {result['not_run']}"
-    text = accuracies(finals(result, "accuracy"))
-    if result["runs"] and (lost := seeds - len(result["runs"])):
+def _accuracy(line: Line, done: Done, scale: Scale) -> document.Cell:
+    if not was_run(done.result):
+        return f"not run: {done.result['not_run']}"
+    text, seeds = accuracies(done.ends("accuracy")), done.task.seeds
+    if done.was_run and (lost := seeds - len(done.result["runs"])):
         text += f" ({lost} of {seeds} seeds blew up)"
-    return text, scale.kind(meets(line, result))
+    return text, scale.kind(meets(line, done))
 
 
-def verdict(lines: Sequence[Line], results: Results) -> str:
+def verdict(lines: Lines) -> str:
     """How many cells of each column reach the paper's number, and why the others do not."""
     counts: dict[str, list[bool]] = {}
-    for line in lines:
-        for column, cell in line.cells.items():
-            if (met := meets(line, results[cell])) is not None:
+    for line, row in lines.items():
+        for column, done in row.items():
+            if (met := meets(line, done)) is not None:
                 counts.setdefault(column, []).append(met)
     if not counts:
         return "No cell could be run."
     reached = "; ".join(f"{column}: {sum(met)} of {len(met)}" for column, met in counts.items())
-    kinds = Counter(shortfall.kind for shortfall in _shortfalls(lines, results))
+    kinds = Counter(shortfall.kind for shortfall in _shortfalls(lines))
     below = f" Below it, {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}." if kinds else ""
     return f"Cells that reach the paper's number: {reached}.{below}"
 
@@ -147,85 +153,62 @@ class Shortfall(NamedTuple):
 
     line: Line
     column: str
+    done: Done
     kind: str
     why: str
 
 
-def _shortfalls(lines: Sequence[Line], results: Results) -> list[Shortfall]:
-    found = []
-    for line in lines:
-        for column, cell in line.cells.items():
-            result = results[cell]
-            if line.paper is None or meets(line, result) is not False:
-                continue
-            kind, why = "networks, of which no optimum is known", ""
-            if not result["runs"]:
-                kind = why = "blew up with every seed"
-            elif was_run(central := _central(cell, results)):
-                best = 100 * mean(s["accuracy"] for s in central["seeds"])
-                far = mean(residuals(result, central))
-                if best < line.paper:
-                    kind = "where the optimum itself scores less"
-                    why = f"the optimum itself scores {best:.1f}: only an unsolved problem can score more"
-                else:
-                    kind = "where the optimum would reach it and the run did not get there"
-                    why = f"{far:.1%} of the way to the optimum ({best:.1f}) is left"
-            found.append(Shortfall(line, column, kind, why))
-    return found
+def _shortfalls(lines: Lines) -> list[Shortfall]:
+    return [
+        Shortfall(line, column, done, *_reason(line.paper, done))
+        for line, row in lines.items()
+        for column, done in row.items()
+        if line.paper is not None and meets(line, done) is False
+    ]
 
 
-def _explain(lines: Sequence[Line], results: Results, page: Document, why: Reasons) -> None:
-    rows = []
-    for line, column, _, reason in _shortfalls(lines, results):
-        reached = accuracies(finals(results[line.cells[column]], "accuracy"))
-        known = "; ".join(text for text in (reason, why(line)) if text)
-        rows.append((*line.task, line.label, column, f"{reached} for {line.paper:.1f}", known or "-"))
-    if rows:
-        page.text("Cells below the paper's number, and what is known about them:")
-        page.table(("data", "split", "set", "algorithm", "column", "reached", "why"), rows)
+def _reason(paper: float, done: Done) -> tuple[str, str]:
+    """Why a cell is below the paper's number: the kind of reason, and the reason in words."""
+    if not done.was_run:
+        return ("blew up with every seed",) * 2
+    if not done.has_optimum:
+        return "networks, of which no optimum is known", ""
+    best = 100 * mean(done.of_optimum("accuracy"))
+    if best < paper:
+        why = f"the optimum itself scores {best:.1f}: only an unsolved problem can score more"
+        return "where the optimum itself scores less", why
+    why = f"{done.end(RESIDUAL):.1%} of the way to the optimum ({best:.1f}) is left"
+    return "where the optimum would reach it and the run did not get there", why
 
 
-def _details(title: str, column: str, lines: Sequence[Line], results: Results, page: Document) -> None:
-    rows = []
-    for line in lines:
-        cell = line.cells.get(column)
-        if cell is None or not was_run(result := results[cell]) or not result["runs"]:
-            continue
-        central = _central(cell, results)
-        chosen = ", ".join(f"{key} {value}" for key, value in result["chosen"].items()) + _at_the_edge(cell, result)
-        rows.append(
-            (
-                *line.task,
-                line.label,
-                accuracies(finals(result, "accuracy")),
-                average(residuals(result, central), "{:.4f}".format) if was_run(central) else "-",
-                f"{max(s['uncertainty'] for s in central['seeds']):.4f}" if was_run(central) else "-",
-                average(finals(result, "gap"), "{:.3g}".format),
-                human_bytes(mean(finals(result, "bytes_up"))),
-                human_bytes(mean(finals(result, "bytes_down"))),
-                f"{seconds_of(result):.1f}",
-                f"{result['runs'][0]['rounds']}",
-                chosen or "-",
-            )
-        )
-    if rows:
-        page.heading(f"{title}, column “{column}” in detail", 3)
-        what = ("data", "split", "set", "algorithm", "accuracy", "residual", "F* known to")
-        page.table((*what, "gap", "up", "down", "s", "rounds", "chosen"), rows)
+def _explained(shortfall: Shortfall, why: Reasons) -> Sequence[str]:
+    line = shortfall.line
+    reached = f"{accuracies(shortfall.done.ends('accuracy'))} for {line.paper:.1f}"
+    known = "; ".join(text for text in (shortfall.why, why(line)) if text)
+    return (*line.task, line.label, shortfall.column, reached, known or "-")
 
 
-def _at_the_edge(cell: Cell, result: Json) -> str:
+def _details(line: Line, done: Done) -> Sequence[str]:
+    known = done.has_optimum
+    return (
+        *line.task,
+        line.label,
+        accuracies(done.ends("accuracy")),
+        average(done.ends(RESIDUAL), "{:.4f}".format) if known else "-",
+        f"{max(done.of_optimum('uncertainty')):.4f}" if known else "-",
+        average(done.ends("gap"), "{:.3g}".format),
+        human_bytes(done.end("bytes_up")),
+        human_bytes(done.end("bytes_down")),
+        f"{done.seconds:.1f}",
+        f"{done.result['runs'][0]['rounds']}",
+        done.chosen + _at_the_edge(done) or "-",
+    )
+
+
+def _at_the_edge(done: Done) -> str:
     """What to know about the choice: at the end of the grid, or among points that blew up."""
-    ends = [key for key, values in cell.grid if len(values) > 2 and result["chosen"][key] in (values[0], values[-1])]
-    lost = sum(not math.isfinite(trial["held_out_loss"]) for trial in result["trials"])
+    chosen, grid = done.result["chosen"], done.task.grid
+    ends = [key for key, values in grid if len(values) > 2 and chosen[key] in (values[0], values[-1])]
+    lost = sum(not math.isfinite(trial["held_out_loss"]) for trial in done.result["trials"])
     notes = [f"{key} at the edge" for key in ends] + ([f"{lost} points blew up"] if lost else [])
     return f" ({'; '.join(notes)})" if notes else ""
-
-
-def _central(cell: Cell, results: Results) -> Json:
-    """The optimum of the cell's problem; there is none to be had for networks."""
-    return results[Central.of(cell)] if _is_convex(cell) else {"not_run": "not convex"}
-
-
-def _is_convex(cell: Cell) -> bool:
-    return MODELS[cell.config.model or ""].convex

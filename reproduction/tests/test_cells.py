@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedfw.config import RunConfig
-from fedfw_reproduction.cells import Cell, Central, average, data_of, finals, residuals, shrunk
+from fedfw_reproduction.cells import Cell, Central, data_of, shrunk
+from fedfw_reproduction.figures import RESIDUAL, Done, average
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.protocols import FULL, QUICK, matched, ours, six, stated
 
@@ -26,7 +27,7 @@ def test_the_best_point_of_the_grid_is_run_with_every_seed() -> None:
     assert [run["seed"] for run in result["runs"]] == [0, 1]
     assert all(run["lam_0"] == result["chosen"]["penalty"] for run in result["runs"])
     plain = Cell(DIGITS.having(penalty=result["chosen"]["penalty"]), seeds=2).compute(Site())
-    assert finals(plain, "loss") == finals(result, "loss")
+    assert Done(cell, plain).ends("loss") == Done(cell, result).ends("loss")
 
 
 def test_anchors_are_paid_for() -> None:
@@ -51,18 +52,19 @@ def test_curves_have_every_evaluated_round_and_bytes_up_to_it() -> None:
 def test_residuals_are_zero_at_the_optimum_and_one_at_the_start() -> None:
     cell = Cell(DIGITS.having(penalty=0.01), seeds=2)
     central, result = Central.of(cell).compute(Site()), cell.compute(Site())
-    assert all(-1e-6 < value < 1 for value in residuals(result, central))
+    done = Done(cell, result, central)
+    assert all(-1e-6 < value < 1 for value in done.ends(RESIDUAL))
     for run, optimum in zip(result["runs"], central["seeds"], strict=True):
         assert optimum["lower_bound"] <= optimum["value"] <= run["curve"]["loss"][-1]
         run["curve"]["loss"][-1] = optimum["start_value"]
-    assert residuals(result, central) == pytest.approx([1.0, 1.0])
+    assert done.ends(RESIDUAL) == pytest.approx([1.0, 1.0])
 
 
 def test_a_blown_up_run_is_no_number() -> None:
     config = DIGITS.having(algorithm="fedavg", momentum=None, lr=1e38, rounds=3)
     result = Cell(config, seeds=1).compute(Site())
     assert result["runs"] == []
-    assert average(finals(result, "accuracy")) == "blew up"
+    assert average(Done(config, result).ends("accuracy")) == "blew up"
 
 
 def test_shrunk_data_are_some_of_the_data() -> None:

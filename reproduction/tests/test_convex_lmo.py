@@ -17,13 +17,15 @@ from fedfw_reproduction.protocols import FULL, LMO_SIX, Scale
 
 def test_every_row_has_the_same_six_settings_and_the_bars_that_were_asked_for() -> None:
     assert prod(len(values) for _, values in LMO_SIX) == 6
-    rows = [*convex_lmo.everybody(FULL), *convex_lmo.some_a_round(FULL)]
-    assert {row.cell.grid for row in rows} == {LMO_SIX}
-    assert {(row.cell.config.clients, row.cell.config.participation, row.cell.samples) for row in rows} == {
+    found = convex_lmo.cells(FULL)
+    assert (set(found["everybody"]), set(found["some"])) == (set(convex_lmo.BARS), set(convex_lmo.PARTIAL_BARS))
+    rows = [*found["everybody"].values(), *found["some"].values()]
+    assert {row.task.grid for row in rows} == {LMO_SIX}
+    assert {(row.task.config.clients, row.task.config.participation, row.task.samples) for row in rows} == {
         (10, 1.0, None),
         (30, 9, 6000),
     }
-    assert all(row.central.tol == 1e-5 and row.cell.config.rounds == 100 for row in rows)
+    assert all(row.optimum.tol == 1e-5 and row.task.config.rounds == 100 for row in rows)
 
 
 def test_a_sum_every_m_rounds_costs_both_methods_as_much() -> None:
@@ -31,7 +33,7 @@ def test_a_sum_every_m_rounds_costs_both_methods_as_much() -> None:
     scale = Scale(True, seeds=1, rounds=20)
     rows = convex_lmo.renewed("synthetic(1,1), l1:10", scale)
     assert len(rows) == len(RENEWALS) * (2 * len(LOCAL_STEPS) + 1)
-    lazy, anchored = (rows[name, 5, 1][0].cell.compute(Site())["runs"][0] for name in (LAZY_NAME, ANCHORED))
+    lazy, anchored = (rows[name, 5, 1][0].task.compute(Site())["runs"][0] for name in (LAZY_NAME, ANCHORED))
     assert lazy["curve"]["bytes_up"] == pytest.approx(anchored["curve"]["bytes_up"], rel=0.01)
 
 

@@ -98,5 +98,5 @@ def test_fedlmo_is_compared_on_the_same_problems() -> None:
     for constraint in one_for_both.PENALTIES:
         rows = one_for_both.variants(constraint, QUICK)
         assert list(rows)[-2:] == ["FedLMO, 1 local step", "FedLMO, 3 local steps"]
-        optima = {one_for_both._central(row) for row in rows.values()}
+        optima = {row.optimum for row in rows.values()}
         assert len(optima) == 1

@@ -9,8 +9,9 @@ import pytest
 
 from fedfw.cli.main import main
 from fedfw_reproduction import reproduce
+from fedfw_reproduction.figures import tasks_in
 from fedfw_reproduction.protocols import FULL, QUICK
-from fedfw_reproduction.steps import METHODS, PROBLEMS, TUNED, Row, cells, tasks
+from fedfw_reproduction.steps import METHODS, PROBLEMS, TUNED, Row, cells, schedules_of
 
 
 def row(theory: float, best: float, auto: float) -> Row:
@@ -33,11 +34,11 @@ def test_what_near_and_worse_are(theory: float, best: float, auto: float, near: 
 
 
 def test_all_that_is_compared() -> None:
-    made = cells(PROBLEMS[0], METHODS[0], FULL)
+    made = schedules_of(PROBLEMS[0], METHODS[0], FULL)
     assert list(made) == [*TUNED, "auto"]
     assert len(TUNED) == 15
-    assert len(tasks(FULL)) == 2 * len(PROBLEMS) * len(METHODS) * 16
-    assert len(set(tasks(QUICK))) == 2 + 2 * len(METHODS) * 4
+    assert len(tasks_in(cells(FULL))) == 2 * len(PROBLEMS) * len(METHODS) * 16
+    assert len(set(tasks_in(cells(QUICK)))) == 2 + 2 * len(METHODS) * 4
 
 
 def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

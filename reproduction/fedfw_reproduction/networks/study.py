@@ -10,9 +10,8 @@ from typing import Any
 
 from fedfw.report.document import Cell, Document
 from fedfw.report.tables import human_bytes
-from fedfw_reproduction.cells import accuracies, average, finals
-from fedfw_reproduction.figures import Claim, curves_csv, mean_curve, panels
-from fedfw_reproduction.lab import Json, Results, Wanted, was_run
+from fedfw_reproduction.figures import Claim, Done, accuracies, average, curves_csv, panels
+from fedfw_reproduction.lab import Results, Wanted, was_run
 from fedfw_reproduction.networks import protocol
 from fedfw_reproduction.networks.protocol import CERTIFIED_RADII, Comparison, Method
 from fedfw_reproduction.networks.trainings import all_seeds
@@ -35,7 +34,7 @@ PROTOTYPES = {
 }
 """What peers reached in the prototype."""
 _PROTOTYPE = "one seed, and 10,000 images where it was CIFAR-10"
-Found = dict[str, Json]
+Found = dict[str, Done]
 """The results of methods, all seeds together, by label."""
 Bar = tuple[str, bool | None, str]
 """What is claimed, whether it holds, and the numbers."""
@@ -92,10 +91,10 @@ class Study:
     def _draw(self, comparison: Comparison, found: Found, page: Document) -> None:
         """What is compared against rounds, bytes and seconds."""
         figure, axes = panels(3)
-        for number, (label, result) in enumerate(found.items()):
-            values = mean_curve(result, comparison.by)
+        for number, (label, done) in enumerate(found.items()):
+            values = done.curve(comparison.by)
             for axis, column in zip(axes, ("round", "bytes_up", "seconds"), strict=True):
-                axis.plot(mean_curve(result, column), values, color=f"C{number % 10}", label=label, lw=1.2)
+                axis.plot(done.curve(column), values, color=f"C{number % 10}", label=label, lw=1.2)
         what = "test accuracy" if comparison.by == "accuracy" else "test loss"
         for axis, along in zip(axes, ("round", "bytes up in all", "seconds"), strict=True):
             axis.set(title=f"{what} against {along}", xlabel=along)
@@ -144,7 +143,8 @@ def _header(comparison: Comparison) -> tuple[str, ...]:
 
 def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]:
     width = len(_header(comparison))
-    result = all_seeds(results, method.runs)
+    done = Done(method, all_seeds(results, method.runs))
+    result = done.result
     if not was_run(result):
         return [method.label, f"not run: {result['not_run']}", *[""] * (width - 2)]
     runs = result["runs"]
@@ -153,19 +153,19 @@ def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]
     label = method.label + (f" ({len(runs)} of {len(method.runs)} seeds)" if len(runs) < len(method.runs) else "")
     config = method.runs[0].settled(results).config
     takes_part = config.participation if isinstance(config.participation, int) else config.clients
-    up = mean(finals(result, "bytes_up"))
+    up = done.end("bytes_up")
     radii = [
         accuracies([run["curve"]["certified"][-1][f"{radius:g}"] for run in runs]) for radius in _radii(comparison)
     ]
     return [
         label,
-        accuracies(finals(result, "accuracy")),
+        accuracies(done.ends("accuracy")),
         *radii,
-        average(finals(result, "test_loss"), "{:.3f}".format),
+        average(done.ends("test_loss"), "{:.3f}".format),
         human_bytes(up / config.rounds / takes_part),
         human_bytes(up),
-        f"{mean(finals(result, 'seconds')):.0f}",
-        f"{_distance(result):.2g}",
+        f"{done.end('seconds'):.0f}",
+        f"{_distance(done):.2g}",
         _chosen(method, results),
     ]
 
@@ -192,16 +192,16 @@ def _number(value: Any) -> float:
         return 0.0
 
 
-def _distance(result: Json) -> float:
+def _distance(done: Done) -> float:
     """The largest distance of xbar from its set in the rounds that were looked at; NaN where it is not known."""
-    found = [distance for run in result["runs"] for distance in run["curve"]["distance"]]
+    found = [distance for run in done.result["runs"] for distance in run["curve"]["distance"]]
     return math.nan if None in found else max(found)
 
 
 def _found(comparison: Comparison, results: Results) -> Found:
     """The results of the methods that have runs."""
-    all_of_them = {method.label: all_seeds(results, method.runs) for method in comparison.methods}
-    return {label: result for label, result in all_of_them.items() if was_run(result) and result["runs"]}
+    all_of_them = {method.label: Done(method, all_seeds(results, method.runs)) for method in comparison.methods}
+    return {label: done for label, done in all_of_them.items() if done.was_run}
 
 
 def _against_prototype(before: Mapping[str, float], comparison: Comparison, found: Found) -> str:
@@ -219,7 +219,7 @@ def _against_prototype(before: Mapping[str, float], comparison: Comparison, foun
 
 
 def _mean(found: Found, label: str, column: str = "accuracy") -> float:
-    return mean(finals(found[label], column))
+    return found[label].end(column)
 
 
 def cifar_bars(found: Found) -> list[Bar]:
@@ -269,7 +269,7 @@ def shakespeare_bars(found: Found) -> list[Bar]:
 def certified_bars(found: Found) -> list[Bar]:
     """Clean accuracy, and certified at two radii."""
     clean = _mean(found, "FedLMO")
-    runs = found["FedLMO"]["runs"]
+    runs = found["FedLMO"].result["runs"]
     at = {radius: mean(run["curve"]["certified"][-1][f"{radius:g}"] for run in runs) for radius in (0.5, 1.0)}
     return [
         ("MNIST, Lipschitz constant 1: at least 97 % are right", clean >= 0.97, f"{clean:.1%}"),
