@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from fedfw.report import document
 from fedfw.report.document import Document, csv_text
-from fedfw_reproduction.figures import Claim
-from fedfw_reproduction.lab import Json, Results, Site, Task
-from fedfw_reproduction.lmo_theory import STUDIED
+from fedfw_reproduction.figures import Claim, Done
+from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale
 from fedfw_reproduction.schema import Identity, identity
 from fedfw_reproduction.study import Effort, Study
@@ -24,10 +23,6 @@ _TITLES = {
     "T2": "T2: FedFW, losses that are not convex",
     "T2p": "T2p: the same with absentees",
     "T3": "T3: FedFW-sto, noisy gradients",
-    "anchors": "Anchored FedFW, convex losses",
-    **{f"lmo-{name}": f"FedLMO on {name}, every round: F after it against the theorem's bound" for name in STUDIED},
-    "lmo-rate": "FedLMO, convex losses, everybody present: the rate",
-    "": "No theorem: slopes as measured",
 }
 
 
@@ -54,20 +49,19 @@ class StudyTask:
         return {"studies": [study.to_json() for study in dict(studies(self.effort))[self.study]()]}
 
 
-def tasks(scale: Scale) -> list[Task]:
+def cells(scale: Scale) -> list[StudyTask]:
     effort = _effort(scale)
     return [StudyTask(title, effort) for title, _ in studies(effort)]
 
 
-def show(scale: Scale, results: Results, page: Document) -> None:
-    found = _studies(scale, results)
-    proven = [study for study in found if study.bound]
-    points, held = sum(len(study.t) for study in proven), sum(study.held for study in proven)
-    failed = [study for study in proven if not study.passed]
+def show(scale: Scale, done: list[Done], page: Document) -> None:
+    found = _studies(done)
+    points, held = sum(len(study.t) for study in found), sum(study.held for study in found)
+    passed = sum(study.passed for study in found)
     page.text(
-        f"Bounds held at {held} of {points} points; {len(proven) - len(failed)} of {len(proven)} studies of a bound "
-        "passed. Every study compares runs on random quadratics, whose constants are known, with the bound and its "
-        f"constants ({_effort(scale)})."
+        f"Bounds held at {held} of {points} points; {passed} of {len(found)} studies of a bound passed. Every study "
+        "compares runs on random quadratics, whose constants are known, with the bound and its constants "
+        f"({_effort(scale)})."
     )
     for bound, title in _TITLES.items():
         group = [study for study in found if study.bound == bound]
@@ -76,12 +70,11 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         page.heading(title, 3)
         header = ("setting", "bound held", "largest share of the bound", "slope", "exponent", "asked for", "")
         page.table(header, [_cells(study) for study in group])
-        name = f"theory-{bound or 'no-theorem'}"
-        page.plot(_plot(group), f"{title} (solid: measured; dotted: the bound)", _csv(group), name)
+        page.plot(_plot(group), f"{title} (solid: measured; dotted: the bound)", _csv(group), f"theory-{bound}")
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
-    found = _studies(scale, results)
+def claims(scale: Scale, done: list[Done]) -> list[Claim]:
+    found = _studies(done)
     texts = {
         "T1": "FedFW converges at O(t^-1/2) on convex losses",
         "T2": "FedFW's gap falls at O(t^-1/3) on losses that are not convex",
@@ -99,30 +92,28 @@ def claims(scale: Scale, results: Results) -> list[Claim]:
     return verdicts
 
 
-def failures(scale: Scale, results: Results) -> list[str]:
+def failures(done: list[Done]) -> list[str]:
     """The studies whose bound did not hold."""
-    return [f"{study.bound} on {study.setting}" for study in _studies(scale, results) if not study.passed]
+    return [f"{study.bound} on {study.setting}" for study in _studies(done) if not study.passed]
 
 
 def _effort(scale: Scale) -> Effort:
     return Effort.quick() if scale.quick else Effort()
 
 
-def _studies(scale: Scale, results: Results) -> list[Study]:
-    return [Study.from_json(text) for task in tasks(scale) for text in results[task]["studies"]]
+def _studies(done: list[Done]) -> list[Study]:
+    return [Study.from_json(text) for one in done for text in one.result["studies"]]
 
 
 def _cells(study: Study) -> list[document.Cell]:
-    verdict = "no theorem" if not study.bound else "ok" if study.passed else "FAILED"
-    kind = "plain" if not study.bound else "good" if study.passed else "bad"
     return [
         study.setting,
-        "-" if study.limit is None else f"{study.held} of {len(study.t)}",
-        "-" if study.tightness is None else f"{study.tightness:.3f}",
+        f"{study.held} of {len(study.t)}",
+        f"{study.tightness:.3f}",
         f"{study.slope:.2f}",
-        "-" if study.exponent is None else f"{study.exponent:.2f}",
+        f"{study.exponent:.2f}",
         "-" if study.steepest is None else f"<= {study.steepest:.2f}",
-        (verdict, kind),
+        ("ok", "good") if study.passed else ("FAILED", "bad"),
     ]
 
 
@@ -135,8 +126,7 @@ def _plot(group: list[Study]) -> Figure:
     for i, study in enumerate(group):
         color = colormaps["tab20"](i % 20)
         axis.loglog(study.t, study.measured.clamp(min=1e-15), color=color, label=study.setting)
-        if study.limit is not None:
-            axis.loglog(study.t, study.limit, ":", color=color)
+        axis.loglog(study.t, study.limit, ":", color=color)
     axis.set(xlabel="round or horizon", ylabel="F(xbar) - F*, or mean gap")
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize="x-small", ncols=2)
@@ -146,8 +136,6 @@ def _plot(group: list[Study]) -> Figure:
 def _csv(group: list[Study]) -> str:
     rows: list[tuple[object, ...]] = []
     for study in group:
-        limits = study.limit.tolist() if study.limit is not None else [""] * len(study.t)
-        rows += [
-            (study.setting, *values) for values in zip(study.t.tolist(), study.measured.tolist(), limits, strict=True)
-        ]
+        columns = (study.t.tolist(), study.measured.tolist(), study.limit.tolist())
+        rows += [(study.setting, *values) for values in zip(*columns, strict=True)]
     return csv_text(("setting", "t", "measured", "bound"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -85,9 +85,9 @@ class Section:
         cells: Callable[[Scale], Any],
         show: Callable[[Scale, Any, Document], None],
         claims: Claims = _no_claims,
+        failures: Callable[[Any], list[str]] = lambda found: [],
         summary: Callable[[Any], str] | None = None,
         columns: Sequence[str] | None = None,
-        apart: bool = False,
     ) -> Section:
         """A section that gives its cells, in mappings and lists, and is shown with their results in these places."""
         made = lru_cache(cells)
@@ -101,9 +101,8 @@ class Section:
             lambda scale: tasks_in(made(scale)) if columns is None else by_columns(made(scale), columns),
             lambda scale, results, page: show(scale, fill(scale, results), page),
             lambda scale, results: claims(scale, fill(scale, results)),
-            summary=None if summary is None else lambda scale, results: summary(fill(scale, results)),
-            apart=apart,
-            partial=apart,
+            lambda scale, results: failures(fill(scale, results)),
+            None if summary is None else lambda scale, results: summary(fill(scale, results)),
         )
 
 
@@ -132,10 +131,9 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         claims: Claims = getattr(figures, f"{_word(name)}_claims", _no_claims)
         return Section.of(name, title, cells, show, claims)
 
-    def of(module: Any, name: str, title: str) -> Section:
-        extras = {key: getattr(module, key) for key in ("claims", "failures", "files") if hasattr(module, key)}
-        partial = module is frontier
-        return Section(name, title, module.tasks, module.show, apart=module is not bounds, partial=partial, **extras)
+    def alone(module: Any, name: str, title: str, partial: bool = False) -> Section:
+        made = Section.of(name, title, module.cells, module.show, getattr(module, "claims", _no_claims))
+        return replace(made, apart=True, partial=partial)
 
     found = (
         first_table("table1", "Table 1: softmax regression", table1.SMALL),
@@ -155,14 +153,23 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         small("split", "Split constraints"),
         small("local-steps", "Local steps"),
         small("oracle-errors", "Oracle errors"),
-        of(bounds, "theory", "Theory"),
-        Section.of("steps", "Steps from curvature", steps.cells, steps.show, steps.claims, apart=True),
-        of(leakage, "privacy", "What an atom reveals"),
-        of(private_training, "dp", "What privacy costs"),
-        of(hospitals, "hospitals", "Real hospitals"),
+        Section.of("theory", "Theory", bounds.cells, bounds.show, bounds.claims, failures=bounds.failures),
+        alone(steps, "steps", "Steps from curvature", partial=True),
+        Section("privacy", "What an atom reveals", leakage.tasks, leakage.show, leakage.claims, apart=True),
+        alone(private_training, "dp", "What privacy costs"),
+        alone(hospitals, "hospitals", "Real hospitals"),
         *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
-        Section.of("networks-convex", "FedLMO on convex problems", convex_lmo.cells, convex_lmo.show, apart=True),
-        of(frontier, "frontier", "The frontier: residual against bytes and rounds"),
+        alone(convex_lmo, "networks-convex", "FedLMO on convex problems", partial=True),
+        Section(
+            "frontier",
+            "The frontier: residual against bytes and rounds",
+            frontier.tasks,
+            frontier.show,
+            frontier.claims,
+            files=frontier.files,
+            apart=True,
+            partial=True,
+        ),
     )
     return {section.name: section for section in found}
 

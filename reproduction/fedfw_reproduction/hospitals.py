@@ -18,8 +18,8 @@ from fedfw.report.tables import human_bytes
 from fedfw.simulation import Simulation
 from fedfw.solving import solve
 from fedfw_reproduction.cells import data_of, device_of, placed
-from fedfw_reproduction.figures import Claim, panels
-from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
+from fedfw_reproduction.figures import Claim, Done, panels
+from fedfw_reproduction.lab import Json, Site, was_run
 from fedfw_reproduction.protocols import Scale
 from fedfw_reproduction.schema import Identity, configuration, identity
 
@@ -166,7 +166,7 @@ def _interval(scores: Tensor, targets: Tensor, draws: int) -> list[float]:
 # --- the page ---
 
 
-def methods(scale: Scale) -> dict[str, Chosen]:
+def cells(scale: Scale) -> dict[str, Chosen]:
     """By name."""
     base = RunConfig.of(dataset="tcga-brca", model="cox", clients=6, partition="region", weights="samples")
     base = replace(base, rounds=scale.long_rounds, eval_every=scale.long_rounds)
@@ -176,16 +176,12 @@ def methods(scale: Scale) -> dict[str, Chosen]:
     return {name: Chosen(base.having(**options), **size) for name, options in METHODS.items()}  # type: ignore[arg-type]
 
 
-def tasks(scale: Scale) -> list[Task]:
-    return list(methods(scale).values())
-
-
-def show(scale: Scale, results: Results, page: Document) -> None:
-    found = {name: results[task] for name, task in methods(scale).items()}
+def show(scale: Scale, done: dict[str, Done], page: Document) -> None:
+    found = {name: one.result for name, one in done.items()}
     if not all(map(was_run, found.values())):
         page.text("not run: no data")
         return
-    task = methods(scale)[CENTRAL]
+    task = done[CENTRAL].task
     page.text(
         "Cox's model on TCGA-BRCA: 866 patients for training and 222 for testing, in six regions, as FLamby split "
         "them; 39 variables, of which the age is in centuries and the others are 0 or 1. Coefficients lie in an l1 "
@@ -255,11 +251,11 @@ def _row(name: str, result: Json) -> Sequence[str]:
     return (name, f"{radius:g}", f"{held_out:.4f}", at, f"{low:.3f} to {high:.3f}", f"{matter} ({nonzero})", up, down)
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
+def claims(scale: Scale, done: dict[str, Done]) -> list[Claim]:
     """Whether our methods reach the best published mean with a radius that the training data chose."""
     found = []
     for name in ("FedFW+", "anchored FedFW"):
-        result = results[methods(scale)[name]]
+        result = done[name].result
         if was_run(result):
             at = result["concordance"]
             text = f"{name} orders the test patients at least as well as FLamby's {TO_BEAT} does on average"

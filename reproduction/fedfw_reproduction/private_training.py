@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean, mean, stdev
@@ -17,8 +17,8 @@ from fedfw.rounds.records import Record
 from fedfw.simulation import Simulation
 from fedfw.tuning import HELD_OUT, Trial, search
 from fedfw_reproduction.cells import Grid, data_of, device_of, placed
-from fedfw_reproduction.figures import Claim, panels
-from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
+from fedfw_reproduction.figures import Claim, Done, all_run, panels
+from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale
 from fedfw_reproduction.schema import Identity, configuration, identity
 
@@ -172,7 +172,7 @@ def methods(name: str, scale: Scale) -> dict[str, tuple[RunConfig, Grid, str]]:
     return found
 
 
-def cells(name: str, scale: Scale) -> dict[str, dict[float, PrivateCell]]:
+def cells_of(name: str, scale: Scale) -> dict[str, dict[float, PrivateCell]]:
     """By method and budget."""
     return {
         method: {
@@ -191,31 +191,35 @@ def cells(name: str, scale: Scale) -> dict[str, dict[float, PrivateCell]]:
     }
 
 
-def tasks(scale: Scale) -> list[Task]:
-    return [cell for name in PROBLEMS for row in cells(name, scale).values() for cell in row.values()]
+def cells(scale: Scale) -> dict[str, dict[str, dict[float, PrivateCell]]]:
+    """By problem, method and budget."""
+    return {name: cells_of(name, scale) for name in PROBLEMS}
 
 
-def _accuracies(result: Json) -> list[float]:
-    return [100 * run["accuracy"] for run in result["runs"]]
+Found = Mapping[str, Mapping[str, Mapping[float, Done]]]
 
 
-def _losses(result: Json) -> list[float]:
-    return [run["test_loss"] for run in result["runs"]]
+def _accuracies(done: Done) -> list[float]:
+    return [100 * run["accuracy"] for run in done.result["runs"]]
 
 
-def _shown(result: Json) -> str:
-    losses, values = _losses(result), _accuracies(result)
+def _losses(done: Done) -> list[float]:
+    return [run["test_loss"] for run in done.result["runs"]]
+
+
+def _shown(done: Done) -> str:
+    losses, values = _losses(done), _accuracies(done)
     return f"{mean(losses):.3f} ± {stdev(losses):.3f}; {mean(values):.1f} ± {stdev(values):.1f}"
 
 
-def _chosen(result: Json) -> str:
-    chosen = result["chosen"]
+def _chosen(done: Done) -> str:
+    chosen = done.result["chosen"]
     rest = ", ".join(f"{key} {value}" for key, value in chosen.items() if key != "rounds")
     return f"{chosen['rounds']} rounds, {rest}"
 
 
-def show(scale: Scale, results: Results, page: Document) -> None:
-    a_cell = next(iter(next(iter(cells(next(iter(PROBLEMS)), scale).values())).values()))
+def show(scale: Scale, problems: Found, page: Document) -> None:
+    a_cell = next(iter(next(iter(next(iter(problems.values())).values())).values())).task
     tried, seeds, draws = math.prod(len(values) for _, values in a_cell.grid), a_cell.seeds, a_cell.draws
     page.text(
         f"Test loss and test accuracy in per cent, mean and deviation over {seeds} seeds, at equal (eps, {DELTA:g}) "
@@ -225,13 +229,12 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         f"{FINALISTS} with {draws}. eps = inf clips and adds no noise. Seeds are draws of noise and of "
         "who holds what, not of data. Tuning itself is not accounted for."
     )
-    for name in PROBLEMS:
-        found = cells(name, scale)
-        if not all(was_run(results[cell]) for row in found.values() for cell in row.values()):
+    for name, found in problems.items():
+        if not all_run(found):
             page.text(f"{name}: not run: no data")
             continue
         for cell_of, header in ((_shown, f"{name}: eps"), (_chosen, "chosen at eps")):
-            rows = [[f"{eps:g}", *(cell_of(results[row[eps]]) for row in found.values())] for eps in budgets(scale)]
+            rows = [[f"{eps:g}", *(cell_of(row[eps]) for row in found.values())] for eps in budgets(scale)]
             page.table((header, *found), rows)
         figure, axes = panels(2)
         numbers = []
@@ -240,9 +243,9 @@ def show(scale: Scale, results: Results, page: Document) -> None:
             axes, (_losses, _accuracies), ("test loss", "test accuracy (%)"), strict=True
         ):
             for method, row in found.items():
-                values = [values_of(results[row[eps]]) for eps in budgets(scale)]
+                values = [values_of(done) for done in row.values()]
                 axis.errorbar(ticks, [mean(v) for v in values], [stdev(v) for v in values], marker="o", label=method)
-                pairs = zip(budgets(scale), values, strict=True)
+                pairs = zip(row, values, strict=True)
                 numbers += [(label, method, eps, seed, v) for eps, each in pairs for seed, v in enumerate(each)]
             axis.set_xticks(ticks, [f"{eps:g}" for eps in budgets(scale)])
             axis.set(xlabel="eps", ylabel=label, title=name)
@@ -252,15 +255,14 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         page.plot(figure, f"What privacy costs: {name}", data, slug)
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
+def claims(scale: Scale, problems: Found) -> list[Claim]:
     """Where choosing a vertex privately beats noise on the gradient."""
     found = []
-    for name in PROBLEMS:
-        rows = cells(name, scale)
-        if SELECTION not in rows or not all(was_run(results[c]) for row in rows.values() for c in row.values()):
+    for name, rows in problems.items():
+        if SELECTION not in rows or not all_run(rows):
             continue
         finite = [eps for eps in budgets(scale) if math.isfinite(eps)]
-        loss = {m: {eps: mean(_losses(results[row[eps]])) for eps in finite} for m, row in rows.items()}
+        loss = {m: {eps: mean(_losses(row[eps])) for eps in finite} for m, row in rows.items()}
         wins = [eps for eps in finite if loss[SELECTION][eps] <= min(loss[NOISE][eps], loss[DP_SGD][eps])]
         best, tried = (", ".join(f"{eps:g}" for eps in some) for some in (wins, finite))
         where = f"best at eps {best or 'none'} of {tried}"

@@ -16,15 +16,17 @@ class Study:
     Parameters
     ----------
     bound : str
-        Its name in theory.py or lmo_theory.py; empty where there is no theorem.
+        Its name in theory.py.
     setting : str
         On what, in words.
     t, measured, limit : Tensor
-        (k,) each; ``limit`` is the bound, or None.
+        (k,) each; ``limit`` is the bound.
     slope : float
         The least-squares slope of log measured against log t over the later part.
-    exponent, steepest : float or None
-        The bound's exponent in t, and the slope that the measured values must have at most, where one is asked for.
+    exponent : float
+        The bound's exponent in t.
+    steepest : float or None
+        The slope that the measured values must have at most, where one is asked for.
     slack : Tensor
         (k,): three standard errors of a mean over seeds; zero where nothing is random.
     """
@@ -33,21 +35,21 @@ class Study:
     setting: str
     t: Tensor
     measured: Tensor
-    limit: Tensor | None
+    limit: Tensor
     slope: float
-    exponent: float | None = None
+    exponent: float
     steepest: float | None = None
     slack: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
 
     @property
     def held(self) -> int:
         """At how many of the points the bound held."""
-        return len(self.t) if self.limit is None else int((self.measured <= self.limit + self.slack).sum())
+        return int((self.measured <= self.limit + self.slack).sum())
 
     @property
-    def tightness(self) -> float | None:
+    def tightness(self) -> float:
         """The largest measured share of the bound."""
-        return None if self.limit is None else float((self.measured / self.limit).max())
+        return float((self.measured / self.limit).max())
 
     @property
     def passed(self) -> bool:
@@ -64,8 +66,7 @@ class Study:
         """The inverse of `to_json`."""
         columns = json.loads(text)
         for key in ("t", "measured", "limit", "slack"):
-            if columns[key] is not None:
-                columns[key] = torch.tensor(columns[key], dtype=torch.float64)
+            columns[key] = torch.tensor(columns[key], dtype=torch.float64)
         return cls(**columns)
 
 

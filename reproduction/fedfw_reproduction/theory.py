@@ -9,9 +9,8 @@ Lh = max w_i L_i, D the diameter, H how much the clients differ (see quadratics.
     T2p      the same in expectation with K = pT+1 for T, and E K^2/3 / (pT) for the first term
     T3       E F(xbar^t) - F* <= (9/8) sqrt(n Q) D (t+7)^-1/3 + (81/16) n D^2 (Lh/(t+7) + lam/sqrt(t+7))
              + H^2/(2 lam sqrt(t+7)),   Q = 16 sum w_i^2 sigma^2 + 40.5 n Lh^2 D^2
-    anchors  F(xbar^t) - F* <= (2 + 24 (m-1)) n Lh D^2 / t
 
-FedLMO's are in lmo_theory.py.
+Those of anchored FedFW and of FedLMO are tests: test_theory.py and test_lmo_theory.py.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedfw.algorithms import FedFW, FedFWAnchored, FedFWPlus, FedFWSto
+from fedfw.algorithms import FedFW, FedFWSto
 from fedfw.algorithms.base import Algorithm
 from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems import ClientLosses
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.simulation import simulate
 from fedfw.testing.known_quadratics import SETS, P, Quadratics, slope
-from fedfw_reproduction import lmo_theory
 from fedfw_reproduction.study import Effort, Study
 
 
@@ -43,12 +41,6 @@ def studies(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
         yield f"T2 on {name}", partial(nonconvex, name, effort)
         yield f"T3 on {name}", partial(stochastic, name, effort)
     yield "T2p", partial(nonconvex_participation, effort)
-    for name in ("l1", "l2", "box"):
-        yield f"anchors on {name}", partial(anchored, name, effort)
-    yield from lmo_theory.studies(effort)
-    for name in SETS:
-        yield f"no theorem, {name}", partial(no_theorem, name, effort)
-    yield "no theorem, noisy and not convex", partial(stochastic_nonconvex, effort)
 
 
 # --- the bounds ---
@@ -79,11 +71,6 @@ def stochastic_bound(q: Quadratics, lam: float, sigma: float, t: Tensor) -> Tens
     s = t + 7
     noise = 9 / 8 * math.sqrt(q.n * Q) * q.D * s ** (-1 / 3)
     return noise + 81 / 16 * q.n * q.D**2 * (q.Lh / s + lam / s.sqrt()) + q.H**2 / (2 * lam * s.sqrt())
-
-
-def anchored_bound(q: Quadratics, every: int, t: Tensor) -> Tensor:
-    """The bound of anchored FedFW."""
-    return (2 + 24 * (every - 1)) * q.n * q.Lh * q.D**2 / t
 
 
 # --- the studies ---
@@ -225,63 +212,6 @@ def stochastic(name: str, effort: Effort) -> list[Study]:
     ]
 
 
-def anchored(name: str, effort: Effort) -> list[Study]:
-    """The bound of anchored FedFW, for several distances between anchors."""
-    q = Quadratics.on(name)
-    found = []
-    for every in (1, 5, 20):
-        t, residuals = _residuals(q, FedFWAnchored(q.constraint, penalty=0.0, anchor_every=every), effort)
-        found.append(
-            Study(
-                bound="anchors",
-                setting=f"{name}, every {every} rounds",
-                t=t,
-                measured=residuals,
-                limit=anchored_bound(q, every, t),
-                slope=_late_slope(t, residuals),
-                exponent=-1.0,
-                steepest=-0.9,
-            )
-        )
-    return found
-
-
-def no_theorem(name: str, effort: Effort) -> list[Study]:
-    """Slopes of what nothing is proven about."""
-    q = Quadratics.on(name)
-    lam = 3 * q.best_penalty
-    cases: dict[str, tuple[Algorithm, int]] = {
-        "FedFW+": (FedFWPlus(q.constraint, penalty=lam), 1),
-        "FedFW, momentum 0.9": (FedFW(q.constraint, penalty=lam, momentum=0.9), 1),
-        "FedFW+, momentum 0.9": (FedFWPlus(q.constraint, penalty=lam, momentum=0.9), 1),
-        "FedFW, 5 local steps": (FedFW(q.constraint, penalty=lam), 5),
-    }
-    found = []
-    for title, (algorithm, local_steps) in cases.items():
-        t, residuals = _residuals(q, algorithm, effort, local_steps=local_steps)
-        found.append(_without_theorem(f"{name}, {title}", t, residuals, _late_slope(t, residuals)))
-    return found
-
-
-def stochastic_nonconvex(effort: Effort) -> list[Study]:
-    """How FedFW-sto's least gap falls with the horizon when half of the clients are not convex."""
-    q = indefinite("l2")
-    horizons = torch.tensor([T for T in (30, 100, 300, 1000, 3000) if effort.rounds >= T], dtype=torch.float64)
-    least = []
-    for T in map(int, horizons):
-        problem = quadratic_problem(q.A, q.c, q.start, convex=False)
-        problem.losses = NoisyLosses(q, 1.0, 0)
-        run = simulate(problem, FedFWSto(q.constraint, penalty=q.best_penalty), rounds=T, batch_size=1)
-        least.append(min(r.gap for r in run.history if r.gap is not None))
-    measured = torch.tensor(least, dtype=torch.float64)
-    setting = "l2, FedFW-sto, not convex, least gap"
-    return [_without_theorem(setting, horizons, measured, slope(horizons, measured))]
-
-
-def _without_theorem(setting: str, t: Tensor, measured: Tensor, falls: float) -> Study:
-    return Study(bound="", setting=setting, t=t, measured=measured, limit=None, slope=falls)
-
-
 # --- what they share ---
 
 
@@ -333,7 +263,7 @@ def _moments(rounds: int, every: int) -> Tensor:
 
 
 def _residuals(
-    q: Quadratics, algorithm: Algorithm, effort: Effort, *, p: float = 1.0, seed: int = 0, local_steps: int = 1
+    q: Quadratics, algorithm: Algorithm, effort: Effort, *, p: float = 1.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     run = simulate(
         q.problem,
@@ -342,7 +272,6 @@ def _residuals(
         participation=p,
         seed=seed,
         eval_every=effort.every,
-        local_steps=local_steps,
     )
     residuals = q.residuals(run)
     return _moments(effort.rounds, effort.every)[: len(residuals)], residuals

@@ -6,16 +6,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import lmo_bounds
 import pytest
 import torch
+from lmo_bounds import PATTERNS, STUDIED, N, exchanged, follow, frank_wolfe_steps, quadratics
 from tests.algorithms.paths import gaps_at, values_at
 
 import fedfw
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.simulation import Options, Simulation
 from fedfw.testing.known_quadratics import Quadratics, slope
-from fedfw_reproduction import lmo_theory, theory
-from fedfw_reproduction.lmo_theory import PATTERNS, STUDIED, N, exchanged, follow, frank_wolfe_steps, quadratics
+from fedfw_reproduction import theory
 
 UNEQUAL = (0.3, 0.02, 0.2, 0.1, 0.1, 0.2, 0.05, 0.03)
 WHO = {**PATTERNS, "nobody now and then": lambda t: [] if t % 3 == 0 else [t % N, (t + 1) % N]}
@@ -23,14 +24,14 @@ DTYPES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """What rounding may add, relative to the values of F."""
 
 
-def never_above(q: Quadratics, path: lmo_theory.Path, slack: float) -> float:
+def never_above(q: Quadratics, path: lmo_bounds.Path, slack: float) -> float:
     """The largest share of the bound, after the assertion that it held in every round but the first."""
-    measured, limit = (values[1:] for values in lmo_theory.round_bound(q, path))
+    measured, limit = (values[1:] for values in lmo_bounds.round_bound(q, path))
     assert bool((measured <= limit + slack * (1 + abs(q.least))).all())
     return float((measured / limit).max())
 
 
-def run(q: Quadratics, pattern: str = "everybody", dtype: torch.dtype = torch.float64, **how: Any) -> lmo_theory.Path:
+def run(q: Quadratics, pattern: str = "everybody", dtype: torch.dtype = torch.float64, **how: Any) -> lmo_bounds.Path:
     """45 rounds of FedLMO after the control variates were exchanged."""
     eta, who = exchanged(frank_wolfe_steps, WHO[pattern])
     steps = how.pop("local_steps", 3)
@@ -65,20 +66,20 @@ def test_without_control_variates_the_bound_breaks() -> None:
     path = follow(q, algorithm, PATTERNS["everybody"], rounds=400)
     never_above(q, path, 1e-9)  # as for clients that were never present
     corrected = replace(path, algorithm=replace(path.algorithm, correction=True))
-    measured, limit = lmo_theory.round_bound(q, corrected)
+    measured, limit = lmo_bounds.round_bound(q, corrected)
     assert bool((measured > limit)[1:].any())
 
 
 @pytest.mark.parametrize("name", STUDIED)
 @pytest.mark.parametrize("K", [1, 10])
 def test_rate_with_everybody(name: str, K: int) -> None:
-    for apart, near in list(lmo_theory.PROBLEMS.values())[1:]:
+    for apart, near in list(lmo_bounds.PROBLEMS.values())[1:]:
         q = quadratics(name, apart, near)
         algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule="convex")
         path = follow(q, algorithm, PATTERNS["everybody"], rounds=120, local_steps=K)
         h = values_at(q, path.points[1:]) - q.least
         t = torch.arange(2, 122, dtype=torch.float64)
-        assert bool((h <= lmo_theory.rate_bound(q, float(h[0]), t)).all())
+        assert bool((h <= lmo_bounds.rate_bound(q, float(h[0]), t)).all())
         assert slope(t[20:], h[20:]) <= -0.9
 
 
@@ -109,7 +110,7 @@ def test_losses_that_are_not_convex() -> None:
         eta, who = exchanged(lambda t, T=T: T**-0.5, PATTERNS["everybody"])  # type: ignore[misc]
         algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule=eta)
         path = follow(q, algorithm, who, rounds=T + 1, local_steps=3)
-        a, R = lmo_theory.remainders(q, path)
+        a, R = lmo_bounds.remainders(q, path)
         values, gap = values_at(q, path.points), gaps_at(q, path.points[1:-1])
         assert bool((values[2:] <= values[1:-1] - a[1:] * gap + R[1:] + 1e-9 * values.abs().max()).all())
         unit = float(torch.linalg.eigvalsh(q.A).abs().max()) * q.D**2
@@ -126,7 +127,7 @@ def test_noisy_gradients_in_the_mean_over_seeds() -> None:
         algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule=eta)
         paths.append(follow(q, algorithm, who, problem, rounds=60, local_steps=K, batch_size=1))
     h = values_at(q, torch.stack([path.points for path in paths])) - q.least
-    a, R = lmo_theory.remainders(q, paths[0])
+    a, R = lmo_bounds.remainders(q, paths[0])
     noise = sigma * (1 + (1 + float(q.w.norm())) / math.sqrt(K))
     limit = ((1 - a) * h[:, :-1]).mean(0) + R + a * q.D * noise
     assert bool((h.mean(0)[2:] <= limit[1:]).all())

@@ -42,14 +42,14 @@ def minimise(
     """
     iterate, state = {"lbfgs": _lbfgs, "adam": _adam}[optimizer](objective, z, steps)
     best, best_z = torch.full_like(z[:, 0], torch.inf), z
-    on_gpu = z.device.type == "cuda"
+    replayed = z.device.type == "cuda" and optimizer == "lbfgs"  # torch's Adam keeps a state of its own
 
     def step(best: Tensor, best_z: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         z, values, *rest = iterate(*state)
         better = values < best
         return torch.where(better, values, best), torch.where(better[:, None], z, best_z), z, values, *rest
 
-    advance = Replayed(step) if on_gpu else step
+    advance = Replayed(step) if replayed else step
     between = max(1, steps // looks)
     last_better, reached = 0, best
     for t in range(1, steps + 1):
@@ -76,20 +76,19 @@ Method = tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]
 """An iteration and what it begins with; the first three tensors are the points, their values and their slopes."""
 
 
-def _adam(objective: Objective, z: Tensor, steps: int, lr: float = 0.1) -> Method:
+def _adam(objective: Objective, z: Tensor, steps: int) -> Method:
     """Adam with a step size that falls to zero."""
+    point = z.clone().requires_grad_()
+    optimizer = torch.optim.Adam([point], lr=0.1, eps=1e-12)
+    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / steps)
 
-    def iterate(
-        z: Tensor, values: Tensor, slope: Tensor, mean: Tensor, square: Tensor, t: Tensor
-    ) -> tuple[Tensor, ...]:
-        t = t + 1
-        mean = 0.9 * mean + 0.1 * slope
-        square = 0.999 * square + 0.001 * slope.square()
-        rate = lr * (1 - (t - 1) / steps)
-        z = z - rate * (mean / (1 - 0.9**t)) / ((square / (1 - 0.999**t)).sqrt() + 1e-12)
-        return z, *value_and_slope(objective, z), mean, square, t
+    def iterate(z: Tensor, values: Tensor, slope: Tensor) -> tuple[Tensor, ...]:
+        point.grad = slope
+        optimizer.step()
+        falling.step()
+        return point.detach().clone(), *value_and_slope(objective, point)
 
-    return iterate, [z, *value_and_slope(objective, z), torch.zeros_like(z), torch.zeros_like(z), z.new_zeros(())]
+    return iterate, [z, *value_and_slope(objective, z)]
 
 
 def _lbfgs(objective: Objective, z: Tensor, steps: int) -> Method:

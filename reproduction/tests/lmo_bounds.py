@@ -15,9 +15,9 @@ and for clients that were never present, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,8 +28,7 @@ from fedfw.problems import Problem
 from fedfw.problems.quadratics import random_quadratics
 from fedfw.sets import NuclearBall
 from fedfw.simulation import simulate
-from fedfw.testing.known_quadratics import SETS, N, P, Quadratics, slope
-from fedfw_reproduction.study import Effort, Study
+from fedfw.testing.known_quadratics import SETS, N, P, Quadratics
 
 STUDIED = {name: SETS[name] for name in ("l1", "l2", "box")} | {"nuclear": NuclearBall(1.0).bind({"x": (3, 4)})}
 PROBLEMS = {
@@ -38,7 +37,6 @@ PROBLEMS = {
     "clients 30 apart and away": (30.0, False),
 }
 """How far apart the clients' minimisers are, in radii of the set, and whether F's own is near the set all the same."""
-LOCAL_STEPS = (1, 3, 10)
 EXCHANGE = 1e-12
 """A first step that moves nobody: with everybody present that round hands every client its control variate."""
 
@@ -172,69 +170,3 @@ def rate_bound(q: Quadratics, h_2: float, t: Tensor) -> Tensor:
     """The rate at t >= 2, of F(xbar_2) - F*."""
     unit = float(torch.linalg.eigvalsh(q.A)[:, -1].max()) * q.D**2
     return 21 * unit / (t + 1) + 7.4 * max(0.0, h_2 - 7 * unit) / t**2
-
-
-# --- the studies ---
-
-
-def studies(effort: Effort) -> Iterator[tuple[str, Callable[[], list[Study]]]]:
-    """Every study by its title."""
-    for name in STUDIED:
-        yield f"FedLMO's rounds on {name}", partial(rounds, name, effort)
-        yield f"FedLMO's rate on {name}", partial(rate, name, effort)
-
-
-def rounds(name: str, effort: Effort) -> list[Study]:
-    """The theorem in every round, by heterogeneity, K and participants."""
-    found = []
-    for title, (apart, near) in list(PROBLEMS.items())[1:]:  # without "away" the first two differ by rounding alone
-        q = quadratics(name, apart, near)
-        for K in LOCAL_STEPS:
-            for pattern, attendance in PATTERNS.items():
-                eta, who = exchanged(frank_wolfe_steps, attendance)
-                algorithm = FedLMO(q.constraint, momentum=0.0, schedule=eta)
-                path = follow(q, algorithm, who, rounds=_length(effort) + 1, local_steps=K)
-                measured, limit = (values[1:] for values in round_bound(q, path))
-                t = _moments(measured)
-                setting = f"K = {K}, {pattern}, {title}"
-                found.append(Study(f"lmo-{name}", setting, t, measured, limit, _late_slope(t, measured)))
-    return found
-
-
-def rate(name: str, effort: Effort) -> list[Study]:
-    """The rate, by heterogeneity and K."""
-    found = []
-    for title, (apart, near) in PROBLEMS.items():
-        q = quadratics(name, apart, near)
-        for K in (LOCAL_STEPS[0], LOCAL_STEPS[-1]):
-            algorithm = FedLMO(q.constraint, momentum=0.0, schedule="convex")
-            path = follow(q, algorithm, PATTERNS["everybody"], rounds=_length(effort), local_steps=K)
-            measured = torch.tensor([q.value(x) for x in path.points[1:]], dtype=torch.float64) - q.least
-            t = _moments(measured)
-            found.append(
-                Study(
-                    bound="lmo-rate",
-                    setting=f"{name}, K = {K}, {title}",
-                    t=t,
-                    measured=measured,
-                    limit=rate_bound(q, float(measured[0]), t),
-                    slope=_late_slope(t, measured),
-                    exponent=-1.0,
-                    steepest=-0.9,
-                )
-            )
-    return found
-
-
-def _moments(measured: Tensor) -> Tensor:
-    """The t of xbar_t that the measured values describe: 2, 3, ..."""
-    return torch.arange(2, len(measured) + 2, dtype=torch.float64)
-
-
-def _length(effort: Effort) -> int:
-    return max(100, effort.rounds // 10)
-
-
-def _late_slope(t: Tensor, values: Tensor) -> float:
-    late = t >= t[-1] / 10
-    return slope(t[late], values[late])
