@@ -12,7 +12,7 @@ from fedfw.cli.main import main
 from fedfw.data import Data, load_data
 from fedfw.problems import concordance
 from fedfw_reproduction import hospitals, reproduce
-from fedfw_reproduction.hospitals import METHODS, RADII, Chosen, _folds, _interval, methods
+from fedfw_reproduction.hospitals import METHODS, RADII, Chosen, _folds, _interval, cells
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.protocols import FULL, QUICK
 
@@ -38,7 +38,7 @@ def test_folds_share_out_every_region_and_nobody_is_in_two(data: Data) -> None:
 @needs("tcga-brca")
 @pytest.mark.parametrize("name", METHODS)
 def test_the_choice_does_not_look_at_the_test_data(name: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(methods(FULL)[name].config, rounds=3, eval_every=3)
+    config = replace(cells(FULL)[name].config, rounds=3, eval_every=3)
     task, site = Chosen(config, (0.5, 8.0), folds=2, draws=20), Site(str(DATA))
     found = task.compute(site)
     turned = replace(data.test, targets=data.test.targets.flip(0), inputs=1 - data.test.inputs)
@@ -73,4 +73,4 @@ def test_the_page_has_every_method_beside_what_was_published(
     for name in METHODS:
         assert name in printed
     assert "0.842 ± 0.015" in printed
-    assert RADII[1::3] == methods(replace(FULL, quick=True))["FedFW+"].radii
+    assert RADII[1::3] == cells(replace(FULL, quick=True))["FedFW+"].radii

@@ -53,7 +53,7 @@ def test_theory_and_the_cache(
 ) -> None:
     assert main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 0
     first = capsys.readouterr()
-    assert "1/2 theory, T2 on box" in first.err
+    assert "1/2 theory, T2 on l2" in first.err
     page = (tmp_path / "theory-quick.html").read_text()
     assert page.count("<svg") == page.count('.csv" href="data:') == 2
     assert "quick" in page
