@@ -55,7 +55,7 @@ def test_theory_and_the_cache(
     first = capsys.readouterr()
     assert "1/2 theory, T2 on l2" in first.err
     page = (tmp_path / "theory-quick.html").read_text()
-    assert page.count("<svg") == page.count('.csv" href="data:') == 2
+    assert page.count("<svg") == page.count('.csv" href="data:') == 1
     assert "quick" in page
     forget_one(tmp_path)  # as if the call had been interrupted
     draw_nothing(monkeypatch)
