@@ -1,7 +1,5 @@
 """One thread a test process, fixed seeds, and which tests a worker takes together."""
 
-from __future__ import annotations
-
 import gc
 import signal
 from pathlib import Path

@@ -5,8 +5,6 @@ One process a test worker has them and fedfw imported; it forks whenever a test 
 is about the start of the interpreter itself, or about what is imported, belongs into ``subprocess``.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import gc

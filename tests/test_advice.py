@@ -1,14 +1,12 @@
 """Advice: the best measured method among those that may be used, and nothing that was not measured."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedfw.advice import Measured, MeasuredMethod, MeasuredPoint, MeasuredProblem, advise, compared, measured
+from fedfw.advice import Measured, MeasuredMethod, MeasuredPoint, MeasuredProblem, advise, measured
 from fedfw.config import RunConfig, build_algorithm
 
 
@@ -89,25 +87,6 @@ def test_the_nearest_problem_and_what_is_different_there(
     assert advice.problem.title == title
     assert len(advice.reasons) == 1 + len(caveats)
     assert all(caveat in said for caveat, said in zip(caveats, advice.reasons[1:], strict=True))
-
-
-def test_a_projection_that_takes_a_decomposition_is_costly() -> None:
-    assert advise("l1:10", sees="gradients", table=TABLE).method.projects
-    assert not advise("nuclear:10", sees="gradients", table=TABLE).method.projects
-
-
-def test_the_measurement_is_told() -> None:
-    sums, atoms = (advise("l1:10", sees=sees, table=TABLE) for sees in ("sums", "atoms"))
-    assert sums.row == (
-        "much, l1:10: residual 0.004, test accuracy 0.896 after 2 rounds, 100.0 kB up and 1.0 MB down, "
-        "all 10 clients together"
-    )
-    assert sums.flags == "--algorithm fedfw --momentum 0.9"
-    assert compared(sums, atoms) == (
-        "Measured on much, l1:10: residual 0.004 instead of 0.3, test accuracy 0.896 instead of 0.600, "
-        "100.0 kB up instead of 3.0 kB."
-    )
-    assert json.loads(json.dumps(sums.to_json()))["measured"]["test_accuracy"] == pytest.approx(0.896)
 
 
 @pytest.mark.parametrize(

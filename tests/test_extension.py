@@ -1,7 +1,5 @@
 """One file and one line: an algorithm with a new option and one without options run, tune, compare and deploy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace

@@ -1,7 +1,5 @@
 """The models by name: gradients against autograd, convexity, smoothness, memory in pieces."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,9 +10,8 @@ from torch import nn
 
 import fedfw
 from fedfw.data import Data, Part
-from fedfw.models import MODELS, make_model
+from fedfw.models import MODELS
 from fedfw.presets import ProblemOptions, make_problem
-from fedfw.problems import modules
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.known_losses import ScaledCrossEntropy
 from fedfw.problems.modules import ModuleLosses, unflatten
@@ -122,28 +119,6 @@ def test_smoothness_bounds_how_fast_gradients_change(name: str) -> None:
     assert steepest <= L * 1.01
 
 
-@pytest.mark.parametrize("name", ["linear", "completion"])
-def test_smoothness_of_quadratics_is_exact(name: str) -> None:
-    problem = problem_of(TASKS[name], name, clients=3)
-    p = len(problem.start)
-    who = torch.arange(3)
-    base = problem.losses.value_and_gradient(torch.zeros(3, p), who, None)[1]
-    columns = [
-        problem.losses.value_and_gradient(unit.expand(3, -1).contiguous(), who, None)[1] - base for unit in torch.eye(p)
-    ]
-    hessians = torch.stack(columns, 2).double()
-    largest = float(torch.linalg.eigvalsh((hessians + hessians.mT) / 2)[:, -1].max())
-    assert problem.smoothness() == pytest.approx(largest, rel=2e-3)
-
-
-def test_networks_have_no_known_smoothness_and_random_but_fixed_starts() -> None:
-    data = TASKS["mlp"]
-    assert problem_of(data, "mlp", clients=2).smoothness() is None
-    one, same, other = (nn.utils.parameters_to_vector(make_model("mlp", data, s).parameters()) for s in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
 def test_the_l2_term() -> None:
     plain, ridge = (problem_of(TASKS["mclr"], "mclr", clients=3, l2=l2) for l2 in (0.0, 0.5))
     x = torch.randn(len(plain.start), generator=generator())
@@ -154,22 +129,6 @@ def test_the_l2_term() -> None:
     assert ridge.value(x) == pytest.approx(more, rel=1e-6)
     assert ridge.test(x) == plain.test(x)
     assert ridge.convex is True
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
-def test_pieces_of_samples_add_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = TASKS[name]
-    whole = problem_of(data, name, clients=2)
-    monkeypatch.setattr(modules, "_WORKING_FLOATS", 1)  # one sample at a time
-    pieces = problem_of(data, name, clients=2)
-    assert isinstance(whole.losses, ModuleLosses)
-    x = whole.start.repeat(2, 1)
-    for one, other in zip(
-        whole.losses.value_and_gradient(x, torch.arange(2), None),
-        pieces.losses.value_and_gradient(x, torch.arange(2), None),
-        strict=True,
-    ):
-        assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_completion_with_minibatches_and_repeated_entries() -> None:
@@ -206,31 +165,6 @@ def test_low_rank_ratings_are_completed() -> None:
     assert start is not None
     assert run.history[-1].test_loss is not None
     assert math.sqrt(run.history[-1].test_loss) < 0.25 * math.sqrt(start)
-
-
-def test_logistic_accuracy() -> None:
-    problem = problem_of(TASKS["logistic"], "logistic", clients=2)
-    right = torch.tensor([1.0, 0, 0, 0, 0, 0])  # the sign of the first feature is the class
-    assert problem.test(right).accuracy == 1.0
-    assert problem.test(-right).accuracy == 0.0
-
-
-def test_clients_of_different_sizes_share_a_call() -> None:
-    data = TASKS["mlp"]
-    sizes = (5, 6, 6, 5, 2)
-    parts = torch.arange(24).split(sizes)
-    clients = [MODELS["mlp"].samples(data.train.take(part)) for part in parts]
-    problem = fedfw.Problem(make_model("mlp", data, 0), nnf.cross_entropy, clients)
-    assert isinstance(problem.losses, ModuleLosses)
-    assert [len(stack.who) for stack in problem.losses._stacks] == [4, 1]  # at most a fifth is padding
-    x = problem.start.repeat(5, 1)
-    values, gradients = problem.losses.value_and_gradient(x, torch.arange(5), None)
-    for i, (inputs, targets) in enumerate(clients):
-        model = problem.trained(x[i])
-        loss = nnf.cross_entropy(model(inputs), targets)
-        loss.backward()
-        assert values[i].item() == pytest.approx(loss.item(), rel=1e-5)
-        assert torch.allclose(gradients[i], torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["maxmin-mlp", "lipschitz-cnn"])

@@ -1,7 +1,5 @@
 """Options are declared once: checks, refusals, signatures and help all follow from the declaration."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import pydoc
@@ -9,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,13 +16,9 @@ from fedfw.deployment import Deployment
 from fedfw.options import (
     LARGEST,
     LARGEST_WHOLE,
-    Option,
     check_options,
-    declare_keywords,
-    nearest,
     option,
     options_of,
-    refuse_unknown,
 )
 from fedfw.presets import ProblemOptions, load_problem
 from fedfw.rounds.options import Options
@@ -39,7 +32,6 @@ DECLARED: dict[str, type] = {
     **{cls.__name__: cls for cls in fedfw.ALGORITHMS.values()},
 }
 WHOLE, POSITIVE, SHARE = "a whole number of at least 1", "a number above 0", "a number of at least 0"
-SCALED = '"auto", "theory", or a multiple of these such as "auto:'
 REFUSED: dict[str, tuple[list[Any], str]] = {
     # of a run
     "rounds": ([0, -1, 2.0, "3", True, None], WHOLE),
@@ -245,15 +237,6 @@ def test_what_is_expected_is_worked_out_from_type_and_limits(key: str, expected:
         Garden(**{key: [1]})  # type: ignore[arg-type]
 
 
-def test_what_is_declared() -> None:
-    assert list(GARDEN) == ["beds", "depth", "name", "fence", "soil", "water", "keeper"]
-    assert [one.name for one in GARDEN.values() if one.is_flag] == ["fence"]
-    assert [one.name for one in GARDEN.values() if not one.textual] == ["keeper"]
-    assert GARDEN["depth"] == Option(
-        "depth", "depth in metres", 0.5, "a number above 0 and below 2", True, GARDEN["depth"].annotation, limited=True
-    )
-
-
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
@@ -363,61 +346,3 @@ def test_numbers_of_a_problem_have_bounds(name: str, value: float) -> None:
         ValueError, match=rf"{name}={value!r}, expected a (whole )?number .*at most".replace("+", r"\+")
     ):
         ProblemOptions(**{name: value})  # type: ignore[arg-type]
-
-
-@given(st.integers(-3, 12))
-def test_limits(beds: int) -> None:
-    if 1 <= beds <= 9:
-        assert Garden(beds=beds).beds == beds
-    else:
-        with pytest.raises(ValueError, match=f"beds={beds}, expected a whole number of at least 1 and at most 9"):
-            Garden(beds=beds)
-
-
-def test_keywords_are_put_into_signature_and_documentation() -> None:
-    @declare_keywords(Garden)
-    def plant(seed: int, *, beds: int = 4, **options: Any) -> None:
-        """Plant something.
-
-        Parameters
-        ----------
-        seed : int
-            What is planted.
-        {options}
-        """
-
-    parameters = inspect.signature(plant).parameters
-    assert list(parameters) == ["seed", "beds", "depth", "name", "fence", "soil", "water", "keeper"]
-    assert parameters["beds"].default == 4  # its own
-    assert parameters["depth"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert plant.__doc__ is not None
-    assert "    depth : a number above 0 and below 2\n        Depth in metres.\n" in plant.__doc__
-
-
-def test_unknown_names_and_the_nearest() -> None:
-    with pytest.raises(
-        TypeError, match=r"plant has no option 'bed' \(did you mean 'beds'\?\), expected seed, beds, depth"
-    ):
-        refuse_unknown("plant", ["beds", "bed"], Garden, own=("seed",))
-    refuse_unknown("plant", ["seed", "beds"], Garden, own=("seed",))
-    assert nearest("round", ["rounds", "seed"]) == " (did you mean 'rounds'?)"
-    assert nearest("zzz", ["rounds", "seed"]) == ""
-
-
-def test_options_that_were_checked_together() -> None:
-    with pytest.raises(ValueError, match="resume needs the folder to go on from"):
-        Deployment(resume=True)
-    with pytest.raises(ValueError, match="privacy='eps=4', expected eps=NUMBER,delta=NUMBER"):
-        Options(privacy="eps=4")
-    assert Options(privacy="eps=4,delta=1e-5").promise == fedfw.Privacy(4, 1e-5)
-    assert [t for t in range(1, 8) if Options(rounds=7, eval_every=3).evaluates(t)] == [3, 6, 7]
-
-
-def test_probabilities_in_an_array_of_numpy() -> None:
-    run = fedfw.simulate(
-        fedfw.testing.two_quadratics(),
-        fedfw.FedFW(fedfw.Box(-1.0, 1.0), penalty=0.3),
-        rounds=3,
-        participation=np.array([1.0, 0.5]),
-    )
-    assert len(run.history) == 3

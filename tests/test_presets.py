@@ -1,23 +1,17 @@
 """Ready problems by the names of their parts."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import fedfw
-from fedfw.config import RunConfig
-from fedfw.data import Data, Part, load_data, partition
+from fedfw.data import Data, Part, load_data
 from fedfw.data.shakespeare import cut_windows
 from fedfw.presets import (
     ProblemOptions,
-    _lend,
     load_problem,
     make_problem,
-    problem_options,
     usual_model,
     usual_partition,
 )
@@ -103,15 +97,6 @@ def test_models_and_partitions_by_the_data(made: Data, model: str, rule: str) ->
     assert same(problem, make_problem(made, ProblemOptions(clients=3, model=model, partition=rule)))
 
 
-def test_weights_are_equal_or_by_samples() -> None:
-    made = data(5)
-    sizes = make_problem(made, ProblemOptions(clients=4, partition="dirichlet:0.5")).losses.sizes
-    assert sizes is not None
-    for weights, expected in (("equal", torch.full((4,), 0.25)), ("samples", sizes / sizes.sum())):
-        problem = make_problem(made, ProblemOptions(clients=4, partition="dirichlet:0.5", weights=weights))  # type: ignore[arg-type]
-        assert torch.allclose(problem.weights, expected.double())
-
-
 def test_lent_samples_take_the_place_of_the_test_data() -> None:
     made = data(5)
     whole, lending = (make_problem(made, ProblemOptions(clients=3, partition="iid"), held_out=h) for h in (0.0, 0.25))
@@ -127,47 +112,6 @@ def test_lent_samples_take_the_place_of_the_test_data() -> None:
     assert sorted(held[:, 0].tolist()) == sorted(made.train.inputs[:, 0].tolist())  # nothing is lost or used twice
     with pytest.raises(ValueError, match="too few samples to lend some"):
         make_problem(made, ProblemOptions(clients=60, partition="iid"), held_out=0.5)
-
-
-def test_lent_windows_share_no_character_with_those_that_are_kept() -> None:
-    made = text(900, 700, 800)
-    whole, lending = (make_problem(made, ProblemOptions(clients=3, width=4, depth=1), held_out=h) for h in (0.0, 0.25))
-    assert whole.losses.sizes is not None
-    assert lending.losses.sizes is not None
-    assert lending.test_data is not None
-    assert 0.2 < len(lending.test_data[0]) / len(made.train) <= 0.25
-    assert bool((lending.losses.sizes > 0.7 * whole.losses.sizes).all())  # few are given up
-    kept, lent = _lend(partition("speaker", made.train, 3, 5, 0), 0.25, 0, made.train)
-    assert made.train.starts is not None
-    seen, unseen = (
-        {start + i for start in made.train.starts[rows].tolist() for i in range(13)} for rows in (torch.cat(kept), lent)
-    )
-    assert not seen & unseen
-    with pytest.raises(ValueError, match=r"client \d keeps no window that is clear of what is lent"):
-        make_problem(text(300), ProblemOptions(clients=1), held_out=0.99)
-
-
-def test_sizes_are_for_models_that_have_them() -> None:
-    made = text(300, 200)
-    problem = make_problem(made, ProblemOptions(clients=2, width=6, depth=1, heads=3))
-    assert problem.shapes["blocks.0.q.weight"] == (6, 6)
-    assert "blocks.1.q.weight" not in problem.shapes
-    with pytest.raises(ValueError, match="width=6, expected a multiple of heads=4"):
-        make_problem(made, ProblemOptions(clients=2, width=6))
-    with pytest.raises(ValueError, match="depth=3 goes with transformer, not with mlp"):
-        make_problem(data(5), ProblemOptions(model="mlp", depth=3))
-    with pytest.raises(ValueError, match="made up has sequences for targets, expected one class: use the model trans"):
-        make_problem(made, ProblemOptions(model="mclr"))
-    with pytest.raises(ValueError, match="the transformer is for texts such as shakespeare, and made up has none"):
-        make_problem(data(5), ProblemOptions(model="transformer"))
-
-
-def test_the_problems_part_of_a_configuration() -> None:
-    config = RunConfig.of(dataset="digits", clients=3, l2=0.5, rounds=7, penalty=0.1, data_dir="here")
-    options = problem_options(config)
-    assert type(options) is ProblemOptions
-    assert options == ProblemOptions(clients=3, l2=0.5, data_dir="here")
-    assert ProblemOptions(data_dir=Path("here")).data_dir == Path("here")
 
 
 @pytest.mark.parametrize("clients", range(1, 12))

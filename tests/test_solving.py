@@ -1,7 +1,5 @@
 """The central solver against independent answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -20,21 +18,6 @@ def test_quadratics(name: str) -> None:
     assert torch.allclose(optimum.x, q.optimum, atol=1e-3)
     assert optimum.method == "accelerated projected gradient"
     assert optimum.residual(optimum.start_value) == 1.0
-
-
-def test_a_set_without_a_projection() -> None:
-    class OnlyAnOracle(fedfw.L1Ball):
-        has_projection = property(lambda self: False)  # type: ignore[assignment]
-
-    q = Quadratics.on("l1")
-    told: list[tuple[int, float, float]] = []
-    optimum = fedfw.solve(
-        q.problem, OnlyAnOracle(1.0), tol=1e-3, progress=lambda step, value, bound: told.append((step, value, bound))
-    )
-    assert optimum.method == "Frank-Wolfe"
-    assert optimum.uncertainty <= 1e-3
-    assert optimum.lower_bound <= q.least <= optimum.value
-    assert all(bound <= q.least <= value for _, value, bound in told)
 
 
 def test_softmax_regression_against_scikit_learn() -> None:
@@ -79,27 +62,6 @@ def test_tight_tolerances_in_float32(constraint: str) -> None:
     assert 0 <= optimum.uncertainty <= 2e-5
 
 
-def test_progress_of_a_solution(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedfw.report.bars._PATIENCE", 0.0)
-    q = Quadratics.on("l1")
-    quiet = fedfw.solve(q.problem, q.constraint, progress=False)
-    assert capsys.readouterr().err == ""
-    assert fedfw.solve(q.problem, q.constraint, progress=True).value == quiet.value
-    assert "F* is between" in capsys.readouterr().err
-    with pytest.raises(TypeError, match="progress=1, expected True, False or a function"):
-        fedfw.solve(q.problem, q.constraint, progress=1)  # type: ignore[arg-type]
-
-
-def test_a_solution_that_may_not_take_long() -> None:
-    q = Quadratics.on("l1")
-    with pytest.warns(UserWarning, match="solve gave up after 1 steps"):
-        hurried = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_seconds=1e-9)
-    assert hurried.steps == 1
-    assert hurried.lower_bound <= q.least <= hurried.value
-    with pytest.raises(ValueError, match=r"max_seconds=0, expected a positive number"):
-        fedfw.solve(q.problem, q.constraint, max_seconds=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_problem_of_one_matrix_has_matrices_for_answers(dtype: torch.dtype) -> None:
     """The nearest matrix of nuclear norm 1 to diag(3, 1): diag(1, 0); the set itself can be asked about it."""
@@ -121,12 +83,6 @@ def test_a_problem_of_one_matrix_has_matrices_for_answers(dtype: torch.dtype) ->
     assert gradient.shape == (2, 2)
     assert torch.allclose(gradient, 2 * (run.x - target), atol=1e-5)
     assert torch.equal(problem.trained(run.x)["x"], run.x)  # type: ignore[index]
-
-
-def test_a_problem_of_several_parameters_has_flat_answers() -> None:
-    problem = fedfw.load_problem("digits", clients=3, partition="iid")
-    assert fedfw.solve(problem, "l1:5", tol=0.5, max_steps=3).x.shape == (650,)
-    assert fedfw.simulate(problem, fedfw.FedFW("nuclear:5"), rounds=1).x.shape == (650,)
 
 
 # --- losses with kinks ---

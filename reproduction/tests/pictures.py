@@ -1,7 +1,5 @@
 """What tests of studies share: reports without pictures, and folders that lost a result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`fedfw bench`: nothing is timed that does not compute the same, and what is missing is said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

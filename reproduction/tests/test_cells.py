@@ -1,7 +1,5 @@
 """Cells: the choice of a grid is the best one's, all points cost the same gradients, residuals are against F*."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The study of FedLMO on convex problems: what is compared, and the sentences that come from results."""
 
-from __future__ import annotations
-
 from math import prod
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Decentralised Frank-Wolfe: its steps written out, Frank-Wolfe on the complete graph, convergence, fixed points."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.algorithms.test_baselines import DTYPES, WEIGHTS, typed, weighted

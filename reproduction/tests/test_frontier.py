@@ -1,7 +1,5 @@
 """The frontier: what is compared, fronts of points, and the page and the table that come from results."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Graphs and weights of clients that have no server."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The study of the hospitals: folds within regions, a choice that never sees the test data, and the page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

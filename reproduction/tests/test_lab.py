@@ -1,7 +1,5 @@
 """The lab: every task once, kept by its content, the same with one process or two."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """The attacker works where theory says it must, and nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 import scipy.optimize
 import torch

@@ -1,7 +1,5 @@
 """The leakage study from its first task to its page, and the command that runs one attack."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

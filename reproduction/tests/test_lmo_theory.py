@@ -1,7 +1,5 @@
 """What is proven of FedLMO: every round, the rate, and what is left of it with newcomers, momentum and noise."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

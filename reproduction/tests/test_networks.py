@@ -1,7 +1,5 @@
 """The study of networks: what is tried and chosen, what is the same for all methods, the bars, and the page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The algorithms that only experiments know: errors as large as asked for, duals that add up to zero."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The study of what privacy costs, on a small grid."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

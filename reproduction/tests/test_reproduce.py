@@ -1,7 +1,5 @@
 """``fedfw reproduce``: the report of everything, the cache, missing data, and the exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Keys of kept results: they depend on what was computed, not on names of classes and fields in the code."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The study of steps from curvature: what it calls near and worse, and that it runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The bounds of the theory with their constants, and the slopes that correct code meets."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """F and the Frank-Wolfe gap of quadratics at many points at once: one at a time they cost more than the rounds."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

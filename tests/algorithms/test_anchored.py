@@ -222,38 +222,7 @@ def test_bounds_with_absentees_are_true(attendance: float, dtype: torch.dtype) -
         assert best.value - max(bounds) < 0.02 * (best.start_value - best.value)
 
 
-def test_without_anchors_nothing_goes_down_again() -> None:
-    """Those that had anchors have left: no mean of none."""
-    algorithm = fedfw.FedFWAnchored(D, anchor_every=1)
-    rows = algorithm.start_clients(torch.zeros(3, P))
-    server = algorithm.start_server(torch.zeros(P))
-    assert algorithm.regroup(server, rows).vectors.keys() == server.vectors.keys()
-    held = rows | {"c": torch.randn(3, P), "anchored": torch.tensor([[1.0], [0.0], [1.0]])}
-    held["c"][1] = 0
-    anchored = algorithm.regroup(replace(server, vectors=server.vectors | {"c": torch.zeros(P).double()}), held)
-    assert_sum_is_exact(anchored, held)
-    assert algorithm.regroup(anchored, rows).vectors.keys() == server.vectors.keys()
-
-
 # --- compressed anchors ---
-
-
-@DTYPES
-def test_what_an_anchor_loses_the_next_ones_make_up_for(dtype: torch.dtype) -> None:
-    """c_i goes to the gradient at xbar, although every single message has 2 bits a number."""
-    problem, apart = quadratics(dtype), []
-
-    def watch(simulation: Simulation) -> None:
-        if simulation.now.gathered is not None:
-            c = simulation.coordinator.memory.gather(torch.arange(N))["c"]
-            before = simulation.now.before.xbar.to(dtype)
-            exact = problem.value_and_gradient(before)[1]
-            apart.append(float((c.sum(0) - exact).norm() / exact.norm()))
-
-    algorithm = fedfw.FedFWAnchored(D, penalty=0.0, anchor_every=1, compress="bits:2")
-    fedfw.simulate(problem, algorithm, rounds=60, eval_every=60, callbacks=watch)
-    assert apart[0] > 0.1
-    assert apart[-1] < 0.1 * apart[0]
 
 
 @DTYPES

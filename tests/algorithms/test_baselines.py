@@ -1,8 +1,5 @@
 """The projected baselines: where they converge, where they rest, one client, absentees, what they send."""
 
-from __future__ import annotations
-
-import math
 from functools import cache
 from typing import Any
 
@@ -11,10 +8,9 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Aggregate, Plan, Server, Setting
+from fedfw.algorithms.base import Aggregate, Plan, Server
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import TupleAtom
-from fedfw.problems.base import WeightedGradient
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
@@ -76,27 +72,6 @@ def test_converges_to_the_independent_optimum(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_stale_clients_count_as_they_last_were(name: str) -> None:
-    """FedDR and FedADMM keep every client's last word, so absentees change nothing of where they converge."""
-    q = Quadratics.on(name)
-
-    held: list[Tensor] = []
-
-    def watch(simulation: Simulation) -> None:
-        state, server = simulation.clients, simulation.server
-        said = state["xhat"] if "xhat" in state else state["x"] + 0.2 * state["z"]
-        held.append(torch.stack([said.mean(0), server.vectors["xtilde"]]))
-        assert torch.equal(server.xbar, q.constraint.project(server.vectors["xtilde"]))
-
-    for algorithm in (fedfw.FedDR(q.constraint, eta=0.2), fedfw.contrib.FedADMM(q.constraint, eta=0.2)):
-        run = fedfw.simulate(q.problem, algorithm, rounds=300, participation=0.4, eval_every=300, callbacks=watch)
-        assert residual(q, run.x) < 1e-4, algorithm
-    said, known = torch.stack(held).unbind(1)
-    assert len(said) == 600
-    assert torch.allclose(said, known, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
     q = Quadratics.on(name)
@@ -127,18 +102,6 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
         assert torch.allclose(run.x, x, atol=1e-7), algorithm
         for key in set(clients) - {"xhat"}:
             assert torch.allclose(simulation.clients[key], clients[key], atol=1e-6), (algorithm, key)
-
-
-def test_local_steps_of_fedavg_drift_away_and_those_of_feddr_do_not() -> None:
-    q = Quadratics.on("l2")
-    drift, none = (
-        residual(q, fedfw.simulate(q.problem, a, rounds=150, local_steps=20, eval_every=150).x)
-        for a in (fedfw.FedAvg(q.constraint), fedfw.FedDR(q.constraint, eta=0.5))
-    )
-    assert drift > 1e-3
-    assert none < 1e-8
-    held = fedfw.simulate(q.problem, fedfw.FedAvg(q.constraint, mu=30.0), rounds=150, local_steps=20, eval_every=150)
-    assert residual(q, held.x) < drift / 3  # FedProx
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -178,53 +141,6 @@ def test_one_client(name: str) -> None:
         assert torch.allclose(x, answer, atol=1e-9), algorithm
 
 
-def test_a_seed_fixes_the_run_to_the_bit() -> None:
-    q = Quadratics.on("l1")
-    for algorithm in [*baselines(q.constraint), *peers(q.constraint), *adams(q.constraint)]:
-        options: dict[str, Any] = {"rounds": 15, "eval_every": 15, "participation": 0.5}
-        runs = [fedfw.simulate(q.problem, algorithm, seed=s, **options) for s in (3, 3, 4)]
-        assert torch.equal(runs[0].x, runs[1].x)
-        assert not torch.equal(runs[0].x, runs[2].x)
-
-
-def test_weights_scale_the_losses() -> None:
-    q = weighted("unequal", SETS["l2"])
-    for algorithm in [*baselines(q.constraint), *peers(q.constraint)]:
-        assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=150, eval_every=150).x) < 1e-4, algorithm
-
-
-def test_payloads_are_dense_and_counted_as_such() -> None:
-    q = Quadratics.on("l2")
-    dense = 8 * (1 + 8 * P)
-    for algorithm in baselines(q.constraint):
-        record = fedfw.simulate(q.problem, algorithm, rounds=3).history[-1]
-        assert record.bytes_up == dense, algorithm
-        assert record.bytes_down == dense, algorithm
-        assert record.consensus is None
-        assert record.eta is None
-        assert record.seconds is not None
-        assert record.seconds["projection"] > 0
-
-
-def test_a_stack_of_one_client_is_its_row_of_the_stack() -> None:
-    """A deployed client calls the same step alone."""
-    q = Quadratics.on("l2")
-    for algorithm in [*baselines(q.constraint), *peers(q.constraint), *adams(q.constraint)]:
-        simulation = Simulation(q.problem, algorithm, Options(rounds=6, eval_every=6))
-        simulation.run()
-        simulation.t = 7
-        who = torch.arange(q.n)
-        _, message = algorithm.broadcast(simulation.plan, simulation.server, who, simulation.clients["x"], 7)
-        oracle = WeightedGradient(q.problem.losses, q.problem.weights[who], who, lambda: None, 7)
-        state, sent, _ = algorithm.client_step(simulation.plan, simulation.clients, message, oracle, q.constraint.lmo)
-        for i in range(q.n):
-            alone = WeightedGradient(q.problem.losses, q.problem.weights[i : i + 1], who[i : i + 1], lambda: None, 7)
-            own = {name: value[i : i + 1] for name, value in simulation.clients.items()}
-            after, one, _ = algorithm.client_step(simulation.plan, own, message, alone, q.constraint.lmo)
-            assert torch.allclose(one.dense(), sent.dense()[i : i + 1], atol=1e-12)
-            assert all(torch.allclose(after[name], state[name][i : i + 1], atol=1e-12) for name in state)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -258,12 +174,6 @@ def test_a_set_without_projection_and_an_unknown_smoothness_are_refused() -> Non
 
 
 # --- methods from the training of networks ---
-
-
-@cache
-def digits_and_their_optimum() -> tuple[fedfw.Problem, fedfw.ConstraintSet, fedfw.solving.Optimum]:
-    problem, D = fedfw.load_problem("digits", clients=10, partition="labels:3"), fedfw.L2Ball(10.0)
-    return problem, D, fedfw.solve(problem, D, tol=1e-3)
 
 
 def typed(q: Quadratics, dtype: torch.dtype) -> fedfw.Problem:
@@ -306,18 +216,6 @@ def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, d
     for algorithm, answer in expected.items():
         x = fedfw.simulate(typed(q, dtype), algorithm, rounds=rounds, eval_every=rounds, local_steps=K).x
         assert torch.allclose(x, answer, atol=1e-12 if dtype == torch.float64 else 1e-5), algorithm
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_client_of_scaffold_is_fedavg(dtype: torch.dtype) -> None:
-    """With several clients and unequal weights: `test_weights.py`."""
-    rough = 1e-12 if dtype == torch.float64 else 1e-5
-    one = Quadratics.on("l2", n=1)
-    x, y = (
-        fedfw.simulate(typed(one, dtype), cls(FREE, lr=0.03), rounds=12, eval_every=12, local_steps=3).x
-        for cls in (fedfw.FedAvg, fedfw.Scaffold)
-    )
-    assert torch.allclose(x, y, atol=rough)
 
 
 def test_the_shared_momentum_of_fedcm_is_the_running_average_of_gradients() -> None:
@@ -404,25 +302,6 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
     assert torch.allclose(x, xbar, atol=1e-12 if dtype == torch.float64 else 1e-4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cls", [fedfw.Scaffold, fedfw.contrib.FedMuonCV])
-def test_the_servers_mean_is_the_weighted_mean_of_all_control_variates(
-    cls: type[fedfw.Algorithm], dtype: torch.dtype
-) -> None:
-    q = weighted("unequal", SETS["l2"])
-    rough = 1e-10 if dtype == torch.float64 else 1e-4
-
-    def watch(simulation: Simulation) -> None:
-        mean = (q.w[:, None] * simulation.clients["c"].double()).sum(0)
-        assert torch.allclose(simulation.server.vectors["c"], mean, atol=rough)
-        counts = q.w.to(dtype) * q.n
-        again = simulation.algorithm.regroup(simulation.server, simulation.clients, counts)
-        assert torch.allclose(again.vectors["c"], mean, atol=rough)
-
-    options: dict[str, Any] = {"rounds": 12, "eval_every": 12, "participation": 3, "local_steps": 2}
-    fedfw.simulate(typed(q, dtype), cls(q.constraint), callbacks=watch, **options)
-
-
 def muons(D: fedfw.ConstraintSet, **options: Any) -> list[fedfw.Algorithm]:
     return [
         fedfw.contrib.LocalMuon(D, **options),
@@ -480,21 +359,6 @@ def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
     assert torch.allclose(run.x, xbar, atol=1e-6)  # net atoms are rounded to float32
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("participation", [1.0, 3])
-@pytest.mark.parametrize("name", SETS)
-def test_oracle_steps_stay_in_the_set_whoever_takes_part(name: str, participation: float, dtype: torch.dtype) -> None:
-    q, rough = weighted("unequal", SETS[name]), 1e-12 if dtype == torch.float64 else 1e-5
-    options: dict[str, Any] = {"rounds": 10, "eval_every": 10, "local_steps": 3, "participation": participation}
-    for algorithm in muons(q.constraint):
-        seen: list[Tensor] = []
-        fedfw.simulate(
-            typed(q, dtype), algorithm, callbacks=lambda s, seen=seen: seen.append(s.xbar.clone()), **options
-        )
-        assert len(seen) == 10
-        assert bool(torch.as_tensor(q.constraint.contains(torch.stack(seen), rough, batch=True)).all())
-
-
 def test_local_muon_stays_where_clients_disagree_and_control_variates_move_it() -> None:
     """The oracle's bias: what is proven of LocalMuon, on the line."""
     two = fedfw.testing.two_quadratics()
@@ -505,24 +369,6 @@ def test_local_muon_stays_where_clients_disagree_and_control_variates_move_it() 
     assert abs(local) < 1e-6
     assert aligned > 0.5  # the shared momentum has the sign of the mean gradient, until clients' own are added
     assert corrected > 0.9
-
-
-def test_local_muon_sends_atoms_and_nothing_else() -> None:
-    q = Quadratics.on("l1")
-    local, shared, corrected = (
-        fedfw.simulate(q.problem, a, rounds=3).history[-1].bytes_up for a in muons(q.constraint)
-    )
-    assert fedfw.contrib.LocalMuon.contract.shares == ""
-    assert local < 8 * 8 * P < min(shared, corrected)
-
-
-@pytest.mark.parametrize("cls", [fedfw.FedAvgM, fedfw.FedCM, fedfw.Scaffold, fedfw.FedAdam, fedfw.FedAdamW])
-@pytest.mark.parametrize("network", [False, True])
-def test_grids_have_few_settings(cls: type[fedfw.Algorithm], network: bool) -> None:
-    setting = Setting(8, FREE, (P,), not network, smoothness=lambda: None if network else 8.0)
-    for method in (cls, fedfw.contrib.LocalMuon, fedfw.contrib.FedMuon, fedfw.contrib.FedMuonCV):
-        size = math.prod(len(values) for values in method.grid(setting).values())
-        assert 3 <= size <= (6 if network else 12), method
 
 
 def test_squares_below_zero_do_not_spoil_the_steps_of_others() -> None:
@@ -553,17 +399,183 @@ def test_moments_that_no_gradients_have_do_not_spoil_the_steps_of_others(dtype: 
     assert all(bool((part.dense().abs() < 10).all()) for part in answer.parts)
 
 
-@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.8, 0.95), (0.5, 0.3), (0.9, 0.5), (0.0, 0.0)])
-def test_moments_of_gradients_are_kept_as_they_are(beta1: float, beta2: float) -> None:
-    """Also those of the sequence of gradients for which |m| / sqrt(v) is largest: g_j = (beta1 / beta2)^j backwards."""
-    algorithm, plan = fedfw.FedAdamW(FREE, lr=0.1, beta1=beta1, beta2=beta2), Plan(1, FREE, lr=0.1)
-    zero = torch.zeros(1, dtype=torch.float64)
-    worst = [(beta1 / beta2) ** j if beta2 else 1.0 for j in reversed(range(60))]
-    for gradients in (worst, torch.randn(60, generator=torch.Generator().manual_seed(0)).tolist()):
-        m = v = zero
-        for g in gradients:
-            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
-            aggregate = Aggregate(1, True, zero, beside={"m": m, "v": v}, weight=1.0)
-            after = algorithm.server_step(plan, Server(zero, {"m": m, "v": v}), aggregate, 1)
-            assert torch.equal(after.vectors["m"], m)
-            assert torch.equal(after.vectors["v"], v)
+# --- Fast-FedDA: the paper's sums beside our running average, where it rests and where it converges ---
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("everyone", [True, False])
+def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weights: str, dtype: torch.dtype) -> None:
+    """The paper's two sums, of gradients and of points; absentees' sums are those of the server."""
+    q, lr, strong, rounds = weighted(weights, SETS["l2"]), 0.04, 0.3, 12
+    A, c, w, start = q.A.to(dtype), q.c.to(dtype), q.w.to(dtype), q.start.to(dtype)
+    mu = strong / lr
+
+    def point(g: torch.Tensor, points: torch.Tensor, steps: int) -> torch.Tensor:
+        """The minimiser of <g, w> + sum_j mu/4 ||w - w_j||^2 + ||w - x^1||^2 / (2 lr) over the ball of radius 1."""
+        best = (start / lr + mu / 2 * points - g) / (1 / lr + steps * mu / 2)
+        return best / max(1.0, float(best.norm()))
+
+    def attendance(t: int) -> list[int]:
+        return list(range(q.n)) if everyone else [t % q.n, (3 * t + 1) % q.n, (t + 5) % q.n]
+
+    g, points = torch.zeros(P, dtype=dtype), torch.zeros(P, dtype=dtype)
+    for t in range(1, rounds + 1):
+        sums = []
+        present = sorted(set(attendance(t)))
+        for i in present:
+            own_g, own_points = g, points
+            for k in range(K):
+                x = point(own_g, own_points, (t - 1) * K + k)
+                own_g, own_points = own_g + A[i] @ (x - c[i]), own_points + x
+            sums.append(w[i] * torch.stack([own_g, own_points]))
+        g, points = torch.stack(sums).sum(0) / w[present].sum()
+    algorithm = fedfw.contrib.FastFedDA(q.constraint, lr=lr, strong=strong)
+    options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
+    run = fedfw.simulate(typed(q, dtype), algorithm, **options)
+    expected = point(g, points, rounds * K)
+    assert torch.allclose(run.x, expected, atol=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_fast_fedda_the_minimiser_is_a_fixed_point(name: str) -> None:
+    q, strong = Quadratics.on(name), 0.2
+    algorithm = fedfw.contrib.FastFedDA(q.constraint, lr=0.05, strong=strong)
+    u = q.optimum - 2 / (strong / 0.05) * q.gradients(q.optimum).sum(0)
+    simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5))
+    simulation.coordinator.server = Server(q.optimum, {"u": u})
+    simulation.coordinator.memory = EveryRow({"x": torch.zeros(q.n, 0, dtype=torch.float64)})
+    run = simulation.run()
+    assert torch.allclose(run.x, q.optimum, atol=1e-7)
+    assert torch.allclose(simulation.server.vectors["u"], u, atol=1e-6)
+
+
+@pytest.mark.parametrize("strong", [0.01, 0.1])
+@pytest.mark.parametrize("name", SETS)
+def test_fast_fedda_converges_to_the_independent_optimum(name: str, strong: float) -> None:
+    q = weighted("unequal", SETS[name])
+    run = fedfw.simulate(q.problem, fedfw.contrib.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300)
+    assert residual(q, run.x) < 1e-5
+    assert q.constraint.contains(run.x)
+
+
+# --- The proximal augmented Lagrangian method: its steps written out, where it rests and where it converges ---
+
+
+def minimised(value: Any, start: torch.Tensor) -> torch.Tensor:
+    """The minimiser of a smooth strongly convex function, by torch's own optimizer."""
+    x = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([x], max_iter=200, tolerance_grad=1e-13, tolerance_change=1e-16)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = value(x)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return x.detach()
+
+
+LR, ETA, BETA, ROUNDS = 0.05, 0.3, 4.0, 7
+
+
+def attending(t: int, everyone: bool, n: int) -> list[int]:
+    return list(range(n)) if everyone else [t % n, (3 * t + 1) % n, (t + 5) % n]
+
+
+def nearest(x: torch.Tensor) -> torch.Tensor:
+    """In the ball of radius 1."""
+    return x / x.norm().clamp(min=1.0)
+
+
+@cache
+def written_out(everyone: bool, every: int, K: int, weights: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The server's model and its multiplier after all rounds, (p,) each, in float64."""
+    q, lr, eta, beta = weighted(weights, SETS["l2"]), LR, ETA, BETA
+    A, c, w, n = q.A, q.c, q.w, q.n
+
+    def far(x: torch.Tensor) -> torch.Tensor:
+        """The square of the distance from the ball of radius 1."""
+        return (x.norm() - 1).clamp(min=0).square()
+
+    model = centre = q.start
+    y = torch.zeros(P, dtype=torch.float64)
+    x, z = q.start.repeat(n, 1), torch.zeros(n, P, dtype=torch.float64)
+    share = 1 / ((n + 1) * beta)
+    for t in range(1, ROUNDS + 1):
+        for i in set(attending(t, everyone, n)):
+            for _ in range(K):  # the linearised loss, with all else exact
+                slope = n * w[i] * A[i] @ (x[i] - c[i])
+                pulls = slope + n * share * (x[i] - centre) + z[i] + (x[i] - model) / eta
+                x[i] = x[i] - pulls / (1 / lr + n * share + 1 / eta)
+            z[i] = z[i] + (x[i] - model) / eta
+        mean = (x + eta * z).mean(0)
+        model = minimised(
+            lambda v, mean=mean, centre=centre, y=y: (
+                beta / 2 * far(v + y / beta)
+                + share / 2 * (v - centre).square().sum()
+                + (v - mean).square().sum() / (2 * eta)
+            ),
+            model,
+        )
+        if t % every == 0:
+            y, centre = y + beta * (model - nearest(model + y / beta)), model
+    return model, y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("everyone", [True, False])
+def test_the_steps_are_those_that_are_written_out_here(
+    everyone: bool, every: int, K: int, weights: str, dtype: torch.dtype
+) -> None:
+    """The server's problem is solved by an optimizer here, and by one projection there."""
+    q = weighted(weights, SETS["l2"])
+    model, y = written_out(everyone, every, K, weights)
+    algorithm = fedfw.contrib.FedPAL(q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every)
+    options: dict[str, Any] = {"rounds": ROUNDS, "eval_every": ROUNDS, "local_steps": K}
+    options["participation"] = lambda t: attending(t, everyone, q.n)
+    seen: list[Server] = []
+    run = fedfw.simulate(typed(q, dtype), algorithm, callbacks=lambda s: seen.append(s.server), **options)
+    rough = 1e-7 if dtype == torch.float64 else 1e-4
+    assert torch.allclose(seen[-1].vectors["w"].double(), model, atol=rough)
+    assert torch.allclose(seen[-1].vectors["y"].double(), y, atol=10 * rough)
+    assert torch.allclose(run.x.double(), nearest(model), atol=rough)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("name", SETS)
+def test_fedpal_the_minimiser_is_a_fixed_point(name: str, local_steps: int, every: int) -> None:
+    q, eta = Quadratics.on(name), 0.3
+    x, slope = q.optimum, q.gradients(q.optimum).sum(0)
+    algorithm = fedfw.contrib.FedPAL(q.constraint, eta=eta, beta=2.0, multiplier_every=every)
+    clients = {"x": x.repeat(q.n, 1), "z": -q.n * q.gradients(x)}
+    vectors = {"mean": x - eta * slope, "w": x, "centre": x, "y": -slope}
+    simulation = Simulation(q.problem, algorithm, Options(rounds=6, eval_every=6, local_steps=local_steps))
+    simulation.coordinator.memory, simulation.coordinator.server = EveryRow(clients), Server(x, vectors)
+    assert torch.allclose(simulation.run().x, x, atol=1e-7)
+    for key, value in clients.items():
+        assert torch.allclose(simulation.clients[key], value, atol=1e-6), key
+    for key, value in vectors.items():
+        assert torch.allclose(simulation.server.vectors[key], value, atol=1e-6), key
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("participation", [1.0, 3])
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", SETS)
+def test_converges_whoever_takes_part_and_with_local_steps(
+    name: str, weights: str, participation: float, dtype: torch.dtype
+) -> None:
+    q = weighted(weights, SETS[name])
+    options: dict[str, Any] = {"rounds": 200, "eval_every": 200, "participation": participation, "local_steps": 2}
+    run = fedfw.simulate(typed(q, dtype), fedfw.contrib.FedPAL(q.constraint, eta=0.2, beta=5.0), **options)
+    assert residual(q, run.x.double()) < (1e-6 if dtype == torch.float64 else 1e-4)
+    assert q.constraint.contains(run.x)
+    assert run.lower_bound is not None
+    assert run.lower_bound <= q.least + (1e-9 if dtype == torch.float64 else 1e-5)  # rounded data are other data

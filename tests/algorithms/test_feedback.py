@@ -1,16 +1,13 @@
 """Error feedback: memories follow what is sent on both sides, absentees keep theirs, and methods reach the optimum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms.base import Server, Setting
+from fedfw.algorithms.base import Server
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
@@ -77,13 +74,6 @@ def test_compressed_gradients_reach_the_optimum(name: str, how: str) -> None:
     assert residual(q, fedfw.simulate(q.problem, oracle, rounds=150, eval_every=150).x) < 0.01
 
 
-def test_absentees_count_as_they_last_were() -> None:
-    q = Quadratics.on("l2")
-    algorithm = fedfw.FedPGD(q.constraint, compress="topk:2", lr="auto:0.1")
-    run = fedfw.simulate(q.problem, algorithm, rounds=300, participation=0.5, eval_every=300)
-    assert residual(q, run.x) < 1e-4
-
-
 def test_what_loses_nothing_is_gradient_descent() -> None:
     """With all numbers sent, 16 bits of a change that shrinks are as good as all bits."""
     q = Quadratics.on("l2")
@@ -135,66 +125,3 @@ def test_what_goes_down_can_be_compressed_and_the_optimum_is_reached(dtype: torc
     dense, short = (fedfw.simulate(problem(q, dtype), one, rounds=150, eval_every=150) for one in oracles)
     assert residual(q, short.x) < 0.05
     assert short.history.total("bytes_down") < dense.history.total("bytes_down")
-
-
-@pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"compress": "topk:2"},
-        {"compress": "randk:2"},
-        {"compress": "sign", "extrapolation": "nesterov", "compress_down": "topk:2"},
-    ],
-)
-def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    algorithm = fedfw.FedPGD(q.constraint, **options)
-    common: dict[str, Any] = {"participation": 0.6, "eval_every": 5}
-    whole = fedfw.simulate(q.problem, algorithm, rounds=25, **common)
-    fedfw.simulate(q.problem, algorithm, rounds=13, out=tmp_path / "run", **common)
-    resumed = fedfw.simulate(q.problem, algorithm, rounds=25, out=tmp_path / "run", resume=True, **common)
-    assert torch.equal(whole.x, resumed.x)
-    assert whole.history.total("bytes_up") == resumed.history.total("bytes_up")
-    assert whole.history.total("bytes_down") == resumed.history.total("bytes_down")
-
-
-def test_the_sum_is_that_of_the_clients_that_there_are() -> None:
-    algorithm = fedfw.FedPGD(fedfw.L1Ball(1.0), compress="topk:1")
-    h = torch.arange(6, dtype=torch.float64).view(3, 2)
-    server = algorithm.regroup(algorithm.start_server(torch.zeros(2)), {"x": torch.zeros(3, 0), "h": h})
-    assert server.vectors["h"].tolist() == [6.0, 9.0]
-
-
-@pytest.mark.parametrize("algorithm", compressed(fedfw.L1Ball(1.0), "topk:2"), ids=str)
-def test_they_keep_the_contract_that_every_algorithm_keeps(algorithm: fedfw.Algorithm) -> None:
-    fedfw.testing.check_algorithm(algorithm)
-    if not isinstance(algorithm, fedfw.FedAvg) or not algorithm.mu:
-        fedfw.testing.check_algorithm(replace(algorithm, compress_down="topk:2"))
-
-
-@pytest.mark.parametrize("how", COMPRESSORS)
-def test_a_gradient_that_is_not_finite_names_client_and_round(how: str) -> None:
-    losses = [lambda x: x.square().sum(), lambda x: x.abs().sqrt().sum()]
-    trouble = fedfw.Problem.from_losses(losses, torch.zeros(3, dtype=torch.float64))
-    D = fedfw.L1Ball(1.0)
-    for algorithm in (fedfw.FedPGD(D, lr=0.1, compress=how), fedfw.FrankWolfe(D, compress=how)):
-        with pytest.raises(fedfw.NonFiniteError, match=r"round 1: NaN or infinity .* client \[1\]"):
-            fedfw.simulate(trouble, algorithm, rounds=2)
-
-
-def test_messages_longer_than_the_vector_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"compress='atoms:8', expected something shorter: .* bytes, and 12 numbers"):
-        fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedPGD(fedfw.L2Ball(1.0), compress="atoms:8"), rounds=1)
-    with pytest.raises(ValueError, match="compress='rank:1', expected another one: no parameter is a matrix"):
-        fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedPGD(fedfw.L1Ball(1.0), compress="rank:1"), rounds=1)
-
-
-def test_one_step_a_round() -> None:
-    with pytest.raises(ValueError, match="local_steps=2: fedpgd takes one step a round"):
-        fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedPGD(fedfw.L1Ball(1.0)), rounds=1, local_steps=2)
-
-
-def test_step_sizes_are_in_the_grid() -> None:
-    known = Setting(n=4, constraint=fedfw.L1Ball(1.0), shape=(P,), convex=True, smoothness=lambda: 8.0)
-    assert "lr" in fedfw.FedPGD.grid(known)
-    assert fedfw.FedPGD.grid(known)["extrapolation"] == ("none", "nesterov")

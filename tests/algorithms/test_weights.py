@@ -1,7 +1,5 @@
 """Weights of clients: methods that average weigh in one way, so they agree wherever their equations are the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

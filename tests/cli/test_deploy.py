@@ -12,7 +12,6 @@ import pytest
 
 from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.deploy_demo import Demo, allowed_by_name, owners_of
-from fedfw.cli.deploy_report import _LEGEND, _ROUNDS_HEADER, TOTALS_HEADER, legend
 from fedfw.cli.main import main
 from fedfw.config import RunConfig
 from fedfw.deployment.consent import USUAL_SETS, Consent, RefusedError
@@ -23,7 +22,6 @@ pytest.importorskip("flwr")
 import fedfw.deployment.flower.local as local
 from fedfw.deployment.flower.app_folder import AppFolder
 from fedfw.rounds.wire import digest
-from tests.data.files import DATA, needs
 
 
 @pytest.fixture(autouse=True)
@@ -81,12 +79,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert "\n" not in line
     assert not Path("runs").exists()
     return line
-
-
-def test_the_app_says_what_to_do_next(app: Path) -> None:
-    text = (app / "README.md").read_text()
-    for command in ("demo --app .", "sign . --key", "hub", "proxy", "init-node", "check"):
-        assert f"fedfw deploy {command}" in text
 
 
 def test_an_app_is_read_with_its_settings_and_changes(app: Path) -> None:
@@ -233,28 +225,6 @@ def test_a_new_app_learns_in_its_few_rounds(app: Path) -> None:
 def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) -> None:
     read = AppFolder.read(app)
     assert read.make_task(read.settings({"algorithm": algorithm})).algorithm.name == algorithm
-
-
-@needs("shakespeare")
-def test_a_new_app_trains_a_transformer_of_the_size_in_its_settings(app: Path) -> None:
-    read = AppFolder.read(app)
-    sizes = {"width": 8, "depth": 1, "heads": 2}
-    data = {"dataset": "shakespeare:16", "data-dir": str(DATA.absolute()), "partition": "speaker", "clients": 82}
-    settings = {**data, **sizes, "model": "transformer", "constraint": "linf:10", "batch-size": 4}
-    task = read.make_task(read.settings(settings))
-    assert task.model.get_parameter("blocks.0.up.weight").shape == (32, 8)
-    inputs, targets = task.data(81)
-    assert inputs.shape == targets.shape == (len(inputs), 16)
-    assert task.problem((inputs[:8], targets[:8])).n == 1
-
-
-def test_the_legend_explains_every_word_of_the_tables() -> None:
-    explained = " ".join(word for word, _ in _LEGEND) + legend()
-    for word in (*_ROUNDS_HEADER, *TOTALS_HEADER):
-        if word not in ("", "round"):
-            assert all(part in explained for part in word.removesuffix(" up").removesuffix(" a round").split()), word
-    for word in ("invited", "counted", "refused", "up", "down", "evidence", "drift"):
-        assert word in legend()
 
 
 # --- an owner's own commands ---

@@ -3,8 +3,6 @@
 Options are listed by the parsers themselves: one that is added has to be put into `CASES`.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -51,11 +49,6 @@ from fedfw.tuning import Trial
 pytest.importorskip("flwr")
 
 from fedfw.deployment.flower.apps import _consent
-
-
-class ReachedError(Exception):
-    """What reached the end of a command, raised in place of the work itself."""
-
 
 # --- values ---
 
@@ -647,7 +640,6 @@ CASES: dict[str, dict[str, Case]] = {
 # --- a folder with files, and what a command does in it ---
 
 
-_UNSTEADY = (".sig", ".pyc", ".html", ".lock", "")  # files that hold times
 RUNS = ("a", "b", "other", "own")
 """Folders of runs: two of one problem, one of another, and one with a model of the user's own."""
 

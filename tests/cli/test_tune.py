@@ -1,7 +1,5 @@
 """``fedfw tune`` and ``fedfw solve``: what a user types, sees and finds afterwards."""
 
-from __future__ import annotations
-
 import csv
 import json
 from itertools import product
@@ -12,16 +10,13 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.main import main
 from fedfw.cli.tune import parse_grid
 from fedfw.config import RunConfig, grid_points, read_config
 from fedfw.data import load_data
-from fedfw.options import options_of
 from fedfw.presets import ProblemOptions, make_problem
 from fedfw.problems.linear import LinearLosses
-from fedfw.rounds.options import Options
-from fedfw.tuning import search, usual_grid
+from fedfw.tuning import search
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -107,15 +102,6 @@ def test_the_test_data_are_not_looked_at() -> None:
     assert torch.equal(problem.test_data[0], again.test_data[0])
 
 
-def test_runs_that_blow_up_do_not_win(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--dataset", "diabetes", "--algorithm", "fedavg", "--constraint", "l2:1e30", "--rounds", "200"]
-    assert main(["tune", *flags, "--grid", "lr=auto,auto:1000"]) == 0
-    out = capsys.readouterr().out
-    assert "best: lr=auto " in out
-    assert main(["tune", *flags, "--grid", "lr=auto:1000"]) == 2
-    assert "no point of the grid gave a finite result" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -140,30 +126,6 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], flag
     assert not list(Path().iterdir())  # nothing is left behind
 
 
-def test_grids_are_small_and_of_options_that_exist() -> None:
-    problem = fedfw.load_problem("digits")
-    for cls in ALGORITHMS.values():
-        for constraint in (fedfw.L1Ball(30.0), fedfw.L2Ball(10.0)):
-            axes = usual_grid(problem, cls(constraint), Options())
-            assert len(list(product(*axes.values()))) <= 12, cls.name
-            assert set(axes) <= set(options_of(cls))
-    assert parse_grid("lr=auto:2,0.5 local_steps=1") == {"lr": ["auto:2", "0.5"], "local-steps": ["1"]}
-    assert parse_grid("constraint=l1:2|ksparse:k=3,r=1") == {"constraint": ["l1:2", "ksparse:k=3,r=1"]}
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedfw+"])
-def test_the_usual_grid_of_a_network(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--model", "mlp", "--algorithm", algorithm, "--rounds", "1"]) == 0
-    assert "best: " in capsys.readouterr().out
-
-
-def test_grids_may_hold_sets_and_yes_or_no(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = "constraint=l1:30|ksparse:k=20,r=1 per-parameter=true,false"
-    assert main(["tune", "--rounds", "3", "--grid", grid, "--out", "t.toml"]) == 0
-    rows = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
-    assert len({row["held_out_loss"] for row in rows}) == 4
-
-
 def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["solve", "--constraint", "l1:5", "--tol", "0.01", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -173,13 +135,6 @@ def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gave up after 3 steps" in capsys.readouterr().err
     assert main(["solve", "--model", "mlp"]) == 2
     assert "known to be convex" in capsys.readouterr().err
-
-
-def test_models_and_data_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
-    assert "two hidden layers" in capsys.readouterr().out
-    assert main(["data", "list"]) == 0
-    assert "fashion-mnist" in capsys.readouterr().out
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
@@ -221,24 +176,3 @@ def test_an_interrupt_keeps_finished_trials_and_resume_runs_the_others(
     assert "holds trials of another grid or configuration" in capsys.readouterr().err
     assert main([*command, "--out", "nothing.toml", "--resume"]) == 2
     assert "there is no nothing.csv with finished trials" in capsys.readouterr().err
-
-
-def test_finished_trials_are_on_disk_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ends the process then, they are kept."""
-    run, seen = fedfw.tuning._run, []
-
-    def looking(problem: fedfw.Problem, point: fedfw.Trial) -> fedfw.Trial:
-        seen.append(len(Path("t.csv").read_text().splitlines()) if Path("t.csv").exists() else 0)
-        return run(problem, point)
-
-    monkeypatch.setattr("fedfw.tuning._run", looking)
-    assert main(["tune", "--algorithm", "fedavg", "--rounds", "2", "--grid", "lr=0.1,0.2,0.3", "--out", "t.toml"]) == 0
-    assert seen == [0, 2, 3]
-
-
-def test_an_interrupt_before_the_first_trial(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_after(monkeypatch, 0)
-    assert main(["tune", "--algorithm", "fedavg", "--rounds", "2", "--grid", "lr=0.1", "--out", "t.toml"]) == 130
-    assert capsys.readouterr().err.strip() == "fedfw tune: interrupted before the first trial was finished"

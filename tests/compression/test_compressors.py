@@ -1,9 +1,9 @@
 """Every compressor is the contraction that it says it is, comes back to the bit, and refuses what is no message."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedfw
-from fedfw.atoms import Atom
+from fedfw.atoms import Atom, mix
 from fedfw.atoms.base import read_framed, stack_atoms
 from fedfw.atoms.bits import Reader
 from fedfw.compression import Bits, Compressor, Pursuit, RandK, Rank, Sign, TopK, make_compressor
@@ -91,14 +91,6 @@ def test_drawn_numbers_never_take_away_from_the_others(case: tuple[Tensor, tuple
     assert RandK(k).encode(x, (x.shape[1],), pieces, draw=draw)[0].nbytes == 1 + 2 * count  # nothing says where
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_drawn_numbers_are_a_contraction_in_the_mean(dtype: torch.dtype) -> None:
-    x = torch.randn(1, 11, generator=torch.Generator().manual_seed(3), dtype=dtype)
-    for k in (1, 4, 11):
-        left = torch.cat([left_over(RandK(k), x, (11,), draw) for draw in range(500)])
-        assert float(left.mean()) == pytest.approx(1 - k / 11, abs=0.04)
-
-
 @given(vectors())
 @settings(max_examples=40, deadline=None)
 def test_signs_are_the_contraction_of_the_mean_magnitude(case: tuple[Tensor, tuple[int, ...]]) -> None:
@@ -135,22 +127,6 @@ def test_matrices_of_low_rank_are_a_contraction(r: int, shapes: tuple[Shape, ...
         assert bool((left_over(compressor, x, sizes) <= 1 - r / shorter * (1 - 2.0**-6) + SLACK).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sides", [(20, 30), (30, 20), (150, 200)])
-def test_a_matrix_of_low_rank_is_sent_as_it_is(sides: tuple[int, int], dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(side, 2, generator=generator, dtype=torch.float64) for side in sides)
-    x = (left @ right.T).reshape(1, -1).to(dtype)
-    sent = Rank(3, (sides,)).encode(x, (x.shape[1],), (x.shape[1],))
-    assert float((sent.dense(torch.float64) - x).norm()) < 0.01 * float(x.norm())
-    assert sent.nbytes == 2 + 2 * 3 * sum(sides)
-
-
-def test_models_without_a_matrix_have_no_rank() -> None:
-    with pytest.raises(ValueError, match=r"compress='rank:2', expected another one: no parameter is a matrix .*\(5,\)"):
-        Rank(2).bind(fedfw.L2Ball(1.0), [(5,)])
-
-
 GROUPS = torch.arange(12) % 4
 PURSUED: dict[str, tuple[ConstraintSet, int | None]] = {
     "l1": (fedfw.L1Ball(3.0), 12),
@@ -177,17 +153,6 @@ def test_atoms_of_the_set_are_a_contraction(name: str, r: int, dtype: torch.dtyp
         left = left_over(compressor, x.to(dtype), (12,))
         bound = 1.0 if of is None else (1 - (1 - 2.0**-7) / of) ** r
         assert bool((left <= bound + SLACK).all())
-
-
-def test_atoms_of_an_l1_ball_are_the_largest_numbers() -> None:
-    x = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
-    atoms = Pursuit(4, fedfw.L1Ball(7.0)).encode(x, (30,), (30,)).dense()
-    assert torch.allclose(atoms, TopK(4).encode(x, (30,), (30,)).dense(), rtol=2.0**-7)
-
-
-def test_atoms_need_a_set() -> None:
-    with pytest.raises(ValueError, match="compress='atoms:4' has no set yet"):
-        Pursuit(4).encode(torch.ones(1, 3), (3,), (3,))
 
 
 ALL = ["topk:5", "topk:400", "randk:5", "bits:4", "sign", "rank:1", "atoms:3"]
@@ -257,3 +222,118 @@ def test_subnormal_numbers_come_back_and_never_grow(text: str, dtype: torch.dtyp
             assert bool(kept.isfinite().all())
             v, off = (t.double() * 2.0**usual for t in (x, kept - x.double()))
             assert bool((off.norm(dim=1) <= v.norm(dim=1) * (1 + SLACK)).all())
+
+
+# --- Compressed nets stay in their sets, come back to the bit, and train as well as what is not compressed ---
+
+LAYER = torch.nn.Linear(30, 20)
+SETS: dict[str, ConstraintSet] = {
+    "l2": fedfw.L2Ball(3.0).bind(LAYER),
+    "linf": fedfw.LinfBall(0.3).bind(LAYER),
+    "box": fedfw.Box(-0.1, 0.3).bind(LAYER),
+    "spectral": fedfw.SpectralBall(0.7).bind(LAYER),
+    "simplex": fedfw.Simplex(2.0).bind(LAYER),
+    "partial isometry": fedfw.PartialIsometry(15, 0.7).bind(LAYER),
+    "product": fedfw.Product({"weight": fedfw.SpectralBall(0.7), "*": fedfw.L2Ball(0.1)}).bind(LAYER),
+    "half of a product": fedfw.Product({"weight": fedfw.L1Ball(0.7), "*": fedfw.L2Ball(0.1)}).bind(LAYER),
+}
+STRICT = ("l2", "linf", "box", "spectral", "product")
+"""Sets in which nothing that was shrunk is outside by so much as a rounding error."""
+P = 620
+
+
+def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_shrunk_lies_in_the_set_near_what_it_was(name: str, dtype: torch.dtype) -> None:
+    D = SETS[name]
+    inside = torch.stack([D.random_point((P,), torch.Generator().manual_seed(i), dtype) for i in range(5)])
+    tol = 0.0 if name in STRICT else 1e-6
+    for size in (0.0, 1e-3, 0.1, 1e30 if name in STRICT else 10.0):
+        x = inside + size * gaussian(5, P, dtype=dtype)
+        near = D.shrink(x, batch=True)
+        assert near.dtype is dtype
+        assert bool(D.contains(near, tol, batch=True).all())
+        if size < 1:  # not much farther than the nearest point
+            assert bool(((near - x).norm(dim=1) <= 20 * (size + 1e-6) * P**0.5).all())
+    assert torch.allclose(D.shrink(0.5 * inside[0]), D.project(0.5 * inside[0]), atol=1e-5)
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    with pytest.raises(fedfw.NonFiniteError, match="row 0 of 1"):
+        fedfw.L2Ball(1.0).shrink(torch.tensor([1.0, float("nan")]))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETS)
+def test_nets_come_back_as_points_of_the_set(name: str, dtype: torch.dtype, steps: int, bits: int) -> None:
+    D, compressor, weights = SETS[name], Bits(bits), [1 / steps] * steps
+    base = D.random_point((P,), torch.Generator().manual_seed(7), dtype)
+    net = mix([D.lmo(gaussian(3, P, seed=k, dtype=dtype), batch=True, precision=dtype) for k in range(steps)], weights)
+    sent = compressor.encode_net(net, base, D, (P,))
+    readers = compressor.net_readers(base, D, (P,), weights)
+    for one in sent:
+        data = one.to_bytes()
+        assert len(data) == one.nbytes <= net.nbytes
+        reader = Reader(data)
+        back = read_framed(reader, readers)
+        reader.finish()
+        assert torch.equal(back.dense(dtype), one.dense(dtype))
+        assert D.accepts_net(back, (P,))
+        shrunk = name in STRICT and "bits" in one.kind
+        assert D.contains(back.dense(dtype), 0.0 if shrunk else 1e-6)
+    if bits == 8:
+        assert float((sent.dense() - net.dense()).norm()) <= 0.02 * float((net.dense() - base).norm())
+
+
+@pytest.mark.parametrize("name", ["l2", "linf", "spectral", "product"])
+@pytest.mark.parametrize("precision", DTYPES)
+def test_random_bytes_decode_to_points_of_the_set_or_not_at_all(name: str, precision: torch.dtype) -> None:
+    D, base, rng = SETS[name], torch.zeros(P), random.Random(0)
+    net = mix([D.lmo(gaussian(1, P, seed=k), batch=True) for k in range(2)], [0.5, 0.5])
+    readers = Bits(8).net_readers(base, D, (P,), [0.5, 0.5])
+    genuine = Bits(8).encode_net(net, base.to(precision), D, (P,))[0].to_bytes()
+    read = []
+    for _ in range(300):
+        data = bytearray(genuine)
+        for _ in range(rng.randrange(1, 30)):
+            data[rng.randrange(1, len(data))] = rng.randrange(256)
+        try:
+            point = read_framed(Reader(bytes(data)), readers)
+        except AtomError:
+            continue
+        read.append(point.dense(torch.float32))
+    assert bool(D.contains(torch.stack(read), 0.0, batch=True).all())
+    assert len(read) > 20
+
+
+# --- training ---
+
+
+@cache
+def digits() -> fedfw.Problem:
+    return fedfw.load_problem("digits", clients=10, partition="labels:3")
+
+
+def trained(constraint: Any, compress: str, eval_every: int = 40) -> fedfw.Run:
+    algorithm = fedfw.FedLMO(constraint, compress=compress)
+    return fedfw.simulate(digits(), algorithm, rounds=40, local_steps=3, participation=4, eval_every=eval_every)
+
+
+@pytest.mark.parametrize("constraint", [fedfw.L2Ball(10.0), fedfw.SpectralBall(5.0)], ids=["l2", "spectral"])
+def test_few_bits_train_as_well(constraint: Any) -> None:
+    plain = trained(constraint, "none", eval_every=1)  # the first loss is looked at, too
+    eight, four = (trained(constraint, how) for how in ("bits:8", "bits:4"))
+    first, last = plain.history[0].loss, plain.history[-1].loss
+    assert first is not None
+    assert last is not None
+    for run, close, ratio in ((eight, 0.002, 3.8), (four, 0.03, 7.5)):
+        assert run.history[-1].loss == pytest.approx(last, abs=close * (first - last))
+        assert run.history[-1].accuracy == pytest.approx(plain.history[-1].accuracy, abs=0.01)
+        assert plain.history.total("bytes_up") / run.history.total("bytes_up") > ratio
+        assert run.history.total("bytes_down") <= plain.history.total("bytes_down")

@@ -1,10 +1,9 @@
 """A configuration: one flat list of options, as TOML and back, from flags refused for files of version 0.1."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,8 +13,18 @@ from hypothesis import strategies as st
 
 import fedfw
 from fedfw.algorithms.base import Message, Plan, State
-from fedfw.config import RunConfig, all_options, app_table, build_algorithm, merge, read_app_config, read_config
-from fedfw.config.run_config import VERSION_KEY, algorithm_class, algorithm_options, owners, read_table, run_options
+from fedfw.config import (
+    RunConfig,
+    all_options,
+    app_table,
+    completed,
+    load,
+    merge,
+    read_app_config,
+    read_config,
+)
+from fedfw.config.run_config import VERSION_KEY
+from fedfw.data import Data
 from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
 from fedfw.options import option, options_of
 from fedfw.presets import ProblemOptions
@@ -80,16 +89,6 @@ def test_names_of_any_characters(name: str, tmp_path: Path) -> None:
     assert read_config(path) == config
 
 
-@given(configs)
-def test_values_are_found_by_their_names(values: dict[str, Any]) -> None:
-    config = RunConfig.of(**values)
-    for name, value in values.items():
-        assert config.get(name) == value
-    open_ones = all_options().keys() - values.keys()
-    assert all(config.get(name) == all_options()[name].default for name in open_ones if name in options_of(RunConfig))
-    assert {key.replace("-", "_") for key in config.items()} >= {n for n, v in values.items() if v is not None}
-
-
 def test_the_one_list_has_every_option_that_can_be_written_down() -> None:
     listed = all_options()
     for cls in (Options, ProblemOptions, *fedfw.ALGORITHMS.values()):
@@ -99,18 +98,6 @@ def test_the_one_list_has_every_option_that_can_be_written_down() -> None:
     assert "relax" not in listed
     keys = [declared.key for declared in listed.values()]
     assert len(set(keys)) == len(keys)
-
-
-def test_having_other_values() -> None:
-    config = RunConfig.of(rounds=5, penalty=0.1, mu=2.0)
-    assert config.own == (("mu", 2.0), ("penalty", 0.1))
-    assert config.having(penalty=None).own == (("mu", 2.0),)
-    assert config.having(rounds=7, penalty=0.2) == RunConfig.of(rounds=7, penalty=0.2, mu=2.0)
-    with pytest.raises(TypeError, match=r"no option 'round' \(did you mean 'rounds'\?\)"):
-        config.having(round=7)
-    with pytest.raises(ValueError, match="rounds=0, expected a whole number of at least 1"):
-        config.having(rounds=0)
-    assert run_options(config) == Options(rounds=5)
 
 
 # --- reading ---
@@ -187,11 +174,6 @@ def test_run_folders_of_version_0_1_are_refused(tmp_path: Path) -> None:
     assert read_config(path).get("penalty") == "auto:3"
 
 
-def test_a_file_without_a_history_is_somebodys_own(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('penalty = "auto:3"\n')
-    assert read_table(tmp_path / "config.toml") == {"penalty": "auto:3"}
-
-
 # --- algorithms that are registered later ---
 
 
@@ -233,43 +215,6 @@ def registered() -> Iterator[None]:
         del fedfw.ALGORITHMS[cls.name]
 
 
-@pytest.mark.usefixtures("registered")
-def test_options_of_a_new_algorithm_appear_everywhere() -> None:
-    assert {"wind", "gusts_at"} <= set(all_options())
-    assert owners("wind") == ["windy"]
-    assert "windy" in owners("penalty")
-    config = merge(RunConfig(), {"algorithm": "windy", "wind": "7", "gusts-at": "dusk", "penalty": 0.1}, "here")
-    assert config == RunConfig.of(algorithm="windy", wind=7.0, gusts_at="dusk", penalty=0.1)
-    table = tomllib.loads(config.to_toml())
-    assert merge(RunConfig(), {key: table[key] for key in table if key != VERSION_KEY}, "here") == config
-    algorithm = build_algorithm(config.having(constraint="l1:2"))
-    assert algorithm == Windy(fedfw.L1Ball(2), wind=7.0, gusts_at="dusk", penalty=0.1)
-    with pytest.raises(ValueError, match=r"here: wind = 13\.0, expected a number of at least 0 and at most 12"):
-        merge(RunConfig(), {"wind": 13}, "here")
-    app = app_table()
-    assert (app["wind"], app["gusts-at"]) == ("", "")  # the algorithm's own default
-    assert read_app_config({"algorithm": "windy", "wind": 7.0}) == RunConfig.of(algorithm="windy", wind=7.0)
-
-
-@pytest.mark.usefixtures("registered")
-def test_an_algorithm_without_options_is_an_algorithm() -> None:
-    assert options_of(Plain) == {}
-    config = RunConfig.of(algorithm="plain", constraint="l1:2")
-    assert build_algorithm(config) == Plain(fedfw.L1Ball(2))
-    run = fedfw.simulate(fedfw.testing.two_quadratics(), Plain(fedfw.Box(-1.0, 1.0)), rounds=5)
-    assert len(run.history) == 5
-    assert algorithm_class("plain") is Plain
-    assert read_app_config({"algorithm": "plain", "penalty": 1e-4}) == config.having(constraint=None)
-
-
-def test_they_are_gone_afterwards() -> None:
-    assert "wind" not in algorithm_options()
-    with pytest.raises(
-        ValueError, match=r"unknown algorithm 'fedfww' \(did you mean 'fedfw'\?\), expected one of fedfw, "
-    ):
-        algorithm_class("fedfww")
-
-
 # --- deployed apps ---
 
 
@@ -291,12 +236,58 @@ def test_the_apps_table_is_read_as_it_is_written() -> None:
         read_app_config({"round": 3})
 
 
-def test_every_field_of_a_configuration_is_listed() -> None:
-    assert {f.name for f in fields(RunConfig)} - {"own"} == set(options_of(RunConfig))
-
-
 @pytest.mark.parametrize("value", ["1", 1, "1.0", 1.0])
 def test_one_is_everyone_in_files_and_flags(value: Any) -> None:
     taken = merge(RunConfig(), {"participation": value}, "here").participation
     assert isinstance(taken, float)
     assert taken == 1.0
+
+
+# --- From names to objects: what a configuration leaves open is filled in, and what does not belong is refused ---
+
+
+@cache
+def digits() -> Data:
+    return load(RunConfig())
+
+
+def filled(**values: Any) -> RunConfig:
+    return completed(RunConfig.of(**values), digits())
+
+
+def test_what_is_left_open_is_filled_in_by_names() -> None:
+    config = filled()
+    assert (config.algorithm, config.model, config.partition, config.constraint) == (
+        "fedfw+",
+        "mclr",
+        "labels:3",
+        "ksparse:k=65,r=1",
+    )
+    assert filled(per_parameter=True).constraint == "l1:30"  # the bias has fewer than 65 entries
+    other = load(RunConfig(dataset="synthetic:iid"))
+    assert completed(RunConfig(dataset="synthetic:iid"), other).constraint == "l1:30"
+    assert config.get("momentum") == 0.9
+    assert not config.per_parameter
+    assert completed(config, digits()) == config
+    assert filled(momentum=0.3).get("momentum") == 0.3
+    assert filled(algorithm="fedfw").own == ()  # numbers are left to the algorithm
+    assert filled(algorithm="fedfw-sto").batch_size == 64
+    assert filled(algorithm="fedfw-sto", batch_size=8).batch_size == 8
+    network = filled(model="mlp")
+    assert (network.constraint, network.per_parameter) == ("l2:10", True)
+    assert not filled(model="mlp", constraint="l1:5").per_parameter
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm": "fedfw", "mu": 1.0}, "mu goes with fedavg, not with fedfw"),
+        ({"algorithm": "naive", "penalty": 0.1}, r"penalty goes with fedfw, fedfw\+, .*, not with naive"),
+        ({"algorithm": "fedfw", "anchor_every": 3}, "anchor-every goes with fedfw-anchored, not with fedfw"),
+        ({"algorithm": "fedww"}, r"unknown algorithm 'fedww' \(did you mean 'fedfw'\?\), expected one of fedfw"),
+        ({"model": "mclrr"}, r"unknown model 'mclrr' \(did you mean 'mclr'\?\), expected one of"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        filled(**values)

@@ -1,7 +1,5 @@
 """Small files in the publishers' formats, and where the real ones may be."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

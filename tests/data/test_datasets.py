@@ -1,15 +1,21 @@
 """The table of data sets, the folder they lie in, and those that are built in."""
 
-from __future__ import annotations
-
+import io
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedfw.data import DATASETS, MissingDataError, Part, data_folder, load_data
-from fedfw.data.sources import SOURCES
+from fedfw.data import DATASETS, MissingDataError, data_folder, load_data
+from fedfw.data.download import download
+from fedfw.data.sources import Source
 
 
 def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -41,22 +47,6 @@ def test_missing_files_are_named_with_the_command_that_gets_them(
         load_data(name)
 
 
-def test_the_file_that_is_missing_is_the_one_that_is_named(tmp_path: Path) -> None:
-    inner = tmp_path / "cifar10" / "cifar-10-batches-bin"
-    inner.mkdir(parents=True)
-    (inner / "data_batch_1.bin").touch()
-    with pytest.raises(MissingDataError, match=rf"no file data_batch_2\.bin in {inner}"):
-        load_data("cifar10", tmp_path)
-
-
-def test_what_is_downloaded_is_what_the_loaders_look_for() -> None:
-    for name, collection in SOURCES.items():
-        got = {file for source in collection.sources for file in source.members or (source.file,)}
-        if name != "qmnist-labels":
-            assert collection.folder == DATASETS[name].folder
-            assert set(DATASETS[name].layouts[0]) <= got
-
-
 def test_unknown_names() -> None:
     with pytest.raises(ValueError, match=r"unknown dataset 'diggits' \(did you mean 'digits'\?\), expected one of"):
         load_data("diggits")
@@ -66,24 +56,6 @@ def test_unknown_names() -> None:
         load_data("digits:8")
     with pytest.raises(ValueError, match="clients=0"):
         load_data("synthetic", clients=0)
-
-
-def test_digits() -> None:
-    data = load_data("digits")
-    assert (data.classes, data.shape, len(data.train), len(data.test)) == (10, (1, 8, 8), 1437, 360)
-    assert sha256(data.train.inputs.numpy().tobytes()).hexdigest()[:16] == "af1cfa41b5ce0bbb"  # the split never changes
-    assert (float(data.train.inputs.min()), float(data.train.inputs.max())) == (0, 1)
-    assert torch.equal(data.train.take()[0], data.train.inputs)
-
-
-def test_diabetes() -> None:
-    data = load_data("diabetes")
-    assert (data.classes, data.shape, len(data.train), len(data.test)) == (None, (10,), 353, 89)
-    assert data.train.targets.dtype == data.train.inputs.dtype == torch.float32
-    assert float(data.train.targets.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(data.train.targets.std(correction=0)) == pytest.approx(1, abs=1e-6)
-    everything = torch.cat([data.train.inputs, data.test.inputs])
-    assert torch.allclose(everything.square().sum(0), torch.ones(10), atol=1e-5)  # as scikit-learn scales them
 
 
 def test_sparse() -> None:
@@ -104,28 +76,151 @@ def test_sparse() -> None:
         load_data("sparse:100000000")
 
 
-def test_the_table_says_what_the_data_are() -> None:
-    for name in ("digits", "diabetes"):
-        entry, data = DATASETS[name], load_data(name)
-        assert (entry.shape, entry.classes, entry.samples) == (
-            data.shape,
-            data.classes,
-            (len(data.train), len(data.test)),
-        )
-    assert DATASETS["synthetic"].owners == tuple(load_data("synthetic").train.owners)
+# --- Downloads from a server on this machine: whole files, or none ---
+
+BODY = bytes(range(256)) * 4000
 
 
-def test_parts_must_fit_together() -> None:
-    with pytest.raises(ValueError, match=r"targets of shape \(2,\), expected one for 3 inputs"):
-        Part(torch.zeros(3, 4), torch.zeros(2))
-    assert len(Part(torch.zeros(3, 4), torch.zeros(3, 4))) == 3  # a target for each character of a sequence
-    with pytest.raises(ValueError, match=r"targets of shape \(3, 3\)"):
-        Part(torch.zeros(3, 4), torch.zeros(3, 3))
-    with pytest.raises(ValueError, match="writer of shape"):
-        Part(torch.zeros(3, 4), torch.zeros(3), {"writer": torch.zeros(4)})
+@dataclass
+class Server:
+    """What it serves: the bytes by path, and how many of them it really sends."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    sends: dict[str, int] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    base: str = ""
+
+    def source(self, name: str, data: bytes, members: tuple[str, ...] = (), inside: str = "") -> Source:
+        self.files["/" + name] = data
+        return Source(f"{self.base}/{name}", sha256(data).hexdigest(), members, inside)
 
 
-def test_capital_letters_do_not_matter_and_arguments_keep_theirs(tmp_path: Path) -> None:
-    assert load_data("Digits").name == load_data("digits").name
-    (tmp_path / "Mine.txt").write_text("".join(f"{i % 2} 1:{i}\n" for i in range(10)))
-    assert len(load_data(f"LIBSVM:{tmp_path / 'Mine.txt'}").train) == 8
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked.append(self.path)
+            if self.path not in state.files:
+                self.send_error(404)
+                return
+            body = state.files[self.path]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: state.sends.get(self.path, len(body))])
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.base = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield state
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = server.source("a.gz", BODY)
+    assert download(source, tmp_path / "new" / "folder")
+    assert contents(tmp_path) == {"new/folder/a.gz": BODY}
+    assert "a.gz: 1.0 of 1.0 MB" in capsys.readouterr().err
+    assert not download(source, tmp_path / "new" / "folder")
+    assert server.asked == ["/a.gz"]
+
+
+def test_a_file_with_another_checksum_is_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(BODY[:-1])
+    assert download(server.source("a.gz", BODY), tmp_path)
+    assert contents(tmp_path) == {"a.gz": BODY}
+
+
+@pytest.mark.parametrize("old", [None, b"the old one"])
+@pytest.mark.parametrize("failure", ["checksum", "cut off", "nothing", "404", "no server"])
+@pytest.mark.parametrize("members", [(), ("a.bin",)])
+def test_a_failure_leaves_everything_as_it_was(
+    server: Server, tmp_path: Path, old: bytes | None, failure: str, members: tuple[str, ...]
+) -> None:
+    source = server.source("a.zip", BODY, members)
+    before = {} if old is None else {"a.zip": old}
+    for name, data in before.items():
+        (tmp_path / name).write_bytes(data)
+    if failure == "checksum":
+        server.files["/a.zip"] = BODY[:-1] + b"?"
+        message = f"a.zip: SHA-256 .* of {len(BODY)} bytes, expected {source.sha256}"
+    elif failure == "404":
+        del server.files["/a.zip"]
+        message = r"a\.zip: HTTP Error 404"
+    elif failure == "no server":
+        source = Source("http://127.0.0.1:9/a.zip", source.sha256, members)  # the discard port: nobody listens
+        message = r"a\.zip: .*refused"
+    else:
+        sent = server.sends["/a.zip"] = len(BODY) // 2 if failure == "cut off" else 0
+        message = f"a.zip: the connection ended after {sent} of {len(BODY)} bytes"
+    with pytest.raises((OSError, ValueError), match=message) as caught:
+        download(source, tmp_path)
+    assert source.url in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+FILES = {"one.bin": b"first", "two.bin": BODY}
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def tarred(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        folder = tarfile.TarInfo("two.bin")  # a folder with a wanted name is no file
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.zip", zipped), ("a.tar.gz", tarred)])
+def test_wanted_members_are_unpacked_and_nothing_else(server: Server, tmp_path: Path, name: str, pack: object) -> None:
+    paths = {"inner/one.bin": FILES["one.bin"], "other/two.bin": FILES["two.bin"], "inner/other.bin": b"?"}
+    source = server.source(name, pack(paths), tuple(FILES), "inner")  # type: ignore[operator]
+    folder = tmp_path / "a" / "b"
+    assert download(source, folder)
+    assert contents(tmp_path) == {f"a/b/{file}": data for file, data in FILES.items()}
+    assert not download(source, folder)
+    (folder / "one.bin").rename(folder / "elsewhere.bin")
+    assert download(source, folder)  # a member is missing
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.zip", zipped({"one.bin": b"1"}), r"a\.zip: no readable archive: it has no two\.bin"),
+        ("a.tar.gz", tarred({"one.bin": b"1"}), r"a\.tar\.gz: no readable archive: it has no two\.bin"),
+        ("a.zip", BODY, r"a\.zip: no readable archive"),
+        ("a.tar.gz", BODY, r"a\.tar\.gz: no readable archive"),
+    ],
+    # Archives hold the time at which they were made, which two workers would disagree about.
+    ids=["zip without it", "tar without it", "no zip", "no tar"],
+)
+def test_archives_without_the_members(server: Server, tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        download(server.source(name, data, ("one.bin", "two.bin")), tmp_path)
+    assert not any(path.name.startswith(".") or path.name == name for path in tmp_path.iterdir())

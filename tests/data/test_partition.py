@@ -1,7 +1,5 @@
 """Every rule divides the samples exactly: none twice, none lost."""
 
-from __future__ import annotations
-
 import warnings
 from hashlib import sha256
 
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedfw.data import Data, Part, load_data, partition
+from fedfw.data import Part, limits, load_data, partition
 
 CLASSES = 6
 
@@ -108,25 +106,6 @@ def test_known_shares() -> None:
     assert max(map(len, uneven)) > 3 * min(map(len, uneven))
 
 
-def test_alpha_goes_from_one_client_a_label_to_even_shares() -> None:
-    data = samples_of([i % CLASSES for i in range(6000)])
-
-    def largest_share(alpha: str) -> float:
-        parts = partition(f"dirichlet:{alpha}", data, 5, CLASSES, seed=1)
-        counts = torch.stack([data.targets[part].bincount(minlength=CLASSES) for part in parts])
-        return float((counts.amax(0) / counts.sum(0)).mean())
-
-    assert largest_share("0.001") > 0.97
-    assert largest_share("1e6") < 0.21
-    assert largest_share("0.001") > largest_share("0.5") > largest_share("10") > largest_share("1e6")
-
-
-def test_owners_dealt_largest_first() -> None:
-    owners = [1] * 8 + [2] * 5 + [3] * 4 + [4] * 3 + [5] * 2
-    parts = partition("writer", samples_of([0] * 22, owners), 2, 1, seed=0)
-    assert [sorted(set(torch.tensor(owners)[part].tolist())) for part in parts] == [[1, 4], [2, 3, 5]]
-
-
 def test_unheld_labels_are_said() -> None:
     with pytest.warns(UserWarning, match="with 2 clients and labels:1, 4 of 6 labels are held by nobody"):
         partition("labels:1", samples_of(list(range(CLASSES)) * 5), 2, CLASSES, seed=0)
@@ -165,12 +144,60 @@ def test_what_makes_no_sense_is_refused() -> None:
             partition(rule, data, 7, CLASSES, seed=0)
 
 
-def test_a_data_set_is_divided_with_its_own_classes() -> None:
-    part = samples_of([0, 1, 2, 3] * 5)
-    data = Data("made", part, part, 4)
-    for one, other in zip(partition("labels:2", data, 4), partition("labels:2", part, 4, 4, seed=0), strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(partition("IID", data, 3), partition("iid", part, 3), strict=True):
-        assert torch.equal(one, other)
-    with pytest.raises(ValueError, match=r"unknown partition 'dirichlett:1' \(did you mean 'dirichlet'\?\)"):
-        partition("dirichlett:1", data)
+# --- The synthetic data: the published distribution, from the seed alone ---
+
+
+def test_clients_do_not_depend_on_how_many_there_are() -> None:
+    few, many = load_data("synthetic:1,1", clients=3, seed=4), load_data("synthetic:1,1", clients=8, seed=4)
+    for client in range(3):
+        for one, other in ((few.train, many.train), (few.test, many.test)):
+            assert torch.equal(
+                one.inputs[one.owners["client"] == client], other.inputs[other.owners["client"] == client]
+            )
+    assert not torch.equal(few.train.inputs[:50], load_data("synthetic:1,1", clients=3, seed=5).train.inputs[:50])
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("synthetic", 10),
+        ("synthetic:iid", 10),
+        ("synthetic:0.5,0.5", 10),
+        ("synthetic:published-10", 10),
+        ("synthetic:published-3", 3),
+    ],
+)
+def test_every_form(name: str, classes: int) -> None:
+    data = load_data(name, clients=12, seed=1)
+    assert (data.name, data.classes, data.shape) == (name, classes, (60,))
+    assert data.train.inputs.dtype == torch.float32
+    assert 0 <= int(data.train.targets.min()) <= int(data.train.targets.max()) < classes
+    train, test = (part.owners["client"].bincount(minlength=12) for part in (data.train, data.test))
+    assert torch.equal(test, ((train + test) // 4))
+    assert int((train + test).min()) >= (250 if "published" in name else 50)
+    parts = partition("client", data.train, 12, classes, seed=0)
+    assert all(set(data.train.owners["client"][part].tolist()) == {i} for i, part in enumerate(parts))
+
+
+def test_plain_is_one_one() -> None:
+    assert torch.equal(load_data("synthetic").train.inputs, load_data("synthetic:1,1").train.inputs)
+
+
+@pytest.mark.parametrize("argument", ["x", "1", "1,2,3", "-1,1", "1,nan", "inf,1", "published-4"])
+def test_other_forms_are_refused(argument: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown data 'synthetic:{argument}', expected one of synthetic:iid"):
+        load_data(f"synthetic:{argument}")
+
+
+def test_many_clients_are_refused_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = (
+        r"synthetic for 1000000 clients takes 23\.1 GiB, expected at most 8\.0 GiB; FEDFW_DATA_MEMORY=24 allows more"
+    )
+    with pytest.raises(limits.MemoryLimitError, match=message):
+        load_data("synthetic:1,1", clients=10**6)
+    monkeypatch.setattr(limits, "LEAST", 0)
+    monkeypatch.setattr(limits, "LARGEST_DRAWN", 3 * 50 * 496)  # enough if every client has the fewest samples
+    with pytest.raises(limits.MemoryLimitError, match="synthetic for 3 clients takes"):
+        load_data("synthetic:1,1", clients=3)
+    with limits.allow_memory(1.0):
+        assert len(load_data("synthetic:1,1", clients=3).train) > 3 * 37

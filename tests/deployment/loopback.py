@@ -1,7 +1,5 @@
 """A federation in one process: the real server and the real clients, with a message layer that may misbehave."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

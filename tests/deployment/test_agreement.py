@@ -1,7 +1,6 @@
 """The deployment's server and clients give the bits of the simulator."""
 
-from __future__ import annotations
-
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedfw
+from fedfw import ContradictionError
 from fedfw.cpu.softmax import is_compiled
 from fedfw.deployment import DeployedServer, Deployment, Task
-from fedfw.deployment.messages import Order
 from fedfw.rounds.options import Options
-from fedfw.rounds.wire import decoded
 
 from .loopback import Loopback, problem_of, small_task
 
@@ -201,74 +199,6 @@ def test_softmax_regression_in_float32_has_the_bits_whoever_shares_a_call(tmp_pa
         assert torch.equal(loop.server.xbar, fedfw.simulate(together, algorithm, rounds=4, eval_every=4).x)
 
 
-@pytest.mark.parametrize("name", ["FedFW", "FedFW+"])
-def test_same_bits_where_the_server_keeps_few_coordinates(name: str, tmp_path: Path) -> None:
-    """The simulator adds up whole points; sums over 24 clients and few coordinates must not be rounded otherwise."""
-    algorithm = {"FedFW": fedfw.FedFW, "FedFW+": fedfw.FedFWPlus}[name](L1, penalty=0.01)
-
-    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(client)
-        return torch.randn(6, 201, generator=generator) + client % 3, torch.randint(0, 3, (6,), generator=generator)
-
-    model = torch.nn.Linear(201, 3)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
-    options: dict[str, Any] = {"rounds": 5, "eval_every": 5, "participation": 0.7}
-    task = Task(model, torch.nn.functional.cross_entropy, algorithm, data, 24, options=Options(**options))
-    loop = Loopback(DeployedServer(task), tmp_path)
-    run = fedfw.simulate(problem_of(task), algorithm, **options)
-    for simulated in run.history:
-        record = loop.round()
-        assert (record.bytes_down, record.bytes_up) == (simulated.bytes_down, simulated.bytes_up)
-    assert loop.server.coordinator.memory.columns is not None
-    assert torch.equal(loop.server.xbar, run.x)
-    for client, own in _own_memories(loop).items():
-        known = loop.server.coordinator.memory.gather(torch.tensor([client]))
-        assert all(torch.equal(known[key], own[key]) for key in known)
-
-
-def test_the_server_rebuilds_every_memory_that_is_not_data(tmp_path: Path) -> None:
-    task = small_task(ALGORITHMS["FedFW+"], rounds=6, participation=2)
-    loop = Loopback(DeployedServer(task), tmp_path)
-    loop.run(6)
-    held = _own_memories(loop)
-    for name, values in loop.server.coordinator.memory.rows.items():
-        for row, client in enumerate(loop.server.roster.members):
-            assert torch.equal(values[row], held[client][name][0])
-
-
-def _own_memories(loop: Loopback) -> dict[int, dict[str, torch.Tensor]]:
-    """What each client holds once it knows that its last step was counted."""
-    from fedfw.deployment.store import ClientStore
-
-    held = {}
-    for client in loop.server.roster.members:
-        memory = ClientStore(loop.folder, loop.server.run, client).load()
-        assert memory is not None
-        step = (
-            memory.pending
-            if memory.pending and memory.pending.t == loop.server.roster.counted[client]
-            else memory.counted
-        )
-        held[client] = step.state
-    return held
-
-
-def test_orders_tell_the_model_in_the_shortest_way_and_no_atom_of_another(tmp_path: Path) -> None:
-    task = small_task(ALGORITHMS["FedFW"], rounds=6)
-    loop = Loopback(DeployedServer(task), tmp_path)
-    for _ in range(6):
-        before = loop.server.xbar
-        loop.round()
-        orders: list[Order] = [loop.sent[client][-1] for client in range(3)]
-        known = loop.sent[0][-2] if len(loop.sent[0]) > 1 else None
-        assert known is None or orders[0].counted == known.t
-        assert len({order.vectors["xbar"] for order in orders}) == 1  # nothing that depends on who receives it
-        if known is None:
-            assert torch.equal(decoded(orders[0].vectors["xbar"], torch.zeros_like(task.start)), before)
-    assert len(loop.sent[0][-1].vectors["xbar"]) < 1 + 4 * len(task.start)
-
-
 def test_told_losses_and_bounds(tmp_path: Path) -> None:
     task = small_task(ALGORITHMS["FedFW+"], rounds=6)
     quiet, telling = (
@@ -303,22 +233,10 @@ def test_a_deployed_bound_has_weights_in_float64(method: str, dtype: torch.dtype
     assert optimum * (1 - 1e-6) <= bound <= optimum * (1 + 1e-14)
 
 
-def test_losses_that_are_not_convex_prove_nothing(tmp_path: Path) -> None:
-    task = replace(small_task(ALGORITHMS["FedFW"], rounds=3), convex=False)
-    loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path)
-    loop.run(3)
-    assert all(record.lower_bound is None for record in loop.server.history)
-
-
 def test_numbers_need_consent_in_a_new_folder_even_if_it_is_to_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "server").mkdir()
     with pytest.raises(ValueError, match="give a number"):
         DeployedServer(small_task(fedfw.FedFW(L1)), Deployment(out=tmp_path / "server", resume=True))
-
-
-def test_gradients_are_shared_only_when_asked_for() -> None:
-    with pytest.raises(ValueError, match="gradients go to the server in the clear"):
-        DeployedServer(small_task(ALGORITHMS["anchored"]))
 
 
 @pytest.mark.parametrize("algorithm", [fedfw.FedFW(L1), fedfw.FedFWPlus(L2, momentum=0.9), fedfw.FedAvg(L1)])
@@ -338,20 +256,198 @@ def test_automatic_numbers_come_from_one_number_of_each_client(algorithm: fedfw.
     assert torch.equal(loop.server.xbar, run.x)
 
 
-def test_theory_needs_everybodys_gradients() -> None:
-    with pytest.raises(ValueError, match="everybody's gradients"):
-        small_task(fedfw.FedFW(L1, penalty="theory:3"))
-
-
 def test_algorithms_whose_memory_cannot_be_restored_are_refused() -> None:
     for algorithm in (fedfw.FedDR(L1, lr=0.1), fedfw.contrib.FedADMM(L1, lr=0.1)):
         with pytest.raises(ValueError, match="simulations only"):
             small_task(algorithm)
 
 
-def test_weights_of_clients() -> None:
-    task = small_task(ALGORITHMS["FedFW"])
-    weighted = Task(task.model, task.loss, task.algorithm, task.data, 2, weights=[1.0, 3.0])
-    assert [weighted.weight(client, [0, 1]) for client in (0, 1)] == [0.25, 0.75]
-    with pytest.raises(ValueError, match=r"weights=\[1.0\], expected 2 positive numbers"):
-        Task(task.model, task.loss, task.algorithm, task.data, 2, weights=[1.0])
+# --- A deployed training that refutes its lower bound goes on without one, and says so at the end ---
+
+pytestmark = [
+    pytest.mark.usefixtures("no_plots"),
+    pytest.mark.filterwarnings("ignore:the model's parameters lie outside"),
+]
+FLOATS = [torch.float32, torch.float64]
+ROUNDS = 12
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def waves(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Not convex."""
+    return (torch.cos(outputs) + 2).mean()
+
+
+def mirrored(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Targets of -1 and 1 make waves that cancel: only their mean is convex."""
+    return (3 * targets * torch.cos(2 * outputs) + outputs.square()).mean()
+
+
+def task_of(loss: Loss, algorithm: Any, dtype: torch.dtype, **more: Any) -> Task:
+    """Three clients, or as many as are given, with one parameter."""
+    model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
+    torch.nn.init.constant_(model.weight, 0.4)
+
+    def data(client: int) -> tuple[Tensor, Tensor]:
+        sign = 1.0 if client % 2 else -1.0
+        return torch.ones(2, 1, dtype=dtype), torch.full((2, 1), sign, dtype=dtype)
+
+    options = {"clients": 3, "options": Options(rounds=ROUNDS), "convex": True} | more
+    return Task(model, loss, algorithm, data, **options)
+
+
+def server_of(task: Task, **settings: Any) -> DeployedServer:
+    return DeployedServer(task, Deployment(tell_loss=True, share_gradients=True, **settings))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("method", ["fedfw", "fedfw+", "fedfw-anchored"])
+def test_no_bound_is_reported_that_losses_refute(
+    method: str,
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    task = task_of(waves, fedfw.ALGORITHMS[method]("linf:4", penalty=0.01), dtype)
+    loop = Loopback(server_of(task, out=tmp_path / "server"), tmp_path)
+    loop.run(ROUNDS)
+    server = loop.server
+    assert len(server.history) == ROUNDS  # numbers of clients do not end a training
+    assert server.coordinator.best_bound is None
+    assert all(record.lower_bound is None for record in server.history)
+    assert sum(server.refuted in record.notes for record in server.history) == 1
+    assert "convex" in server.refuted
+    with pytest.raises(ContradictionError, match=r"^round \d+: "):
+        server.finish()
+    folder = tmp_path / "server"
+    assert (folder / "model.pt").exists()  # the model is as good as it was
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["lower_bound"] is None for line in lines)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_loss_below_the_bound_names_the_round_and_both_numbers(
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    """Without numbers of clients there is the floor: here it is none."""
+
+    def below_zero(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - 1).square().mean() - 0.5
+
+    task = task_of(below_zero, fedfw.FedAvg("l2:4", lr=0.1), dtype)
+    loop = Loopback(server_of(task), tmp_path)
+    loop.server.coordinator.floor = loop.server.coordinator.best_bound = 0.0
+    loop.run(ROUNDS)
+    assert "is below 0, which" in loop.server.refuted
+    assert "the loss F = -0." in loop.server.refuted
+    assert "floor" in loop.server.refuted
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_clients_see_for_themselves_that_their_losses_are_not_convex(
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01), dtype, clients=2)
+    loop = Loopback(server_of(task), tmp_path)
+    loop.run(ROUNDS)
+    assert "the losses of clients [" in loop.server.refuted
+    refused = [answer for answer in loop.answered if answer.convex is False]
+    assert refused
+    assert all(answer.number is None and answer.payload for answer in refused)
+    logs = "".join(path.read_text() for path in tmp_path.rglob("*.log.jsonl"))
+    assert "without a certificate, because round" in logs
+    assert "the value of one of its own tangents" in logs
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_client_says_nothing_that_it_was_not_asked_for(
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01), dtype, clients=2)
+    quiet = Loopback(DeployedServer(task), tmp_path)
+    quiet.run(ROUNDS)
+    assert all(answer.convex is None for answer in quiet.answered)
+    assert quiet.server.refuted == ""
+
+    def lies(client: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+        return [fields | {"convex": False, "loss": -1e17}]
+
+    unasked = Loopback(
+        DeployedServer(small_task(fedfw.FedFW("l1:5", penalty=0.01))),
+        tmp_path,
+        lies,
+    )
+    unasked.run(2)
+    assert unasked.server.refuted == ""
+
+
+def test_a_client_that_lies_takes_the_bound_away_and_no_more(tmp_path: Path) -> None:
+    task = small_task(fedfw.FedFW("l1:5", penalty=0.01), rounds=6)
+
+    def lies(client: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+        return [fields | {"loss": -1e17} if client == 1 and "loss" in fields else fields]
+
+    honest = Loopback(server_of(task), tmp_path / "honest")
+    lying = Loopback(server_of(task), tmp_path / "lying", lies)
+    honest.run(6)
+    lying.run(6)
+    assert torch.equal(honest.server.xbar, lying.server.xbar)
+    assert honest.server.refuted == ""
+    assert honest.server.coordinator.best_bound is not None
+    assert lying.server.refuted
+    assert lying.server.coordinator.best_bound is None
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_restarted_server_keeps_what_it_saw(dtype: torch.dtype, tmp_path: Path) -> None:
+    task = task_of(waves, fedfw.FedFW("linf:4", penalty=0.01), dtype)
+    straight = Loopback(server_of(task), tmp_path / "straight")
+    straight.run(ROUNDS)
+    settings: dict[str, Any] = {"out": tmp_path / "server"}
+    loop = Loopback(server_of(task, **settings), tmp_path)
+    for _ in range(ROUNDS):  # it is killed after every round
+        loop.round()
+        before = loop.server
+        loop.server = server_of(task, **settings, resume=True)
+        assert loop.server.refuted == before.refuted
+        assert loop.server._losses.state() == before._losses.state()
+        assert loop.server.coordinator.best_bound == before.coordinator.best_bound
+    assert loop.server.refuted == straight.server.refuted != ""
+    with pytest.raises(ContradictionError):
+        loop.server.finish()
+
+
+def test_losses_of_other_clients_are_another_sum(tmp_path: Path) -> None:
+    """When a client has left, what was proven and what was seen of the last sum is void."""
+    task = small_task(fedfw.FedFW("l1:5", penalty=0.01), rounds=8)
+    loop = Loopback(server_of(task), tmp_path)
+    loop.run(3)
+    assert loop.server._losses.state()
+    loop.leaving.add(1)
+    loop.round()
+    assert not loop.server._losses.state()
+    loop.run(3)
+    assert loop.server.refuted == ""
+    assert loop.server.coordinator.best_bound is not None
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("method", ["fedfw", "fedfw+", "fedfw-anchored"])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_rounding_is_no_contradiction(
+    offset: float,
+    method: str,
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets - offset).square().mean()
+
+    box = fedfw.Box(torch.tensor([offset - 1]), torch.tensor([offset + 1]))
+    task = task_of(squared, fedfw.ALGORITHMS[method](box, penalty=0.01), dtype)
+    loop = Loopback(server_of(replace(task, options=Options(rounds=10))), tmp_path)
+    loop.run(10)
+    assert loop.server.refuted == ""
+    assert loop.server.coordinator.best_bound is not None

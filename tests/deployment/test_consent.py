@@ -1,13 +1,11 @@
 """A client does what its data's owner allows, whatever the server asks for."""
 
-from __future__ import annotations
-
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,14 +13,36 @@ import torch
 
 import fedfw
 from fedfw import Privacy
+from fedfw.cli.deploy_init import copy_app
+from fedfw.config.app import app_options
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.consent import CONSENT, SHARES, Refusal, RefusedError
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import charged, spent
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.messages import Answer, Ask, Kind, Order
+from fedfw.deployment.reveals import (
+    GUESS,
+    LEAKS,
+    SAMPLES,
+    Leak,
+    leak_table,
+    promise_sentence,
+    samples_sentence,
+)
+from fedfw.deployment.server_options import (
+    DATA_OPTIONS,
+    SEED,
+    check_range,
+    run_options,
+    set_by_server,
+    settings_in,
+    usual_options,
+)
+from fedfw.deployment.settings import APP_DEFAULTS
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
+from fedfw.options import options_of
 
 from .loopback import Loopback, small_task
 
@@ -150,14 +170,6 @@ def test_losses_are_told_only_with_consent(tmp_path: Path) -> None:
     assert told["losses"].loss is not None
     assert told["losses"].number is not None
     assert told["atoms"].payload == told["losses"].payload
-
-
-def test_numbers_of_auto_are_told_only_with_consent(tmp_path: Path) -> None:
-    task = small_task(fedfw.FedFW(L1), rounds=3)
-    for consent in (Consent(), Consent(share=("losses",)), Consent(share=("numbers",), privacy=BUDGET)):
-        hello = Client(task, 0, tmp_path, consent=consent).hello()
-        assert (hello.steepness, hello.smoothness) == (None, None)
-    assert Client(task, 0, tmp_path, consent=Consent(share=("numbers",))).hello().steepness is not None
 
 
 def test_a_gradient_is_not_sent_for_the_asking(tmp_path: Path) -> None:
@@ -382,14 +394,6 @@ def test_a_run_that_begins_is_charged_with_all_of_its_rounds(tmp_path: Path) -> 
     assert charged(owner.ledger(0, Path()).releases()) == (line.reserved, DELTA)
 
 
-def test_the_delta_is_a_budget_too(tmp_path: Path) -> None:
-    owner = owner_with(DataBudget(100.0, 3 * DELTA), tmp_path)
-    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
-    order = orders(task)
-    kinds = [Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind for i in range(5)]
-    assert kinds == [Kind.STEP] * 3 + [Kind.LEAVING] * 2
-
-
 def test_data_that_grow_continue_the_ledger(owner: Consent, tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=5, privacy=PROMISE)
     order = orders(task)
@@ -458,25 +462,6 @@ def test_a_client_that_dies_after_it_wrote_the_release_down_gains_nothing(
     assert releases(owner) == 3
     other = Client(task, 0, tmp_path / "emptied", consent=owner).handle(order)
     assert (other.kind, releases(owner)) == (Kind.LEAVING, 3)
-
-
-def test_two_runs_at_once_share_the_budget(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
-    order = orders(task)
-    each = Client(task, 0, tmp_path)._privacy
-    assert each is not None
-    owner = owner_with(DataBudget(max(0.5, each.epsilon(1)), DELTA), tmp_path / "owner")  # enough for one run's delta
-    kinds: list[str] = []
-
-    def ask(run: str) -> None:
-        kinds.append(Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=run)).kind)
-
-    twins = [Thread(target=ask, args=(run,)) for run in ("a", "b", "c")]
-    for twin in twins:
-        twin.start()
-    for twin in twins:
-        twin.join()
-    assert sorted(kinds) == sorted([Kind.STEP, Kind.LEAVING, Kind.LEAVING])
 
 
 def test_without_a_file_a_run_is_limited_by_its_own_promise(tmp_path: Path) -> None:
@@ -582,11 +567,108 @@ def test_a_file_that_is_missing_is_refused_and_one_that_is_there_is_kept(tmp_pat
     assert Consent.read(path).data_set == "clinic"
 
 
-def test_nobody_else_can_read_a_clients_files(tmp_path: Path) -> None:
-    loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3, privacy=PROMISE)), tmp_path / "state")
-    loop.run(2)
-    found = list((tmp_path / "state").rglob("*"))
-    kinds = {".safetensors", ".jsonl", ".lock", ".witness", ".answers", ".secret"}
-    assert {path.suffix for path in found if path.is_file()} == kinds
-    assert {path.stat().st_mode & 0o777 for path in found if path.is_file()} == {0o600}
-    assert {path.stat().st_mode & 0o777 for path in (*found, tmp_path / "state") if path.is_dir()} == {0o700}
+# --- What an owner is told that choices reveal is what the leakage study found ---
+
+DOCS = Path(__file__).parents[2] / "docs"
+STUDY = (DOCS / "privacy-study.md").read_text()
+
+
+def rows(title: str) -> dict[str, list[str]]:
+    """The rows of the study's table under a heading, by their first cells; the first of each name counts."""
+    table = STUDY.partition(f"### {title}")[2].partition("\n### ")[0]
+    found: dict[str, list[str]] = {}
+    for line in table.splitlines():
+        if line.startswith("| "):
+            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            found.setdefault(name, cells)
+    return found
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.shared)
+def test_the_numbers_are_the_studys(leak: Leak) -> None:
+    search, closed = leak.names
+    cells = rows("Every set, one image a client")[search]
+    assert cells[2].startswith(f"{leak.psnr} (")
+    assert cells[3] == f"{leak.recovered} %"
+    assert cells[7] == str(GUESS)  # of the public image that is nearest
+    cosine = rows("Closed forms: softmax regression")[closed][1]
+    assert cosine == ("none" if leak.cosine is None else f"{leak.cosine:.6f}")
+
+
+def test_the_numbers_of_samples_are_the_studys() -> None:
+    table = STUDY.partition("### Searches: samples a client")[2].partition("\n### ")[0]
+    found = re.findall(r"^\| gradient \| [^|]+ \| \d+ x (\d+) \| ([0-9.]+) \(", table, re.M)
+    assert tuple((int(count), float(psnr)) for count, psnr in found) == SAMPLES
+
+
+def test_pages_show_the_table() -> None:
+    page = (DOCS / "deployment.md").read_text()
+    assert leak_table() in page
+    for name in ("deployment.md", "privacy.md"):
+        text = " ".join((DOCS / name).read_text().split())
+        assert promise_sentence() in text
+    assert samples_sentence() in " ".join(page.split())
+
+
+# --- Which options a server has set, and which of them it may set where an owner says nothing ---
+
+OWN: dict[str, Any] = {"dataset": "digits", "rounds": 5, "penalty": 1e-4, "target": "", "out": ""}
+
+
+def test_the_options_are_those_of_an_app() -> None:
+    """A new option of fedfw is in one of the three lists, so that somebody has decided about it."""
+    keys = {declared.key for declared in app_options().values()}
+    assert set(run_options()) == keys
+    assert set(usual_options()) == keys - {*DATA_OPTIONS, SEED}
+    assert set(DATA_OPTIONS) < keys
+    assert {"dataset", "data-dir", "target", "partition", "clients"} <= set(DATA_OPTIONS)
+
+
+def test_what_a_server_has_set() -> None:
+    assert set_by_server(OWN, OWN) == {}
+    assert set_by_server(OWN | {"rounds": 50, "out": "/srv", "tell-loss": True}, OWN) == {"rounds": 50}
+    assert set_by_server(OWN | {"dataset": "table:/etc/x.csv"}, OWN) == {"dataset": "table:/etc/x.csv"}
+    assert set_by_server(OWN | {"rounds": True}, OWN | {"rounds": 1}) == {"rounds": True}  # 1 is no truth value
+    assert set_by_server({"my-key": ""}, {}) == {"my-key": ""}
+    servers = {declared.key: "x" for declared in options_of(Deployment).values()}
+    assert set_by_server(servers, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rounds", 10**15, "rounds = 1000000000000000, expected a whole number of at least 1 and at most 1000000000"),
+        ("local-steps", 10**9, "local-steps = 1000000000, expected a whole number of at least 1 and at most 100000"),
+        ("batch-size", 10**9, "batch-size = 1000000000, expected a whole number of at least 1 and at most 100000000"),
+        ("width", 10**6, "width = 1000000, expected a whole number of at least 1 and at most 16384"),
+        ("seed", -1, "seed = -1, expected a whole number of at least 0"),
+        ("l2", 1e300, "l2 = 1e\\+300, expected a number of at least 0 and at most 1e\\+38"),
+        ("momentum", "1/0", "momentum = '1/0', expected a number of at least 0 and below 1, or auto"),
+        ("penalty", "1e400", "penalty = inf, expected a number"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"run configuration: {message}"):
+        check_range(key, value)
+
+
+def test_values_that_are_not_given_and_keys_of_an_apps_own_have_any_value() -> None:
+    check_range("rounds", "")
+    check_range("beds", 10**30)
+    check_range("constraint", "?")  # it is read as a set elsewhere
+
+
+def test_the_settings_of_an_app(tmp_path: Path) -> None:
+    copy_app(tmp_path / "app")
+    found = settings_in(tmp_path / "app")
+    assert found is not None
+    assert APP_DEFAULTS.items() <= found.items()
+    assert settings_in(tmp_path) is None
+    project = tmp_path / "pyproject.toml"
+    for text in ("[project]\nname = 'x'", "[tool.flwr]\napp = 3", "[tool.", "[tool.flwr.app]\nconfig = 3"):
+        project.write_text(text)
+        assert settings_in(tmp_path) is None
+    project.write_text("[tool.flwr.app.config]\nrounds = 3\n[tool.flwr.app.config.own.deep]\nkey = 'a'\n")
+    assert settings_in(tmp_path) == {"rounds": 3, "own.deep.key": "a"}
+    project.write_text("[tool.flwr.app]\n")
+    assert settings_in(tmp_path) == {}

@@ -1,7 +1,5 @@
 """Whatever happens to messages, clients and the server: no step is lost or taken twice, xbar is the mean of the x_i."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -50,13 +48,6 @@ def test_a_repeated_order_gets_the_stored_answer(tmp_path: Path) -> None:
     assert events(loop, 0)[-2:] == ["stepped", "repeated"]
 
 
-def test_an_outdated_order_is_refused(tmp_path: Path) -> None:
-    loop = start(tmp_path)
-    loop.run(3)
-    for old in loop.sent[0][:-1]:
-        assert loop.ask(old).kind == "outdated"
-
-
 def test_a_step_that_was_not_counted_is_undone(tmp_path: Path) -> None:
     loop = start(tmp_path)
     loop.run(2)
@@ -86,16 +77,6 @@ def test_a_client_without_its_disk_is_handed_its_memory(algorithm: fedfw.Algorit
     assert (record.participants, record.restored, record.refused) == (3, [2], {})
     assert loop.round().restored == []
     assert all(record.drift < 1e-6 for record in loop.server.history if isinstance(record, DeployedRecord))
-
-
-def test_a_damaged_file_counts_as_lost(tmp_path: Path) -> None:
-    loop = start(tmp_path)
-    loop.run(2)
-    path = ClientStore(loop.folder, loop.server.run, 0).path
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.warns(UserWarning, match="the server will be asked for it"):
-        assert loop.round().refused == {"lost": 1}
-    assert loop.round().restored == [0]
 
 
 def test_a_client_whose_point_differs_is_set_right(tmp_path: Path) -> None:
@@ -166,42 +147,6 @@ def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
     loop.server.meet(Hello(2))
     record = loop.round({0, 1, 2})
     assert (record.participants, record.joined, record.drift < 1e-6) == (3, [2], True)  # not from its old memory
-
-
-def test_who_was_not_wanted_was_not_away(tmp_path: Path) -> None:
-    task = small_task(FEDFW, 5, rounds=100, participation=2)
-    loop = Loopback(DeployedServer(task, Deployment(leave_after=3)), tmp_path)
-    loop.run(20)
-    assert loop.server.roster.members == [0, 1, 2, 3, 4]
-
-
-def test_fewer_clients_than_a_round_wants(tmp_path: Path) -> None:
-    task = small_task(FEDFW, 3, rounds=100, participation=3)
-    loop = Loopback(DeployedServer(task), tmp_path)
-    loop.run(1)
-    loop.leaving = {2}
-    loop.run(1)
-    loop.leaving = set()
-    assert loop.round().participants == 2
-
-
-def test_atoms_of_different_kinds_in_one_round(tmp_path: Path) -> None:
-    """On a capped simplex the origin is a vertex of its own kind."""
-    constraint = fedfw.Product({"*": fedfw.CappedSimplex(1.0)})
-    task = small_task(fedfw.FedFW(constraint, penalty=0.01), 3, rounds=10)
-    loop = Loopback(DeployedServer(task), tmp_path)
-    zero, one = (task.constraint.lmo(sign * torch.ones(len(task.start))) for sign in (1, -1))
-    loop.wire = lambda client, fields: [
-        replace(Answer.of(fields), payload=(zero if client == 1 else one).to_bytes()).fields()
-    ]
-    record = loop.round()
-    assert (record.participants, record.refused, record.drift < 1e-6) == (3, {}, True)
-
-
-def test_the_last_client_stays(tmp_path: Path) -> None:
-    loop = start(tmp_path, clients=1)
-    loop.leaving = {0}
-    assert loop.round().left == []
 
 
 @pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1)], ids=lambda a: a.name)
@@ -315,48 +260,6 @@ def test_a_client_refuses_orders_that_no_honest_server_sends(
     order = loop.server.open({0, 1, 2})[0]
     with pytest.raises(MessageError, match=reason):
         loop.client(0).handle(replace(order, **change))  # type: ignore[arg-type]
-
-
-def test_numbers_that_would_spoil_the_records_are_refused_and_unasked_ones_ignored(tmp_path: Path) -> None:
-    loop = start(tmp_path, tell_loss=True)
-    loop.run(1)
-    loop.wire = _hostile(lambda a: replace(a, loss=1.7e308))
-    assert loop.round().refused == {"undecodable": 1}
-    quiet = start(tmp_path / "quiet")
-    quiet.wire = lambda client, fields: [replace(Answer.of(fields), loss=-5.0, number=7.0).fields()]
-    quiet.run(3)
-    assert all(r.loss is None and r.lower_bound is None for r in quiet.server.history)
-
-
-@pytest.mark.parametrize("numbers", [{"steepness": 1e200}, {"steepness": -1.0}, {"smoothness": -1.0}])
-def test_numbers_that_no_data_have_are_refused(numbers: dict[str, float], tmp_path: Path) -> None:
-    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0)), rounds=3)
-    server = DeployedServer(task, Deployment(tell_loss=True))
-    with pytest.raises(MessageError, match="reports a"):
-        server.meet(Hello(0, **numbers))  # type: ignore[arg-type]
-
-
-def test_a_newcomer_does_not_choose_the_penalty(tmp_path: Path) -> None:
-    """The number of "auto" is of the clients that the task names, in whatever order nodes answer."""
-    task, chosen = small_task(fedfw.FedFW(fedfw.L1Ball(5.0)), rounds=3), []
-    for order in ((7, 0, 1, 2), (0, 1, 2, 7), (2, 7, 1, 0)):
-        server = DeployedServer(task, Deployment(tell_loss=True))
-        for client in order:
-            server.meet(Hello(client, steepness=100.0 if client == 7 else 1.0))
-        server.open({0, 1, 2, 7})
-        chosen.append(server.plan.lam_0)
-        assert server.roster.members == [0, 1, 2, 7]
-    assert len(set(chosen)) == 1
-
-
-def test_a_late_copy_of_a_request_for_a_sum_loses_no_step(tmp_path: Path) -> None:
-    anchored = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=3)
-    loop = start(tmp_path, anchored, share_gradients=True)
-    loop.round()
-    late = next(order for order in loop.sent[0] if order.ask == "sum")
-    loop.ask(late)
-    record = loop.round()
-    assert (record.participants, record.refused) == (3, {})
 
 
 ANCHORED = fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=2)
@@ -479,53 +382,6 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int,
 
 
 # --- the server ---
-
-
-@pytest.mark.parametrize(
-    "algorithm", [FEDFW, PLUS, fedfw.FedFWAnchored(fedfw.L1Ball(5.0), penalty=0.01, anchor_every=3)]
-)
-@pytest.mark.parametrize("moment", ["between rounds", "orders out", "answers in"])
-def test_a_server_that_is_killed_goes_on_to_the_same_bits(
-    algorithm: fedfw.Algorithm, moment: str, tmp_path: Path
-) -> None:
-    task = small_task(algorithm, rounds=8, participation=2)
-    whole = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / "whole")
-    whole.run(8)
-    settings = Deployment(out=tmp_path / "server", share_gradients=True)
-    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
-    loop.run(3)  # the next one is a round with an anchor, where there are such
-    if moment != "between rounds":
-        for client, order in loop.server.ask_for_sums({0, 1, 2}).items():
-            loop.server.take(client, loop.ask(order).fields())
-        for client, order in loop.server.open({0, 1, 2}).items():
-            answer = loop.ask(order).fields()
-            if moment == "answers in":
-                loop.server.take(client, answer)
-    loop.server = DeployedServer(task, replace(settings, resume=True))
-    assert loop.server.t == 3
-    loop.run(5)
-    assert torch.equal(loop.server.xbar, whole.server.xbar)
-    assert [r.participants for r in loop.server.history] == [r.participants for r in whole.server.history]
-    assert all(not r.refused for r in loop.server.history if isinstance(r, DeployedRecord))
-
-
-def test_what_is_damaged_is_skipped_and_clients_are_set_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedfw.rounds.folders._MOST_ENTRIES", 2)
-    settings = Deployment(out=tmp_path / "server")
-    task = small_task(FEDFW, rounds=8)
-    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
-    loop.run(5)
-    for name in ("checkpoint-00000005.safetensors", "journal-00000003"):  # that journal ends with round 5
-        path = tmp_path / "server" / name
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
-    with pytest.warns(UserWarning, match="going"):
-        loop.server = DeployedServer(task, replace(settings, resume=True))
-    assert loop.server.t == 4
-    record = loop.round()
-    assert (record.round, record.participants, record.refused) == (5, 3, {})
-    assert sorted(record.restored) == [0, 1, 2]
 
 
 def test_another_task_cannot_take_over_a_folder(tmp_path: Path) -> None:

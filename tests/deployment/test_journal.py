@@ -1,9 +1,7 @@
 """A server that is killed between any two writes goes on to the same bits, from its checkpoint and its journal."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,65 +131,6 @@ def test_a_kill_between_any_two_writes_changes_nothing(
         assert all(not record.refused for record in resumed.server.history)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["FedFW, l1", "anchored, l1, absentees"])
-def test_a_journal_that_is_cut_off_gives_the_same_bits(name: str, tmp_path: Path) -> None:
-    task = wide_task(name)
-    loop = Loopback(DeployedServer(task, settings_of(tmp_path / "server")), tmp_path / "clients")
-    loop.run(4)
-    path = tmp_path / "server" / "journal-00000001"
-    before, data = _ends(path)[-2], path.read_bytes()
-    shutil.copytree(tmp_path / "clients", tmp_path / "then")
-    loop.run(ROUNDS - 4)
-    for cut in (before, before + 1, before + 8, before + 100, len(data) - 1):
-        copy = tmp_path / f"cut-{cut}"
-        shutil.copytree(tmp_path / "server", copy / "server")
-        shutil.copytree(tmp_path / "then", copy / "clients")  # the clients took their steps of the round that is lost
-        (copy / "server" / path.name).write_bytes(data[:cut])
-        resumed = Loopback(DeployedServer(task, replace(settings_of(copy / "server"), resume=True)), copy / "clients")
-        assert resumed.server.t == 3
-        resumed.run(ROUNDS - 3)
-        assert_same(resumed.server, loop.server)
-
-
-def _ends(path: Path) -> list[int]:
-    journal = Journal(path)
-    return [journal.size for _ in _stepping(journal)]
-
-
-def _stepping(journal: Journal) -> Iterator[None]:
-    for _ in journal.entries():
-        yield
-    yield
-
-
-@pytest.mark.usefixtures("_few_entries")
-def test_a_damaged_checkpoint_costs_nothing_while_the_journal_leads_over_it(tmp_path: Path) -> None:
-    task, settings = wide_task("FedFW+, l1, absentees"), settings_of(tmp_path / "server")
-    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
-    loop.run(ROUNDS)
-    newest = sorted((tmp_path / "server").glob("checkpoint-*"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-5])
-    with pytest.warns(UserWarning, match="going back"):
-        assert_same(DeployedServer(task, replace(settings, resume=True)), loop.server)
-
-
-def test_a_damaged_journal_is_left_where_it_is_whole_and_clients_are_set_right(tmp_path: Path) -> None:
-    task, settings = wide_task("FedFW, l1"), settings_of(tmp_path / "server")
-    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
-    loop.run(4)
-    path = tmp_path / "server" / "journal-00000001"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.warns(UserWarning, match="damaged.*going on from round 3"):
-        loop.server = DeployedServer(task, replace(settings, resume=True))
-    record = loop.round()
-    assert (record.round, record.participants, record.refused) == (4, CLIENTS, {})
-    assert sorted(record.restored) == list(range(CLIENTS))
-    again = DeployedServer(task, replace(settings, resume=True))
-    assert_same(again, loop.server)
-
-
 @pytest.mark.parametrize("name", ["FedFW, l1", "FedFW+, l1, absentees", "anchored, l1, absentees", "FedAvg"])
 def test_clients_that_come_and_go_do_so_again(name: str, tmp_path: Path) -> None:
     task, settings = wide_task(name), settings_of(tmp_path / "server")
@@ -206,20 +145,6 @@ def test_clients_that_come_and_go_do_so_again(name: str, tmp_path: Path) -> None
     again = DeployedServer(task, replace(settings, resume=True))
     assert_same(again, loop.server)
     assert again.roster.members == [0, 2, 3, 7]
-
-
-def test_a_round_costs_the_disk_what_was_sent(tmp_path: Path) -> None:
-    """Not what is remembered: the journal grows by the same few bytes however many rounds there were."""
-    task, settings = wide_task("FedFW, l1"), settings_of(tmp_path / "server")
-    task = replace(task, options=Options(rounds=30))
-    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
-    loop.run(2)
-    path, sizes = tmp_path / "server" / "journal-00000001", []
-    for _ in range(10):
-        before = path.stat().st_size
-        loop.round()
-        sizes.append(path.stat().st_size - before)
-    assert max(sizes) < 1.1 * min(sizes)
 
 
 def test_sums_that_nobody_contributed_to_were_asked_for_all_the_same(tmp_path: Path) -> None:

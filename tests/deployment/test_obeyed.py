@@ -1,13 +1,14 @@
 """An app's settings reach its task, or are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
 
 import fedfw
 from fedfw.config import app_table
@@ -88,12 +89,6 @@ def test_every_setting_of_the_table_is_compared_or_noted() -> None:
     for key in own - {"penalty", "momentum", "schedule"}:
         settings = {key: "anything"}
         assert contradictions(task(), settings)[key].endswith("the algorithm fedfw, which has no such option")
-
-
-def test_all_settings_that_are_in_vain_are_named_at_once() -> None:
-    settings = {"rounds": 3, "clients": 9, "algorithm": "fedfw"}
-    with pytest.raises(ValueError, match=r"a: rounds = 3 .* has 5; b: clients = 9 .* has 3: expected make_task"):
-        refuse_ignored(task(), settings, {"rounds": "a", "clients": "b"})
 
 
 def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
@@ -212,3 +207,57 @@ def test_a_nodes_settings_that_make_no_sense(text: str, reason: str) -> None:
 
 def test_flowers_simulation_says_how_many_nodes_there_are() -> None:
     assert NodeSettings.read({"partition-id": 0, "num-partitions": 3}).partition_id == 0
+
+
+# --- What a task refuses before anybody trains ---
+
+PRIVATE = "eps=1,delta=1e-5"
+
+
+def data(client: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    return torch.randn(8, 4, generator=generator), torch.arange(8) % 3
+
+
+def task_of_task(
+    model: nn.Module | None = None, loss: Any = nnf.cross_entropy, per: Any = "sample", **options: Any
+) -> Task:
+    algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
+    return Task(model or nn.Linear(4, 3), loss, algorithm, data, 2, options=Options(rounds=2, **options), per=per)
+
+
+def together(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nnf.cross_entropy(outputs - outputs.mean(0), targets)
+
+
+def test_a_loss_of_whole_clients_has_no_minibatches_and_no_privacy() -> None:
+    assert task_of_task(loss=together, per="client").problem(data(0)).losses.per == "client"
+    with pytest.raises(ValueError, match="batch_size=3, expected none"):
+        task_of_task(loss=together, per="client", batch_size=3)
+    with pytest.raises(ValueError, match='privacy does not go with per="client"'):
+        task_of_task(loss=together, per="client", privacy=PRIVATE)
+
+
+def test_what_only_the_data_show_is_refused_at_the_client() -> None:
+    mixing = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(ValueError, match="batch_size=3, expected none"):
+        task_of_task(mixing, batch_size=3).problem(data(0))
+    with pytest.raises(ValueError, match='privacy does not go with per="client"'):
+        task_of_task(mixing, privacy=PRIVATE).problem(data(0))
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    with pytest.raises(ValueError, match="privacy does not go with class weights"):
+        task_of_task(loss=weighted, privacy=PRIVATE).problem(data(0))
+    assert task_of_task(loss=weighted, batch_size=3).problem(data(0)).losses.weighs
+
+
+@pytest.mark.parametrize(("clients", "message"), [(0, "at least 1"), (10**6 + 1, "at most 1000000 in a deployment")])
+def test_the_number_of_clients_has_bounds(clients: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"clients={clients}, expected {message}"):
+        replace(task_of_task(), clients=clients)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0, 2.0], [float("nan"), 1.0], [1.0]])
+def test_weights_are_positive_numbers_one_a_client(weights: list[float]) -> None:
+    """A round in which only a client of weight 0 answers would have no mean."""
+    with pytest.raises(ValueError, match=r"weights=.*, expected 2 positive numbers"):
+        replace(task_of_task(), weights=weights)

@@ -1,36 +1,39 @@
 """Questions of a hostile server to a private client: neither failures nor changes under way tell of the data."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
 import fedfw
 from fedfw import Privacy
-from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Task
+from fedfw.algorithms.base import Message
+from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.client import answer_order
 from fedfw.deployment.consent import Refusal
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import spent
-from fedfw.deployment.messages import Answer, Kind, Order
+from fedfw.deployment.messages import Answer, Ask, Kind, Order
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
 from fedfw.privacy.mechanisms import Mechanism
 from fedfw.problems.digest import digest_of
 from fedfw.rounds.options import Options
-from fedfw.rounds.wire import digest, encoded
-from tests.deployment.loopback import OPEN
+from fedfw.rounds.wire import digest, encoded, whole
+from tests.deployment.loopback import OPEN, Loopback, problem_of, small_task
 
 pytest.importorskip("dp_accounting")
+
 SAMPLES, FEATURES = 40, 6
 PROMISE = Privacy(1.0, 1e-5)
 BUDGET = DataBudget(4.0, 1e-3)
@@ -454,3 +457,200 @@ def test_no_file_of_a_private_client_holds_a_digest_of_data_without_a_key(tmp_pa
             for found in digests:
                 assert found.encode() not in path.read_bytes()
             assert path.name == "clinic.secret" or secret.encode() not in path.read_bytes()
+
+
+# --- A hostile server that tries to remove a client's noise by rounding ---
+
+ROUNDING_ATTACKS_SAMPLES, ROUNDING_ATTACKS_FEATURES, DELTA = 200, 30, 1e-5
+
+
+def task_with(k: int, algorithm: fedfw.Algorithm) -> Task:
+    """k samples have a gradient in one coordinate, the others none: the attacker wants to know k."""
+    x, y = torch.zeros(ROUNDING_ATTACKS_SAMPLES, ROUNDING_ATTACKS_FEATURES), torch.arange(ROUNDING_ATTACKS_SAMPLES) % 2
+    x[:k, 0], y[:k] = 1000.0, 0
+    model = torch.nn.Linear(ROUNDING_ATTACKS_FEATURES, 2)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    options = Options(rounds=10, privacy=Privacy(1.0, DELTA))
+    return Task(model, nnf.cross_entropy, algorithm, lambda client: (x, y), 3, options=options)
+
+
+def order_of(task: Task, large: float | None = None, **changes: object) -> Order:
+    """The first order of a server, with duals of its choosing handed over, which cancel."""
+    order = replace(DeployedServer(task).open({0, 1, 2})[0], **changes)  # type: ignore[arg-type]
+    if large is None:
+        return order
+    y, xbar = torch.full((len(task.start),), large, dtype=torch.float64), task.start.double()
+    vectors = {"xbar": whole(xbar).write(), "ybar": whole(y).write()}
+    memory = {"x": whole(xbar).write(), "y": whole(y).write()}
+    return replace(order, vectors=vectors, memory=memory, digest=digest(xbar, y), base=0)
+
+
+def chosen(task: Task, order: Order, folder: Path) -> bool:
+    """Whether the client's atom is at the coordinate in question."""
+    client = Client(task, 0, folder)
+    answer = client.handle(order)
+    assert answer.kind == Kind.STEP
+    plan = task.plan(task.resolved(), 3)
+    point = task.decode(answer.payload, plan, Message(1, task.start)).dense()
+    return bool(point[0] != 0 or point[ROUNDING_ATTACKS_FEATURES] != 0)
+
+
+PLUS = fedfw.FedFWPlus(fedfw.L1Ball(1.0), penalty=1e-3)
+
+
+@pytest.mark.parametrize("weight", [2.0**-149, 1e-300, 2.0**-31])
+def test_tiny_weights_are_refused(weight: float, tmp_path: Path) -> None:
+    task = task_with(100, PLUS)
+    with pytest.raises(MessageError, match="a weight outside of"):
+        Client(task, 0, tmp_path).handle(order_of(task, weight=weight))
+
+
+@pytest.mark.parametrize("large", [2.0**40, -(2.0**60), 1e300])
+def test_duals_beside_which_noise_is_lost_are_refused(large: float, tmp_path: Path) -> None:
+    task = task_with(100, PLUS)
+    with pytest.raises(MessageError, match="noise would be lost in rounding"):
+        Client(task, 0, tmp_path).handle(order_of(task, large))
+
+
+def test_duals_that_cancel_do_not_tell_one_sample(tmp_path: Path) -> None:
+    """With y = ybar = 1.5 * 2^21 a float32 client told apart 150 of 150, against an epsilon of 0.156."""
+    trials, hits = 40, []
+    for k in (76, 75):
+        task = task_with(k, PLUS)
+        order = order_of(task, 1.5 * 2.0**21)
+        hits.append(sum(chosen(task, order, tmp_path / f"{k}-{i}") for i in range(trials)))
+    seen = scipy.stats.fisher_exact([[hits[0], trials - hits[0]], [hits[1], trials - hits[1]]])
+    assert seen.pvalue > 1e-4, hits
+
+
+# --- A deployment keeps the promise: clients rely on nobody for it, and never draw twice for one order ---
+
+PRIVACY_DELTA = 1e-5
+
+
+def test_a_deployment_keeps_the_promise_and_agrees_with_the_simulator(tmp_path: Path) -> None:
+    promise = Privacy(4.0, PRIVACY_DELTA, not_private_seed=1)
+    for number, algorithm in enumerate(
+        (fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), fedfw.FedAvg(fedfw.L2Ball(5.0), lr=0.5))
+    ):
+        task = small_task(algorithm, rounds=4, privacy=promise)
+        loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path / str(number))
+        loop.run(4)
+        run = fedfw.simulate(problem_of(task), algorithm, rounds=4, privacy=promise)
+        assert torch.allclose(loop.server.xbar, run.x, atol=1e-6)
+        assert all(record.loss is None for record in loop.server.history)
+
+
+def unequal_task(algorithm: fedfw.Algorithm, model: str, dtype: torch.dtype, **options: Any) -> Task:
+    """Clients of 12, 9 and 30 samples."""
+
+    def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(client)
+        samples = (12, 9, 30)[client % 3]
+        inputs = torch.randn(samples, 4, generator=generator) + client % 3
+        return inputs.to(dtype), torch.randint(0, 3, (samples,), generator=generator)
+
+    torch.manual_seed(0)
+    made: torch.nn.Module = torch.nn.Linear(4, 3)
+    if model == "network":
+        made = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return Task(made.to(dtype), nnf.cross_entropy, algorithm, data, 3, options=Options(**options))
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("layer", torch.float32), ("layer", torch.float64), ("network", torch.float32)]
+)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01),
+        fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01, momentum=0.9),
+        fedfw.FedFWPlus(fedfw.LinfBall(5.0), penalty=0.01),
+        fedfw.FedFWSto(fedfw.L2Ball(5.0), penalty=0.01),
+        fedfw.FedAvg(fedfw.L2Ball(5.0), lr=0.5),
+    ],
+    ids=repr,
+)
+def test_private_minibatches_of_unequal_clients_have_the_simulators_bits(
+    algorithm: fedfw.Algorithm, model: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """A client's draws depend on its own samples, not on those of the largest client in a stack."""
+    promise = Privacy(1e6, PRIVACY_DELTA, noise=0.1, not_private_seed=1)
+    if algorithm.name == "fedfw":  # planned noise agrees, too, where both plan by the smallest client
+        promise = Privacy(8.0, PRIVACY_DELTA, not_private_seed=1, samples=9)
+    options: dict[str, Any] = {"rounds": 4, "privacy": promise, "batch_size": 4, "local_steps": 2}
+    task = unequal_task(algorithm, model, dtype, **options)
+    loop = Loopback(DeployedServer(task), tmp_path)
+    loop.run(4)
+    run = fedfw.simulate(problem_of(task), algorithm, **options)
+    assert torch.equal(loop.server.xbar, run.x.flatten())
+
+
+def test_noise_for_minibatches_is_planned_by_the_smallest_client_that_is_named(tmp_path: Path) -> None:
+    algorithm = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
+    noise = {}
+    for samples in (None, 9, 30, 1000):
+        promise = Privacy(8.0, PRIVACY_DELTA, samples=samples)
+        task = unequal_task(algorithm, "layer", torch.float32, rounds=4, privacy=promise, batch_size=4)
+        plan = Client(task, 2, tmp_path)._privacy
+        assert plan is not None
+        noise[samples] = plan.noise
+    assert noise[9] > noise[None] == noise[30] == noise[1000]  # never by more samples than the client has
+
+
+def test_a_repeated_order_gets_the_stored_atom_never_a_fresh_draw(tmp_path: Path) -> None:
+    task = small_task(fedfw.FedFW(fedfw.L2Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA))
+    loop = Loopback(DeployedServer(task), tmp_path)
+    order = loop.server.open({0, 1, 2})[1]
+    answers = [loop.client(1).handle(order) for _ in range(3)]
+    assert len({answer.payload for answer in answers}) == 1
+    with pytest.raises(MessageError, match="asked for a contribution to a sum"):  # which is exact
+        loop.client(0).handle(order.__class__(**(vars(order) | {"ask": Ask.SUM, "client": 0})))
+
+
+def _order(loop: Loopback, **changes: Any) -> Any:
+    order = loop.server.open({0, 1, 2})[0]
+    return order.__class__(**(vars(order) | changes))
+
+
+def test_two_processes_of_one_client_release_one_draw(tmp_path: Path) -> None:
+    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA))
+    loop = Loopback(DeployedServer(task), tmp_path)
+    order = _order(loop)
+    answers: list[bytes] = []
+    twins = [Thread(target=lambda: answers.append(loop.client(0).handle(order).payload)) for _ in range(2)]
+    store = ClientStore(tmp_path, order.run, 0)
+    with store.alone():
+        for twin in twins:
+            twin.start()
+        twins[0].join(0.2)
+        assert all(twin.is_alive() for twin in twins)  # both wait: somebody else is at work
+    for twin in twins:
+        twin.join()
+    assert answers[0] == answers[1]
+    assert [one.release for one in OPEN.ledger(0, tmp_path).releases()] == [1]
+    log = store.path.with_suffix(".log.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["event"] for line in log) == ["repeated", "stepped"]
+
+
+def test_a_client_does_not_trust_the_server_with_its_promise(tmp_path: Path) -> None:
+    promise = Privacy(1.0, PRIVACY_DELTA)
+    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), rounds=3, privacy=promise)
+    for weight in (-0.1, 0.0, 2.0, math.nan):
+        with pytest.raises(MessageError, match="weight"):
+            Loopback(DeployedServer(task), tmp_path / "weights").client(0).handle(
+                _order(Loopback(DeployedServer(task), tmp_path), weight=weight)
+            )
+    far = {"x": whole(torch.full((15,), 1e30)).write()}
+    loop = Loopback(DeployedServer(task), tmp_path / "points")
+    order = _order(loop, memory=far)
+    with pytest.raises(MessageError, match="outside"):
+        loop.client(0).handle(order)
+    # More rounds would mean less noise: the releases so far were planned otherwise.
+    loop = Loopback(DeployedServer(task), tmp_path / "rounds")
+    first = _order(loop)
+    assert loop.client(0).handle(first).kind == Kind.STEP
+    longer = small_task(task.algorithm, rounds=500, privacy=promise)
+    later = first.__class__(**(vars(first) | {"t": 2, "counted": 1}))
+    assert Client(longer, 0, tmp_path / "rounds", consent=OPEN).handle(later).kind == Kind.LEAVING

@@ -1,6 +1,7 @@
 """The same answers on an NVIDIA device; skipped where there is none."""
 
-from __future__ import annotations
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.graphs import Replayed
-from fedfw.models.transformer import Transformer
-from fedfw.problems.modules import ModuleLosses
+from tests.ranks.launch import run_ranks
+from tests.simulation.shared_runs import cases, take
+from tests.simulation.test_ranks import assert_same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -81,38 +82,6 @@ def test_replayed_rounds_are_the_rounds(name: str, constraint: str, monkeypatch:
         assert one.history.to_dict()[column] == plain.history.to_dict()[column]
 
 
-@pytest.mark.parametrize("kind", ["completion", "cnn", "least squares"])
-def test_models_and_the_central_optimum(kind: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    if kind == "completion":
-        pairs = torch.randint(0, 12, (3, 40, 2), generator=generator)
-        clients = [(p, torch.randn(40, generator=generator)) for p in pairs]
-        model: torch.nn.Module = fedfw.problems.MatrixCompletion(12, 12)
-        loss, D = nnf.mse_loss, fedfw.NuclearBall(5.0)
-    elif kind == "cnn":
-        inputs = torch.rand(3, 20, 1, 8, 8, generator=generator)
-        clients = [(x, torch.arange(20) % 3) for x in inputs]
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(
-            torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
-        )
-        loss, D = nnf.cross_entropy, fedfw.L2Ball(5.0)
-    else:
-        inputs = torch.randn(3, 20, 5, generator=generator)
-        clients = [(x, x.sum(1, keepdim=True)) for x in inputs]
-        model, loss, D = torch.nn.Linear(5, 1), nnf.mse_loss, fedfw.L2Ball(1.0)
-    problem = fedfw.Problem(model, loss, clients, test=clients[0], l2=0.01)
-    algorithm = fedfw.FedFWPlus(D, penalty=0.01)
-    here, there = (fedfw.simulate(problem, algorithm, rounds=10, device=device) for device in ("cpu", "cuda"))
-    assert torch.allclose(here.x, there.x.cpu(), atol=1e-3)
-    if kind != "cnn":
-        moved = problem.to(torch.device("cuda"))
-        assert moved.smoothness() == pytest.approx(problem.smoothness(), rel=1e-4)
-        assert fedfw.solve(moved, D).value == pytest.approx(fedfw.solve(problem, D).value, rel=1e-3)
-        run = fedfw.simulate(problem, fedfw.FedDR(D), rounds=10, device="cuda")
-        assert torch.allclose(run.x.cpu(), fedfw.simulate(problem, fedfw.FedDR(D), rounds=10).x, atol=1e-3)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_fused_kernel_agrees_with_float64_and_repeats(bias: bool) -> None:
     from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
@@ -143,48 +112,6 @@ def test_the_fused_kernel_agrees_with_float64_and_repeats(bias: bool) -> None:
     assert all(torch.equal(one, other) for one, other in zip(evaluated(), (values, gradients), strict=True))
 
 
-def test_steps_of_a_transformer_are_recorded_and_agree_with_the_cpu() -> None:
-    generator = torch.Generator().manual_seed(0)
-    drawn = (torch.randint(7, (size, 13), generator=generator) for size in (40, 20, 9, 3))
-    model = Transformer(7, 12, width=16, depth=2, heads=2)
-    problem = fedfw.Problem(model, nnf.cross_entropy, [(each[:, :-1], each[:, 1:]) for each in drawn])
-    losses = problem.to(torch.device("cuda")).losses
-    assert isinstance(losses, ModuleLosses)
-    who, x = torch.tensor([3, 0, 2]), problem.start.repeat(3, 1)
-    for _ in range(6):
-        picks = torch.randint(3, (3, 4), generator=generator)
-        here = problem.losses.value_and_gradient(x, who, picks)
-        there = losses.value_and_gradient(x.cuda(), who.cuda(), picks.cuda())
-        for one, other in zip(here, there, strict=True):
-            assert torch.allclose(one, other.cpu(), atol=1e-5)
-    assert isinstance(losses._together, Replayed)
-    assert len(losses._together._recordings) == 1
-
-
-@pytest.mark.parametrize("shape", [(60, 60), (20, 90), (90, 30)])
-@pytest.mark.parametrize("constraint", [fedfw.SpectralBall(0.7), fedfw.PartialIsometry(5, 0.7)])
-def test_spectral_oracles_at_a_tolerance(constraint: fedfw.ConstraintSet, shape: tuple[int, int]) -> None:
-    """One stack has ordinary matrices, one of zeros, and one whose iterations miss the tolerance."""
-    G = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    u, _, vh = torch.linalg.svd(G[1], full_matrices=False)
-    G[1] = u[:, :1] @ vh[:1] + 1e-5 * u @ vh
-    G[2] = 0
-    for dtype in (torch.float32, torch.float64):
-        atoms = constraint.lmo(G.to(dtype).cuda(), batch=True, tol=1e-4)
-        values = torch.linalg.svdvals(atoms.dense(torch.float64).cpu())
-        assert float(values.max()) <= 0.7
-        k = min(*shape, getattr(constraint, "k", 10**6))
-        best = 0.7 * torch.linalg.svdvals(G.to(dtype).double())[:, :k].sum(1)
-        assert bool((atoms.bound.cpu() <= -best).all())
-        assert bool((atoms.bound.cpu() >= -best * (1 + 1e-4)).all())
-        assert bool((atoms.dot(G.to(dtype).cuda()).cpu() <= -best * (1 - 1.2e-4)).all())
-        assert all(constraint.accepts(atom, shape) for atom in atoms)
-        spoilt = G.to(dtype).cuda()
-        spoilt[3, 2, 1] = torch.nan
-        with pytest.raises(fedfw.NonFiniteError, match="row 3 of 5"):
-            constraint.lmo(spoilt, batch=True, tol=1e-4)
-
-
 @pytest.mark.parametrize("convolves", [True, False])
 def test_networks_in_bfloat16_repeat_to_the_bit_and_are_near_the_others(convolves: bool) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -207,3 +134,20 @@ def test_networks_in_bfloat16_repeat_to_the_bit_and_are_near_the_others(convolve
     assert float(fedfw.simulate(problems[1], algorithm, rounds=1).history[-1].loss) == pytest.approx(
         float(fedfw.simulate(problems[0], algorithm, rounds=1).history[-1].loss), rel=1e-6
     )  # on a CPU nothing changes
+
+
+# --- Two processes that share one GPU take the runs of one process ---
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_ranks_on_one_gpu_take_the_runs_of_one_process(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    for ended in run_ranks(2, ["-m", "tests.simulation.shared_runs", str(out), "float64", "cuda"], timeout=400):
+        assert ended.status == 0, ended.said
+    found = json.loads(out.read_text())["float64"]
+    for name, case in cases().items():
+        alone = json.loads(json.dumps(take(case, torch.float64, device="cuda")))
+        try:
+            assert_same(found[name], alone, 1e-6)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error

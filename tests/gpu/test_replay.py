@@ -1,7 +1,5 @@
 """Rounds that are replayed: the same as those taken step by step, here with a stand-in for the GPU's recording."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,8 @@ from fedfw.algorithms.base import Message, Plan, Rates, State
 from fedfw.algorithms.steps import RoundSteps
 from fedfw.errors import NonFiniteError
 from fedfw.gpu.replay import ReplayedRounds
+from fedfw.gpu.softmax import can_fuse
+from fedfw.problems import linear
 
 
 class Overwriting:
@@ -119,47 +119,6 @@ class Slowing(fedfw.FedFW):
         return super().direction(plan, state, message, a / message.t, rates)
 
 
-@pytest.mark.parametrize("constraint", ["l1:3", "nuclear:3", "birkhoff"])
-def test_a_number_that_is_not_one_from_the_start(constraint: str, replaying: Callable[[], None]) -> None:
-    """Oracles of matrices would refuse it themselves, in words of their own."""
-    replaying()
-    inputs = torch.ones(3, 5, 4)
-    inputs[1, 2] = torch.nan
-    clients = list(zip(inputs, torch.zeros(3, 5, dtype=torch.int64), strict=True))
-    model = nn.Linear(4, 4, bias=False)
-    there = fedfw.Problem(model, nnf.cross_entropy, clients)
-    sets = fedfw.Product({"weight": fedfw.parse_set(constraint)})
-    with pytest.raises(NonFiniteError, match=r"round 1: .* client (\[1\]|1)"):
-        fedfw.simulate(there, fedfw.FedFW(sets, penalty=0.01), rounds=3)
-
-
-@dataclass(frozen=True)
-class Remembering(fedfw.FedFW):
-    """Keeps the point before: one tensor under two names."""
-
-    name = "remembering"
-
-    def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"old": x.clone()}
-
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"old": state["x"], "x": 1.1 * state["x"] - 0.1 * state["old"]}
-
-
-def test_a_tensor_may_move_to_another_name(replaying: Callable[[], None]) -> None:
-    algorithm = Remembering(fedfw.L2Ball(3.0), penalty=0.01)
-    seen: dict[bool, list[State]] = {False: [], True: []}
-    for replayed, kept in seen.items():
-        if replayed:
-            replaying()
-        fedfw.simulate(
-            problem(), algorithm, rounds=8, callbacks=[lambda simulation, kept=kept: kept.append(simulation.clients)]
-        )
-    assert Overwriting.replays == 8
-    for plain, live in zip(seen[False], seen[True], strict=True):  # what callbacks keep of clients stays, too
-        assert all(torch.allclose(plain[name], live[name], atol=1e-5) for name in ("x", "old"))
-
-
 @pytest.mark.parametrize("what", ["server", "clients", "replaced", "data"])
 def test_a_round_that_was_begun_ahead_is_taken_anew_where_a_callback_changes_something(
     what: str, replaying: Callable[[], None]
@@ -194,3 +153,34 @@ def test_an_algorithm_that_looks_at_the_round_is_not_replayed(replaying: Callabl
     replaying()
     assert torch.equal(plain.x, fedfw.simulate(problem(), algorithm, rounds=8).x)
     assert Overwriting.replays == 0
+
+
+# --- Where the kernel in one pass is used; test_cuda.py compares it with float64 on a device ---
+
+
+def test_losses_use_it_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the kernel: what it gives is put where gradients belong."""
+    monkeypatch.setattr(linear, "is_compiled_for", lambda *samples: False)  # which is for processors
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(9, 4, generator=generator), torch.randint(0, 3, (9,), generator=generator)) for _ in range(2)
+    ]
+    problem = fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, clients)
+    x, who = torch.randn(2, 15, generator=generator), torch.arange(2)
+    values, gradients = problem.losses.value_and_gradient(x, who, None)
+    calls = []
+
+    def stand_in(A: torch.Tensor, *rest: Any) -> None:
+        _, at, classes, into_values, into_gradients = rest
+        calls.append((tuple(A.shape), classes))
+        assert torch.equal(at, x)
+        into_values.copy_(values)
+        into_gradients.copy_(gradients)
+
+    monkeypatch.setattr(linear, "can_fuse", lambda A, classes, targets: True)
+    monkeypatch.setattr(linear, "fused_softmax_gradient", stand_in)
+    again = problem.losses.value_and_gradient(x, who, None)
+    assert calls == [((2, 9, 4), 3)]
+    assert torch.equal(again[0], values)
+    assert torch.equal(again[1], gradients)
+    assert not can_fuse(clients[0][0][None], 3, clients[0][1][None])  # there is no GPU in these tensors

@@ -1,7 +1,5 @@
 """Lanczos steps, compiled and by torch: the same matrices, bases that stay orthonormal, spaces that are exhausted."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -104,27 +102,3 @@ def test_the_largest_singular_value(
     expected = np.linalg.svd(g.double().numpy(), compute_uv=False)[:, 0]
     assert pair.value.numpy() == pytest.approx(expected, rel=2e-6)
     assert bool((pair.upper >= torch.from_numpy(expected) * (1 - 1e-6)).all())
-
-
-@needs_compiled
-def test_other_memory_goes_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        @staticmethod
-        def steps(*_: object) -> None:
-            raise AssertionError("these addresses must not be handed over")
-
-    monkeypatch.setattr(lanczos, "_compiled", Refusing)
-    plain = drawn((1, 12, 12), torch.float64)
-    with pytest.raises(AssertionError, match="handed over"):
-        taken(plain, 3)
-    for other in (plain.mT, plain[:, ::2], plain.half().bfloat16()):
-        assert taken(other, 3)[1].isfinite().all()
-
-
-@needs_compiled
-def test_wrong_arguments_are_refused() -> None:
-    assert lanczos._compiled is not None
-    with pytest.raises(TypeError, match="2 arguments, expected 9"):
-        lanczos._compiled.steps(1, 2)
-    with pytest.raises(TypeError):
-        lanczos._compiled.steps(*["x"] * 9)

@@ -1,21 +1,14 @@
 """Polar factors against numpy's SVD: what is returned lies inside the ball, and what is proven is true."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedfw.linalg import polar
-from fedfw.linalg.polar import LEAST_TOL, STEPS, Polar, polar_factor
+from fedfw.linalg import leading, polar
+from fedfw.linalg.leading import Leading, leading_pairs
+from fedfw.linalg.polar import LEAST_TOL, Polar, polar_factor
 from tests.linalg.test_singular import with_spectrum
 
 
@@ -50,26 +43,6 @@ MATRICES = {
 @pytest.fixture(autouse=True)
 def _iterate_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polar, "SVD_UP_TO", 0)
-
-
-class Launches(TorchDispatchMode):
-    """The names of the operations that compute or copy, views left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self._counts = True
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._counts = False
-        yield
-        self._counts = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._counts and not func.is_view:
-            self.names.append(str(func.overloadpacket))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -129,51 +102,6 @@ def test_any_spectrum(
     check(g, polar_factor(g, tol), tol)
 
 
-def test_ordinary_matrices_need_no_decomposition(decomposed: list[int]) -> None:
-    for name in ("gaussian", "wide", "tall", "one row", "rank one", "rank ten", "equal", "geometric", "zero", "huge"):
-        polar_factor(MATRICES[name].float()[None], 1e-3)
-    assert decomposed == []
-
-
-def test_only_what_misses_the_tolerance_is_decomposed(decomposed: list[int]) -> None:
-    hard, easy = MATRICES["a peak over noise"], gaussian(64, 64, 5)
-    stack = torch.stack([easy, hard, 2 * easy, hard, torch.zeros_like(easy)]).float()
-    check(stack, polar_factor(stack, 1e-4), 1e-4)
-    assert decomposed == [1, 1]
-    # The iterations of a GPU treat a stack as a whole, and its decompositions too.
-    decomposed.clear()
-    check(stack, polar._by_iterations(stack, 1e-4, torch.clone), 1e-4)
-    assert decomposed == [2]
-
-
-def test_without_a_tolerance_the_answer_is_exact(decomposed: list[int]) -> None:
-    g = MATRICES["gaussian"][None]
-    found = polar_factor(g)
-    u, _, vh = np.linalg.svd(g[0].numpy())
-    assert decomposed == [1]
-    assert np.allclose(found.s[0].numpy(), u @ vh, atol=1e-9)
-    check(g, found, 1e-8)
-
-
-@pytest.mark.parametrize("shape", [(40, 40), (30, 90), (90, 30)])
-def test_next_to_nothing_is_left_outside_of_the_recording(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU replays `_candidates` as one graph; what Python launches besides, and waits for, is counted here."""
-    launched, waited = Launches(), polar._candidates
-
-    def recorded(*inputs: Any) -> Any:
-        with launched.paused():
-            return waited(*inputs)
-
-    monkeypatch.setattr(polar, "_candidates", recorded)
-    g = gaussian(*shape)[None]
-    with launched:
-        found = polar_factor(g, 1e-3, torch.neg)
-    assert launched.names == ["aten.full", "aten.all", "aten._local_scalar_dense"]
-    check(g, replace(found, s=-found.s), 1e-3)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(40, 40), (30, 90)])
@@ -204,29 +132,65 @@ def test_a_wrong_candidate_proves_nothing_false(wrong: str) -> None:
         assert sigma(found.s[0])[0] < 1
 
 
-def test_a_stack_gives_the_bits_of_its_matrices() -> None:
-    G = torch.stack([gaussian(70, 50, seed) for seed in range(3)]).float()
-    together = polar_factor(G, 1e-3)
-    for i in range(3):
-        alone = polar_factor(G[i : i + 1], 1e-3)
-        assert torch.equal(alone.s[0], together.s[i])
-        assert torch.equal(alone.upper[0], together.upper[i])
+# --- Leading singular pairs against numpy's SVD: what is returned lies inside, and what is proven is true ---
 
 
-def test_a_power_of_two_changes_no_bit() -> None:
-    g = gaussian(50, 60).float()[None]
-    plain = polar_factor(g, 1e-3)
-    for power in (-90, -3, 60):
-        scaled = polar_factor(g * 2.0**power, 1e-3)
-        assert torch.equal(scaled.s, plain.s)
-        assert torch.equal(scaled.upper, plain.upper * 2.0**power)
+def check_of_leading(g: torch.Tensor, found: Leading, k: int, tol: float) -> None:
+    for one, u, v, value, upper, error in zip(g, found.u, found.v, found.value, found.upper, found.error, strict=True):
+        best = float(sigma(one)[:k].sum())
+        assert u.shape == (g.shape[1], k)
+        assert v.shape == (g.shape[2], k)
+        assert sigma(u)[0] < 1
+        assert sigma(v)[0] < 1
+        assert float((one.double() * (u @ v.mT)).sum()) >= (1 - tol) * best
+        assert float(value) == pytest.approx(float((one.double() * (u @ v.mT)).sum()), rel=1e-9)
+        assert float(upper) >= best
+        assert float(error) <= tol
 
 
-def test_the_steps_do_what_their_comment_says() -> None:
-    x = np.concatenate([np.linspace(0, 1, 10**5), np.geomspace(1e-12, 1, 10**5)])
-    y = x
-    for a, b, c in STEPS:
-        y = a * y + b * y**3 + c * y**5
-    assert y.min() >= 0
-    assert y.max() <= 1 + 1e-4
-    assert y[x >= 1e-4].min() >= 1 - 1e-4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tol", [None, 1e-2, 1e-3, LEAST_TOL])
+@pytest.mark.parametrize("name", MATRICES)
+def test_leading_inside_and_proven(name: str, tol: float | None, dtype: torch.dtype) -> None:
+    g = MATRICES[name].to(dtype)[None]
+    for k in {1, min(3, *g.shape[1:]), min(g.shape[1:])}:
+        check_of_leading(g, leading_pairs(g, k, tol), k, tol or 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    columns=st.integers(1, 50),
+    decades=st.floats(0, 14),
+    k=st.integers(1, 20),
+    power=st.integers(-90, 90),
+    seed=st.integers(0, 10**6),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_leading_any_spectrum(
+    rows: int, columns: int, decades: float, k: int, power: int, seed: int, dtype: torch.dtype
+) -> None:
+    small = min(rows, columns)
+    g = with_spectrum(list(np.geomspace(1, 10**-decades, small)), rows, columns, seed) * 2.0**power
+    check_of_leading(g.to(dtype)[None], leading_pairs(g.to(dtype)[None], min(k, small), 1e-3), min(k, small), 1e-3)
+
+
+def test_wrong_eigenvectors_lead_to_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second matrix of a stack is given eigenvectors that are not those of its Gram matrix."""
+    eigh, by_svd, decomposed = torch.linalg.eigh, leading._by_svd, []
+
+    def wrong(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, vectors = eigh(gram)
+        vectors[1] = torch.eye(gram.shape[1], dtype=gram.dtype)
+        return values, vectors
+
+    def counted(a: torch.Tensor, k: int) -> Leading:
+        decomposed.append(len(a))
+        return by_svd(a, k)
+
+    monkeypatch.setattr(torch.linalg, "eigh", wrong)
+    monkeypatch.setattr(leading, "_by_svd", counted)
+    monkeypatch.setattr(leading, "one_by_one", lambda each, g: each(g))  # as on a GPU
+    G = torch.stack([gaussian(20, 30, seed) for seed in range(3)])
+    check_of_leading(G, leading_pairs(G, 4, 1e-3), 4, 1e-3)
+    assert decomposed == [1]

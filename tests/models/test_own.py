@@ -1,7 +1,5 @@
 """A user's own model from the command line, and everything that must not run it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,16 +50,6 @@ def test_a_function_of_the_current_folder_makes_the_model() -> None:
     assert problem.convex is False
     line = fedfw.load_problem("diabetes", "my_models:line", partition="iid")
     assert line.convex is True  # a linear layer with the squared loss
-
-
-@pytest.mark.usefixtures("no_plots")
-def test_capital_letters_matter_in_own_names_alone() -> None:
-    flags = [*RUN, "--dataset", "diabetes", "--partition", "iid"]
-    assert main([*flags, "--model", "my_models:Net", "--out", "own"]) == 0
-    assert main([*flags, "--model", "Linear", "--out", "known"]) == 0
-    assert 'model = "my_models:Net"' in Path("own/config.toml").read_text()
-    assert 'model = "linear"' in Path("known/config.toml").read_text()
-    assert fedfw.load_problem("diabetes", "Linear", partition="iid").shapes.keys() == {"weight", "bias"}
 
 
 @pytest.mark.parametrize(

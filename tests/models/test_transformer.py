@@ -1,7 +1,5 @@
 """The transformer: its parameters, what it may look at, and that clients of different sizes learn with it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -14,8 +12,6 @@ from fedfw.data.shakespeare import cut_windows
 from fedfw.models import make_model
 from fedfw.models.transformer import Transformer
 from fedfw.presets import ProblemOptions, make_problem
-from fedfw.problems import modules
-from fedfw.problems.digest import describe_problem
 from fedfw.problems.modules import ModuleLosses
 
 DTYPES = [torch.float32, torch.float64]
@@ -59,19 +55,6 @@ def test_the_parameters_are_those_of_the_published_size() -> None:
     }
 
 
-def test_the_start_lies_well_within_the_sets_for_spectral_steps() -> None:
-    part = Part(torch.zeros(2, 96, dtype=torch.int8), torch.zeros(2, 96, dtype=torch.int8))
-    model = make_model("transformer", Data("made up", part, part, 65), 0)
-    for name, parameter in model.state_dict().items():
-        if name in ("embedding.weight", "position"):
-            assert float(parameter.norm(dim=1).max()) < 2.5 * math.sqrt(128)
-        elif name == "head.weight":
-            assert float(parameter.abs().max()) < 5 / math.sqrt(128)
-        else:
-            rows, columns = parameter.shape
-            assert float(torch.linalg.matrix_norm(parameter, 2)) < 3 * max(1.0, math.sqrt(rows / columns))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_character_is_predicted_from_those_before_it_alone(dtype: torch.dtype) -> None:
     model, ((inputs, _),) = small(dtype), windows(5)
@@ -113,58 +96,6 @@ def test_losses_of_clients_of_different_sizes_are_those_of_a_plain_loop(dtype: t
             expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
             assert float(values[row]) == pytest.approx(loss.item(), rel=tolerance)
             assert torch.allclose(gradients[row], expected.to(gradients.dtype), atol=tolerance)
-
-
-def test_accuracy_is_the_share_of_right_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    ((inputs, targets),) = windows(11)
-    problem = fedfw.Problem(small(), nnf.cross_entropy, [(inputs, targets)], (inputs, targets))
-    scores = problem.model(inputs).detach()
-    right = sum(int(scores[j, :, t].argmax()) == int(targets[j, t]) for j in range(11) for t in range(6))
-    sizes: list[int] = []
-    problem.model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
-    whole = problem.test(problem.start)
-    assert whole.accuracy == pytest.approx(right / 66)
-    assert whole.loss == pytest.approx(float(nnf.cross_entropy(scores, targets)), rel=1e-5)
-    assert max(sizes) == 11
-    monkeypatch.setattr(modules, "_WORKING_FLOATS", 1)  # one window at a time
-    sizes.clear()
-    pieces = problem.test(problem.start)
-    assert max(sizes) <= 2  # two of them count what a window takes
-    assert pieces.accuracy == whole.accuracy
-    assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
-
-
-def test_the_scores_of_the_attention_are_counted_as_memory() -> None:
-    short, long = (
-        modules._floats_of_a_sample(Transformer(7, length, 8, 1, 2), torch.zeros(2, length, dtype=torch.int64))
-        for length in (8, 16)
-    )
-    assert long - 2 * short == 2 * (16**2 - 2 * 8**2)  # two heads of scores; all else grows with the length
-
-
-def test_a_step_is_one_call_whatever_the_clients_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = fedfw.Problem(small(), nnf.cross_entropy, windows(40, 20, 9, 3, 2))
-    losses = problem.losses
-    assert isinstance(losses, ModuleLosses)
-    assert len(losses._stacks) > 2
-    calls: list[int] = []
-    together = losses._together
-    monkeypatch.setattr(losses, "_together", lambda x, *rest: (calls.append(len(x)), together(x, *rest))[1])
-    x, picks = problem.start.repeat(5, 1), torch.tensor([[1, 0]]).repeat(5, 1)
-    values, gradients = losses.value_and_gradient(x, torch.arange(5), picks)
-    assert calls == [5]
-    for who in ([3, 0, 4, 1], [2]):  # the same bits as one by one, which a deployed client relies on
-        some = losses.value_and_gradient(x[: len(who)], torch.tensor(who), picks[: len(who)])
-        assert torch.equal(some[0], values[who])
-        assert torch.equal(some[1], gradients[who])
-    assert calls == [5, 4, 1]
-
-
-def test_two_sizes_are_two_problems() -> None:
-    data = cyclic(300, 200)
-    described = [describe_problem(make_problem(data, ProblemOptions(clients=2, width=8, heads=h))) for h in (1, 2)]
-    assert described[0]["model"] != described[1]["model"]  # although their parameters have the same shapes
-    assert described[0]["data"] == described[1]["data"]
 
 
 def test_clients_learn_together() -> None:

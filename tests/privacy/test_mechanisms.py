@@ -1,10 +1,9 @@
 """What is drawn has the distribution that the proofs speak of, and one sample changes no more than they allow."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,23 @@ import pytest
 import scipy.stats
 import torch
 import torch.nn.functional as nnf
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.algorithms.base import Message, Plan, Rates
+from fedfw import Privacy
+from fedfw.algorithms.base import Kept, Message, Plan, Rates, Setting, State
 from fedfw.algorithms.oracle_steps import OracleSteps
-from fedfw.privacy import Privacy
-from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for
+from fedfw.options import options_of
+from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for, rounded
 from fedfw.privacy.noise import Noise
-from fedfw.privacy.rounding import UNIT, slack
+from fedfw.privacy.rounding import LARGEST_TERM, UNIT, slack
+from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.base import clip_factors
+from fedfw.problems.oracles import Cohort
+
+pytest.importorskip("dp_accounting")
 
 N = 20_000
 G = torch.tensor([0.8, -0.3, 0.1, -0.6], dtype=torch.float64)
@@ -113,18 +119,6 @@ def test_choices_have_the_distribution_of_the_exponential_mechanism(name: str, s
     counts = [seen[key] for key in expected if key not in rare] + [sum(seen[key] for key in rare)] * bool(rare)
     shares = [expected[key] for key in expected if key not in rare] + [sum(expected[key] for key in rare)] * bool(rare)
     assert scipy.stats.chisquare(counts, N * np.array(shares) / sum(shares)).pvalue > 1e-4
-
-
-def test_a_product_chooses_in_each_part() -> None:
-    product = fedfw.Product({"a": fedfw.L1Ball(1.0), "b": fedfw.KSparse(2, 1.0)}).bind({"a": (3,), "b": (2, 2)})
-    assert mechanism_for(product, (7,)).choices == 3
-    mixed = fedfw.Product({"a": fedfw.L1Ball(1.0), "b": fedfw.L2Ball(1.0)}).bind({"a": (3,), "b": (2, 2)})
-    assert isinstance(mechanism_for(mixed, (7,)), GaussianNoise)
-    noise = Noise(0, 1, [0, 1], torch.device("cpu"))
-    atoms = mechanism_for(product, (7,)).answer(product, torch.randn(2, 7), torch.full((2, 1), 1.0), noise, None)
-    assert [product.accepts(atoms[i], (7,)) for i in range(2)] == [True, True]
-    assert isinstance(mechanism_for(fedfw.NuclearBall(1.0), (2, 2)), GaussianNoise)
-    assert isinstance(mechanism_for(fedfw.Box(0.0, 1.0), (3,)), Corners)
 
 
 def test_noise_has_its_moments_and_secure_noise_never_repeats() -> None:
@@ -398,3 +392,465 @@ def test_clipping_agrees_with_opacus() -> None:
     theirs = torch.cat([q.grad.flatten() for q in model.parameters()])
     ours = p.losses.clipped_gradient(p.start[None], torch.tensor([0]), None, "l2", 0.5, torch.tensor([9.0]))[0]
     assert torch.allclose(ours, theirs.double(), atol=1e-5)
+
+
+# --- Noise that floating-point numbers do not give away ---
+
+HERE = torch.device("cpu")
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_draws_follow_their_laws(seed: int | None) -> None:
+    noise = Noise(seed, 1, [0], HERE)
+    laws = {"uniform": "uniform", "gumbel": "gumbel_r", "logistic": "logistic", "gaussian": "norm"}
+    for name, law in laws.items():
+        drawn = getattr(noise, name)(20_000)[0]
+        assert drawn.dtype is torch.float64
+        assert bool(drawn.isfinite().all())
+        assert scipy.stats.kstest(drawn.numpy(), law).pvalue > 1e-4, name
+
+
+def test_small_draws_are_as_precise_as_large_ones() -> None:
+    """A grid of 2^-52 would have no draws between its points, and tails made from it would be full of holes."""
+    drawn = Noise(3, 1, [0], HERE).uniform(400_000)[0]
+    assert float(drawn.min()) > 0
+    assert float(drawn.max()) < 1
+    small = drawn[drawn < 2.0**-10]
+    assert 200 < len(small) < 600
+    on_the_grid = (small * 2.0**52).frac() == 0
+    assert float(on_the_grid.double().mean()) < 0.1
+
+
+@given(st.floats(1e-30, 1e30), st.floats(-1e3, 1e3), st.integers(0, 1000))
+def test_sums_of_data_and_noise_lie_on_a_grid_that_does_not_depend_on_the_data(
+    scale: float, value: float, seed: int
+) -> None:
+    scales = torch.tensor([[scale]], dtype=torch.float64)
+    noise = Noise(seed, 1, [0], HERE).gaussian(8)
+    cell = 2.0 ** math.floor(math.log2(scale) - 16)
+    for data in (value * scale, (value + 1) * scale):
+        out = rounded(data + scales * noise, scales)
+        assert torch.equal((out / cell).round() * cell, out)
+        assert torch.allclose(out, data + scales * noise, atol=cell, rtol=0)
+
+
+def oracles(constraint: fedfw.ConstraintSet, seed: int, samples: int = 40) -> PrivateOracles:
+    generator = torch.Generator().manual_seed(5)
+    data = (torch.randn(samples, 4, generator=generator), torch.randint(3, (samples,), generator=generator))
+    torch.manual_seed(0)
+    problem = fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, [data])
+    D = problem.bind(constraint)
+    setting = Setting(1, D, (15,), convex=True, rounds=5)
+    algorithm = fedfw.FedFW(constraint, penalty=0.1).resolved(setting)
+    promise = Privacy(1.0, 1e-5, not_private_seed=seed)
+    plan = PrivacyPlan.of(
+        promise, algorithm, D, shape=(15,), fewest_samples=samples, rounds=5, local_steps=1, batch_size=None
+    )
+    return PrivateOracles(plan, problem.losses)
+
+
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.LinfBall(1.0), fedfw.KSparse(3, 1.0)], ids=repr)
+def test_a_tiny_weight_does_not_make_the_noise_small(constraint: fedfw.ConstraintSet) -> None:
+    """In float32 a weight of 2^-149 made the gradient a few units in the last place, and rounding drowned the noise."""
+    x = torch.zeros(1, 15)
+    for seed in range(20):
+        answers = []
+        for weight in (1.0, 2.0**-149):
+            made = oracles(constraint, seed)
+            D = mechanism_set(constraint)
+            cohort = Cohort(torch.tensor([0]), torch.tensor([weight]), torch.tensor([0]), D)
+            gradient, lmo = made.pair(cohort, 1, None)
+            _, a = gradient(x)
+            assert a.dtype is torch.float64  # noise is yet to come
+            answers.append(lmo(a).dense())
+        assert torch.equal(*answers)
+
+
+def mechanism_set(constraint: fedfw.ConstraintSet) -> fedfw.ConstraintSet:
+    bound: fedfw.ConstraintSet = constraint.bind({"weight": (3, 4), "bias": (3,)})
+    return bound
+
+
+# --- noise that would be lost beside what is added to gradients ---
+
+
+@dataclass(frozen=True)
+class TwoDuals(fedfw.OracleAlgorithm):
+    """FedFW with two vectors that cancel, under names of its own."""
+
+    name, title = "two-duals", "Two duals"
+    contract = replace(
+        fedfw.OracleAlgorithm.contract,
+        remembers={**fedfw.OracleAlgorithm.contract.remembers, "u": Kept.REBUILT, "v": Kept.REBUILT},
+    )
+
+    def start_clients(self, x: Tensor) -> State:
+        nothing = torch.zeros_like(x, dtype=torch.float64)
+        return super().start_clients(x) | {"u": nothing, "v": nothing}
+
+    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        return state, a + rates.lam * (state["x"] - message.xbar) + state["u"] - state["v"]
+
+
+@dataclass(frozen=True)
+class OwnStep(TwoDuals):
+    """What its step adds is not known: it is no longer the one of the base class."""
+
+    name, title = "own-step", "Own step"
+
+    def client_step(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+        return super().client_step(plan, state, message, gradient, lmo)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedfw.FedFW("l1:1", penalty=0.1, momentum=0.9),
+        fedfw.FedFWPlus("ksparse:k=2,r=1", penalty=0.1),
+        fedfw.FedFWSto("simplex", penalty=0.1),
+        fedfw.NaiveFW("linf:1"),
+        fedfw.contrib.LocalMuon("l1:1"),
+        TwoDuals("l1:1", penalty=0.1),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_whatever_is_added_to_gradients_is_looked_at(
+    algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype
+) -> None:
+    """Of every method that can be private, whatever its memory is called, and in every local step."""
+    made, plan, cohort, state, message = private_client(algorithm, local_steps, dtype)
+
+    def hides(state: State, message: Message, plan: Plan = plan) -> bool:
+        return made.hides(algorithm, plan, state, message, cohort)
+
+    assert hides(state, message)
+    far = 2.0**60 * float(made.shares(cohort))
+    for name, kept in algorithm.contract.remembers.items():
+        if kept is Kept.REBUILT and name in state and name != "x":
+            assert not hides(state | {name: torch.full_like(state[name], far)}, message)
+    for name in algorithm.contract.down:
+        if name != "xbar":
+            for value in (far, torch.inf, torch.nan):
+                assert not hides(state, replace(message, vectors={name: torch.full_like(message.xbar, value)}))
+    if "penalty" in options_of(type(algorithm)):
+        apart = state | {"x": state["x"] + 0.1}
+        assert not hides(apart, message, replace(plan, lam_0=far * 1e3))
+        # Where all points are at xbar the first step adds nothing; later ones are somewhere in the set.
+        assert hides(state, message, replace(plan, lam_0=far * 1e3)) == (local_steps == 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_l2_term_must_not_hide_the_noise(dtype: torch.dtype) -> None:
+    for constraint, fine in (("l1:1", True), ("l1:1e14", False)):
+        algorithm = fedfw.FedFW(constraint, penalty=0.0)
+        made, plan, cohort, state, message = private_client(algorithm, 1, dtype, l2=1.0)
+        assert made.hides(algorithm, plan, state, message, cohort) == fine
+
+
+def test_scores_that_are_sums_have_a_lower_limit() -> None:
+    vertices = torch.eye(15, dtype=torch.float64)
+    for constraint in (fedfw.Hull(vertices), fedfw.Simplex(1.0)):
+        algorithm = fedfw.FedFWPlus(constraint, penalty=0.1)
+        made, plan, cohort, state, message = private_client(algorithm, 1, torch.float64)
+        limit = LARGEST_TERM * float(made.shares(cohort)) / (15 if isinstance(constraint, fedfw.Hull) else 1)
+        for factor, fine in ((0.9, True), (1.1, False)):
+            vectors = {"ybar": torch.full((15,), factor * limit, dtype=torch.float64)}
+            assert made.hides(algorithm, plan, state, replace(message, vectors=vectors), cohort) == fine
+
+
+def test_what_cannot_be_looked_at_is_refused() -> None:
+    with pytest.raises(ValueError, match="own-step does not say what it adds to gradients"):
+        private_client(OwnStep("l1:1", penalty=0.1), 1, torch.float32)
+    gaussian = OwnStep("l2:1", penalty=0.1)  # noise is added to its gradients, before anything else is
+    private_client(gaussian, 1, torch.float32)
+
+
+def test_every_method_that_can_be_private_without_noise_on_gradients_is_looked_at() -> None:
+    for name, cls in fedfw.ALGORITHMS.items():
+        if cls.contract.answers_only and not cls.contract.sums:
+            made = cls(fedfw.L1Ball(1.0))
+            assert made.states_public_terms, name
+
+
+def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
+    made, *_ = private_client(fedfw.FedFW("l1:1", penalty=0.1), 1, torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    data = [(torch.randn(9, 4, generator=generator), torch.randint(3, (9,), generator=generator)) for _ in range(2)]
+    model = torch.nn.Linear(4, 3)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    problem = fedfw.Problem(model, nnf.cross_entropy, data)
+    for penalty, fine in ((1e3, True), (1e30, False)):
+        algorithm = fedfw.FedFW("l1:1", penalty=penalty)
+        if fine:
+            fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
+            continue
+        with pytest.raises(ValueError, match=r"round [0-9]: .* noise of a private run would be lost"):
+            fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
+
+
+def private_client(
+    algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype, l2: float = 0.0
+) -> tuple[PrivateOracles, Plan, Cohort, State, Message]:
+    """One private client of 40 samples, its memory at the start, and an order to step from zero."""
+    generator = torch.Generator().manual_seed(5)
+    data = (torch.randn(40, 4, generator=generator).to(dtype), torch.randint(3, (40,), generator=generator))
+    problem = fedfw.Problem(torch.nn.Linear(4, 3).to(dtype), nnf.cross_entropy, [data], l2=l2)
+    D = problem.bind(algorithm.constraint)
+    setting = Setting(1, D, (15,), convex=True, rounds=5, local_steps=local_steps)
+    algorithm = algorithm.resolved(setting)
+    plan = PrivacyPlan.of(
+        Privacy(1.0, 1e-5, not_private_seed=0),
+        algorithm,
+        D,
+        shape=(15,),
+        fewest_samples=40,
+        rounds=5,
+        local_steps=local_steps,
+        batch_size=None,
+    )
+    zero = torch.zeros(15, dtype=dtype)
+    cohort = Cohort(torch.tensor([0]), torch.tensor([1 / 3], dtype=dtype), torch.tensor([0]), D)
+    state = plan.memory(algorithm.contract, algorithm.start_clients(zero[None].clone()))
+    return PrivateOracles(plan, problem.losses), algorithm.plan(setting), cohort, state, Message(1, zero)
+
+
+def test_what_comes_from_data_is_remembered_in_float64() -> None:
+    averaging = (
+        fedfw.FedFW("l1:1", penalty=0.1, momentum=0.9),
+        fedfw.FedFWPlus("l1:1", penalty=0.1, momentum=0.5),
+        fedfw.FedFWSto("l1:1", penalty=0.1),
+    )
+    for algorithm in averaging:
+        *_, state, _ = private_client(algorithm, 1, torch.float32)
+        assert state["d"].dtype is torch.float64
+    *_, state, _ = private_client(fedfw.FedFW("l2:1", penalty=0.1, momentum=0.9), 1, torch.float32)
+    assert state["d"].dtype is torch.float32  # it has noise
+
+
+@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored"])
+def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
+    """The offset by which a client judges its server leaves averages of its own gradients out."""
+    seen = []
+
+    def watch(simulation: fedfw.simulation.Simulation) -> None:
+        now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
+        (state,) = now.states
+        public = algorithm.begin_round(plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message)
+        seen.append(algorithm.offset(plan, public, now.message))
+        held = algorithm.begin_round(plan, state, now.message)
+        assert torch.equal(algorithm.offset(plan, held, now.message), seen[-1])
+
+    options = {} if name == "fedfw-sto" else {"momentum": 0.9}
+    algorithm = fedfw.ALGORITHMS[name](fedfw.L2Ball(1.0), penalty=0.1, **options)
+    fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=4, callbacks=watch)
+    assert seen
+
+
+# --- The one seam of a private run: gradients and oracles that stand between a client's data and everybody else ---
+
+DELTA = 1e-5
+BALL = fedfw.L1Ball(1.0)
+
+
+def problem_of_steps(samples: int = 40, seed: int = 0) -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(seed)
+    clients = [
+        (torch.rand(samples, 6, generator=generator), torch.randint(0, 3, (samples,), generator=generator))
+        for _ in range(3)
+    ]
+    model = nn.Linear(6, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
+
+
+def plan(privacy: Privacy | None = None, algorithm: fedfw.Algorithm | None = None, **changes: Any) -> PrivacyPlan:
+    algorithm = fedfw.FedFW(BALL) if algorithm is None else algorithm
+    options: dict[str, Any] = {"shape": (21,), "fewest_samples": 40, "rounds": 5, "local_steps": 1, "batch_size": None}
+    privacy = Privacy(1.0, DELTA, not_private_seed=0) if privacy is None else privacy
+    return PrivacyPlan.of(privacy, algorithm, algorithm.constraint, **(options | changes))
+
+
+def cohort(p: fedfw.Problem, rows: list[int], constraint: fedfw.ConstraintSet = BALL) -> Cohort:
+    who = torch.tensor(rows)
+    return Cohort(who, p.weights.float()[who], who, constraint)
+
+
+# --- the plan ---
+
+
+def test_noise_is_the_least_that_keeps_the_promise() -> None:
+    few, many = plan(rounds=5), plan(rounds=50)
+    assert few.noise < many.noise
+    for one, rounds in ((few, 5), (many, 50)):
+        assert one.epsilon(rounds) <= 1.0 < one.epsilon(rounds + 2)
+        assert one.most_rounds == rounds
+    assert plan(local_steps=2).noise == plan(rounds=10).noise  # each local step is a release of its own
+    given = plan(Privacy(1.0, DELTA, noise=20.0), rounds=500)
+    assert given.noise == 20.0
+    assert given.most_rounds < 500
+    assert given.epsilon(given.most_rounds) <= 1.0 < given.epsilon(given.most_rounds + 1)
+
+
+def test_mechanisms_and_refusals() -> None:
+    assert isinstance(plan(algorithm=fedfw.FedFW(fedfw.L2Ball(1.0))).mechanism, GaussianNoise)
+    assert isinstance(plan(algorithm=fedfw.FedFW(fedfw.LinfBall(1.0))).mechanism, Corners)
+    assert not isinstance(plan().mechanism, GaussianNoise | Corners)
+    assert isinstance(plan(Privacy(1.0, DELTA, mechanism="gaussian")).mechanism, GaussianNoise)
+    # Clients that send more than their oracle's answers need noise on what they send.
+    assert isinstance(plan(algorithm=fedfw.FrankWolfe(BALL)).mechanism, GaussianNoise)
+    with pytest.raises(ValueError, match="fedfw-anchored shares exact sums of gradients"):
+        plan(algorithm=fedfw.FedFWAnchored(BALL))
+    with pytest.raises(ValueError, match=r"noise=1: one round would spend eps .* more than 0\.1"):
+        plan(Privacy(0.1, DELTA, noise=1.0))
+
+
+def test_the_signature_changes_with_what_releases_are_planned_by() -> None:
+    same = plan().signature
+    assert plan().signature == same
+    others = [
+        plan(rounds=6),
+        plan(Privacy(2.0, DELTA, not_private_seed=0)),
+        plan(algorithm=fedfw.FedFW(fedfw.L2Ball(1.0))),
+        plan(batch_size=4),
+    ]
+    assert len({same, *(one.signature for one in others)}) == 1 + len(others)
+
+
+# --- gradients and oracles ---
+
+
+def test_losses_are_kept_secret_and_a_gradient_of_everything_is_refused() -> None:
+    p = problem_of_steps()
+    gradient, _ = PrivateOracles(plan(), p.losses).pair(cohort(p, [0, 2]), 1, None)
+    losses, a = gradient(p.start.repeat(2, 1))
+    assert losses.tolist() == [0.0, 0.0]
+    assert a.shape == (2, 21)
+    with pytest.raises(ValueError, match="a gradient of all samples was asked for in a private run"):
+        gradient(p.start.repeat(2, 1), full=True)
+
+
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
+def test_a_client_alone_draws_what_it_draws_in_a_stack(constraint: fedfw.ConstraintSet) -> None:
+    """A deployed client and the simulator agree where the noise comes from a seed."""
+    p = problem_of_steps()
+    made = plan(algorithm=fedfw.FedFW(constraint))
+    oracles = PrivateOracles(made, p.losses)
+    x = torch.randn(3, 21, generator=torch.Generator().manual_seed(0)) / 10
+
+    def answers(rows: list[int]) -> Tensor:
+        gradient, lmo = oracles.pair(cohort(p, rows, constraint), 4, None)
+        return lmo(gradient(x[rows])[1]).dense()
+
+    together = answers([0, 1, 2])
+    for i in range(3):
+        assert torch.allclose(answers([i])[0], together[i], atol=1e-5)
+    assert torch.allclose(answers([2, 0]), together[[2, 0]], atol=1e-5)
+
+
+def test_noise_follows_the_largest_share_where_gradients_are_averaged() -> None:
+    """An average still holds gradients of the time when a sample's share was larger: that sample counts by it."""
+    p = problem_of_steps()
+    made = plan(Privacy(1.0, DELTA, mechanism="gaussian", not_private_seed=0))
+    light = replace(cohort(p, [0]), weights=torch.tensor([0.01]))
+    (share,) = PrivateOracles(made, p.losses).shares(light).tolist()
+    assert share == pytest.approx(0.01 / 40)
+    noise = []
+    for largest in (0.0, share / 10, 50 * share):
+        gradient, _ = PrivateOracles(made, p.losses, largest).pair(light, 1, None)
+        exact, _ = PrivateOracles(replace(made, noise=0.0), p.losses, largest).pair(light, 1, None)
+        noise.append(gradient(p.start[None])[1] - exact(p.start[None])[1])
+    assert torch.allclose(noise[1], noise[0])
+    assert torch.allclose(noise[2], 50 * noise[0], rtol=1e-3, atol=1e-6)
+
+
+def test_the_sensitivity_has_the_slack_of_rounding() -> None:
+    p, both = problem_of_steps(), torch.tensor([0, 1])
+    for name in ("l1:1", "l2:1"):
+        made = plan(algorithm=fedfw.FedFW(name))
+        oracles, who = PrivateOracles(made, p.losses), cohort(p, [0, 1])
+        more = slack(torch.full_like(both, 40), parameters=21, releases=5, selects=name == "l1:1")
+        assert torch.allclose(oracles.sensitivity(who)[:, 0], oracles.shares(who) * (1 + more), rtol=1e-15)
+        assert bool((oracles.sensitivity(who)[:, 0] > oracles.shares(who)).all())
+
+
+def test_minibatches_are_drawn_sample_by_sample() -> None:
+    """Each sample on its own with the same probability: in the mean as many as were asked for."""
+    p = problem_of_steps()
+    made = replace(plan(batch_size=10), noise=0.0)
+    counts = []
+
+    def clipped(x: Tensor, who: Tensor, keep: Tensor | None, *rest: Any) -> Tensor:
+        assert keep is not None
+        counts.append(int(keep[0].sum()))
+        return torch.zeros_like(x)
+
+    p.losses.clipped_gradient = clipped  # type: ignore[method-assign]
+    for t in range(200):
+        gradient, _ = PrivateOracles(made, p.losses).pair(cohort(p, [0]), t, None)
+        gradient(p.start[None])
+    assert len(set(counts)) > 5
+    assert sum(counts) / 200 == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
+def test_an_answer_is_given_where_no_gradient_is_finite(constraint: fedfw.ConstraintSet) -> None:
+    """A run that stopped would tell of the data: noise alone decides then."""
+    p = problem_of_steps()
+    made = plan(algorithm=fedfw.FedFW(constraint))
+    gradient, lmo = PrivateOracles(made, p.losses).pair(cohort(p, [2], constraint), 7, None)
+    _, a = gradient(torch.full((1, 21), 3e38))
+    assert bool(a.isfinite().all())
+    assert constraint.accepts(lmo(a)[0], (21,))
+
+
+def test_another_factor_than_the_weight_is_refused_where_an_oracle_adds_the_noise() -> None:
+    p = problem_of_steps()
+    gradient, _ = PrivateOracles(plan(), p.losses).pair(cohort(p, [0]), 1, None)
+    for factors in ({"plain": True}, {"times": 3.0}):
+        with pytest.raises(ValueError, match="noise is for gradients times w_i"):
+            gradient(p.start[None], **factors)  # type: ignore[arg-type]
+
+
+def unequal(kind: str, dtype: torch.dtype = torch.float32, spoil: float | None = None) -> fedfw.Problem:
+    """Clients of 10, 9 and 4 samples; ``spoil`` is put into an input of the first one's sample 3."""
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(m, 6, generator=generator).to(dtype), torch.randint(0, 3, (m,), generator=generator))
+        for m in (10, 9, 4)
+    ]
+    if spoil is not None:
+        clients[0][0][3, 2] = spoil
+    torch.manual_seed(0)
+    model = {
+        "layer": lambda: nn.Linear(6, 3),
+        "wrapped": lambda: nn.Sequential(nn.Linear(6, 3)),
+        "network": lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)),
+    }[kind]()
+    return fedfw.Problem(model.to(dtype), nnf.cross_entropy, clients)
+
+
+KINDS = pytest.mark.parametrize("kind", ["layer", "wrapped", "network"])
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf])
+def test_a_sample_that_is_not_finite_adds_zero_and_counts(
+    kind: str, dtype: torch.dtype, norm: str, spoil: float
+) -> None:
+    """As if its gradient were zero: the others' sum is over the same number, so that nothing tells of it."""
+    sound, spoilt = unequal(kind, dtype), unequal(kind, dtype, spoil)
+    if kind == "network" and spoil == torch.inf:
+        spoilt = unequal(kind, dtype, torch.nan)  # an infinite unit may be switched off: its gradient is then finite
+    who, count = torch.tensor([0]), torch.tensor([10.0], dtype=dtype)
+    for x in (sound.start[None], torch.zeros_like(sound.start)[None]):
+        left_out = sound.losses.clipped_gradient(x, who, torch.arange(10)[None] != 3, norm, 0.5, count)
+        given = spoilt.losses.clipped_gradient(x, who, None, norm, 0.5, count)
+        assert bool(given.isfinite().all())
+        if kind != "network" or bool(x.any()):
+            assert torch.allclose(given, left_out, atol=1e-6)

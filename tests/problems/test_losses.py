@@ -1,8 +1,7 @@
 """f_i is the loss of all of client i's samples, whatever the padding and the splitting; other losses are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrize
 
 import fedfw
 from fedfw.problems import modules, problem
 from fedfw.problems.completion import MatrixCompletion
-from fedfw.problems.known_losses import known_loss
-from fedfw.problems.linear import LinearLosses
-from fedfw.problems.modules import ModuleLosses, with_products
+from fedfw.problems.known_losses import KINDS, ScaledCrossEntropy, floor_of, is_convex, known_loss, scaled_cross_entropy
+from fedfw.problems.modules import ModuleLosses
 
 Pair = tuple[Tensor, Tensor]
 SIZES = (10, 9, 8, 3, 10)
@@ -167,25 +165,6 @@ def test_a_minibatch_has_torchs_own_formula(name: str, dtype: torch.dtype) -> No
         assert torch.allclose(gradients[i], gradient, atol=at, rtol=at)
 
 
-def test_a_minibatch_of_ignored_samples_has_nothing_to_say() -> None:
-    clients = [(inputs(4, 0), torch.tensor([0, 0, 1, 2]))]
-    p = fedfw.Problem(layer().double(), nn.CrossEntropyLoss(ignore_index=0), clients)
-    value, gradient = p.losses.value_and_gradient(p.start[None], torch.tensor([0]), torch.tensor([[0, 1]]))
-    assert float(value) == 0.0
-    assert not bool(gradient.any())
-
-
-@DTYPES
-@pytest.mark.parametrize("name", CASES)
-def test_test_losses_are_exact_over_their_chunks(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(problem, "_EVALUATION_CHUNK", 4)
-    p, clients, loss = case(name, dtype)
-    expected, _ = by_autograd(p, loss, p.start, clients[0])
-    assert p.test(p.start).loss == pytest.approx(float(expected), rel=1e-5 if dtype == torch.float32 else 1e-12)
-
-
 def test_accuracy_is_over_samples_that_are_not_ignored() -> None:
     model = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
@@ -266,47 +245,6 @@ def test_whole_clients_have_no_minibatches_and_no_privacy(kind: str) -> None:
         fedfw.simulate(p, algorithm, rounds=1, privacy="eps=1,delta=1e-5")
 
 
-def test_class_weights_do_not_go_with_privacy() -> None:
-    clients = [(inputs(m, i).float(), labels(m, i)) for i, m in enumerate(SIZES)]
-    for model in (layer(), network()):
-        p = fedfw.Problem(model, nn.CrossEntropyLoss(weight=WEIGHT), clients)
-        with pytest.raises(ValueError, match="privacy does not go with class weights or ignored samples"):
-            fedfw.simulate(p, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=1, privacy="eps=1,delta=1e-5")
-
-
-def test_generated_clients_have_the_same_losses() -> None:
-    def make(who: Tensor) -> Pair:
-        return (
-            torch.stack([inputs(6, int(i)).float() for i in who]),
-            torch.stack([labels(6, int(i)).byte() for i in who]),
-        )
-
-    for model, loss in ((layer(), nnf.cross_entropy), (network(), nn.CrossEntropyLoss(weight=WEIGHT))):
-        p = fedfw.Problem.generated(model, loss, 50, make)
-        x, who = p.start.repeat(2, 1), torch.tensor([7, 31])
-        values, gradients = p.losses.value_and_gradient(x, who, None)
-        assert p.losses.weighs is (loss is not nnf.cross_entropy)
-        for row, i in enumerate(who.tolist()):
-            value, gradient = by_autograd(p, loss, x[row], (inputs(6, i).float(), labels(6, i)))
-            assert torch.allclose(values[row], value, atol=1e-5)
-            assert torch.allclose(gradients[row], gradient, atol=1e-5)
-
-
-@pytest.mark.parametrize("model", [layer, network], ids=["layer", "network"])
-def test_a_label_that_nobody_was_to_have_is_not_left_out_in_silence(model: Callable[[], nn.Module]) -> None:
-    """The first clients of a generated problem have no class that torch ignores; a later one does."""
-
-    def make(who: Tensor) -> Pair:
-        ys = [torch.full((6,), -100) if int(i) > 2 else labels(6, int(i)) for i in who]
-        return torch.stack([inputs(6, int(i)).float() for i in who]), torch.stack(ys)
-
-    p = fedfw.Problem.generated(model(), nnf.cross_entropy, 5, make)
-    x = p.start.repeat(2, 1)
-    p.losses.value_and_gradient(x, torch.tensor([1, 2]), None)
-    with pytest.raises((ValueError, IndexError, RuntimeError), match=r"out of bounds|index -100|has targets"):
-        p.losses.value_and_gradient(x, torch.tensor([2, 3]), None)
-
-
 # --- what is plain, and what is convex ---
 
 
@@ -338,64 +276,6 @@ def test_a_layer_that_does_more_is_no_plain_layer(kind: str, dtype: torch.dtype)
         assert torch.allclose(gradients[i], gradient, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["spectral_norm", "weight_norm", "pruning"])
-def test_old_style_hooks_are_refused(kind: str) -> None:
-    model = nn.Linear(4, 3)
-    if kind == "pruning":
-        prune.random_unstructured(model, "weight", 0.5)
-    else:
-        getattr(nn.utils, kind)(model)
-    with pytest.raises(ValueError, match="module '' works out its 'weight' in a hook"):
-        fedfw.Problem(model, nnf.cross_entropy, [(inputs(5, 0).float(), labels(5, 0))])
-
-
-def test_a_buffer_that_changes_is_refused() -> None:
-    class Counts(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 3)
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x)
-
-    for model, name in ((Counts(), "calls"), (parametrizations.spectral_norm(layer()), "parametrizations.weight.0._u")):
-        refused(f"changes its buffer '{name}' when it is called", model, nnf.cross_entropy, three(labels))
-
-
-def welsch(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (1 - torch.exp(-((outputs - targets) ** 2))).mean()
-
-
-def test_convexity_is_claimed_for_known_losses_only() -> None:
-    pairs = (torch.tensor([[0, 0], [1, 1]]), torch.full((2,), 5.0))
-    for loss in (nnf.mse_loss, nn.MSELoss(), nnf.l1_loss, nn.SmoothL1Loss(), nn.HuberLoss(delta=2.0)):
-        assert fedfw.Problem(MatrixCompletion(2, 2), loss, [pairs]).convex is True
-    unknown = fedfw.Problem(MatrixCompletion(2, 2), welsch, [pairs])
-    assert unknown.convex is None
-    assert fedfw.Problem(MatrixCompletion(2, 2), welsch, [pairs], convex=True).convex is True
-    run = fedfw.simulate(unknown, fedfw.FedFW(fedfw.L2Ball(8.0), penalty=0.1), rounds=2)
-    assert run.lower_bound is None or run.lower_bound <= unknown.value(torch.tensor([5.0, 0, 0, 5.0]))
-    linear = [(inputs(5, 0).float(), inputs(5, 1, 3).float())]
-    assert fedfw.Problem(layer(), welsch, linear).convex is None
-    assert fedfw.Problem(layer(), nnf.l1_loss, linear).convex is True
-
-
-def test_known_losses_are_convex_in_the_outputs() -> None:
-    """Along random segments the value in the middle is at most the mean of the ends."""
-    for name, (_, loss, targets) in CASES.items():
-        known = known_loss(loss)
-        if known is None or name == "places":
-            continue
-        y = known.converted(targets(6, 0), torch.float64)
-        for seed in range(20):
-            a, b = (inputs(6, seed + shift, 3) * 3 for shift in (0, 50))
-            if name == "binary":
-                a, b = a.sigmoid(), b.sigmoid()
-            assert float(known((a + b) / 2, y)) <= float(known(a, y) + known(b, y)) / 2 + 1e-12
-
-
 # --- refusals ---
 
 
@@ -413,23 +293,6 @@ def test_reductions_that_are_no_means(reduction: str) -> None:
     function = partial(nnf.cross_entropy, reduction=reduction)
     for loss in (nn.CrossEntropyLoss(reduction=reduction), nn.KLDivLoss(reduction=reduction), function):
         refused(f"the loss has reduction='{reduction}', expected 'mean'", layer(), loss, three(labels))
-
-
-def test_ones_own_losses_are_tried() -> None:
-    weighted = lambda o, t: nnf.cross_entropy(o, t, weight=WEIGHT)  # noqa: E731
-    total = lambda o, t: nnf.cross_entropy(o, t, reduction="sum")  # noqa: E731
-    for loss in (weighted, total):
-        for model in (layer(), network()):
-            refused("expected the same: say per='client' for a loss", model, loss, three(labels))
-    each = lambda o, t: nnf.cross_entropy(o, t, reduction="none")  # noqa: E731
-    refused("the loss gives a tensor of shape", layer(), each, three(labels))
-    refused("expected the same", layer(1), cox, three(lambda m, seed: events(m, seed).float()))
-    refused("per='row', expected 'sample' or 'client'", layer(), nnf.mse_loss, three(numbers), per="row")
-    # One client may have one class only; the others' samples show the weights.
-    sorted_labels = three(lambda m, seed: torch.full((m,), seed))
-    refused("expected the same", layer(), weighted, sorted_labels)
-    plain = lambda o, t: nnf.cross_entropy(o, t)  # noqa: E731
-    assert fedfw.Problem(layer(), plain, three(labels)).losses.per == "sample"
 
 
 class Drops(nn.Module):
@@ -451,17 +314,6 @@ def test_models_that_draw_at_random_are_refused() -> None:
     fedfw.Problem(model.eval(), nnf.cross_entropy, three(labels))
     assert torch.equal(torch.get_rng_state(), after)  # a trial leaves no trace
     assert not torch.equal(before, after)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_small_integers_are_class_numbers(dtype: torch.dtype) -> None:
-    for model in (layer(), network()):
-        wide, narrow = (
-            fedfw.Problem(model, nnf.cross_entropy, three(lambda m, seed, t=t: labels(m, seed).to(t)))  # type: ignore[misc]
-            for t in (torch.int64, dtype)
-        )
-        assert wide.value(wide.start) == narrow.value(narrow.start)
-        assert isinstance(wide.losses, LinearLosses) == isinstance(narrow.losses, LinearLosses)
 
 
 def last_with(value: Any, shape: tuple[int, ...] = ()) -> list[Pair]:
@@ -500,65 +352,318 @@ def test_targets_that_the_loss_must_not_get_name_their_client() -> None:
     )
 
 
-@pytest.mark.parametrize("loss", [nnf.mse_loss, nn.L1Loss(), nn.HuberLoss(), nnf.binary_cross_entropy_with_logits])
-def test_targets_are_not_broadcast(loss: Any) -> None:
-    for outputs, shape in ((1, ()), (3, (1,))):
-        data = three(lambda m, seed, outputs=outputs: inputs(m, seed, outputs).sigmoid().float())  # type: ignore[misc]
-        data[1] = (data[1][0], torch.ones(5, *shape))
-        message = rf"client 1: targets of shape \(5,.*\) for outputs of shape \(5, {outputs}\), expected equal shapes"
-        refused(message, layer(outputs), loss, data)
+# --- What is claimed of a loss, its floor and its convexity, holds for every option that is accepted ---
+
+SAMPLES = 6
+PAIRS = 40
+KNOWN_LOSSES_WEIGHT = torch.tensor([0.0, 2.5, 1.0])
+Draw = Callable[[torch.Generator], Tensor]
 
 
-def test_weights_are_for_classes_and_outputs_not_for_samples() -> None:
-    refused("weight=.*, expected numbers of at least 0", layer(), nn.CrossEntropyLoss(weight=-WEIGHT), three(labels))
-    each = nn.BCEWithLogitsLoss(weight=torch.ones(6, 1))
-    data = three(lambda m, seed: inputs(m, seed, 1).sigmoid().float())
-    refused(r"a weight of shape \(6, 1\), expected one for the outputs of a sample", layer(1), each, data)
+def classes(draw: torch.Generator) -> Tensor:
+    """All three classes, so that a class of weight 0 or an ignored one is never alone."""
+    return torch.randperm(SAMPLES, generator=draw) % 3
 
 
-def test_datasets_of_triples_are_refused() -> None:
-    class Triples(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 5
+def simplex(draw: torch.Generator) -> Tensor:
+    return torch.randn(SAMPLES, 3, generator=draw, dtype=torch.float64).softmax(1)
 
-        def __getitem__(self, j: int) -> tuple[Tensor, int, float]:
-            return torch.zeros(4), j % 3, 7.0
 
-    data: list[Any] = [*three(labels), Triples()]
-    refused("client 3: item 0 of the dataset is 3 parts, expected a pair", layer(), nnf.cross_entropy, data)
-    parts = torch.utils.data.TensorDataset(torch.zeros(5, 4), torch.zeros(5), torch.zeros(5))
-    refused("client 0: expected a pair .* got 3 parts", layer(), nnf.cross_entropy, [parts])
+def corners(draw: torch.Generator) -> Tensor:
+    """Between 0 and 1 with both ends, and no rows that sum to 1."""
+    return torch.randint(0, 5, (SAMPLES, 3), generator=draw).double() / 4
+
+
+def numbers_of_known_losses(draw: torch.Generator) -> Tensor:
+    return 3 * torch.randn(SAMPLES, 3, generator=draw, dtype=torch.float64)
+
+
+def counts_of_known_losses(draw: torch.Generator) -> Tensor:
+    return torch.randint(0, 40, (SAMPLES, 3), generator=draw)
+
+
+def signs_of_known_losses(draw: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, (SAMPLES, 3), generator=draw) * 2 - 1
+
+
+def patients(draw: torch.Generator) -> Tensor:
+    events = torch.randint(0, 2, (SAMPLES,), generator=draw)
+    return torch.stack([events, torch.randint(-3, 4, (SAMPLES,), generator=draw)], 1).double()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss with what is to be claimed of it."""
+
+    loss: Any
+    targets: Draw
+    floor: float | None = 0.0
+    least: float | None = None
+    """Where the loss is only defined for outputs above a number, that number: the outputs are then the parameters."""
+    scale: float = 10.0
+    module: bool = False
+    """Whether the layer is hidden in a module, so that torch differentiates the loss."""
+
+    def problem(self, dtype: torch.dtype) -> fedfw.Problem:
+        draw = torch.Generator().manual_seed(0)
+        targets = self.targets(draw)
+        targets = targets.to(dtype) if targets.is_floating_point() else targets
+        if self.least is not None:
+            pairs = torch.cartesian_prod(torch.arange(SAMPLES), torch.arange(3))
+            model: nn.Module = MatrixCompletion(SAMPLES, 3)
+            nn.init.ones_(model.weight)  # type: ignore[arg-type]
+            return fedfw.Problem(model.to(dtype), self.loss, [(pairs, targets.flatten())])
+        inputs = torch.randn(SAMPLES, 4, generator=draw, dtype=torch.float64).to(dtype)
+        layer = nn.Linear(4, 1 if self.targets is patients else 3, bias=self.targets is not patients, dtype=dtype)
+        model = nn.Sequential(layer) if self.module else layer
+        return fedfw.Problem(model, self.loss, [(inputs, targets)])
+
+    def points(self, p: fedfw.Problem, seed: int) -> Tensor:
+        """(3, p): two random points and the one in the middle."""
+        draw = torch.Generator().manual_seed(seed)
+        scale = self.scale ** (1 - seed % 4)
+        ends = scale * torch.randn(2, len(p.start), generator=draw, dtype=torch.float64)
+        if self.least is not None:
+            ends = self.least + ends.abs()
+        if seed % 5 == 0 and self.least is None:  # kinks: outputs that are all 0
+            ends[0] = 0
+        return torch.cat([ends, ends.mean(0, keepdim=True)]).to(p.start.dtype)
+
+
+KNOWN_LOSSES_CASES = {
+    "cross-entropy": Case(nn.CrossEntropyLoss(), classes),
+    "cross-entropy in a module": Case(nnf.cross_entropy, classes, module=True),
+    "smoothing 1": Case(nn.CrossEntropyLoss(label_smoothing=1.0), classes),
+    "smoothing 0.3 with zero weights": Case(
+        nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT, label_smoothing=0.3), classes
+    ),
+    "ignored class": Case(nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT, ignore_index=2), classes),
+    "probabilities": Case(nn.CrossEntropyLoss(), simplex),
+    "probabilities outside of the simplex": Case(nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT), corners),
+    "probabilities, smoothing 1": Case(partial(nnf.cross_entropy, label_smoothing=1.0), corners),
+    "scaled": Case(ScaledCrossEntropy(1e-3), classes),
+    "likelihood": Case(nn.NLLLoss(weight=KNOWN_LOSSES_WEIGHT), classes, floor=None),
+    "likelihood with an ignored class": Case(partial(nnf.nll_loss, ignore_index=0), classes, floor=None),
+    "squared": Case(nn.MSELoss(), numbers_of_known_losses),
+    "squared in a module": Case(nn.MSELoss(), numbers_of_known_losses, module=True),
+    "absolute": Case(nn.L1Loss(), numbers_of_known_losses),
+    "smooth absolute": Case(nn.SmoothL1Loss(), numbers_of_known_losses),
+    "smooth absolute, beta 0": Case(nn.SmoothL1Loss(beta=0.0), numbers_of_known_losses),
+    "smooth absolute, beta 1e6": Case(partial(nnf.smooth_l1_loss, beta=1e6), numbers_of_known_losses),
+    "huber, delta 1e-6": Case(nn.HuberLoss(delta=1e-6), numbers_of_known_losses),
+    "huber, delta 1e6": Case(partial(nnf.huber_loss, delta=1e6), numbers_of_known_losses),
+    "logistic": Case(nn.BCEWithLogitsLoss(), corners),
+    "logistic with zero weights": Case(
+        nn.BCEWithLogitsLoss(weight=KNOWN_LOSSES_WEIGHT, pos_weight=KNOWN_LOSSES_WEIGHT.flip(0)), corners
+    ),
+    "logistic, pos_weight 1e3": Case(nn.BCEWithLogitsLoss(pos_weight=torch.full((3,), 1e3)), corners),
+    "poisson": Case(nn.PoissonNLLLoss(), counts_of_known_losses, floor=None, scale=2.0),
+    "poisson, full": Case(nn.PoissonNLLLoss(full=True), counts_of_known_losses, scale=2.0),
+    "poisson, full, few": Case(nn.PoissonNLLLoss(full=True), corners, scale=2.0),
+    "poisson of rates, full": Case(
+        nn.PoissonNLLLoss(log_input=False, full=True), counts_of_known_losses, floor=-1e-8, least=0.0
+    ),
+    "poisson of rates, full, few": Case(nn.PoissonNLLLoss(log_input=False, full=True), corners, floor=-1e-8, least=0.0),
+    "poisson, full, eps 2": Case(
+        partial(nnf.poisson_nll_loss, log_input=False, full=True, eps=2.0), corners, floor=-2.0, least=-2.0
+    ),
+    "poisson, full, eps -1": Case(
+        nn.PoissonNLLLoss(log_input=False, full=True, eps=-1.0), corners, floor=1.0, least=1.0
+    ),
+    "poisson of rates": Case(nn.PoissonNLLLoss(log_input=False), counts_of_known_losses, floor=None, least=0.0),
+    "poisson, eps 2": Case(nn.PoissonNLLLoss(log_input=False, eps=2.0), counts_of_known_losses, floor=None, least=-2.0),
+    "poisson, eps -1": Case(
+        nn.PoissonNLLLoss(log_input=False, eps=-1.0), counts_of_known_losses, floor=None, least=1.0
+    ),
+    "hinge": Case(nn.HingeEmbeddingLoss(), signs_of_known_losses, floor=None),
+    "hinge, margin 0": Case(nn.HingeEmbeddingLoss(margin=0.0), signs_of_known_losses, floor=None),
+    "hinge, margin -4": Case(partial(nnf.hinge_embedding_loss, margin=-4.0), signs_of_known_losses, floor=None),
+    "cox": Case(fedfw.cox_loss, patients),
+    "cox in a module": Case(fedfw.cox_loss, patients, module=True),
+    "cox, large scores": Case(fedfw.cox_loss, patients, scale=1e4),
+}
+
+
+def values_and_gradients(p: fedfw.Problem, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the only client, (m,) and (m, p)."""
+    found = [p.losses.value_and_gradient(point[None], torch.tensor([0]), None) for point in points]
+    return torch.cat([value for value, _ in found]).double(), torch.cat([slope for _, slope in found]).double()
+
+
+def rounding(p: fedfw.Problem, case: Case, points: Tensor, values: Tensor, gradients: Tensor) -> float:
+    """What arithmetic may change, from the sizes of what is added up."""
+    sizes = values.abs().max() + gradients.abs().max() * points.double().abs().max()
+    targets = case.targets(torch.Generator().manual_seed(0)).double().abs().max()
+    return 100 * torch.finfo(p.start.dtype).eps * float(1 + targets + sizes)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", KNOWN_LOSSES_CASES)
+def test_claims_hold_at_random_points(name: str, dtype: torch.dtype) -> None:
+    case = KNOWN_LOSSES_CASES[name]
+    p = case.problem(dtype)
+    assert p.floor == floor_of(case.loss) == case.floor
+    assert is_convex(case.loss)
+    assert p.convex is (None if case.module else True)
+    lowest = torch.inf
+    for seed in range(PAIRS):
+        points = case.points(p, seed)
+        values, gradients = values_and_gradients(p, points)
+        error = rounding(p, case, points, values, gradients)
+        one, other, middle = values.tolist()
+        assert middle <= (one + other) / 2 + error
+        # A certificate is made from this: the loss is nowhere below its linearisation.
+        forward = float((gradients[0] * (points[1].double() - points[0].double())).sum())
+        assert other >= one + forward - error
+        lowest = min(lowest, *values.tolist())
+        if case.floor is not None:
+            assert min(values.tolist()) >= case.floor - error
+    assert case.floor is not None or lowest < 0  # where no floor is claimed, 0 is none
+
+
+@DTYPES
+@pytest.mark.parametrize("weight", [None, KNOWN_LOSSES_WEIGHT])
+def test_binary_cross_entropy_of_probabilities_has_a_floor_and_is_not_convex(
+    weight: Tensor | None, dtype: torch.dtype
+) -> None:
+    """torch cuts its logarithm off at -100, and its slope at -1e12."""
+    loss = nn.BCELoss(weight=weight)
+    assert floor_of(loss) == 0.0
+    assert not is_convex(loss)
+    targets = torch.ones(1, 3, dtype=dtype)
+    known = known_loss(loss)
+    assert known is not None
+    for seed in range(PAIRS):
+        draw = torch.Generator().manual_seed(seed)
+        outputs = torch.rand(1, 3, generator=draw, dtype=torch.float64).pow(1 + seed).to(dtype)
+        assert float(known(outputs, targets)) >= 0
+    at = torch.full((1, 3), 1e-14, dtype=dtype, requires_grad=True)
+    value = known(at, targets)
+    value.backward()
+    assert at.grad is not None
+    further = torch.full((1, 3), 1e-13, dtype=dtype)
+    linear = float(value.detach()) + float((at.grad * (further - at.detach())).sum())
+    assert float(known(further, targets)) < linear - 1
+    p = fedfw.Problem(MatrixCompletion(2, 2), nn.BCELoss(), [(torch.tensor([[0, 1]]), torch.ones(1))])
+    assert p.convex is None
+    with pytest.raises(ValueError, match="solve needs losses that are known to be convex"):
+        fedfw.solve(p, "box:0,1")
+
+
+def test_every_loss_of_the_table_is_tested() -> None:
+    tested = {known.kind for case in KNOWN_LOSSES_CASES.values() if (known := known_loss(case.loss))}
+    assert tested == {kind for kind in KINDS if kind.convex}
+    assert [kind.module for kind in KINDS if not kind.convex] == [nn.BCELoss]
 
 
 @pytest.mark.parametrize(
-    "layer",
+    ("loss", "message"),
     [
-        nn.Conv2d(1, 4, 5),
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.Conv2d(2, 5, (3, 2), stride=(2, 1), padding=(0, 1), bias=False),
+        (nn.CrossEntropyLoss(label_smoothing=-0.5), r"label_smoothing=-0\.5, expected a number from 0 to 1"),
+        (partial(nnf.cross_entropy, label_smoothing=1.5), r"label_smoothing=1\.5, expected a number from 0 to 1"),
+        (partial(nnf.cross_entropy, label_smoothing=float("nan")), "label_smoothing=nan"),
+        (nn.CrossEntropyLoss(weight=-KNOWN_LOSSES_WEIGHT), r"weight=.*, expected numbers of at least 0"),
+        (nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT / 0), "weight=.*, expected numbers of at least 0"),
+        (nn.NLLLoss(weight=torch.tensor([1.0, -1e-30, 0.0])), "weight=.*, expected numbers of at least 0"),
+        (nn.BCEWithLogitsLoss(pos_weight=-KNOWN_LOSSES_WEIGHT), "pos_weight=.*, expected numbers of at least 0"),
+        (nn.BCEWithLogitsLoss(weight=torch.full((3,), torch.inf)), "weight=.*, expected numbers of at least 0"),
+        (nn.SmoothL1Loss(beta=-1.0), r"beta=-1\.0, expected a number of at least 0"),
+        (nn.HuberLoss(delta=0.0), r"delta=0\.0, expected a number above 0"),
+        (nn.HuberLoss(delta=float("nan")), "delta=nan, expected a number above 0"),
+        (nn.HingeEmbeddingLoss(margin=float("nan")), "margin=nan, expected a number"),
+        (partial(scaled_cross_entropy, scale=-2.0), r"scale=-2\.0, expected a number above 0"),
     ],
 )
-def test_convolutions_of_few_channels_are_the_same_as_products(layer: nn.Conv2d) -> None:
-    model = nn.Sequential(layer)
-    products = with_products(model)
-    assert type(products[0]) is not nn.Conv2d
-    assert type(model[0]) is nn.Conv2d
-    images = torch.rand(6, layer.in_channels, 11, 9, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(products(images), model(images))
-    for own, other in zip(_gradients(products, images), _gradients(model, images), strict=True):
-        torch.testing.assert_close(own, other)
+def test_options_for_which_nothing_can_be_claimed_are_refused(loss: Any, message: str) -> None:
+    for function in (known_loss, floor_of, is_convex):
+        with pytest.raises(ValueError, match=message):
+            function(loss)
+    draw = torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=message):
+        fedfw.Problem(nn.Linear(4, 3), loss, [(torch.randn(SAMPLES, 4), classes(draw))])
 
 
-def test_other_convolutions_stay_as_they_are() -> None:
-    layers = (
-        nn.Conv2d(8, 4, 3),
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.Conv2d(4, 4, 3, dilation=2),
-        nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
-    )
-    assert all(type(layer) is nn.Conv2d for layer in with_products(nn.ModuleList(layers)))
+class Doubled(nn.MSELoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return 1 - super().forward(input, target)
 
 
-def _gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(model(images).square().mean(), list(model.parameters()))
+def hooked() -> nn.Module:
+    loss = nn.MSELoss()
+    loss.register_forward_hook(lambda module, given, value: 1 - value)
+    return loss
+
+
+def replaced() -> nn.Module:
+    loss = nn.MSELoss()
+    loss.forward = lambda outputs, targets: 1 - nnf.mse_loss(outputs, targets)  # type: ignore[method-assign]
+    return loss
+
+
+@DTYPES
+@pytest.mark.parametrize("loss", [Doubled(), hooked(), replaced()], ids=["subclass", "hook", "new forward"])
+def test_a_loss_module_that_computes_something_else_has_no_claims(loss: nn.Module, dtype: torch.dtype) -> None:
+    assert known_loss(loss) is None
+    assert floor_of(loss) is None
+    assert not is_convex(loss)
+    inputs, targets = torch.randn(SAMPLES, 4, dtype=dtype), torch.randn(SAMPLES, 3, dtype=dtype)
+    model = nn.Linear(4, 3, dtype=dtype)
+    p = fedfw.Problem(model, loss, [(inputs, targets)])
+    assert (p.convex, p.floor) == (None, None)
+    assert p.value(p.start) == pytest.approx(float(1 - nnf.mse_loss(model(inputs), targets)), rel=1e-5)
+
+
+def test_other_reductions_and_weights_of_samples_have_no_claims() -> None:
+    for loss in (nn.MSELoss(reduction="sum"), partial(nnf.mse_loss, weight=torch.ones(3))):
+        assert floor_of(loss) is None
+        assert not is_convex(loss)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0, float("nan")])
+def test_hinge_targets_are_plus_or_minus_one(value: float) -> None:
+    targets = torch.ones(4, 3)
+    targets[2, 1] = value
+    with pytest.raises(ValueError, match=r"client 0: a target of .*, expected -1 or 1"):
+        fedfw.Problem(nn.Linear(4, 3), nn.HingeEmbeddingLoss(), [(torch.randn(4, 4), targets)])
+
+
+@DTYPES
+def test_a_run_with_a_loss_below_zero_proves_nothing_false(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    clients = [(torch.randn(20, 3, dtype=dtype), torch.ones(20, 1, dtype=dtype)) for _ in range(3)]
+    p = fedfw.Problem(nn.Linear(3, 1, dtype=dtype), nn.HingeEmbeddingLoss(), clients)
+    run = fedfw.simulate(p, fedfw.FedFW(fedfw.L2Ball(5.0)), rounds=30, tol=1e-3)
+    losses = [record.loss for record in run.history if record.loss is not None]
+    assert min(losses) < -1
+    assert run.lower_bound is not None
+    assert run.lower_bound <= min(losses) + 1e-6
+    optimum = fedfw.solve(p, fedfw.L2Ball(5.0))
+    assert run.lower_bound <= optimum.value + 1e-6
+    assert optimum.lower_bound <= optimum.value
+
+
+# --- What is done to models that a problem refuses ---
+
+
+def network_of_model_fixes(dtype: torch.dtype) -> nn.Module:
+    block = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(block, nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_with_batch_norm_trains_after_the_fix_that_the_refusal_names(dtype: torch.dtype) -> None:
+    model = network_of_model_fixes(dtype)
+    with torch.no_grad():
+        model[0][1].weight.copy_(torch.arange(1.0, 9.0))
+    clients = [(torch.randn(6, 1, 4, 4, dtype=dtype), torch.arange(6) % 2) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"'0\.1' keeps .*BatchNorm2d.* fedfw\.batch_norm_to_group_norm\(model\)"):
+        fedfw.Problem(model, nnf.cross_entropy, clients)
+    fixed = fedfw.batch_norm_to_group_norm(model)
+    assert isinstance(model[0][1], nn.BatchNorm2d)  # the given model stays as it is
+    assert torch.equal(fixed[0][1].weight, model[0][1].weight)
+    assert fixed[0][1].weight.dtype == dtype
+    assert [fixed[0][1].num_groups, fixed[3].num_groups] == [2, 1]
+    problem = fedfw.Problem(fixed, nnf.cross_entropy, clients)
+    assert problem.losses.per == "sample"  # no sample sees another one
+    run = fedfw.simulate(problem, fedfw.FedAvg("l2:10", lr=0.1), rounds=5)
+    assert run.history[-1].loss < run.history[0].loss

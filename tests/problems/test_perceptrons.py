@@ -1,8 +1,7 @@
 """Perceptrons in closed form: automatic differentiation's gradients, and other models are left to it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, prune
 
 import fedfw
-from fedfw.errors import NonFiniteError
+from fedfw.problems import linear
+from fedfw.problems.completion import MatrixCompletion
+from fedfw.problems.linear import LinearLosses
 from fedfw.problems.modules import ModuleLosses
 from fedfw.problems.perceptrons import ACTIVATIONS, Perceptron
 
@@ -231,31 +231,6 @@ def test_other_models_are_differentiated_as_they_are(kind: str) -> None:
         torch.testing.assert_close(gradients[i], wanted)
 
 
-def test_an_activation_may_be_there_twice() -> None:
-    twice = nn.Tanh()
-    model = nn.Sequential(nn.Linear(4, 5), twice, nn.Linear(5, 5), twice, nn.Linear(5, 3))
-    assert is_closed_form(losses_of(model, nnf.cross_entropy, clients_of([6], 4, 3, "cross-entropy", torch.float32)))
-
-
-def test_other_losses_and_samples_are_left_to_automatic_differentiation() -> None:
-    clients = clients_of([6, 6], 4, 3, "cross-entropy", torch.float32)
-    assert is_closed_form(losses_of(_plain(), nn.CrossEntropyLoss(), clients))
-    assert not is_closed_form(losses_of(_plain(), nn.CrossEntropyLoss(label_smoothing=0.1), clients))
-    rows = [(torch.randn(6, 2, 4), torch.randn(6, 2, 3)) for _ in range(2)]
-    assert not is_closed_form(losses_of(_plain(), nnf.mse_loss, rows))
-    some = [(torch.randn(20, 4), torch.randn(20, 3)), rows[0]]
-    assert not is_closed_form(losses_of(_plain(), nnf.mse_loss, some))
-
-
-def test_a_hook_for_all_modules_is_seen() -> None:
-    clients = clients_of([6, 6], 4, 3, "cross-entropy", torch.float32)
-    handle = register_module_forward_hook(lambda module, inputs, output: 2 * output)
-    try:
-        assert not is_closed_form(losses_of(_plain(), nnf.cross_entropy, clients))
-    finally:
-        handle.remove()
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_layer_whose_parameters_changed_places_has_its_own_gradient(bias: bool) -> None:
     """Also alone: pruning leaves the bias in front of the weight."""
@@ -273,19 +248,343 @@ def test_a_layer_whose_parameters_changed_places_has_its_own_gradient(bias: bool
         torch.testing.assert_close(gradients[i], wanted)
 
 
-def test_autocast_changes_nothing() -> None:
+# --- A linear layer's samples are multiplied a piece at a time: the results are those of all at once ---
+
+FEATURES, OUTPUTS = 12, 3
+DTYPES = [torch.float32, torch.float64]
+SIZES = {"equal": [21] * 5, "padded": [21, 20, 18, 21, 17], "stacks": [61, 7, 61, 300, 1]}
+
+
+@pytest.fixture(autouse=True)
+def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "is_compiled_for", lambda *samples: False)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def clients_of_of_pieces(sizes: list[int], loss: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    clients = []
+    for size in sizes:
+        inputs = torch.randn(size, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
+        classes = torch.randint(0, OUTPUTS, (size,), generator=generator)
+        clients.append((inputs, classes if loss == "cross-entropy" else nnf.one_hot(classes, OUTPUTS).to(dtype)))
+    return clients
+
+
+def losses_of_of_pieces(clients: list[tuple[Tensor, Tensor]], loss: str, bias: bool) -> LinearLosses:
+    model = nn.Linear(FEATURES, OUTPUTS, bias=bias, dtype=clients[0][0].dtype)
+    losses = fedfw.Problem(model, LOSSES[loss], clients).losses
+    assert isinstance(losses, LinearLosses)
+    return losses
+
+
+def points(count: int, bias: bool, dtype: torch.dtype) -> Tensor:
+    size = OUTPUTS * (FEATURES + bias)
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def by_autograd_of_pieces(loss: str, bias: bool, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """In float64."""
+    x = x.double().requires_grad_()
+    split = OUTPUTS * FEATURES
+    scores = nnf.linear(inputs.double(), x[:split].view(OUTPUTS, FEATURES), x[split:] if bias else None)
+    value = LOSSES[loss](scores, targets.double() if targets.is_floating_point() else targets)
+    (gradient,) = torch.autograd.grad(value, x)
+    return value.detach(), gradient
+
+
+def picks_of(sizes: str, who: tuple[int, ...]) -> Tensor:
+    """23 samples of each of these clients."""
+    return torch.stack([torch.arange(23) % SIZES[sizes][i] for i in who])
+
+
+@cache  # they are the same for pieces of every length
+def references(
+    dtype: torch.dtype, loss: str, bias: bool, sizes: str, who: tuple[int, ...], picked: bool
+) -> tuple[Tensor, Tensor]:
+    """Losses and gradients of these clients by automatic differentiation, of all samples or of those picked."""
+    clients, x = clients_of_of_pieces(SIZES[sizes], loss, dtype), points(len(who), bias, dtype)
+    found = []
+    for row, i in enumerate(who):
+        chosen = tuple(t[picks_of(sizes, who)[row]] for t in clients[i]) if picked else clients[i]
+        found.append(by_autograd_of_pieces(loss, bias, x[row], *chosen))
+    return torch.stack([value for value, _ in found]), torch.stack([gradient for _, gradient in found])
+
+
+@cache  # what is picked changes nothing of it
+def exactly(
+    dtype: torch.dtype, loss: str, bias: bool, sizes: str, who: tuple[int, ...], samples: int
+) -> tuple[Tensor, Tensor]:
+    """What is found in float64, with pieces of so many samples."""
+    assert linear._PIECE["cpu"] == samples * FEATURES * dtype.itemsize
+    losses = losses_of_of_pieces(clients_of_of_pieces(SIZES[sizes], loss, dtype), loss, bias)
+    return losses.exactly(points(len(who), bias, dtype), torch.tensor(who))
+
+
+def close(found: Tensor, wanted: Tensor, tol: float) -> bool:
+    """Every row, up to its largest number."""
+    off, largest = (t.reshape(len(t), -1).abs().amax(1) for t in (found.double() - wanted, wanted))
+    return bool((off <= tol * largest).all())
+
+
+@pytest.mark.parametrize("samples", [1, 10, 10**6])
+@pytest.mark.parametrize("picked", [False, True])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pieces_of_any_length_give_the_gradient(
+    dtype: torch.dtype,
+    loss: str,
+    bias: bool,
+    sizes: str,
+    picked: bool,
+    samples: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
+    monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
+    clients = clients_of_of_pieces(SIZES[sizes], loss, dtype)
+    losses, tol = losses_of_of_pieces(clients, loss, bias), 1e-6 if dtype == torch.float32 else 1e-14
+    for who in ((0, 1, 2, 3, 4), (3, 0, 4)):
+        x, rows = points(len(who), bias, dtype), torch.tensor(who)
+        picks = picks_of(sizes, who) if picked else None
+        values, gradients = losses.value_and_gradient(x, rows, picks)
+        if picks is None:
+            assert torch.equal(losses.value(x, rows), values)
+        for found, wanted in zip((values, gradients), references(dtype, loss, bias, sizes, who, picked), strict=True):
+            assert close(found, wanted, tol)
+        wanted_exactly = references(dtype, loss, bias, sizes, who, False)
+        found_exactly = exactly(dtype, loss, bias, sizes, who, samples)
+        for found, wanted in zip(found_exactly, wanted_exactly, strict=True):
+            assert close(found, wanted, 1e-14)
+
+
+@pytest.mark.parametrize("samples", [10, 10**6])
+@pytest.mark.parametrize("size", [1, 50, 61, 128])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_client_alone_has_the_bits_that_it_has_among_others(
+    dtype: torch.dtype, loss: str, size: int, samples: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
+    monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
+    clients, x = clients_of_of_pieces([size] * 7, loss, dtype), points(7, True, dtype)
+    losses, picks = losses_of_of_pieces(clients, loss, True), torch.arange(23).expand(7, -1) % size
+    alone = [losses_of_of_pieces([client], loss, True) for client in clients]
+    for chosen in (None, picks):
+        values, gradients = losses.value_and_gradient(x, torch.arange(7), chosen)
+        some = torch.tensor([6, 2, 3])
+        for part, whole in zip(
+            losses.value_and_gradient(x[some], some, None if chosen is None else chosen[some]),
+            (values, gradients),
+            strict=True,
+        ):
+            assert torch.equal(part, whole[some])
+        for i, client in enumerate(alone):
+            own = None if chosen is None else chosen[i : i + 1]
+            value, gradient = client.value_and_gradient(x[i : i + 1], torch.arange(1), own)
+            assert torch.equal(value[0], values[i])
+            assert torch.equal(gradient[0], gradients[i])
+
+
+def test_the_logistic_loss_is_right_for_large_scores() -> None:
+    scores = torch.tensor([-1e4, -90.0, -1e-3, 0.0, 1e-3, 90.0, 1e4], dtype=torch.float64).view(1, 1, -1)
+    for target in (0.0, 0.3, 1.0):
+        wanted = scores.clone().requires_grad_()
+        targets = torch.full((1, scores.numel(), 1), target, dtype=torch.float64)
+        expected = nnf.binary_cross_entropy_with_logits(wanted, targets.mT, reduction="none")
+        (slopes,) = torch.autograd.grad(expected.sum(), wanted)
+        losses, weights = linear._logistic(scores.clone(), targets)
+        assert torch.allclose(losses, expected.detach()[:, 0], rtol=1e-14, atol=1e-30)
+        assert torch.allclose(weights, slopes, rtol=1e-13, atol=1e-16)
+
+
+# --- Clients whose gradients are worked out one by one: the bits of a client alone, for every kind of losses ---
+
+SEPARATE_FEATURES, CLASSES = 7, 3
+SEPARATE_SIZES = (9, 1, 23, 16, 9)
+"""Of the clients: two have one size, one has a single sample."""
+SEPARATE_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def labelled(size: int, seed: int, dtype: torch.dtype) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(size, SEPARATE_FEATURES, generator=generator, dtype=dtype)
+    return inputs, torch.randint(0, CLASSES, (size,), generator=generator)
+
+
+def measured(size: int, seed: int, dtype: torch.dtype) -> Samples:
+    inputs, classes = labelled(size, seed, dtype)
+    return inputs, nnf.one_hot(classes, CLASSES).to(dtype) + inputs[:, :CLASSES]
+
+
+def survived(size: int, seed: int, dtype: torch.dtype) -> Samples:
+    inputs, classes = labelled(size, seed, dtype)
+    return inputs, torch.stack([(classes > 0).to(dtype), inputs[:, 0].abs() + 0.1], 1)
+
+
+def rated(size: int, seed: int, dtype: torch.dtype) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 4, (size, 2), generator=generator), torch.randn(size, generator=generator, dtype=dtype)
+
+
+def some_ignored(size: int, seed: int, dtype: torch.dtype) -> Samples:
+    """Only the client with the seed 2 has samples that do not count."""
+    inputs, classes = labelled(size, seed, dtype)
+    return inputs, classes if seed != 2 else torch.where(torch.arange(size) % 4 == 0, -100, classes)
+
+
+def perceptron(between: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Linear(SEPARATE_FEATURES, 9), between(), nn.Linear(9, CLASSES))
+
+
+def convolutional() -> nn.Module:
+    layers = nn.Unflatten(1, (1, SEPARATE_FEATURES)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(3 * (SEPARATE_FEATURES - 1), CLASSES))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(SEPARATE_FEATURES, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, CLASSES)
+    )
+
+
+def spread(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that compares a client's samples with each other."""
+    return (outputs - outputs.mean(0)).square().mean() + nnf.cross_entropy(outputs, targets)
+
+
+Make = tuple[Callable[[], nn.Module], Any, Callable[[int, int, torch.dtype], Samples], dict[str, Any]]
+KINDS: dict[str, Make] = {
+    "softmax": (lambda: nn.Linear(SEPARATE_FEATURES, CLASSES), nnf.cross_entropy, labelled, {}),
+    "softmax with l2": (lambda: nn.Linear(SEPARATE_FEATURES, CLASSES), nnf.cross_entropy, labelled, {"l2": 0.1}),
+    "least squares": (lambda: nn.Linear(SEPARATE_FEATURES, CLASSES, bias=False), nnf.mse_loss, measured, {}),
+    "class weights": (
+        lambda: nn.Linear(SEPARATE_FEATURES, CLASSES),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0])),
+        labelled,
+        {},
+    ),
+    "ignored samples": (lambda: perceptron(nn.Tanh), nn.CrossEntropyLoss(), some_ignored, {}),
+    "perceptron": (lambda: perceptron(nn.ReLU), nnf.cross_entropy, labelled, {}),
+    "GELU": (lambda: perceptron(nn.GELU), nnf.cross_entropy, labelled, {}),
+    "convolutions": (convolutional, nnf.cross_entropy, labelled, {}),
+    "BatchNorm": (normalised, nnf.cross_entropy, labelled, {}),
+    "a loss of the client": (lambda: perceptron(nn.ReLU), spread, labelled, {"per": "client"}),
+    "Cox": (lambda: nn.Linear(SEPARATE_FEATURES, 1, bias=False), fedfw.cox_loss, survived, {}),
+    "completion": (lambda: MatrixCompletion(4, 4), nnf.mse_loss, rated, {}),
+}
+SINGLE = {"BatchNorm", "a loss of the client", "Cox", "class weights"}
+"""Kinds whose clients have two samples at least, as the statistics of one sample are nothing."""
+
+
+def clients_of_of_separate(name: str, dtype: torch.dtype) -> list[Samples]:
+    _, _, make, _ = KINDS[name]
+    sizes = [max(size, 2) for size in SEPARATE_SIZES] if name in SINGLE else SEPARATE_SIZES
+    return [make(size, seed, dtype) for seed, size in enumerate(sizes)]
+
+
+def problem_of(name: str, clients: Sequence[Samples], dtype: torch.dtype, separate: bool = True) -> fedfw.Problem:
+    model, loss, _, options = KINDS[name]
     torch.manual_seed(0)
-    clients = clients_of([6, 6], 4, 3, "cross-entropy", torch.float32)
-    losses = losses_of(_plain(), nnf.cross_entropy, clients)
-    x, who = torch.randn(2, 43), torch.tensor([0, 1])
-    plain = losses.value_and_gradient(x, who, None)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert all(map(torch.equal, plain, losses.value_and_gradient(x, who, None)))
+    return fedfw.Problem(model().to(dtype), loss, clients, separate=separate, **options)
 
 
-def test_a_nan_names_its_client() -> None:
-    clients = clients_of([6, 6, 6], 4, 3, "cross-entropy", torch.float32)
-    clients[1][0][2, 3] = torch.nan
-    problem = fedfw.Problem(_plain(), nnf.cross_entropy, clients, convex=False)
-    with pytest.raises(NonFiniteError, match="round 0: NaN or infinity in the loss or gradient of client 1"):
-        fedfw.simulate(problem, fedfw.FedFW("l2:5", schedule="nonconvex"), rounds=2)
+def elsewhere(x: Tensor) -> Tensor:
+    """The same point, at another place in memory than a new tensor would have."""
+    held = x.new_empty(x.numel() + 3)
+    return held[3:].view_as(x).copy_(x)
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor], row: int) -> bool:
+    return all(torch.equal(a[row : row + 1], b) for a, b in zip(one, other, strict=True))
+
+
+@SEPARATE_DTYPES
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore:all parameters of this network are zero")
+def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dtype) -> None:
+    clients = clients_of_of_separate(name, dtype)
+    problem = problem_of(name, clients, dtype)
+    generator = torch.Generator().manual_seed(1)
+    x = problem.start + 0.1 * torch.randn(len(clients), len(problem.start), generator=generator, dtype=dtype)
+    losses, everyone = problem.losses, problem.losses.everyone(x.device)
+    factors = torch.linspace(0.1, 0.7, len(clients), dtype=dtype)
+    found = losses.value_and_gradient(x, everyone, None)
+    weighted = losses.weighted(x.double(), everyone, None, factors, dtype)
+    exact, values = losses.exactly(x, everyone), losses.value(x, everyone)
+    some = torch.tensor([3, 0])
+    of_some = losses.value_and_gradient(x[some], some, None)
+    for i, samples in enumerate(clients):
+        own = problem_of(name, [samples], dtype)
+        alone, who, point = own.losses, own.losses.everyone(x.device), elsewhere(x[i : i + 1])
+        one = alone.value_and_gradient(point, who, None)
+        assert same(found, one, i)
+        assert same(weighted, alone.weighted(point.double(), who, None, factors[i : i + 1], dtype), i)
+        assert same(exact, alone.exactly(point, who), i)
+        assert torch.equal(values[i : i + 1], alone.value(point, who))
+        if i in some:
+            assert same(of_some, one, some.tolist().index(i))
+    assert found[1].dtype == dtype
+    assert exact[1].dtype == torch.float64
+    together = problem_of(name, clients, dtype, separate=False).losses
+    rough = 1e-12 if dtype == torch.float64 else 1e-5
+    for one, other in zip(found, together.value_and_gradient(x, together.everyone(x.device), None), strict=True):
+        assert torch.allclose(one, other, atol=rough, rtol=1e-4)
+    assert [part.shape for part in losses.data()] == [part.shape for part in together.data()]
+    assert losses.sizes is not None
+    assert losses.sizes.tolist() == [len(samples[0]) for samples in clients]
+    known, expected = losses.smoothness(), together.smoothness()
+    assert (known is None) == (expected is None)
+    if known is not None and expected is not None:
+        assert torch.allclose(known, expected, rtol=5e-3)
+
+
+@SEPARATE_DTYPES
+@pytest.mark.parametrize("name", ["softmax", "least squares", "perceptron", "GELU", "convolutions", "completion"])
+def test_minibatches_have_the_bits_that_they_have_alone(name: str, dtype: torch.dtype) -> None:
+    clients = clients_of_of_separate(name, dtype)
+    problem = problem_of(name, clients, dtype)
+    x = problem.start + torch.linspace(-0.1, 0.1, len(problem.start), dtype=dtype)
+    points, everyone = x.expand(len(clients), -1), problem.losses.everyone(x.device)
+    picks = torch.stack([torch.arange(4) % len(samples[0]) for samples in clients])
+    found = problem.losses.value_and_gradient(points, everyone, picks)
+    for i, samples in enumerate(clients):
+        alone = problem_of(name, [samples], dtype).losses
+        assert same(found, alone.value_and_gradient(x[None], alone.everyone(x.device), picks[i : i + 1]), i)
+
+
+@SEPARATE_DTYPES
+@pytest.mark.parametrize("name", ["softmax", "perceptron", "GELU"])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_clipped_sums_have_the_bits_that_they_have_alone(norm: str, name: str, dtype: torch.dtype) -> None:
+    clients = clients_of_of_separate(name, dtype)
+    problem = problem_of(name, clients, dtype)
+    generator = torch.Generator().manual_seed(2)
+    x = problem.start + 0.3 * torch.randn(len(clients), len(problem.start), generator=generator, dtype=dtype)
+    everyone, count = problem.losses.everyone(x.device), torch.tensor([len(one[0]) for one in clients])
+    keep = torch.rand(len(clients), max(SEPARATE_SIZES), generator=generator) < 0.6
+    for looked in (None, keep):
+        found = problem.losses.clipped_gradient(x, everyone, looked, norm, 0.3, count)
+        for i, samples in enumerate(clients):
+            alone, row = problem_of(name, [samples], dtype).losses, slice(i, i + 1)
+            theirs = None if looked is None else looked[row]
+            own = elsewhere(x[row])
+            one = alone.clipped_gradient(own, alone.everyone(x.device), theirs, norm, 0.3, count[row])
+            assert torch.equal(found[row], one)

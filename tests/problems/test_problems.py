@@ -1,7 +1,5 @@
 """Gradients of every back end against autograd, one client at a time."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -10,9 +8,11 @@ import torch.nn.functional as nnf
 from torch import nn
 
 import fedfw
+from fedfw.problems.base import WeightedGradient
 from fedfw.problems.linear import LinearLosses
 from fedfw.problems.modules import ModuleLosses
-from fedfw.problems.stacks import stack_clients
+from fedfw.problems.oracles import Cohort, PlainOracles
+from fedfw.randomness import minibatch, minibatches
 
 
 def samples(size: int, features: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,26 +76,6 @@ def test_minibatches_use_the_picked_samples(network: bool) -> None:
         assert torch.allclose(gradients[i], expected, atol=1e-12)
 
 
-def test_padding_wastes_at_most_a_fifth() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.randn(200, generator=generator).mul(1.0).exp().mul(50).long().clamp(min=1)
-    clients = [samples(int(size), 3, 2, 0) for size in sizes]
-    stacks = stack_clients(clients, may_pad=True)
-    held = sum(stack.inputs.shape[0] * stack.inputs.shape[1] for stack in stacks)
-    assert held <= 1.25 * int(sizes.sum())
-    assert len(stacks) < 40
-    assert sorted(int(i) for stack in stacks for i in stack.who) == list(range(200))
-
-
-def test_minibatch_training_repeats_from_its_seed() -> None:
-    clients = [samples(40, 9, 4, i) for i in range(5)]
-    problem = fedfw.Problem(nn.Linear(9, 4).double(), nnf.cross_entropy, clients, test=clients[0])
-    algorithm = fedfw.FedFWSto(fedfw.L2Ball(2.0), penalty=0.01)
-    runs = [fedfw.simulate(problem, algorithm, rounds=20, batch_size=8, seed=s).x for s in (1, 1, 2)]
-    assert torch.equal(runs[0], runs[1])
-    assert not torch.equal(runs[0], runs[2])
-
-
 def test_the_given_module_is_never_changed_and_the_start_is_made_feasible() -> None:
     model = nn.Linear(9, 4)
     before = copy.deepcopy(model.state_dict())
@@ -106,46 +86,6 @@ def test_the_given_module_is_never_changed_and_the_start_is_made_feasible() -> N
     assert torch.equal(trained, run.x)
     assert fedfw.L1Ball(0.5).contains(run.x)
     assert run.x.dtype == torch.float32
-
-
-def test_datasets_are_taken_as_they_are() -> None:
-    class Items(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, j: int) -> tuple[torch.Tensor, int]:
-            return samples(10, 9, 4, 0)[0][j], int(samples(10, 9, 4, 0)[1][j])
-
-    plain = samples(10, 9, 4, 0)
-    model = nn.Linear(9, 4).double()
-    problems = [
-        fedfw.Problem(model, nnf.cross_entropy, [data])
-        for data in (plain, torch.utils.data.TensorDataset(*plain), Items())
-    ]
-    values = [problem.value_and_gradient(problem.start)[0] for problem in problems]
-    assert values[0] == values[1] == values[2]
-
-
-@pytest.mark.parametrize("kind", ["integers", "soft classes", "ignored class"])
-def test_unusual_targets_mean_what_the_loss_says(kind: str) -> None:
-    """The closed form is for plain targets; others go through the loss itself, in training as in testing."""
-    inputs, labels = samples(12, 9, 4, 0)
-    cases = {
-        "integers": (nn.Linear(9, 4), nnf.mse_loss, nnf.one_hot(labels, 4)),
-        "soft classes": (nn.Linear(9, 4), nnf.cross_entropy, torch.full((12, 4), 0.25, dtype=torch.float64)),
-        "ignored class": (nn.Linear(9, 4), nn.CrossEntropyLoss(), labels.clone().masked_fill_(labels == 3, -100)),
-    }
-    model, loss, targets = cases[kind]
-    problem = fedfw.Problem(model.double(), loss, [(inputs, targets)], test=(inputs, targets))
-    value, _ = problem.value_and_gradient(problem.start)
-    assert value == pytest.approx(problem.test(problem.start).loss)
-
-
-def test_loss_modules_count_as_their_functions() -> None:
-    problem = fedfw.Problem(nn.Linear(9, 4).double(), nn.CrossEntropyLoss(), [samples(10, 9, 4, 0)])
-    assert isinstance(problem.losses, LinearLosses)
-    smoothed = nn.CrossEntropyLoss(label_smoothing=0.1)
-    assert isinstance(fedfw.Problem(nn.Linear(9, 4).double(), smoothed, [samples(10, 9, 4, 0)]).losses, ModuleLosses)
 
 
 def test_refusals() -> None:
@@ -169,29 +109,6 @@ def test_refusals() -> None:
         nn.init.zeros_(parameter)
     with pytest.warns(UserWarning, match="all parameters of this network are zero"):
         fedfw.Problem(network, nnf.cross_entropy, data)
-
-
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        fedfw.NuclearBall(3.0),
-        fedfw.Product({"weight": fedfw.NuclearBall(3.0), "bias": fedfw.LinfBall(0.5)}),
-        fedfw.GroupBall(3.0, "columns"),
-    ],
-    ids=["nuclear", "product", "group"],
-)
-def test_matrix_sets_train_a_linear_layer(constraint: object) -> None:
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.outer(torch.randn(4, generator=generator), torch.randn(9, generator=generator)).double()
-    clients = []
-    for i in range(4):
-        inputs, _ = samples(60, 9, 4, i)
-        clients.append((inputs, (inputs @ truth.T).argmax(1)))
-    problem = fedfw.Problem(nn.Linear(9, 4).double(), nnf.cross_entropy, clients, test=clients[0])
-    run = fedfw.simulate(problem, fedfw.FedFWPlus(constraint, penalty="auto"), rounds=60)  # type: ignore[arg-type]
-    assert run.history[-1].accuracy > 0.85
-    assert run.history[-1].distance == 0.0
-    assert run.lower_bound <= run.history[-1].loss
 
 
 class _Shifts(nn.Module):
@@ -234,3 +151,74 @@ def test_layers_in_place_behind_the_first_are_fine() -> None:
     plain, in_place = (fedfw.Problem(model, nn.functional.cross_entropy, [data]) for model in models)
     assert plain.value(plain.start) == in_place.value(in_place.start)
     assert torch.equal(data[0], before)
+
+
+# --- What a stack of clients computes in a round: weighted gradients, on samples drawn by the clients' numbers ---
+
+BALL = fedfw.L1Ball(1.0)
+
+
+def problem(dtype: torch.dtype = torch.float64) -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.randn(size, 5, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        for size in (12, 20, 7, 12)
+    ]
+    torch.manual_seed(0)
+    return fedfw.Problem(nn.Linear(5, 3).to(dtype), nnf.cross_entropy, clients, weights=[1, 2, 3, 4])
+
+
+def cohort(p: fedfw.Problem, rows: list[int]) -> Cohort:
+    who = torch.tensor(rows)
+    return Cohort(who, p.weights.to(p.start.dtype)[who], who, BALL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_weighted_and_weights_are_those_of_the_stack(dtype: torch.dtype) -> None:
+    p = problem(dtype)
+    x = torch.randn(4, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    values, gradients = p.losses.value_and_gradient(x, torch.arange(4), None)
+    for rows in ([0, 1, 2, 3], [2, 0], [3]):
+        weights = p.weights.to(dtype)[rows]
+        loss, a = WeightedGradient(p.losses, weights, torch.tensor(rows), lambda: None, 1)(x[rows])
+        assert torch.allclose(loss, weights * values[rows])
+        assert torch.allclose(a, weights[:, None] * gradients[rows])
+        assert a.dtype == dtype
+
+
+def test_a_client_alone_draws_the_samples_that_it_draws_in_a_stack() -> None:
+    """A deployed client has row 0 among its own losses, and draws by its number."""
+    p = problem()
+    sizes = p.losses.sizes
+    oracles = PlainOracles(p.losses, 2, 3, 5, sizes)
+    x = torch.randn(4, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together, _ = oracles.pair(cohort(p, [0, 1, 2, 3]), 6, None)
+    steps = [together(x)[1] for _ in range(2)]
+    assert not torch.equal(steps[0], steps[1])  # a draw for every local step
+    for i in range(4):
+        one = Cohort(torch.tensor([i]), p.weights[i : i + 1], torch.tensor([i]), BALL)
+        alone, _ = oracles.pair(one, 6, None)
+        for step in steps:
+            assert torch.allclose(alone(x[i : i + 1])[1][0], step[i], atol=1e-12)
+    full = together(x, full=True)[1]
+    exact, _ = PlainOracles(p.losses, 1, None, 0, sizes).pair(cohort(p, [0, 1, 2, 3]), 1, None)
+    assert torch.allclose(full, exact(x)[1])
+
+
+def test_draws_are_fixed_by_seed_and_tick_and_lie_among_the_samples() -> None:
+    sizes = torch.tensor([1, 5, 1000])
+    first = minibatch(3, 7, sizes, 64)
+    assert torch.equal(first, minibatch(3, 7, sizes, 64))
+    assert not torch.equal(first, minibatch(3, 8, sizes, 64))
+    assert not torch.equal(first, minibatch(4, 7, sizes, 64))
+    assert bool((first >= 0).all())
+    assert bool((first < sizes[:, None]).all())
+    assert first[1].unique().tolist() == [0, 1, 2, 3, 4]
+    # Round 4 with two local steps begins at the sixth tick.
+    pick = minibatches(3, 4, 2, sizes, 8, torch.tensor([2, 0]))
+    drawn = [pick(), pick()]
+    for k, one in enumerate(drawn):
+        assert one is not None
+        assert torch.equal(one, minibatch(3, 6 + k, sizes, 8)[[2, 0]])
+    assert minibatches(3, 4, 2, None, 8, torch.tensor([0]))() is None
+    assert minibatches(3, 4, 2, sizes, None, torch.tensor([0]))() is None

@@ -1,7 +1,5 @@
 """What ranks tell each other, checked on every rank: ``python -m tests.ranks.exchanges``."""
 
-from __future__ import annotations
-
 import torch
 
 import fedfw

@@ -1,7 +1,5 @@
 """Starts processes that share a run, as torchrun does, and waits for them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,10 @@
 """What ranks tell each other, and how clients are divided among them."""
 
-from __future__ import annotations
-
+import os
+import re
+import shlex
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -11,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfw.cli import main
+from fedfw.cli.main import _parsed
 from fedfw.ranks import Ranks, divided
+from fedfw.ranks.joined import has_ended, process_namespace
 from fedfw.rounds.records import read_history
 from tests.ranks import exchanges
 from tests.ranks.launch import run_ranks
@@ -48,13 +53,6 @@ def test_ranks_finish_together_as_nearly_as_can_be(loads: list[int], speeds: lis
     assert longest(loads, cuts, speeds) <= max(best, spared) * (1 + 1e-9)
 
 
-@given(LOADS, st.integers(1, 3))
-def test_equal_ranks_finish_together_as_nearly_as_can_be(loads: list[int], size: int) -> None:
-    inner = combinations(range(1, len(loads)), size - 1)
-    best = min(longest(loads, [0, *some, len(loads)], [1.0] * size) for some in inner)
-    assert longest(loads, divided(loads, [1.0] * size), [1.0] * size) == best
-
-
 def test_every_rank_needs_a_client() -> None:
     with pytest.raises(ValueError, match="3 ranks for 2 clients"):
         divided([5, 5], [1, 1, 1])
@@ -89,3 +87,72 @@ def test_commands_that_are_not_shared_are_refused(
     with pytest.raises(SystemExit):
         main(["sets"])
     assert "sets does not divide its work among processes" in capsys.readouterr().err
+
+
+# --- How a rank notices that another process of its machine ended ---
+
+
+def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> None:
+    assert not has_ended(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not has_ended(child.pid)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(child.pid)  # it is still in the table of processes
+    finally:
+        child.communicate()
+    assert has_ended(child.pid)
+
+
+def test_processes_of_one_machine_share_a_namespace() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "from fedfw.ranks.joined import process_namespace; print(process_namespace())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(process_namespace())
+
+
+# --- The jobs for clusters in docs/cluster: their syntax, and that fedfw understands the commands in them ---
+
+CLUSTER = Path(__file__).parents[2] / "docs" / "cluster"
+yaml = pytest.importorskip("yaml")
+
+
+def assert_bash(script: str) -> None:
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
+
+
+def assert_understood(arguments: str) -> None:
+    """The parser of the command line takes these arguments of fedfw."""
+    words = [word for word in shlex.split(arguments) if not word.startswith("${")]
+    _parsed(words, words[0])
+
+
+def test_the_slurm_job_is_a_script_with_commands_that_fedfw_knows() -> None:
+    script = (CLUSTER / "sweep.sbatch").read_text()
+    assert_bash(script)
+    asked = re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", script, re.M)
+    assert {"nodes", "ntasks-per-node", "cpus-per-task", "time"} <= dict(asked).keys()
+    commands = re.findall(r"^on_all_nodes (?!\()(.+)$", script, re.M)
+    assert len(commands) == 2
+    for command in commands:
+        assert_understood(command)
+
+
+def test_the_kubernetes_job_starts_as_many_pods_as_torchrun_waits_for() -> None:
+    service, job = yaml.safe_load_all((CLUSTER / "sweep.yaml").read_text())
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    script = container["args"][0]
+    assert_bash(script)
+    nodes, each = (int(re.search(rf"{flag} (\d+)", script)[1]) for flag in ("--nnodes", "--nproc-per-node"))
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == nodes
+    assert int(container["resources"]["requests"]["cpu"]) == each
+    assert f"{job['metadata']['name']}-0.{service['metadata']['name']}:" in script
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert_understood(re.search(r"-m fedfw (.+)$", script, re.M)[1])

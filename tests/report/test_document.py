@@ -1,15 +1,18 @@
 """One report in two forms: nothing lost, nothing to be fetched, nothing taken for markup."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fedfw.report.document import Document, csv_text
 from fedfw.report.html import save_html
 from fedfw.report.markdown import save_markdown
+from fedfw.report.plots import plot_runs
+from fedfw.rounds.records import History, Record
 
 
 def document() -> Document:
@@ -40,28 +43,6 @@ def test_html_is_self_contained(tmp_path: Path) -> None:
     assert {link[1:] for link in fetched if link.startswith("#")} <= set(ids)
 
 
-def test_what_stands_between_backticks_is_code(tmp_path: Path) -> None:
-    page = Document("The `title`")
-    page.heading("A `heading`")
-    page.text("made by `fedfw run --rounds <5>`, alone")
-    page.table(("`name`",), [("`x`",)])
-    page.attachment("notes.txt", "notes", "a `tick` in a file stays")
-    page.footer(["`end`"])
-    save_html(page, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert "made by <code>fedfw run --rounds &lt;5&gt;</code>, alone" in text
-    assert "`" not in text.replace("<title>The `title`</title>", "")
-
-
-def test_a_page_follows_the_readers_colours_and_width(tmp_path: Path) -> None:
-    save_html(document(), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert "prefers-color-scheme: dark" in text
-    assert '<meta name="viewport" content="width=device-width' in text
-    light, dark = (set(re.findall(r"(--\w+): #", part)) for part in text.split("@media (prefers-color-scheme")[:2])
-    assert light == dark == set(re.findall(r"var\((--\w+)\)", text))  # every colour has both
-
-
 def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
     save_markdown(document(), tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
@@ -73,11 +54,40 @@ def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "page").iterdir()} == {"first.svg", "second.svg"}
 
 
-def test_csv_keeps_six_digits() -> None:
-    assert csv_text(("t", "y"), [(1, 0.123456789), (2, None)]).split() == ["t,y", "1,0.123457", "2,"]
+# --- Pictures of runs: a colour is named once, styles once, axes show the run, and nothing lies over the curves ---
 
 
-def test_the_same_report_is_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        save_html(document(), tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+def history(
+    losses: Sequence[float | None], bounds: Sequence[float | None] | None = None, *, up: int = 10, dense: int = 1000
+) -> History:
+    """A run by its losses and lower bounds, with the same bytes in every round."""
+    bounds = bounds or [None] * len(losses)
+    return History(
+        Record(
+            round=t,
+            loss=loss,
+            accuracy=None if loss is None else 0.5,
+            gap=loss,
+            lower_bound=bound,
+            bytes_up=up,
+            bytes_down=2 * up,
+            bytes_dense=dense,
+        )
+        for t, (loss, bound) in enumerate(zip(losses, bounds, strict=True), start=1)
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 14])
+def test_every_run_is_named_once_outside_of_the_panels(count: int) -> None:
+    runs = {f"run {i}": history([3.0, 2.0 - 0.1 * i], [0.0, 1.0]) for i in range(count)}
+    figure = plot_runs(runs)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(runs)
+    colors = [to_hex(line.get_color()) for line in legend.get_lines()]
+    assert len(set(colors)) == count
+    assert all(axis.get_legend() is None for axis in figure.axes)
+    figure.canvas.draw()
+    bottom = legend.get_window_extent().y0
+    assert all(axis.get_window_extent().y1 <= bottom for axis in figure.axes)  # titles and curves are below it
+    for axis in figure.axes:
+        assert {to_hex(line.get_color()) for line in axis.lines} <= {*colors, to_hex("0.4")}

@@ -1,23 +1,32 @@
 """Run folders: an interrupted run goes on to the same bits, whatever interrupted it and whatever was damaged."""
 
-from __future__ import annotations
-
-import os
-import stat
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as nnf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+from torch import Tensor, nn
 
 import fedfw
 from fedfw.cli.main import main
-from fedfw.rounds.files import LOCK, write_atomically
-from fedfw.rounds.folders import RunFolder
-from fedfw.rounds.records import History, Record
+from fedfw.problems.digest import describe_problem
+from fedfw.problems.quadratics import quadratic_problem
+from fedfw.rounds.checkpoints import FORMAT, DamagedCheckpointError, _checksum, load_checkpoint, save_checkpoint
+from fedfw.rounds.files import LOCK
+from fedfw.rounds.folders import Journal, RunFolder
+from fedfw.rounds.options import Options
+from fedfw.rounds.records import History
 from fedfw.simulation import Simulation
 from fedfw.testing.known_quadratics import Quadratics
 from tests.processes import start_python
@@ -91,67 +100,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         assert len(resumed.history) == 40
 
 
-def test_a_run_without_a_good_checkpoint_begins_anew(tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    algorithm = algorithms(q.constraint)["fedfw+"]
-    whole = fedfw.simulate(q.problem, algorithm, rounds=10, out=tmp_path)
-    (tmp_path / "checkpoint-00000010.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="going back"):
-        again = fedfw.simulate(q.problem, algorithm, rounds=10, out=tmp_path, resume=True)
-    assert torch.equal(whole.x, again.x)
-
-
-def test_another_run_is_not_continued(tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    algorithm = fedfw.FedFW(q.constraint, penalty=0.1)
-    fedfw.simulate(q.problem, algorithm, rounds=10, out=tmp_path)
-    for other in (
-        fedfw.FedFW(q.constraint, penalty=0.2),
-        fedfw.FedFW(q.constraint, penalty=0.1, momentum=0.5),
-        fedfw.FedFW(q.constraint, penalty=0.1, schedule="constant:0.1"),
-        fedfw.FedFW(fedfw.L1Ball(2.0), penalty=0.1),
-        fedfw.FedFWPlus(q.constraint, penalty=0.1),
-    ):
-        with pytest.raises(ValueError, match="holds another run"):
-            fedfw.simulate(q.problem, other, rounds=20, out=tmp_path, resume=True)
-    for options in ({"seed": 1}, {"local_steps": 2}):
-        with pytest.raises(ValueError, match="holds another run"):
-            fedfw.simulate(q.problem, algorithm, rounds=20, out=tmp_path, resume=True, **options)  # type: ignore[arg-type]
-    longer = fedfw.simulate(q.problem, algorithm, rounds=20, out=tmp_path, resume=True)
-    assert torch.equal(longer.x, fedfw.simulate(q.problem, algorithm, rounds=20).x)
-
-
-def test_a_penalty_is_compared_as_the_number_it_stands_for(tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty="theory:2"), rounds=10, out=tmp_path)
-    same = fedfw.FedFW(q.constraint, penalty=run.plan.lam_0)
-    assert len(fedfw.simulate(q.problem, same, rounds=12, out=tmp_path, resume=True).history) == 12
-
-
-def test_relaxed_minibatch_local_steps_resume_to_the_same_bits(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    clients = [
-        (torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
-        for size in (9, 20, 14, 14)
-    ]
-    network = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-    problem = fedfw.Problem(network, torch.nn.functional.cross_entropy, clients)
-    algorithm = fedfw.FedFWPlus(fedfw.L1Ball(3.0), penalty=0.01, momentum=0.5)
-    options: dict[str, Any] = {
-        "rounds": 25,
-        "eval_every": 25,
-        "participation": 3,
-        "relax": {0: fedfw.L2Ball(3.0)},
-        "local_steps": 2,
-        "batch_size": 4,
-    }
-    whole = fedfw.simulate(problem, algorithm, **options)
-    with pytest.raises(KeyboardInterrupt):
-        fedfw.simulate(problem, algorithm, out=tmp_path, callbacks=interrupt(17), **options)
-    resumed = fedfw.simulate(problem, algorithm, out=tmp_path, resume=True, **options)
-    assert torch.equal(whole.x, resumed.x)
-
-
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A process that is killed -9 in the middle; resuming gives the bits of an undisturbed run."""
     flags = ["--rounds", "300", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "50"]
@@ -174,24 +122,6 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 # --- the folder itself ---
 
 
-def test_the_two_newest_checkpoints_are_kept_and_later_ones_give_way(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert folder.newest_round() == 0
-    assert folder.latest() is None
-    for t in (10, 20, 30):
-        folder.save(t, {"x": torch.full((2,), float(t))}, {"round": t}, History([Record(round=t)]))
-    assert names(tmp_path, "checkpoint-*") == ["checkpoint-00000020.safetensors", "checkpoint-00000030.safetensors"]
-    assert folder.newest_round() == 30
-    # A run that went back before a damaged checkpoint replaces it.
-    again = RunFolder(tmp_path, resume=True)
-    again.save(25, {}, {"round": 25}, History())
-    assert names(tmp_path, "checkpoint-*") == ["checkpoint-00000020.safetensors", "checkpoint-00000025.safetensors"]
-    found = again.latest()
-    assert found is not None
-    assert found[1]["round"] == 25
-    assert RunFolder(tmp_path, resume=True).path == tmp_path
-
-
 @pytest.mark.parametrize(
     "name", ["history.jsonl", "model.pt", "checkpoint-00000001.safetensors", "checkpoint-00000001.bin"]
 )
@@ -200,18 +130,6 @@ def test_a_folder_that_holds_a_run_is_not_written_to(name: str, tmp_path: Path) 
     with pytest.raises(ValueError, match="already holds a run"):
         RunFolder(tmp_path)
     assert names(tmp_path) == [name]
-
-
-def test_folders_are_made_when_something_is_written_and_missing_ones_are_not_resumed(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "a" / "b")
-    assert not (tmp_path / "a").exists()  # a run that is refused leaves nothing behind
-    folder.save(1, {}, {}, History())
-    assert (tmp_path / "a" / "b" / "history.jsonl").is_file()
-    with pytest.raises(ValueError, match="is no run folder"):
-        RunFolder(tmp_path / "c", resume=True)
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "notes.txt").write_text("mine")
-    RunFolder(tmp_path / "c")  # other files are nobody's business
 
 
 def test_a_run_of_version_0_1_is_named_as_such(tmp_path: Path) -> None:
@@ -259,23 +177,6 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path: Path, capsys: pytest.Captu
     assert torch.equal(resumed.x, whole.x)
 
 
-def test_a_run_that_is_broken_off_lets_others_in(tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    with pytest.raises(KeyboardInterrupt):
-        fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.1), out=tmp_path, callbacks=interrupt(17))
-    with somebody_at_work(tmp_path):
-        pass
-
-
-def test_who_began_first_keeps_the_folder(tmp_path: Path) -> None:
-    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    first.save(1, {}, {}, History())
-    first.release()
-    with pytest.raises(ValueError, match="already holds a run"):
-        second.claim()
-    first.save(2, {}, {}, History())  # it may go on
-
-
 def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
     RunFolder(tmp_path).save(1, {}, {}, History())
     for name in (".history.jsonl.123.tmp", ".checkpoint-00000002.safetensors.4567.tmp"):
@@ -283,26 +184,6 @@ def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".mine.tmp").write_bytes(b"somebody's")
     RunFolder(tmp_path, resume=True)
     assert names(tmp_path, ".*") == [".mine.tmp"]
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
-        write_atomically(tmp_path / "taken", b"data")
-    assert names(tmp_path) == ["taken"]
-
-
-def test_checkpoints_are_their_owners(tmp_path: Path) -> None:
-    mask = os.umask(0)
-    try:
-        RunFolder(tmp_path / "open").save(1, {}, {}, History())
-        RunFolder(tmp_path / "closed", private=True).save(1, {}, {}, History())
-    finally:
-        os.umask(mask)
-    rights = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
-    assert rights[tmp_path / "open" / "history.jsonl"] == 0o666
-    assert {right for path, right in rights.items() if path.name != "history.jsonl"} == {0o600}
-    assert rights[tmp_path / "closed" / "history.jsonl"] == 0o600
 
 
 def damages(data: bytes) -> dict[str, bytes]:
@@ -340,3 +221,294 @@ def test_damaged_files_give_a_sentence_that_names_them(
     capsys.readouterr()
     assert main(["resume", str(run)]) == 2
     assert name in capsys.readouterr().err
+
+
+# --- Checkpoints as files: everything comes back to the bit, and nothing is taken that was not written ---
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    shape = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    values = torch.randn(shape, generator=generator, dtype=torch.float64) * 1e3
+    values = values.to(draw(st.sampled_from(DTYPES)))
+    if values.is_floating_point() and values.numel():
+        values.view(-1)[0] = draw(st.sampled_from([0.0, -0.0, float("nan"), float("inf"), 1e-42]))
+    return values.T if values.ndim == 2 and draw(st.booleans()) else values
+
+
+names_of_checkpoints = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
+json_data = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    held=st.dictionaries(names_of_checkpoints, tensors(), max_size=5),
+    meta=st.dictionaries(st.text(max_size=6), json_data, max_size=4),
+)
+@settings(max_examples=60)
+def test_everything_comes_back_to_the_bit(held: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    held.pop("__metadata__", None)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        save_checkpoint(path, held, meta)
+        again, told = load_checkpoint(path)
+    assert told == meta
+    assert again.keys() == held.keys()
+    for name, value in held.items():
+        assert again[name].dtype == value.dtype
+        assert again[name].shape == value.shape
+        assert again[name].contiguous().numpy().tobytes() == value.contiguous().numpy().tobytes()
+        if again[name].numel():
+            again[name].view(-1)[0] = 1  # what was read can be written to
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("good") / "checkpoint"
+    save_checkpoint(path, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7)}, {"round": 3, "history": "{}\n"})
+    return path.read_bytes()
+
+
+def test_every_changed_byte_is_noticed(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises((DamagedCheckpointError, ValueError), match=r"damaged|has checkpoint format"):
+            load_checkpoint(path)
+    path.write_bytes(good)
+    assert load_checkpoint(path)[1]["round"] == 3
+
+
+@given(cut=st.integers(0, 10**6), more=st.binary(max_size=5), noise=st.binary(max_size=300))
+def test_cut_lengthened_and_foreign_files_are_damaged(good: bytes, cut: int, more: bytes, noise: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        for data in (good[: cut % len(good)], good + b"x" + more, noise, b"fedfw-checkpoint 2\n{" + noise):
+            path.write_bytes(data)
+            with pytest.raises(DamagedCheckpointError, match="is damaged"):
+                load_checkpoint(path)
+
+
+def test_another_format_is_refused_in_words(good: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not damaged: another version of the library wrote it."""
+    path = tmp_path / "checkpoint"
+    monkeypatch.setattr("fedfw.rounds.checkpoints.FORMAT", FORMAT + 4)
+    save_checkpoint(path, {"a": torch.ones(2)}, {})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=f"has checkpoint format {FORMAT + 4}, this version reads {FORMAT}") as caught:
+        load_checkpoint(path)
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
+# --- what would take much memory ---
+
+
+def repacked(path: Path, shapes: dict[str, Any], **arrays: Any) -> None:
+    """A checkpoint of these arrays and shapes, with a checksum that fits."""
+    held = {name.replace("_at", "\0at"): np.asarray(array) for name, array in arrays.items()}
+    head = {"format": str(FORMAT), "meta": "{}", "shapes": json.dumps(shapes)}
+    path.write_bytes(save(held, head | {"sha256": _checksum(held, head)}))
+
+
+ENTRIES = {"x": np.ones(2, np.float32), "x_at": np.array([0, 1], np.uint32)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "arrays", "message"),
+    [
+        ({"x": [1 << 40]}, ENTRIES, r"its tensors take 4096\.0 GiB of memory, expected at most 1\.0 GiB"),
+        ({"x": [3, 1 << 28]}, ENTRIES, r"its tensors take 3\.0 GiB of memory"),
+        ({"x": [-1]}, ENTRIES, r"'x' has the shape \[-1\]"),
+        ({"x": ["2"]}, ENTRIES, r"'x' has the shape"),
+        ({"x": [1]}, ENTRIES, r"'x' has entries outside of its shape \[1\]"),
+        ({"x": [3]}, ENTRIES | {"x_at": np.array([0, -1])}, "'x' has entries outside of its shape"),
+        ({"x": [3]}, ENTRIES | {"x_at": np.array([0])}, "'x' has entries outside of its shape"),
+        ({"x": [3]}, ENTRIES | {"x_at": np.array([0.0, 1.0])}, "'x' has entries outside of its shape"),
+        ({"x": [3]}, {"x": np.ones(2, np.float32)}, "x.*at"),
+        ({"y": [3]}, ENTRIES, "'y'"),
+    ],
+)
+def test_a_small_file_does_not_become_large_tensors(
+    shapes: dict[str, Any], arrays: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    repacked(tmp_path / "checkpoint", shapes, **arrays)
+    with pytest.raises(DamagedCheckpointError, match=f"checkpoint is damaged: .*{message}"):
+        load_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_written_can_be_read_within_the_limit(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {name: torch.zeros(size, dtype=dtype) for name, size in (("a", 5000), ("b", 50_000), ("c", 6000))}
+    for number, tensor in enumerate(held.values(), 1):
+        tensor[number] = number
+    path = tmp_path / "checkpoint"
+    save_checkpoint(path, held, {})
+    assert path.stat().st_size < 2000
+    monkeypatch.setattr("fedfw.data.limits.LEAST", 50_000)
+    with pytest.raises(DamagedCheckpointError, match="where the file is trusted, allow more by FEDFW_DATA_MEMORY"):
+        load_checkpoint(path)
+    save_checkpoint(path, held, {})  # the largest tensor is now written whole
+    whole = held["b"].nbytes
+    assert whole < path.stat().st_size < whole + 2000
+    again, _ = load_checkpoint(path)
+    assert all(torch.equal(again[name], held[name]) for name in held)
+
+
+# --- Journals ---
+
+
+def rounds_of(path: Path) -> list[int]:
+    return [meta["round"] for _, meta in Journal(path).entries()]
+
+
+def fill(path: Path, count: int) -> list[int]:
+    """Entries 1, 2, ...; returns where each of them ends."""
+    journal, ends = Journal(path), [0]
+    for t in range(1, count + 1):
+        journal.append({"x": torch.full((3,), float(t))}, {"round": t})
+        ends.append(journal.size)
+    return ends
+
+
+def test_entries_come_back_to_the_bit_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    assert list(Journal(path).entries()) == []
+    x = torch.tensor([1e-320, -0.0, float("nan")], dtype=torch.float64)
+    first = Journal(path)
+    first.append({"x": x}, {"round": 1})
+    first.append({}, {"round": 2})
+    (tensors, _), (nothing, _) = Journal(path).entries()
+    assert tensors["x"].numpy().tobytes() == x.numpy().tobytes()
+    assert nothing == {}
+    assert first.size == path.stat().st_size
+
+
+def test_an_entry_that_was_cut_off_at_any_byte_is_dropped_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    ends = fill(path, 3)
+    data = path.read_bytes()
+    for cut in range(ends[2], ends[3]):
+        path.write_bytes(data[:cut])
+        journal = Journal(path)
+        assert [meta["round"] for _, meta in journal.entries()] == [1, 2]
+        assert (journal.count, journal.size) == (2, ends[2])
+    journal.append({"x": torch.full((3,), 3.0)}, {"round": 3})
+    assert rounds_of(path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("entry", [1, 2, 3])
+def test_an_entry_that_was_changed_is_damage(entry: int, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    ends = fill(path, 3)
+    data = bytearray(path.read_bytes())
+    for place in range(ends[entry - 1] + 8, ends[entry], 5):
+        changed = bytearray(data)
+        changed[place] ^= 4
+        path.write_bytes(changed)
+        entries = Journal(path).entries()
+        assert [next(entries)[1]["round"] for _ in range(1, entry)] == list(range(1, entry))
+        with pytest.raises(DamagedCheckpointError, match="damaged"):
+            next(entries)
+
+
+# --- What makes two runs the same: everything that changes the model, and nothing else ---
+
+Q = Quadratics.on("l1")
+D = Q.constraint
+
+
+def stamp(algorithm: fedfw.Algorithm | None = None, problem: fedfw.Problem | None = None, **options: Any) -> str:
+    algorithm = fedfw.FedFW(D, penalty=0.1) if algorithm is None else algorithm
+    found = Simulation(Q.problem if problem is None else problem, algorithm, Options(**options)).fingerprint
+    return repr({name: text for name, text in found.items() if name != "rounds"})
+
+
+def test_fingerprints_tell_runs_apart_that_would_go_another_way() -> None:
+    same = stamp()
+    assert stamp() == same
+    assert stamp(rounds=7, eval_every=3, tol=0.1, participation=1.0) == same  # how long, and what is looked at
+    assert stamp(participation=8) == stamp(participation=[1.0] * 8) == same
+    box, other_box = torch.full((2000,), 1.0), torch.full((2000,), 1.0)
+    other_box[1000] = 2.0  # where a tensor's own text has dots
+    wide = fedfw.Problem.from_losses([lambda x: x.square().sum()], torch.zeros(2000))
+    others = [
+        stamp(fedfw.FedFW(D, penalty=0.2)),
+        stamp(fedfw.FedFW(D, penalty=0.1, momentum=0.5)),
+        stamp(fedfw.FedFW(fedfw.L1Ball(2.0), penalty=0.1)),
+        stamp(fedfw.FedFWPlus(D, penalty=0.1)),
+        stamp(fedfw.FedFWAnchored(D, penalty=0.1, anchor_every=5)),
+        stamp(fedfw.FedFWAnchored(D, penalty=0.1, anchor_every=6)),
+        stamp(fedfw.FedAvg(D)),
+        stamp(fedfw.FedAvg(D, mu=1.0)),
+        stamp(problem=quadratic_problem(Q.A, Q.c, Q.start + 0.01)),
+        stamp(problem=quadratic_problem(Q.A.float(), Q.c.float(), Q.start.float())),
+        stamp(problem=quadratic_problem(Q.A, Q.c + 1e-12, Q.start)),
+        stamp(problem=quadratic_problem(Q.A, Q.c, Q.start, weights=[1.0] * 7 + [2.0])),
+        stamp(seed=1),
+        stamp(local_steps=2),
+        stamp(participation=3),
+        stamp(participation=5),
+        stamp(participation=0.5),
+        stamp(participation=[0.5] * 7 + [0.6]),
+        stamp(participation=lambda t: [t % 8]),
+        stamp(participation=lambda t: [t % 7]),
+        stamp(relax={0: fedfw.L2Ball(1.0)}),
+        stamp(relax={1: fedfw.L2Ball(1.0)}),
+        stamp(relax={1: fedfw.L2Ball(2.0)}),
+        stamp(fedfw.FedFW(fedfw.Box(-box, box), penalty=0.1), wide),
+        stamp(fedfw.FedFW(fedfw.Box(-box, other_box), penalty=0.1), wide),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+    assert stamp(fedfw.FedFW(D, penalty=0.1, momentum="auto")) == same  # what it stands for here
+
+
+def linear(*, change: str = "", sizes: tuple[int, ...] = (9, 7, 9)) -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(m, 4, generator=generator), torch.arange(m) % 3) for m in sizes]
+    test = torch.randn(5, 4, generator=generator), torch.arange(5) % 3
+    model, loss, options = nn.Linear(4, 3), nnf.cross_entropy, {}
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    match change:
+        case "one entry":
+            clients[1][0][3, 2] += 1e-6
+        case "one label":
+            clients[2][1][4] = 2
+        case "two samples swapped":
+            clients[0] = tuple(t[[1, 0, *range(2, 9)]] for t in clients[0])
+        case "two clients swapped":
+            clients[0], clients[2] = clients[2], clients[0]
+        case "test":
+            test[1][0] = 1
+        case "l2":
+            options = {"l2": 0.001}
+        case "more l2":
+            options = {"l2": 0.002}
+        case "weights":
+            options = {"weights": [1.0, 1.0, 2.0]}
+        case "smoothed":
+            loss = partial(nnf.cross_entropy, label_smoothing=0.1)
+        case "class weights":
+            loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+        case "other class weights":
+            loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]))
+    return fedfw.Problem(model, loss, clients, test=test, **options)
+
+
+def test_problems_are_told_apart_by_data_loss_weights_and_l2() -> None:
+    changes = ["", "one entry", "one label", "two samples swapped", "two clients swapped", "test", "l2", "more l2"]
+    changes += ["weights", "smoothed", "class weights", "other class weights"]
+    found = [describe_problem(linear(change=change)) for change in changes]
+    assert describe_problem(linear()) == found[0]
+    assert len(set(map(repr, found))) == len(found)
+    for change, name in {"one entry": "data", "one label": "data", "test": "test data", "l2": "l2"}.items():
+        other = found[changes.index(change)]
+        assert [key for key in other if other[key] != found[0][key]] == [name]

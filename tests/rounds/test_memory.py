@@ -1,24 +1,23 @@
 """Many registered clients: what is kept of them gives the same bits, and costs what those who take part cost."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as nnf
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.rounds.folders import RunFolder
-from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedRows, load_memory
+from fedfw.algorithms.base import Algorithm, Evidence, Plan, State, Upload
+from fedfw.atoms import Atom, mix
+from fedfw.atoms.base import stack_atoms
+from fedfw.rounds.coordinator import Coordinator
+from fedfw.rounds.memory import EveryRow, TouchedColumns, TouchedRows
 from fedfw.rounds.options import Options
+from fedfw.rounds.wire import point_digest
+from fedfw.schedules import convex, nonconvex
 from fedfw.simulation import Simulation
-from fedfw.simulation.callbacks import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 N, FEATURES, CLASSES = 60, 8, 3
@@ -71,22 +70,6 @@ def test_rows_that_were_touched_are_the_rows(name: str, monkeypatch: pytest.Monk
         assert (record.bytes_up, record.bytes_down) == (wanted.bytes_up, wanted.bytes_down)
 
 
-@pytest.mark.parametrize("name", ["l1", "l2"])
-def test_an_interrupted_run_of_few_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
-    options, algorithm = Options(rounds=9, participation=3), ALGORITHMS[name]
-
-    def stop(simulation: Simulation) -> None:
-        if simulation.t == 6:
-            raise KeyboardInterrupt
-
-    often = Checkpoints(RunFolder(tmp_path), every=2)
-    with pytest.raises(KeyboardInterrupt):
-        Simulation(stored(), algorithm, options, callbacks=[stop, often]).run()
-    resumed = Simulation(stored(), algorithm, options, folder=RunFolder(tmp_path, resume=True))
-    assert resumed.t == 4
-    assert torch.equal(resumed.run().x, Simulation(stored(), algorithm, options).run().x)
-
-
 @pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"participation": 4}])
 def test_clients_that_are_made_are_those_that_are_stored(options: dict[str, Any]) -> None:
     made = fedfw.Problem.generated(layer(), nnf.cross_entropy, N, make)
@@ -116,17 +99,6 @@ def test_a_run_of_a_million_keeps_to_those_who_take_part() -> None:
         fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, participation=50)
 
 
-def test_more_rounds_than_planned_may_keep_rows_in_the_other_form(tmp_path: Path) -> None:
-    algorithm = ALGORITHMS["l1"]
-    fedfw.simulate(stored(), algorithm, rounds=4, participation=3, out=tmp_path)
-    options = Options(rounds=30, participation=3)
-    resumed = Simulation(stored(), algorithm, options, folder=RunFolder(tmp_path, resume=True))
-    assert isinstance(resumed.coordinator.memory, TouchedRows)
-    whole = Simulation(stored(), algorithm, options)
-    assert isinstance(whole.coordinator.memory, EveryRow)
-    assert torch.equal(resumed.run().x, whole.run().x)
-
-
 # --- the memories themselves ---
 
 
@@ -145,81 +117,125 @@ def test_what_differs_from_the_start_is_kept() -> None:
     assert held["seen"].flatten().tolist() == [False, True, True, True]
 
 
-@st.composite
-def courses(draw: st.DrawFn) -> dict[str, Any]:
-    n = draw(st.integers(1, 12))
-    writes = st.lists(
-        st.tuples(st.sets(st.integers(0, n - 1), min_size=1), st.sampled_from([0.02, 0.2, 1.0])), max_size=6
+# --- A coordinator that keeps the coordinates that somebody touched gives the bits of one that keeps all of them ---
+
+DTYPES = [torch.float32, torch.float64]
+COLUMNS_N, P = 40, 400
+PRODUCT = fedfw.Product({"a": fedfw.L1Ball(3.0), "b": fedfw.KSparse(2, 1.0)}).bind({"a": (300,), "b": (100,)})
+COLUMNS_ALGORITHMS = {
+    "FedFW": fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.1),
+    "FedFW+": fedfw.FedFWPlus(fedfw.L1Ball(3.0), penalty=0.1),
+    "FedFW+, product": fedfw.FedFWPlus(PRODUCT, penalty=0.1),
+    "FedFW-sto": fedfw.FedFWSto(fedfw.KSparse(3, 1.0), penalty=0.1),
+}
+
+
+def plan_of(algorithm: Algorithm, local_steps: int, keeps_start: bool) -> Plan:
+    schedule = nonconvex(1.0, 100) if keeps_start else convex()
+    return Plan(COLUMNS_N, algorithm.constraint, local_steps, lam_0=0.1, schedule=schedule, convex=True)
+
+
+def start_of(dtype: torch.dtype, entries: int) -> Tensor:
+    start = torch.zeros(P, dtype=dtype)
+    start[:entries] = 0.3 / max(1, entries)
+    return start
+
+
+def coordinator_of(algorithm: Algorithm, plan: Plan, start: Tensor, few: bool) -> Coordinator:
+    begun = algorithm.contract.rebuilt(algorithm.start_clients(start[None].clone()))
+    memory = (
+        TouchedColumns(COLUMNS_N, begun)
+        if few
+        else EveryRow({name: v.repeat(COLUMNS_N, 1) for name, v in begun.items()})
     )
-    return {
-        "n": n,
-        "width": draw(st.sampled_from([3, 17, 40])),
-        "start": draw(st.sampled_from([0.0, 1.5])),
-        "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
-        "writes": draw(writes),
-        "seed": draw(st.integers(0, 1000)),
-        "stored": draw(st.integers(0, 6)),
-    }
+    return Coordinator(algorithm, plan, start, memory, convex=True)
 
 
-@given(courses())
-def test_both_forms_hold_the_same_after_any_writing(course: dict[str, Any]) -> None:
-    n, width, dtype = course["n"], course["width"], course["dtype"]
-    generator = torch.Generator().manual_seed(course["seed"])
-    start = {
-        "x": torch.full((1, width), course["start"], dtype=dtype),
-        "seen": torch.zeros(1, 1, dtype=torch.bool),
-    }
-    every = EveryRow({name: values.repeat(n, 1) for name, values in start.items()})
-    few: ClientMemory = TouchedRows(n, start)
-    for number, (rows, density) in enumerate(course["writes"]):
-        who = torch.tensor(sorted(rows))[torch.randperm(len(rows), generator=generator)]
-        values = torch.randn(len(who), width, generator=generator, dtype=torch.float64)
-        kept = torch.rand(len(who), width, generator=generator) < density
-        state = {"x": torch.where(kept, values, 0.0).to(dtype), "seen": torch.ones(len(who), 1, dtype=torch.bool)}
-        every.scatter(who if len(who) < n else torch.arange(n), state if len(who) < n else _ordered(state, who))
-        few.scatter(who, state)
-        if number == course["stored"]:
-            held = {name: value.clone() for name, value in few.state().items()}
-            few = load_memory(TouchedRows(n, start), start, held)
-        for some in (torch.arange(n), who, torch.tensor([0])):
-            wanted = {name: values[some] for name, values in every.rows.items()}
-            found = few.gather(some)
-            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-        xbar = every.rows["x"].mean(0)
-        assert few.spread(xbar) == pytest.approx(every.spread(xbar), rel=1e-4, abs=1e-9)
+@dataclass
+class Course:
+    """What clients do in a run, by a seed."""
+
+    plan: Plan
+    dtype: torch.dtype
+    share: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def sent(self, t: int, who: Tensor) -> Atom:
+        """Atoms at few coordinates, each client's net of its local steps."""
+        n, k = len(who), self.plan.local_steps
+        at = torch.randint(P, (n * k, 4), generator=self.generator) % (25 + 3 * t)
+        at = (at * 7) % P
+        g = torch.zeros(n * k, P, dtype=self.dtype)
+        g.scatter_(1, at, torch.randn(at.shape, generator=self.generator, dtype=self.dtype))
+        steps = self.plan.constraint.lmo(g, batch=True)
+        weights = self.plan.mixing(t)[1]
+        return stack_atoms([mix([steps[i * k + j] for j in range(k)], weights) for i in range(n)])
+
+    def round(self, t: int) -> tuple[Tensor, Tensor, Atom, Tensor]:
+        """Who is asked, who answers, what, and the certificate's numbers."""
+        drawn = torch.rand(COLUMNS_N, generator=self.generator)
+        asked = (drawn < self.share).nonzero().flatten() if self.share < 1 else torch.arange(COLUMNS_N)
+        came = asked[torch.rand(len(asked), generator=self.generator) < 0.9] if self.share < 1 else asked
+        numbers = torch.randn(len(came), generator=self.generator, dtype=torch.float64)
+        return asked, came, self.sent(t, came), numbers
 
 
-def _ordered(state: dict[str, Tensor], who: Tensor) -> dict[str, Tensor]:
-    """A state whose rows stand in the order of the clients, as it is handed over for everyone."""
-    return {name: values[who.argsort()] for name, values in state.items()}
+def take_round(coordinator: Coordinator, t: int, what: tuple[Tensor, Tensor, Atom, Tensor]) -> list[dict[str, bytes]]:
+    asked, came, atoms, numbers = what
+    now = coordinator.open(t, [asked])
+    coordinator.announce(now)
+    coordinator.number(now)
+    written = [coordinator.wire.write(base) for base in sorted(set(now.bases.tolist()))]
+    points, columns = coordinator.points(came), coordinator.memory.columns
+    now.arrive(Upload(came, atoms, points, Evidence(numbers, None), columns))
+    coordinator.close(now)
+    return written
 
 
-@pytest.mark.parametrize("few", [True, False])
-def test_a_memory_is_loaded_in_the_form_in_which_it_was_kept(few: bool) -> None:
-    start = {"x": torch.zeros(1, 20)}
-    touched, every = TouchedRows(5, start), EveryRow({"x": torch.zeros(5, 20)})
-    kept = touched if few else every
-    kept.scatter(torch.tensor([3]), {"x": torch.ones(1, 20)})
-    loaded = load_memory(every if few else touched, start, dict(kept.state()))
-    assert type(loaded) is type(kept)
-    assert torch.equal(loaded.gather(torch.arange(5))["x"], kept.gather(torch.arange(5))["x"])
+def assert_same(few: Coordinator, every: Coordinator) -> None:
+    everyone = torch.arange(every.memory.n)
+    assert torch.equal(few.server.xbar, every.server.xbar)
+    assert few.server.vectors.keys() == every.server.vectors.keys()
+    for name, vector in every.server.vectors.items():
+        assert torch.equal(few.server.vectors[name], vector), name
+    held: State = few.memory.gather(everyone)
+    for name, values in every.memory.gather(everyone).items():
+        assert torch.equal(held[name], values), name
+    columns = few.memory.columns
+    for row in (0, every.memory.n - 1):
+        ours = point_digest(few.points(torch.tensor([row]))[0], columns)
+        assert ours == point_digest(every.points(torch.tensor([row]))[0])
+    assert few.memory.spread(few.server.xbar) == pytest.approx(every.memory.spread(every.server.xbar), rel=1e-12)
+    one, other = few.bound.value(), every.bound.value()
+    assert (one is None) == (other is None)
+    assert one is None or one == pytest.approx(other, rel=1e-12)
 
 
-def test_clients_come_and_go() -> None:
-    memory = EveryRow({"x": torch.arange(6.0).reshape(3, 2)})
-    memory.insert(1, {"x": torch.full((1, 2), 9.0)})
-    assert memory.n == 4
-    assert memory.rows["x"][:, 0].tolist() == [0, 9, 2, 4]
-    memory.remove(0)
-    assert memory.n == 3
-    assert memory.rows["x"][:, 0].tolist() == [9, 2, 4]
-
-
-def test_rows_kept_by_their_entries_are_equal_numbers() -> None:
-    """The sign of a zero is all that may be lost."""
-    memory = TouchedRows(4, {"x": torch.zeros(1, 20)})
-    row = torch.zeros(1, 20)
-    row[0, 3], row[0, 4] = -0.0, 1.0
-    memory.scatter(torch.tensor([1]), {"x": row})
-    assert torch.equal(memory.gather(torch.tensor([1]))["x"], row)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [1.0, 0.6])
+@pytest.mark.parametrize("local_steps", [1, 2])
+@pytest.mark.parametrize("name", COLUMNS_ALGORITHMS)
+def test_few_columns_are_all_columns(name: str, local_steps: int, share: float, dtype: torch.dtype) -> None:
+    """Points, duals, the model, what goes down and the bound; clients come and go, and a checkpoint is loaded."""
+    algorithm, start = COLUMNS_ALGORITHMS[name], start_of(dtype, 30)
+    plan = plan_of(algorithm, local_steps, keeps_start=share < 1)
+    few, every = (coordinator_of(algorithm, plan, start, few) for few in (True, False))
+    course = Course(plan, dtype, share)
+    for t in range(1, 9):
+        what = course.round(t)
+        assert take_round(few, t, what) == take_round(every, t, what)
+        assert_same(few, every)
+        assert few.memory.columns is not None
+        if t == 3:
+            held = {key: value.clone() for key, value in few.state().items()}
+            few = coordinator_of(algorithm, plan, start, few=True)
+            few.load(held)
+        if t == 5:
+            newcomer = algorithm.contract.rebuilt(algorithm.start_clients(few.server.xbar[None].to(dtype)))
+            for one in (few, every):
+                one.leave(7)
+                one.join(3, {key: value.clone() for key, value in newcomer.items()})
+            assert_same(few, every)

@@ -1,23 +1,32 @@
 """Records and histories: columns, files, and back."""
 
-from __future__ import annotations
-
 import csv
-import json
-import sys
-from dataclasses import asdict, fields
+import warnings
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import fedfw
-from fedfw.deployment import DeployedRecord
+from fedfw.deployment import DeployedServer, Task
+from fedfw.errors import NoProjectionError
+from fedfw.lipschitz import MaxMin
+from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Attendance, Participation
 from fedfw.rounds.records import History, Record
-from fedfw.testing.known_quadratics import Quadratics
+from fedfw.rounds.setup import (
+    Certificate,
+    feasible_start,
+    usable_device,
+)
+from fedfw.simulation import Simulation
+from fedfw.testing.known_quadratics import SETS, P, Quadratics
 
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**60)
@@ -44,36 +53,6 @@ def test_a_history_survives_its_lines(listed: list[Record]) -> None:
     assert again.to_dict() == {f.name: [getattr(r, f.name) for r in listed] for f in fields(Record)}
 
 
-@given(st.lists(records, min_size=1, max_size=6), st.lists(st.sampled_from(["append", "amend", "write"]), max_size=8))
-def test_lines_follow_what_was_appended_and_amended(listed: list[Record], course: list[str]) -> None:
-    """They are kept from one writing to the next, since a checkpoint a round would write them all anew."""
-    history, wanted = History(listed[:1]), [asdict(listed[0])]
-    for number, what in enumerate(course):
-        if what == "append":
-            record = listed[number % len(listed)]
-            history.append(record)
-            wanted.append(asdict(record))
-        elif what == "amend":
-            history.amend(loss=float(number))
-            wanted[-1]["loss"] = float(number)
-        else:
-            history.to_jsonl()
-        assert [json.loads(line) for line in history.to_jsonl().splitlines()] == wanted
-
-
-def test_a_history_is_a_sequence() -> None:
-    history = History([Record(round=t, loss=None if t % 2 else 1.0 / t, bytes_up=t) for t in range(1, 8)])
-    assert (len(history), repr(history)) == (7, "History(7 rounds, loss 0.1667)")
-    assert [r.round for r in history[2:4]] == [3, 4]
-    assert isinstance(history[2:4], History)
-    assert history[-1].round == 7
-    assert history.last("loss") == 1 / 6
-    assert history.last("gap") is None
-    assert history.total("bytes_up") == 28
-    assert History().last("loss") is None
-    assert not History()
-
-
 def test_history_as_columns_and_csv(tmp_path: Path) -> None:
     q = Quadratics.on("l1")
     run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint), rounds=5, eval_every=2)
@@ -92,73 +71,217 @@ def test_history_as_columns_and_csv(tmp_path: Path) -> None:
     assert len(figure.axes) == 4
 
 
-def test_lines_of_version_0_1_are_read() -> None:
-    """They have no evidence beside the payload."""
-    old: dict[str, Any] = asdict(Record(round=3, loss=0.5, bytes_up=7, seconds={"rest": 0.1}))
-    del old["evidence_up"], old["evidence_down"]
-    record = History.from_jsonl(json.dumps(old) + "\n")[0]
-    assert (record.loss, record.bytes_up, record.evidence_up, record.evidence_down) == (0.5, 7, 0, 0)
+# --- Who takes part: as often as was asked for, the same clients every time, and nothing that makes no sense ---
 
 
-def test_a_deployment_has_records_of_its_own() -> None:
-    history = History([DeployedRecord(round=1, refused={"replayed": 2}, joined=[4])])
-    again = History.from_jsonl(history.to_jsonl(), DeployedRecord)
-    assert list(again) == list(history)
-    with pytest.raises(TypeError):
-        History.from_jsonl(history.to_jsonl())
+def test_rates() -> None:
+    chances = [0.1, 0.5, 0.9]
+    attends = Participation(chances, 3, seed=1)
+    counts = torch.zeros(3)
+    for t in range(1, 2001):
+        counts[attends(t)] += 1
+    assert torch.allclose(counts / 2000, torch.tensor(chances), atol=0.04)
+    assert attends.p == 0.1
+    assert attends.expected == pytest.approx(1.5)
+    assert not attends.everyone
 
 
-def test_a_column_by_its_name() -> None:
-    history = History([Record(round=1, loss=0.5, bytes_up=3), Record(round=2, bytes_up=4)])
-    assert history["loss"] == [0.5, None]
-    assert history["round"] == [1, 2]
-    with pytest.raises(KeyError, match=r"no column 'los' \(did you mean 'loss'\?\), expected one of round, loss"):
-        history["los"]
-    deployed = History([DeployedRecord(round=1, invited=7)])
-    assert deployed["invited"] == [7]
+@given(
+    n=st.integers(2, 30),
+    seed=st.integers(0, 2**62),
+    t=st.integers(1, 10**9),
+    wanted=st.one_of(st.floats(0.01, 1.0), st.integers(2, 30), st.just("each its own")),
+)
+def test_draws_repeat_and_name_clients_in_order(n: int, seed: int, t: int, wanted: float | int | str) -> None:
+    if isinstance(wanted, int):
+        wanted = min(wanted, n)
+    asked = [(i + 1) / n for i in range(n)] if isinstance(wanted, str) else wanted
+    who = Participation(asked, n, seed)(t)
+    assert torch.equal(who, Participation(asked, n, seed)(t))
+    assert who.dtype == torch.int64
+    assert who.tolist() == sorted(set(who.tolist()))
+    assert all(0 <= i < n for i in who.tolist())
+    if isinstance(wanted, int):
+        assert len(who) == wanted
+    if isinstance(wanted, str):
+        assert n - 1 in who  # its probability is one
 
 
-def test_sums_of_whole_numbers_are_whole() -> None:
-    history = History([Record(round=1, loss=0.5, bytes_up=2**60), Record(round=2, bytes_up=1)])
-    assert history.total("bytes_up") == 2**60 + 1
-    assert isinstance(history.total("bytes_up"), int)
-    assert history.total("loss") == 0.5
+@pytest.mark.parametrize("wanted", [0.0, 1.5, -0.1, float("nan"), 11, 0, 1, -3, [0.5, 0.5], [0.5] * 9 + [0.0], []])
+def test_refusals(wanted: object) -> None:
+    with pytest.raises(ValueError, match="participation="):
+        Participation(wanted, 10, seed=0)  # type: ignore[arg-type]
 
 
-def test_a_history_in_a_notebook_shows_its_ends() -> None:
-    history = History([Record(round=t, loss=1 / t, bytes_up=t) for t in range(1, 31)])
-    assert repr(history) == "History(30 rounds, loss 0.03333)"
-    page = history._repr_html_()
-    assert page.count("<tr>") == 1 + 5 + 1 + 5
-    assert "<td>1</td>" in page
-    assert "<td>0.03333</td>" in page
-    assert "<td>15</td>" not in page
-    assert "accuracy" not in page  # nobody evaluated it
-    assert "History of 0 rounds" in History()._repr_html_()
+def test_a_function_is_asked_once_a_round_and_held_to_the_clients_that_there_are() -> None:
+    asked: list[int] = []
+
+    def function(t: int) -> list[int]:
+        asked.append(t)
+        return [0, 4] if t < 3 else []
+
+    attends = Participation(function, 4, seed=0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"round 1: participation names clients \[0, 4\], expected 0 to 3"):
+            attends(1)
+    asked.clear()
+    assert [attends(3).tolist() for _ in range(3)] == [[], [], []]
+    assert asked == [3]
 
 
-def test_a_frame_keeps_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With something that stands for pandas, which the tests do not install."""
-
-    class Frame(dict[str, Any]):
-        def set_index(self, name: str) -> Frame:
-            assert name in self
-            return self
-
-    def series(values: list[Any], dtype: str | None) -> tuple[list[Any], str | None]:
-        return values, dtype
-
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame, Series=series))
-    frame = History([Record(round=1, loss=0.5, seconds={"rest": 0.1}), Record(round=2, bytes_up=4)]).to_frame()
-    assert frame["bytes_up"] == ([0, 4], "int64")
-    assert frame["loss"] == ([0.5, None], "float64")
-    assert frame["accuracy"] == ([None, None], "float64")
-    assert frame["seconds_rest"] == ([0.1, None], "float64")
-    assert "seconds" not in frame
-    assert History().to_frame()["loss"] == ([], "float64")
+@pytest.mark.parametrize(
+    ("function", "p"),
+    [
+        (lambda t: [0] if t % 5 else [0, 1], 0.2),
+        (lambda t: [t % 4], 0.25),
+        (lambda t: [0, 1, 2, 3], 1.0),
+        (lambda t: [2], 1.0),  # three clients never come
+        (lambda t: [], 1.0),
+    ],
+)
+def test_the_p_of_a_function_is_the_least_share_of_rounds(function: Attendance, p: float) -> None:
+    attends = Participation(function, 4, seed=0, rounds=20)
+    assert attends.p == pytest.approx(p)
+    counts = torch.zeros(4, dtype=torch.int64)
+    for t in range(1, 21):
+        counts[attends(t)] += 1
+    assert torch.equal(attends.attended(20), counts)
 
 
-def test_a_frame_without_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pandas is not installed: pip install pandas, or take"):
-        History().to_frame()
+# --- What is worked out before the first round: device, start and certificate ---
+
+
+@pytest.mark.parametrize("wanted", ["tpu", "meta", "cpu:x", ""])
+def test_devices_that_there_are_not(wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"device={wanted!r}, expected cpu or cuda"):
+        usable_device(wanted)
+    assert usable_device("cpu") == usable_device(torch.device("cpu")) == torch.device("cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device='cuda': there is no CUDA device here"):
+            usable_device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SETS)
+def test_a_start_outside_is_projected_and_one_inside_is_kept(name: str, dtype: torch.dtype) -> None:
+    D = SETS[name]
+    far = 5 * torch.randn(P, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    with pytest.warns(UserWarning, match="so the run begins at the nearest point") as told:
+        start = feasible_start(D, far)
+    assert f"moved by {float((start - far).double().norm()):.3g}" in str(told[0].message)
+    assert D.contains(start)
+    assert torch.allclose(start, D.project(far))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert feasible_start(D, start) is start
+
+
+def test_a_start_that_cannot_be_projected_is_refused() -> None:
+    class OnlyAnOracle(fedfw.L1Ball):
+        has_projection = property(lambda self: False)  # type: ignore[assignment]
+
+        def project(self, x: torch.Tensor, batch: bool = False) -> torch.Tensor:
+            raise NoProjectionError("this set has no projection")
+
+    with pytest.raises(ValueError, match="the start lies outside the constraint: give a start inside"):
+        feasible_start(OnlyAnOracle(1.0), torch.ones(P))
+    inside = torch.zeros(P)
+    assert feasible_start(OnlyAnOracle(1.0), inside) is inside
+
+
+# --- what is known of the losses at the start ---
+
+
+# --- the certificate ---
+
+
+def certificate(algorithm: fedfw.Algorithm, problem: fedfw.Problem | None = None, **options: Any) -> Certificate:
+    problem = Quadratics.on("l1").problem if problem is None else problem
+    return Simulation(problem, algorithm, Options(**options)).certificate
+
+
+def samples(model: torch.nn.Module | None = None) -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(9, 4, generator=generator), torch.arange(9) % 3) for _ in range(3)]
+    return fedfw.Problem(torch.nn.Linear(4, 3) if model is None else model, nnf.cross_entropy, data)
+
+
+def test_a_private_run_proves_nothing() -> None:
+    pytest.importorskip("dp_accounting")
+    plain = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
+    assert certificate(plain, samples(), privacy="eps=1,delta=1e-5,noise=30") is Certificate.PRIVATE
+
+
+def test_certificate_says_when_it_is_not_valid() -> None:
+    q = Quadratics.on("l1")
+    unknown = fedfw.Problem.from_losses([lambda x: x.sin().sum()], torch.zeros(3))
+    run = fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3)
+    assert run.lower_bound is None
+    assert run.certificate.startswith("none, because the losses are not known to be convex")
+    with pytest.raises(ValueError, match="tol needs a certificate"):
+        fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3, tol=0.1)
+    averaged = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, momentum=0.9), rounds=20, eval_every=10)
+    assert averaged.history[5].lower_bound is None
+    assert averaged.history[9].lower_bound is not None
+    assert "loss - gap at evaluations, because clients step along averaged gradients" in averaged.certificate
+
+
+# --- Certified accuracy in records, simulated and deployed, and what is refused before a run begins ---
+
+
+def samples_of_robustness(seed: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three classes, each around a corner of its own."""
+    targets = torch.arange(12) % 3
+    noise = torch.randn(12, 4, generator=torch.Generator().manual_seed(seed))
+    return (torch.eye(4)[targets] + 0.1 * noise).to(dtype), targets
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), MaxMin(), nn.Linear(8, 3)).to(dtype)
+
+
+ALGORITHM = fedfw.FedFW(fedfw.LipschitzNet(2.0), penalty=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(dtype: torch.dtype) -> None:
+    data = [samples_of_robustness(i, dtype) for i in range(3)]
+    problem = fedfw.Problem(network(dtype), nn.functional.cross_entropy, data, test=samples_of_robustness(9, dtype))
+    run = fedfw.simulate(problem, ALGORITHM, rounds=30, certify="0.05,0.3", eval_every=5)
+    assert [record.certified is not None for record in run.history] == [t % 5 == 0 for t in range(1, 31)]
+    last = run.history[-1]
+    assert last.lipschitz == fedfw.lipschitz_bound(run.model)
+    assert last.lipschitz <= 2.0
+    shares = fedfw.certified_accuracy(run.model, samples_of_robustness(9, dtype), [0.05, 0.3])
+    assert last.certified == {"0.05": shares[0.05], "0.3": shares[0.3]}
+    assert last.accuracy is not None
+    assert last.accuracy >= shares[0.05] >= shares[0.3]
+    assert shares[0.05] > 0.5
+
+
+@pytest.mark.parametrize("bad", ["0.1;0.2", "", "0.1,,0.2", "-1", "nan", "inf", 0.0, -0.5, [0.1, 0.0], [], ["a"]])
+def test_other_radii_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"certify=.*, expected positive numbers, or text such as"):
+        Options(certify=bad)
+
+
+@pytest.mark.parametrize(
+    ("model", "test", "told"),
+    [
+        (network(), None, "certify=0.1 needs test data, and there are none"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)),
+            samples_of_robustness(9),
+            r"certify=0.1: layer 1 \(LayerNorm\)",
+        ),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_the_run(model: nn.Module, test: Any, told: str) -> None:
+    problem = fedfw.Problem(model, nn.functional.cross_entropy, [samples_of_robustness(0)], test=test)
+    algorithm = fedfw.FedFW(fedfw.L2Ball(1.0))
+    with pytest.raises(ValueError, match=told):
+        fedfw.simulate(problem, algorithm, rounds=1, certify=0.1)
+    task = Task(model, problem.loss, algorithm, samples_of_robustness, 1, options=Options(certify=0.1), test=test)
+    with pytest.raises(ValueError, match=told):
+        DeployedServer(task)

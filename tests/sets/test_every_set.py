@@ -1,7 +1,5 @@
 """check_constraint on every set, each against an answer found by other means."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

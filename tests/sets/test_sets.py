@@ -1,22 +1,27 @@
 """Rules that are particular to some sets: construction, models, enclosing sets, names."""
 
-from __future__ import annotations
-
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedfw
 from fedfw.atoms import Dense, ReadAtom, SignVector
 from fedfw.atoms.floats import round_inside
+from fedfw.linalg import polar
 from fedfw.linalg.selection import row_norms, unit_rows
-from fedfw.sets.base import ConstraintSet, Request, Shape
+from fedfw.lipschitz import MaxMin, Normalise, Residual, Scaled
+from fedfw.problems.problem import with_parameters
+from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
+from fedfw.sets.containment import contains_set
 from fedfw.testing import check_constraint
 
 
@@ -61,29 +66,6 @@ def test_ties_go_to_the_lowest_index_one_coordinate() -> None:
     assert fedfw.Simplex(3.0).lmo(torch.tensor([2.0, 1.0, 1.0])).dense().tolist() == [0, 3, 0]
     assert fedfw.KSparse(2, 1.0).lmo(g).dense().tolist() == [0, 1, -1, 0]
     assert fedfw.Hypersimplex(2).lmo(torch.zeros(4)).dense().tolist() == [1, 1, 0, 0]
-
-
-def test_flat_polytopes_work() -> None:
-    """Equalities as pairs of inequalities leave no interior."""
-    row = torch.ones(1, 3, dtype=torch.float64)
-    A = torch.cat([row, -row, -torch.eye(3, dtype=torch.float64)])
-    D = fedfw.Polytope(A, torch.tensor([1.0, -1.0, 0, 0, 0], dtype=torch.float64))
-    g = torch.tensor([3.0, 1.0, 2.0])
-    assert torch.allclose(D.lmo(g).dense(), torch.tensor([0.0, 1.0, 0.0]))
-    v = torch.tensor([2.0, 0.3, -1.0], dtype=torch.float64)
-    assert torch.allclose(D.project(v), fedfw.Simplex(1.0).project(v), atol=1e-9)
-
-
-def test_projection_on_the_birkhoff_polytope_agrees_with_the_inequalities() -> None:
-    m = 3
-    sums = np.vstack([np.kron(np.eye(m), np.ones(m)), np.kron(np.ones(m), np.eye(m))])
-    A = torch.from_numpy(np.vstack([sums, -sums, -np.eye(m * m)]))
-    b = torch.from_numpy(np.concatenate([np.ones(2 * m), -np.ones(2 * m), np.zeros(m * m)]))
-    D = fedfw.Polytope(A, b)
-    for seed in range(5):
-        v = 2 * torch.randn(m, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        expected = D.project(v.flatten()).reshape(m, m)
-        assert torch.allclose(fedfw.Birkhoff().project(v), expected, atol=1e-7)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,14 +197,6 @@ def test_enclosing_radius_is_the_least_one(constraint: ConstraintSet, norm: str,
     assert around.r == pytest.approx(radius)  # type: ignore[attr-defined]
 
 
-def test_enclosing_asks_for_a_shape_where_it_matters() -> None:
-    with pytest.raises(ValueError, match="depends on the shape"):
-        fedfw.enclosing(fedfw.L2Ball(1.0), "l1")
-    assert fedfw.enclosing(fedfw.L2Ball(1.0), "l1", (16,)) == fedfw.L1Ball(4.0)
-    with pytest.raises(ValueError, match="unknown norm 'l3'"):
-        fedfw.enclosing(fedfw.L2Ball(1.0), "l3")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -274,19 +248,6 @@ def test_texts_stand_for_sets_wherever_sets_are_wanted() -> None:
 class TestHardCases:
     """Cases that once went wrong."""
 
-    def test_ksupport_projection_when_exactly_k_entries_saturate(self) -> None:
-        D = fedfw.KSupport(2, 1.0)
-        w = D.project(torch.tensor([1.0, 0.9, 0.05], dtype=torch.float64))
-        assert float(w.norm()) == pytest.approx(1.0)
-        V = torch.randn(300, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        for k in (2, 3, 5):
-            for scale in (1.0, 3.0, 10.0):
-                D = fedfw.KSupport(k, 1.0)
-                W = D.project(scale * V, batch=True)
-                s = D.lmo(W - scale * V, batch=True, precision=torch.float64).dense(torch.float64)
-                assert float(((scale * V - W) * (s - W)).sum(1).max()) <= 1e-6 * scale
-                assert bool(torch.as_tensor(D.contains(W, batch=True)).all())
-
     @pytest.mark.parametrize("size", [1e-200, 1e-300, 1e-310, 1e150, 1e300])
     @pytest.mark.parametrize("side", [3, 140])
     def test_spectral_oracles_at_extreme_sizes(self, size: float, side: int) -> None:
@@ -295,29 +256,10 @@ class TestHardCases:
             exact, scaled = D.lmo(g).dot(g), D.lmo(g * size).dot(g)
             assert float(scaled) == pytest.approx(float(exact), rel=1e-5)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_a_symmetric_part_is_taken_before_digits_are_lost(self, dtype: torch.dtype) -> None:
-        """In float32 the sum 1 + 2^-25 is 1, and the second block would look as good as the first one."""
-        g = torch.zeros(4, 4, dtype=dtype)
-        g[2, 3], g[3, 2] = 1.0, 2.0**-25
-        g[0, 1] = g[1, 0] = 0.5
-        atom = fedfw.Spectrahedron(1.0).lmo(g)
-        assert float(atom.bound) == pytest.approx(-(1 + 2.0**-25) / 2, abs=1e-12)  # type: ignore[arg-type]
-        assert atom.dense()[2, 2] == pytest.approx(0.5, abs=1e-3)
-
     def test_half_precision_gradients_are_upcast(self) -> None:
         g = torch.randn(140, 140, generator=torch.Generator().manual_seed(0)).bfloat16()
         D = fedfw.Spectrahedron(1.0)
         assert float(D.lmo(g).dot(g)) == pytest.approx(float(D.lmo(g.double()).dot(g)), rel=1e-3)
-
-    def test_polytopes_and_hulls_do_not_depend_on_units(self) -> None:
-        A = torch.cat([torch.eye(3), -torch.eye(3)]).double()
-        for scale in (1e-10, 1e-5, 1e6):
-            D = fedfw.Polytope(A * scale, torch.full((6,), scale, dtype=torch.float64))
-            assert torch.allclose(D.project(torch.tensor([3.0, 0.2, -5.0])), torch.tensor([1.0, 0.2, -1.0]))
-        small = fedfw.Polytope(A, torch.full((6,), 1e-7, dtype=torch.float64))
-        assert not small.contains(torch.full((3,), 1e-6))
-        assert not fedfw.Hull(torch.tensor([[1e6], [1e6 + 1]])).contains(torch.tensor([1e6 + 1.9], dtype=torch.float64))
 
     def test_equal_points_of_a_hull_tie_to_the_first(self) -> None:
         points = torch.randn(50, 785, generator=torch.Generator().manual_seed(0))
@@ -326,34 +268,10 @@ class TestHardCases:
         atoms = D.lmo(g, batch=True)
         assert int(atoms.index.max()) < 50  # type: ignore[attr-defined]
 
-    def test_many_small_groups_beside_a_large_one(self) -> None:
-        labels = torch.cat([torch.zeros(20_000, dtype=torch.int64), torch.arange(1, 20_001)])
-        D = fedfw.GroupBall(1.0, labels)
-        g = torch.zeros(40_000)
-        g[30_000] = 500.0
-        assert int(D.lmo(g).dense().nonzero()[0, 0]) == 30_000
-
     def test_nan_is_not_inside(self) -> None:
         bad = torch.full((4, 4), math.nan)
         for name in fedfw.SETS:
             assert not fedfw.SETS[name].example((4, 4)).contains(bad)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_projection_is_never_the_point_itself(dtype: torch.dtype) -> None:
-    x = torch.tensor([0.1, 0.2], dtype=dtype)
-    fedfw.L2Ball(1.0).project(x).mul_(9)
-    assert x.tolist() == pytest.approx([0.1, 0.2])
-    assert not fedfw.L2Ball(1.0).project(x.clone().requires_grad_()).requires_grad
-
-
-def test_balls_of_huge_and_tiny_radius_hold_what_they_hold() -> None:
-    far = torch.tensor([1e170, 0.0], dtype=torch.float64)
-    assert float(fedfw.L2Ball(1e160).project(far).abs().max()) <= 1e160
-    with pytest.raises(fedfw.NonFiniteError):
-        fedfw.L2Ball(1e160).project(torch.tensor([float("inf"), 0.0]))
-    near = torch.tensor([1e-30, 0.0])
-    assert float(fedfw.L2Ball(1e-35).project(near)[0]) == pytest.approx(1e-35, rel=1e-3)
 
 
 def test_atoms_and_projections_share_nothing_with_the_set_and_lie_in_rows() -> None:
@@ -365,3 +283,294 @@ def test_atoms_and_projections_share_nothing_with_the_set_and_lie_in_rows() -> N
     columns = torch.arange(6.0).reshape(2, 3).t() / 100
     for r in (5.0, 0.01):
         assert fedfw.L2Ball(r).project(columns).is_contiguous()
+
+
+# --- Which sets lie inside which: what is said to be proven is so, and what is not so is refuted ---
+
+P = 6
+PROVEN: list[tuple[ConstraintSet, ConstraintSet]] = [
+    (fedfw.L2Ball(1.0), fedfw.L1Ball(1.0)),
+    (fedfw.LinfBall(1.0), fedfw.L2Ball(1.0)),
+    (fedfw.L1Ball(2.0), fedfw.L1Ball(1.0)),
+    (fedfw.KSparse(3, 1.0), fedfw.L1Ball(1.0)),
+    (fedfw.KSparse(3, 1.0), fedfw.KSparse(2, 1.0)),
+    (fedfw.KSupport(2, 1.0), fedfw.L1Ball(1.0)),
+    (fedfw.KSupport(2, 1.5), fedfw.KSupport(2, 1.0)),
+    (fedfw.GroupBall(2.0, torch.arange(P) // 2), fedfw.GroupBall(1.0, torch.arange(P) // 2)),
+    (fedfw.L2Ball(P**0.5), fedfw.LinfBall(1.0)),
+    (fedfw.Box(-1.0, 2.0), fedfw.Box(torch.full((P,), -1.0), torch.arange(P) / 3)),
+    (fedfw.Box(0.0, 1.0), fedfw.Hypersimplex(2)),
+    (fedfw.Box(-1.0, 1.0), fedfw.L2Ball(1.0)),
+    (fedfw.L1Ball(1.0), fedfw.Simplex(1.0)),
+    (fedfw.CappedSimplex(2.0), fedfw.Hypersimplex(2)),
+    (fedfw.CappedSimplex(1.0), fedfw.CappedSimplex(0.5)),
+    (fedfw.LinfBall(1.0), fedfw.Box(0.0, 1.0)),
+]
+
+
+@pytest.mark.parametrize("pair", PROVEN, ids=str)
+def test_what_norms_prove(pair: tuple[ConstraintSet, ConstraintSet]) -> None:
+    larger, smaller = pair
+    assert contains_set(larger, smaller, (P,)) is True
+    assert contains_set(smaller, larger, (P,)) is False
+
+
+def test_what_is_not_known_is_not_said_to_be_proven() -> None:
+    cross = fedfw.Hull(torch.cat([torch.eye(P), -torch.eye(P)]))  # the l1 ball, as points
+    assert contains_set(cross, fedfw.L1Ball(1.0), (P,)) is None
+
+    class Positive(fedfw.L1Ball):
+        """Its points are not all of the l1 ball's."""
+
+    assert contains_set(Positive(1.0), fedfw.L1Ball(0.5), (P,)) is None
+
+
+@cache
+def every_pair_that_is_proven() -> list[tuple[ConstraintSet, ConstraintSet]]:
+    layer = torch.nn.Linear(3, 4, bias=False)
+    sets = [entry.example((4, 3)) for name, entry in fedfw.SETS.items() if name not in ("birkhoff", "spectrahedron")]
+    pairs = itertools.permutations([one.bind(layer) for one in sets], 2)
+    return [(larger, smaller) for larger, smaller in pairs if contains_set(larger, smaller, (12,))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_point_of_a_contained_set_lies_outside(dtype: torch.dtype) -> None:
+    """Every set beside every other one: points of what is said to lie inside do."""
+    generator, proven = torch.Generator().manual_seed(0), every_pair_that_is_proven()
+    for larger, smaller in proven:
+        atoms = smaller.lmo(torch.randn(50, 12, generator=generator, dtype=dtype), batch=True).dense(dtype)
+        assert bool(torch.as_tensor(larger.contains(atoms, batch=True)).all()), (larger, smaller)
+    assert len(proven) > 20
+
+
+# --- Sets of whole networks by layer: which ball a parameter gets, by its name alone ---
+
+
+class LanguageModel(nn.Module):
+    """The names of a small transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.position = nn.Parameter(torch.zeros(5, 8))
+        self.blocks = nn.ModuleList([nn.Linear(8, 24, bias=False), nn.Linear(32, 8)])
+        self.head = nn.Linear(8, 11, bias=False)
+
+
+def test_a_language_model() -> None:
+    sets = fedfw.layer_balls(LanguageModel(), rho=3.0).sets
+    assert sets == {
+        "position": fedfw.RowBalls(2.5 * sqrt(8)),
+        "embedding.weight": fedfw.RowBalls(2.5 * sqrt(8)),
+        "blocks.0.weight": fedfw.SpectralBall(3.0 * sqrt(3)),
+        "blocks.1.weight": fedfw.SpectralBall(3.0),
+        "blocks.1.bias": fedfw.LinfBall(0.5),
+        "head.weight": fedfw.LinfBall(5 / sqrt(8)),
+    }
+
+
+def test_a_classifier_whose_head_is_called_head_has_a_spectral_ball_there() -> None:
+    model = nn.ModuleDict({"conv": nn.Conv2d(2, 6, 3), "head": nn.Linear(4, 16)})
+    sets = fedfw.layer_balls(model, rho=2.0).sets
+    assert sets["head.weight"] == fedfw.SpectralBall(4.0)
+    assert sets["conv.weight"] == fedfw.SpectralBall(2.0)  # 6 x 18
+
+
+def test_models_and_shapes_give_the_same_set() -> None:
+    for model in (LanguageModel(), nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(5, 5))):
+        assert fedfw.LayerBalls(4.0).bind(model) == fedfw.LayerBalls(4.0).bind(shapes_of(model))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), "much"])
+def test_bad_radii_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"RowBalls: r = .*, expected a positive finite number"):
+        fedfw.RowBalls(bad)
+
+
+# --- Every network in `LipschitzNet(L)` has a constant of at most L, by the bound that is proven of each ---
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(nn.Linear(9, 16), MaxMin(), nn.Linear(16, 16), MaxMin(), nn.Linear(16, 4))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        Normalise(0.5, 0.25),
+        *(nn.Conv2d(1, 4, 4, stride=2, padding=1), MaxMin(), nn.Conv2d(4, 8, 3, padding=1, groups=2), MaxMin()),
+        *(nn.MaxPool2d(3, stride=2), nn.Flatten(), nn.Linear(8, 4), Scaled(3.0)),
+    )
+
+
+def residual() -> nn.Module:
+    return nn.Sequential(nn.Linear(9, 6), Residual(nn.Sequential(nn.Linear(6, 6), nn.ReLU())), nn.Linear(6, 3))
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(9, 9)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+NETWORKS = {"chain": chain, "convolutions": convolutions, "residual": residual, "shared": shared}
+
+
+def points(D: fedfw.ConstraintSet, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    """Extreme points, in every precision in which atoms are sent, and mixtures that were rounded again and again."""
+    p = D.fixed_size
+    assert p is not None
+    found = []
+    x = torch.zeros(p, dtype=dtype)
+    for t in range(12):
+        g = torch.randn(p, generator=generator, dtype=dtype)
+        precision = (torch.float16, torch.float32, torch.float64)[t % 3]  # the third atom is exact
+        s = D.lmo(g, precision=precision).dense(dtype)
+        x = s if t == 0 else (0.9 * x + 0.1 * s).to(dtype)
+        found += [s, x, D.random_point((p,), generator, dtype), D.project(5 * g)]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("L", [0.7, 1.0, 20.0])
+def test_every_point_of_the_set_has_the_constant(name: str, L: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = NETWORKS[name]().to(dtype)
+    D = fedfw.LipschitzNet(L).bind(model)
+    constants = []
+    for x in points(D, dtype, torch.Generator().manual_seed(1)):
+        nn.utils.vector_to_parameters(x, model.parameters())
+        constants.append(fedfw.lipschitz_bound(model))
+    assert max(constants) <= L
+    if name == "chain":
+        assert constants[8] >= 0.999 * L  # extreme points use it up
+
+
+def test_what_a_server_accepts_has_the_constant() -> None:
+    """Atoms count as inside up to 1e-6."""
+    model = chain().double()
+    D = fedfw.LipschitzNet(1.0).bind(model)
+    x = D.lmo(torch.randn(D.fixed_size or 0, generator=torch.Generator().manual_seed(0)).double()).dense(torch.float64)
+    outside = x * (1 + 1.1e-6)
+    assert D.contains(outside, 2e-6)
+    assert fedfw.lipschitz_bound(with_parameters(model, outside)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("L", "model", "told"),
+    [
+        (1.0, nn.Sequential(Residual(nn.Linear(3, 3))), "constant is at least 1 with any weights"),
+        (1.0, nn.LSTM(3, 3), r"the model \(LSTM\)"),
+        (1.0, nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), r"layer 1 \(LayerNorm\)"),
+    ],
+)
+def test_models_that_have_no_such_set_are_refused(L: float, model: nn.Module, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        fedfw.LipschitzNet(L).bind(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_model_of_a_run_has_the_constant_whoever_takes_part(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = chain().to(dtype)
+    nn.init.normal_(model.get_parameter("0.weight"))  # the start is far outside of the set
+    clients = [(torch.randn(20, 9).to(dtype) + i, torch.randint(4, (20,))) for i in range(6)]
+    problem = fedfw.Problem(model, nn.functional.cross_entropy, clients)
+    constants = []
+
+    def watch(simulation: fedfw.simulation.Simulation) -> None:
+        constants.append(fedfw.lipschitz_bound(problem.trained(simulation.xbar)))
+
+    algorithm = fedfw.FedFWPlus(fedfw.LipschitzNet(1.0), momentum=0.9)
+    options = {"rounds": 15, "participation": 0.5, "local_steps": 2, "batch_size": 8, "eval_every": 15}
+    fedfw.simulate(problem, algorithm, **options, callbacks=watch)  # type: ignore[arg-type]
+    assert len(constants) == 15
+    assert max(constants) <= 1.0
+
+
+# --- The oracles of spectral sets at a tolerance ---
+
+SHAPES = [(60, 60), (20, 90), (90, 30), (12, 3, 5, 2), (1, 7), (7, 1)]
+SPECTRAL = [*map(fedfw.SpectralBall, (1.0, 0.1, 700.0)), fedfw.PartialIsometry(10**6, 3.0)]
+
+
+@pytest.fixture(autouse=True)
+def _iterate_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polar, "SVD_UP_TO", 0)
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sigma(x: torch.Tensor) -> np.ndarray:
+    return np.linalg.svd(x.double().flatten(1).numpy(), compute_uv=False)
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("tol", [None, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decoded_atoms_are_inside_and_their_bounds_true(
+    shape: tuple[int, ...], tol: float | None, precision: torch.dtype
+) -> None:
+    for dtype in (torch.float32, torch.float64):
+        G = gaussian(2, *shape).to(dtype)
+        norms = [float(sigma(g).sum()) for g in G]
+        for D in SPECTRAL:
+            atoms = D.lmo(G, batch=True, precision=precision, tol=tol)
+            for g, nuclear, atom in zip(G, norms, atoms, strict=True):
+                received = fedfw.Atom.from_bytes(atom.to_bytes(), D, shape)
+                assert D.accepts(received, shape)
+                assert D.accepts(received, shape, tol=0.0)
+                for wide in (None, torch.float64):
+                    assert sigma(received.dense(wide))[0] <= D.r
+                assert float(atom.bound[0]) <= -D.r * nuclear
+                assert float(atom.bound[0]) >= -D.r * nuclear * (1 + (tol or 1e-8))
+                lost = (tol or 0) + 4 * min(g.flatten(1).shape) ** 0.5 * torch.finfo(precision).eps + 1e-8
+                assert float(atom.dot(g)) <= -D.r * nuclear * (1 - lost)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_zero_direction_gives_a_point_of_the_set(dtype: torch.dtype) -> None:
+    atom = fedfw.SpectralBall(2.0).lmo(torch.zeros(50, 60, dtype=dtype), tol=1e-3)
+    assert fedfw.SpectralBall(2.0).accepts(atom, (50, 60))
+    assert float(atom.bound[0]) == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused(bad: float) -> None:
+    G = torch.ones(3, 50, 60)
+    G[1, 2, 3] = bad
+    with pytest.raises(fedfw.NonFiniteError) as caught:
+        fedfw.SpectralBall(1.0).lmo(G, batch=True, tol=1e-3)
+    assert caught.value.rows == (1,)
+
+
+class Counted(fedfw.SpectralBall):
+    """A spectral ball that notes how many matrices each call of its oracle was given."""
+
+    calls: list[int] = []  # noqa: RUF012
+
+    def _lmo(self, g, shape, request):  # type: ignore[no-untyped-def]
+        self.calls.append(len(g))
+        return super()._lmo(g, shape, request)
+
+
+@pytest.mark.parametrize("tol", [None, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_blocks_share_a_call_and_keep_their_atoms(dtype: torch.dtype, tol: float | None) -> None:
+    shapes = {"a": (30, 40), "bias": (40,), "b": (30, 40), "c": (40, 30), "d": (30, 40)}
+    sets = {"bias": fedfw.LinfBall(1.0), "d": Counted(2.0), "*": Counted(1.0)}
+    product = fedfw.Product(sets).bind(shapes)
+    G = gaussian(3, product.fixed_size or 0).to(dtype)
+    Counted.calls.clear()
+    atoms = product.lmo(G, batch=True, tol=tol)
+    assert sorted(Counted.calls) == [3, 3, 6]
+    bounds = torch.zeros(3, dtype=torch.float64)
+    for part, D, shape, piece in zip(atoms.parts, product.parts, product.shapes, product._pieces(G), strict=True):
+        alone = D.lmo(piece.reshape(3, *shape), batch=True, tol=tol)
+        assert torch.equal(part.dense(), alone.dense())
+        bounds += alone.dot(piece.reshape(3, *shape)) if alone.bound is None else alone.bound
+    assert torch.allclose(atoms.bound, bounds, rtol=1e-12)
+    for atom in atoms:
+        received = fedfw.Atom.from_bytes(atom.to_bytes(), product, (product.fixed_size,))
+        assert product.accepts(received, (product.fixed_size,))

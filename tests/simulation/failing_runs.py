@@ -5,8 +5,6 @@ number, ``refutes`` for one whose loss is not convex, or ``asks`` for runs that 
 all ranks, and then for a callback that asks for the loss of all clients on one rank.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

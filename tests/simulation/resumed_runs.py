@@ -3,8 +3,6 @@
 ``python -m tests.simulation.resumed_runs OUT CASE:FOLDER:ROUNDS ...`` takes one after the other.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python -m tests.simulation.shared_runs OUT DTYPE,... [DEVICE]`` takes all of them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -4,12 +4,13 @@ Runs where the MNIST files are at hand (../shared/data beside the checkout, or $
 fourth or eighth image, which costs up to two percent of accuracy; with `pytest -m slow` it is all of them.
 """
 
-from __future__ import annotations
-
+import warnings
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import fedfw
 from fedfw.config import RunConfig, build_algorithm, completed
@@ -18,7 +19,7 @@ from fedfw.presets import ProblemOptions, make_problem
 from tests.data.files import DATA, needs
 from tests.processes import run_python
 
-pytestmark = needs("mnist")
+MNIST = needs("mnist")
 ALL = pytest.param(1, marks=pytest.mark.slow)
 QUARTER, EIGHTH = [4, ALL], [8, ALL]
 
@@ -51,6 +52,7 @@ def last(every: int, algorithm: fedfw.Algorithm) -> fedfw.Record:
     return record
 
 
+@MNIST
 @pytest.mark.parametrize("every", EIGHTH)
 def test_l2_ball(every: int) -> None:
     D = fedfw.L2Ball(10.0)
@@ -66,6 +68,7 @@ def test_l2_ball(every: int) -> None:
         assert record.loss - optimum.lower_bound < 0.02 * (optimum.start_value - optimum.lower_bound)
 
 
+@MNIST
 @pytest.mark.parametrize("every", QUARTER)
 def test_l1_ball(every: int) -> None:
     D = fedfw.L1Ball(10.0)
@@ -78,6 +81,7 @@ def test_l1_ball(every: int) -> None:
     assert (anchored.loss - below) / (start - below) < 0.02
 
 
+@MNIST
 @pytest.mark.parametrize("every", EIGHTH)
 def test_projected_baselines_at_their_defaults(every: int) -> None:
     """What every way to start a run gives for softmax regression; on the digits all four are held to the optimum."""
@@ -86,6 +90,7 @@ def test_projected_baselines_at_their_defaults(every: int) -> None:
         assert last(every, build_algorithm(config)).accuracy >= floor(least, every), name
 
 
+@MNIST
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
     arguments = ["run", "--dataset", "mnist", "--data-dir", str(DATA), "--constraint", "l2:10", "--rounds", "3"]
@@ -98,3 +103,36 @@ def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
     )
     done = run_python(["-c", script])
     assert int(done.stdout.splitlines()[-1]) * 1024 < 1e9  # told in kB
+
+
+# --- Logistic regression on a9a, l1 ball of radius 2, 10 clients: the certificate closes on scikit-learn's answer ---
+
+
+@needs("libsvm/a9a.gz", "libsvm/a9a.t.gz")
+def test_the_certificate_closes_on_the_answer_of_scikit_learn() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    data = fedfw.data.load_data("a9a", DATA)
+    options = ProblemOptions("a9a", "logistic", clients=10, partition="iid", weights="samples")
+    problem = make_problem(data, options)
+    D = fedfw.L1Ball(2.0)
+    run = fedfw.simulate(problem, fedfw.FedFWPlus(D, penalty="theory:0.01"), rounds=1000, tol=1e-3, eval_every=10)
+    assert run.stopped == "within tol=0.001 of the optimum"
+    loss, bound = run.history.last("loss"), run.lower_bound
+    assert bound is not None
+    assert loss - bound <= 1e-3
+
+    # The same optimum with a penalty instead of a radius: its weight is the largest slope at the constrained optimum.
+    _, gradient = problem.value_and_gradient(fedfw.solve(problem, D, tol=1e-4).x)
+    inputs, labels = data.train.take()
+    features = np.hstack([inputs.numpy(), np.ones((len(inputs), 1))])  # the bias is in the ball too
+    C = 1 / (len(features) * float(gradient.abs().max()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # penalty="l1" is spelled l1_ratio=1 in newer releases
+        theirs = LogisticRegression(penalty="l1", solver="liblinear", C=C, fit_intercept=False, tol=1e-8, max_iter=5000)
+        theirs.fit(features, labels.numpy())
+    x = torch.from_numpy(theirs.coef_[0]).float()
+    assert float(x.abs().sum()) == pytest.approx(2.0, rel=0.02)
+    least = problem.value(x)
+    assert abs(loss - least) <= 1e-3
+    assert bound <= least + 1e-5

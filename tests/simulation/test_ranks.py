@@ -1,7 +1,5 @@
 """Several processes that share a run, beside one that takes it alone."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that go on: only the same run, to the same bits, also behind an anchor and to more rounds."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -199,18 +197,6 @@ def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_that_was_close_enough_at_an_anchor_goes_on_without_its_tolerance(tmp_path: Path) -> None:
-    algorithm = fedfw.FedFWAnchored(Q.constraint, anchor_every=5)
-    options: dict[str, Any] = {"rounds": 400, "eval_every": 400, "out": tmp_path}
-    first = fedfw.simulate(Q.problem, algorithm, tol=0.05, **options)
-    assert first.stopped == "within tol=0.05 of the optimum"
-    assert len(first.history) % 5 == 1
-    resumed = fedfw.simulate(Q.problem, algorithm, resume=True, **options)
-    straight = fedfw.simulate(Q.problem, algorithm, rounds=400, eval_every=400)
-    assert torch.equal(resumed.x, straight.x)
-    assert [r.bytes_up for r in resumed.history] == [r.bytes_up for r in straight.history]
-
-
 # --- functions that draw at random ---
 
 
@@ -245,21 +231,3 @@ def test_a_private_run_spends_no_more_than_promised_whatever_a_function_draws() 
         assert last.epsilon <= 2.0
         assert simulation.privacy is not None
         assert last.epsilon == simulation.privacy.epsilon(max(counts.values()))  # it is what the rounds really took
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_a_function_that_draws_otherwise_is_another_run(private: bool, tmp_path: Path) -> None:
-    if private:
-        pytest.importorskip("dp_accounting")
-    promise = fedfw.Privacy(2.0, 1e-3, not_private_seed=0) if private else None
-    algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
-    options: dict[str, Any] = {"rounds": 6, "privacy": promise, "out": tmp_path}
-    attend, _ = attendance(0)
-    fedfw.simulate(samples(), algorithm, participation=attend, callbacks=lambda s: s.t == 3, **options)
-    with pytest.raises(ValueError, match=r"participation was a function that chose .* in 6 rounds, is a function"):
-        fedfw.simulate(samples(), algorithm, participation=attend, resume=True, **options)
-    anew, _ = attendance(0)
-    resumed = fedfw.simulate(samples(), algorithm, participation=anew, resume=True, **options)
-    straight = fedfw.simulate(samples(), algorithm, rounds=6, privacy=promise, participation=attendance(0)[0])
-    assert torch.equal(resumed.x, straight.x)
-    assert [r.epsilon for r in resumed.history] == [r.epsilon for r in straight.history]

@@ -1,17 +1,23 @@
 """The simulator: what it takes, what it gives back, and rounds in which little happens."""
 
-from __future__ import annotations
-
 import inspect
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as nnf
+from torch import Tensor
 
 import fedfw
 from fedfw.problems.quadratics import quadratic_problem
-from fedfw.rounds.options import Options
+from fedfw.rounds.feasibility import ROUNDING, final_model, validate_final
+from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.simulation import Simulation, simulate
-from fedfw.testing.known_quadratics import P, Quadratics
+from fedfw.simulation.setup import constraint_groups
+from fedfw.testing.known_quadratics import Quadratics
 
 
 def test_everything_after_problem_and_algorithm_is_given_by_name() -> None:
@@ -35,11 +41,6 @@ def test_unknown_keywords_name_the_nearest() -> None:
         simulate(q.problem, fedfw.FedFW(q.constraint), penalty=0.1)
 
 
-def test_a_class_is_no_algorithm() -> None:
-    with pytest.raises(TypeError, match="expected an algorithm with its set"):
-        simulate(Quadratics.on("l2").problem, fedfw.FedFWPlus)  # type: ignore[arg-type]
-
-
 def test_a_round_nobody_joins_changes_nothing() -> None:
     q = Quadratics.on("l1")
     points = []
@@ -58,46 +59,6 @@ def test_a_round_nobody_joins_changes_nothing() -> None:
     assert idle.loss == run.history[1].loss
 
 
-def test_a_run_that_nobody_ever_joins() -> None:
-    q = Quadratics.on("l1")
-    for algorithm in (
-        fedfw.FedFW(q.constraint, penalty=0.1),
-        fedfw.FedFWAnchored(q.constraint),
-        fedfw.FedAvg(q.constraint),
-    ):
-        run = simulate(q.problem, algorithm, rounds=3, participation=lambda t: [])
-        assert torch.equal(run.x, q.start)
-        assert run.history[-1].loss == pytest.approx(q.value(q.start))
-
-
-def test_a_huge_penalty_names_client_and_round() -> None:
-    q = Quadratics.on("l2")
-    with pytest.raises(fedfw.NonFiniteError, match=r"round \d: NaN or infinity in the direction of client"):
-        simulate(q.problem, fedfw.FedFW(q.constraint, penalty=1e308), rounds=3, eval_every=3)
-
-
-def test_a_simulation_is_what_simulate_runs() -> None:
-    q = Quadratics.on("l2")
-    algorithm = fedfw.FedFWPlus(q.constraint, penalty=0.1, momentum="auto")
-    simulation = Simulation(q.problem, algorithm, Options(rounds=7, participation=0.5, seed=3))
-    assert simulation.t == 0
-    assert len(simulation.history) == 0
-    run = simulation.run()
-    assert torch.equal(run.x, simulate(q.problem, algorithm, rounds=7, participation=0.5, seed=3).x)
-    assert torch.equal(run.x, simulation.xbar)
-    assert simulation.server is simulation.coordinator.server
-    assert simulation.t == len(run.history) == 7
-    assert simulation.now.t == 7
-    assert run.stopped == "all that were asked for"
-    assert run.algorithm.momentum == 0.0  # type: ignore[attr-defined]
-    assert algorithm.momentum == "auto"
-    assert set(simulation.clients) == {"x", "y"}
-    assert simulation.clients["x"].shape == (8, P)
-    assert simulation.best_bound == run.lower_bound
-    assert "FedFW+ on L2Ball(r=1.0), 7 rounds" in repr(run)
-    assert run.plan is simulation.plan
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", fedfw.ALGORITHMS)
 def test_the_given_problem_and_its_start_are_left_alone(name: str, dtype: torch.dtype) -> None:
@@ -108,24 +69,6 @@ def test_the_given_problem_and_its_start_are_left_alone(name: str, dtype: torch.
     assert torch.equal(problem.start, start)
     assert torch.equal(runs[0].x, runs[1].x)
     assert runs[0].x.dtype == dtype
-
-
-def test_evaluated_rounds_are_those_that_were_asked_for_and_the_last() -> None:
-    q = Quadratics.on("l1")
-    run = simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.1), rounds=8, eval_every=3)
-    assert [r.round for r in run.history if r.loss is not None] == [3, 6, 8]
-    seconds = run.history[2].seconds
-    assert seconds is not None
-    assert set(seconds) == {"gradient", "oracle", "projection", "evaluation", "rest"}
-    assert seconds["evaluation"] > 0
-
-
-def test_local_steps_are_the_same_steps_taken_one_by_one() -> None:
-    q = Quadratics.on("l1", n=1)
-    one = simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.0), rounds=30)
-    three = simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.0), rounds=10, local_steps=3)
-    assert torch.allclose(one.x, three.x, atol=1e-10)
-    assert three.history[0].bytes_up < 3 * one.history[0].bytes_up + 2
 
 
 def test_what_a_run_gives_back() -> None:
@@ -139,3 +82,323 @@ def test_what_a_run_gives_back() -> None:
     assert run.history[-1].accuracy == problem.test(run.x).accuracy
     assert run.history[-1].loss == pytest.approx(problem.value(run.x), rel=1e-5)
     assert (run.out, run.privacy, run.dense_sums) == (None, None, 0)
+
+
+# --- What a simulation refuses before it begins, and which rows it keeps ---
+
+
+def samples() -> fedfw.Problem:
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(9, 4, generator=generator), torch.arange(9) % 3) for _ in range(3)]
+    return fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds=0, expected a whole number of at least 1"),
+        ({"local_steps": 0}, "local_steps=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"tol": 0.0}, "tol=0.0, expected a number above 0"),
+        ({"eval_every": -1}, "eval_every=-1"),
+        ({"batch_size": 3}, "plain functions"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"participation": 9}, "participation=9 clients a round, expected 1 to 8"),
+        ({"privacy": "eps=1,delta=1e-5"}, "privacy is for clients with samples"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    q = Quadratics.on("l1")
+    with pytest.raises(ValueError, match=message):
+        fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, penalty=0.1), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tol": 0.1}, "tol needs a certificate, which reveals the data"),
+        ({"relax": {0: fedfw.L2Ball(5.0)}}, "relax does not go with privacy"),
+    ],
+)
+def test_what_does_not_go_with_privacy(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedfw.simulate(samples(), fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=2, privacy="eps=1,delta=1e-5", **options)
+
+
+def test_tolerances_need_convex_losses() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    problem = fedfw.Problem(network, nnf.cross_entropy, [(torch.randn(5, 4), torch.arange(5) % 3)])
+    with pytest.raises(ValueError, match="the losses are not known to be convex"):
+        fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=2, tol=0.1)
+
+
+def test_tolerances_need_a_loss_that_is_summed_over_all_clients() -> None:
+    """Nobody works out F of generated clients, so such a run could never find that it is close enough."""
+
+    def make(who: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(len(who), 2, 4), torch.zeros(len(who), 2, dtype=torch.int64)
+
+    made = fedfw.Problem.generated(torch.nn.Linear(4, 3), nnf.cross_entropy, 50, make)
+    with pytest.raises(ValueError, match=r"tol=0.1 needs the loss over all clients"):
+        fedfw.simulate(made, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), rounds=3, participation=2, tol=0.1)
+
+
+def test_a_set_without_a_projection_does_not_go_with_projected_methods() -> None:
+    class OnlyAnOracle(fedfw.L1Ball):
+        has_projection = property(lambda self: False)  # type: ignore[assignment]
+
+    q = Quadratics.on("l1")
+    names = [name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, fedfw.ProjectedAlgorithm)]
+    for name in names:
+        with pytest.raises(ValueError, match=f"{name} projects, and"):
+            fedfw.simulate(q.problem, fedfw.ALGORITHMS[name](OnlyAnOracle(1.0)), rounds=1)
+
+
+# --- What a run gives back: in words, in a notebook, as a picture and as a pickle ---
+
+
+def run_of(model: str, dtype: torch.dtype = torch.float32) -> fedfw.Run:
+    x, y = torch.randn(12, 4, dtype=dtype), torch.arange(12) % 3
+    module: torch.nn.Module = torch.nn.Linear(4, 3)
+    if model == "module":
+        module = torch.nn.Sequential(torch.nn.Flatten(), module)
+    clients = [(x[:5], y[:5]), (x[5:], y[5:])]
+    problem = fedfw.Problem(module.to(dtype), torch.nn.functional.cross_entropy, clients, test=(x, y), convex=True)
+    return fedfw.simulate(problem, fedfw.FedFW(fedfw.L2Ball(2.0)), rounds=3)
+
+
+def test_a_run_and_its_problem_say_what_they_are() -> None:
+    run = run_of("linear")
+    assert repr(run).startswith("Run(FedFW on L2Ball(r=2.0), 3 rounds: loss ")
+    assert "seconds" not in repr(run)
+    problem = "Problem(Linear model, 2 clients, 12 training samples, 12 test samples, 15 parameters, convex losses)"
+    assert repr(run.problem) == problem
+    page = run._repr_html_()
+    assert problem in page
+    assert "all that were asked for" in page
+    assert "<th>clients</th><td>2</td>" in run.problem._repr_html_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("model", ["linear", "module"])
+def test_a_run_can_be_pickled(model: str, dtype: torch.dtype) -> None:
+    run = run_of(model, dtype)
+    copy = pickle.loads(pickle.dumps(run))
+    assert torch.equal(copy.x, run.x)
+    assert list(copy.history) == list(run.history)
+    assert copy.problem.value(copy.x) == run.problem.value(run.x)
+    assert copy.problem.test(copy.x) == run.problem.test(run.x)
+    assert (copy.stopped, copy.lower_bound, copy.certificate) == (run.stopped, run.lower_bound, run.certificate)
+    assert (copy.plan.n, copy.plan.lam_0, copy.plan.schedule) == (run.plan.n, run.plan.lam_0, None)
+    assert run.plan.schedule is not None  # the original keeps it
+    inputs = run.problem.test_data[0]  # type: ignore[index]
+    assert torch.equal(copy.model(inputs), run.model(inputs))
+
+
+# --- Stragglers: some clients use a larger, simpler set ---
+
+
+def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None:
+    q = Quadratics.on("l1")
+    loose = fedfw.enclosing(q.constraint, "l2")
+    relax = dict.fromkeys(range(5), loose)
+    n, m = 8, 3
+    points, models = [], []
+
+    def watch(simulation: Simulation) -> None:
+        points.append(simulation.clients["x"].clone())
+        models.append(simulation.xbar.clone())
+
+    algorithm = fedfw.FedFW(q.constraint, penalty=3 * q.best_penalty)
+    run = fedfw.simulate(q.problem, algorithm, rounds=1000, relax=relax, callbacks=watch)
+    # What records say of each round is worked out here for all of them, at once.
+    x, xbar = torch.stack(points), torch.stack(models)
+    consensus = (x - xbar[:, None]).flatten(1).norm(dim=1)
+    distance = (xbar - q.constraint.project(xbar, batch=True)).norm(dim=1)
+    assert len(distance) == 1000
+    assert bool((distance <= ((n - m) / (n * m)) ** 0.5 * consensus + 1e-9).all())
+    told = [(r.distance, r.consensus) for r in run.history if r.distance is not None and r.consensus is not None]
+    assert torch.allclose(torch.tensor(told, dtype=torch.float64), torch.stack([distance, consensus], 1))
+    assert distance.max() > 1e-3
+    assert distance[-1] < 0.5 * distance.max()
+    assert q.constraint.contains(run.feasible)
+    assert q.value(run.feasible) >= q.least - 1e-9
+    model = torch.cat([p.flatten() for p in run.model.parameters()])
+    assert torch.equal(model, run.feasible)
+    assert run.lower_bound is not None
+    assert run.lower_bound <= q.least + 1e-9
+
+
+def test_a_set_that_misses_few_points_is_refused_or_said_to_be_unproven(recwarn: pytest.WarningsRecorder) -> None:
+    """Atoms of random directions seldom are e_0, the only corner of the l1 ball that lies outside of this box."""
+    p = 2000
+    problem = fedfw.Problem.from_losses([lambda x: x.square().sum()] * 2, torch.zeros(p), convex=True)
+    hi = torch.ones(p)
+    hi[0] = 0.5
+    constraint_groups(fedfw.L1Ball(1.0), {1: fedfw.L2Ball(1.0)}, problem)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"relax: it is not known whether the set of client 1, .* contains"):
+        constraint_groups(fedfw.L1Ball(1.0), {1: fedfw.Box(-torch.ones(p), hi)}, problem)
+
+
+def test_refusals() -> None:
+    q = Quadratics.on("l1")
+    loose = fedfw.enclosing(q.constraint, "l2")
+    algorithm = fedfw.FedFW(q.constraint)
+    with pytest.raises(ValueError, match="somebody must keep the constraint"):
+        fedfw.simulate(q.problem, algorithm, relax=dict.fromkeys(range(8), loose))
+    with pytest.raises(ValueError, match="relax names clients \\[9\\], expected numbers from 0 to 7"):
+        fedfw.simulate(q.problem, algorithm, relax={9: loose})
+    with pytest.raises(ValueError, match="does not contain the constraint"):
+        fedfw.simulate(q.problem, algorithm, relax={1: fedfw.L2Ball(0.1)})
+    for moves_clients in (
+        fedfw.FedFWAnchored(q.constraint),
+        fedfw.FrankWolfe(q.constraint),
+        fedfw.FedAvg(q.constraint),
+    ):
+        with pytest.raises(ValueError, match="relax does not go with"):
+            fedfw.simulate(q.problem, moves_clients, relax={1: loose})
+
+
+# --- No model outside of its set leaves a run: simulations and the central solver; deployments in test_faults.py ---
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def problem(dtype: torch.dtype, p: int = 16, **known: Any) -> fedfw.Problem:
+    """Four quadratics whose minimisers are different points."""
+    random = torch.Generator().manual_seed(0)
+    targets = torch.randn(4, p, generator=random, dtype=torch.float64).to(dtype)
+    losses: list[Callable[[Tensor], Tensor]] = [lambda x, t=t: ((x - t) ** 2).sum() for t in targets]  # type: ignore[misc]
+    return fedfw.Problem.from_losses(losses, torch.zeros(p, dtype=dtype), convex=True, **known)
+
+
+class Outside(fedfw.L2Ball):
+    """A ball whose projection forgets the radius."""
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return 1.5 * super()._project(x, shape)
+
+
+class Missing(fedfw.L2Ball):
+    """A ball whose oracle answers with points outside, and which has no projection."""
+
+    _project = ConstraintSet._project
+
+    def _lmo(self, g: Tensor, shape: Shape, request: Any) -> fedfw.Atom:
+        return fedfw.L2Ball(2 * self.r)._lmo(g, shape, request)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("constraint", "lr"),
+    [
+        (fedfw.KSparse(2, 1e-6), 1e11),
+        (fedfw.KSparse(2, 1.0), 1e17),
+        (fedfw.Hypersimplex(3), 1e17),
+        (fedfw.Simplex(1.0), 1e30),
+        (fedfw.L2Ball(1.0), 1e30),
+        (fedfw.GroupBall(1.0, torch.arange(16) // 4), 1e30),
+        (fedfw.PartialIsometry(2, 1.0), 1e20),
+        (fedfw.Birkhoff(), 1e20),
+        (fedfw.Product({"x": fedfw.PartialIsometry(2, 1e-6)}), 1e20),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("method", [fedfw.FedPGD, fedfw.FedAvg])
+def test_huge_steps_end_inside(method: type[fedfw.Algorithm], constraint: Any, lr: float, dtype: torch.dtype) -> None:
+    flat = problem(dtype)
+    if getattr(constraint, "needs_matrix", True):
+        losses = [lambda x, f=f: f(x.reshape(-1)) for f in flat.losses.functions]  # type: ignore[attr-defined]
+        flat = fedfw.Problem.from_losses(losses, torch.zeros(4, 4, dtype=dtype), convex=True)
+    bound = flat.bind(constraint)
+    run = fedfw.simulate(flat, method(constraint, lr=lr), rounds=3)
+    assert bound.contains(run.x.flatten())
+    assert bound.contains(run.feasible.flatten())
+    assert [record.distance for record in run.history] == [0.0] * 3
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "algorithm",
+    [fedfw.FedPGD(Outside(1.0), lr=0.1), fedfw.FedFW(Missing(1.0)), fedfw.FrankWolfe(Missing(1.0))],
+    ids=lambda algorithm: f"{algorithm.name} on {algorithm.constraint!r}",
+)
+def test_a_run_that_ends_outside_returns_nothing_and_writes_no_model(
+    algorithm: fedfw.Algorithm, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    with pytest.raises(fedfw.InfeasibleError, match=r"final model lies outside of .*\(r=1.0\): by 0\.[1-9]"):
+        fedfw.simulate(problem(dtype), algorithm, rounds=30, out=tmp_path / "run")
+    assert not list((tmp_path / "run").glob("model*"))
+
+
+@BOTH
+def test_the_solver_raises_where_its_point_is_outside(dtype: torch.dtype) -> None:
+    for constraint in (Outside(1.0), Missing(1.0)):
+        with pytest.raises(fedfw.InfeasibleError, match="final model lies outside"):
+            fedfw.solve(problem(dtype), constraint, max_steps=30)
+    assert fedfw.L2Ball(1.0).contains(fedfw.solve(problem(dtype), fedfw.L2Ball(1.0)).x)
+
+
+def test_a_grid_search_goes_on_where_a_point_of_the_grid_ends_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where losses are not finite: that point is no result."""
+    project = fedfw.L2Ball._project
+
+    def only_near(self: fedfw.L2Ball, x: Tensor, shape: Shape) -> Tensor:
+        factor = 1.5 if float(x.abs().max()) > 100 else 1.0
+        return factor * project(self, x, shape)
+
+    random = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(20, 3, generator=random), torch.randn(20, 1, generator=random)) for _ in range(2)]
+    regression = fedfw.Problem(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss, clients, test=clients[0])
+    monkeypatch.setattr(fedfw.L2Ball, "_project", only_near)
+    found = fedfw.tune(regression, fedfw.FedPGD(fedfw.L2Ball(1.0)), rounds=4, grid={"lr": [0.01, 1e5]})
+    assert found.best.algorithm.lr == 0.01  # type: ignore[attr-defined]
+
+
+@BOTH
+def test_relaxed_runs_return_a_model_inside_although_xbar_is_outside(dtype: torch.dtype) -> None:
+    small, large = fedfw.L2Ball(1.0), fedfw.L2Ball(30.0)
+    algorithm = fedfw.FedFW(small, penalty=0.01)
+    run = fedfw.simulate(problem(dtype), algorithm, rounds=30, relax={0: large, 1: large, 2: large})
+    assert not small.contains(run.x)
+    assert small.contains(run.feasible)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "constraint",
+    [fedfw.L1Ball(1.0), fedfw.Simplex(2.0), fedfw.NuclearBall(1.0).bind({"w": (2, 3)}), fedfw.L2Ball(0.5)],
+    ids=repr,
+)
+def test_what_rounding_moves_out_is_moved_back_and_more_is_refused(
+    constraint: ConstraintSet, dtype: torch.dtype
+) -> None:
+    inside = constraint.project(torch.full((6,), 5.0, dtype=dtype))
+    assert final_model(constraint, inside) is inside
+    drifted = inside * (1 + ROUNDING[torch.float32] / 2)
+    assert not constraint.contains(drifted)
+    if dtype is torch.float32:
+        moved = final_model(constraint, drifted)
+        assert constraint.contains(moved)
+        assert float((moved - inside).abs().max()) <= 1e-3
+    else:
+        with pytest.raises(fedfw.InfeasibleError, match=r"by 0\.0005 of the set's size"):
+            final_model(constraint, drifted)
+    with pytest.raises(fedfw.InfeasibleError, match=r"by 0\.01 of the set's size, with entries up to"):
+        validate_final(constraint, inside * 1.01)
+
+
+@BOTH
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_final_point_that_is_not_finite_is_refused(bad: float, dtype: torch.dtype) -> None:
+    with pytest.raises(fedfw.InfeasibleError, match="NaN or an infinity"):
+        validate_final(fedfw.L2Ball(1.0), torch.tensor([0.1, bad], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(0.3), fedfw.LinfBall(0.1)], ids=repr)
+def test_runs_in_16_bits_return_models_inside(constraint: ConstraintSet, dtype: torch.dtype) -> None:
+    run = fedfw.simulate(problem(dtype, 6), fedfw.FedFW(constraint), rounds=100)
+    assert run.feasible.dtype == dtype
+    assert constraint.contains(run.feasible)

@@ -1,8 +1,9 @@
 """Real processes with TLS and keys on 127.0.0.1. Run by ``bash scripts/test-deployment.sh [faults]``."""
 
-from __future__ import annotations
-
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,14 +16,11 @@ from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_init import copy_app
 from fedfw.config import RunConfig, build_algorithm, build_problem, load, merge
 from fedfw.deployment import DeployedRecord
+from fedfw.deployment.flower.keys import make_node_key
+from fedfw.deployment.flower.local import LocalFederation
 from fedfw.rounds.checkpoints import load_checkpoint
 from fedfw.schedules import convex
 from fedfw.simulation import simulate
-
-pytest.importorskip("flwr")
-
-from fedfw.deployment.flower.keys import make_node_key
-from fedfw.deployment.flower.local import LocalFederation
 
 PATIENCE = 400.0
 BASE = RunConfig(clients=3, rounds=3, partition="iid", eval_every=1)
@@ -240,3 +238,33 @@ def test_the_same_app_in_flowers_simulation(tmp_path: Path) -> None:
     with LocalFederation(tmp_path / "federation", 3, simulated=True) as federation:
         history = finished(federation, deploy(federation, tmp_path / "app", demo, out), out)
     assert history[-1].digest == demo.digest
+
+
+# --- A new user's first two commands, over real processes. Run by ``bash scripts/test-deployment.sh`` ---
+
+
+@pytest.mark.deployment
+def test_an_app_of_ones_own_runs_here(tmp_path: Path) -> None:
+    def fedfw(*arguments: str) -> str:
+        command = [sys.executable, "-m", "fedfw", "deploy", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    fedfw("init", "mine")
+    project = tmp_path / "mine" / "pyproject.toml"
+    text = project.read_text().replace("clients = 3", "clients = 2").replace("rounds = 5", "rounds = 2")
+    project.write_text(text.replace('constraint = "ksparse:k=65,r=10"', 'constraint = "l2:3"'))
+    task = tmp_path / "mine" / "federation" / "task.py"
+    task.write_text(task.read_text().replace("parts[client]", "parts[client][:100]"))  # samples of his own
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+
+    printed = fedfw("demo", "--app", "mine", "--out", "results")
+    assert "on the set L2Ball(r=3): 650 parameters, 2 clients, 2 rounds" in printed
+    assert re.search(r"^fedfw .* yes +yes$", printed, re.M)  # bits and bytes of the simulator
+    assert "results/fedfw" in printed
+    history = (tmp_path / "results" / "fedfw" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["participants"] for line in history] == [2, 2]
+    assert (tmp_path / "results" / "fedfw" / "model.pt").is_file()
+    after = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    assert before == after

@@ -1,7 +1,5 @@
 """Bundles, their signatures as Flower verifies them, and the hub that serves both."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,17 +15,13 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
-
-from fedfw.cli import main
-from fedfw.cli.deploy_init import copy_app
-
-pytest.importorskip("flwr")
-
 import yaml
 from flwr.supercore.fab import Fab
 from flwr.superlink.servicer.control.control_handlers import _format_verification
 from flwr.supernode.start_client_internal import _verify_fab
 
+from fedfw.cli import main
+from fedfw.cli.deploy_init import copy_app
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, signatures, trust_line
 from fedfw.deployment.flower.hub import make_hub
 from fedfw.deployment.flower.keys import make_node_key, make_signing_key
@@ -82,6 +76,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
         (zipped({str(number): b"" for number in range(11)}), "has 11 files, expected at most 10"),
         (b"no archive", r"is no bundle \(File is not a zip file\), expected a file that 'fedfw deploy sign'"),
     ],
+    ids=["one file", "two files", "many files", "no archive"],  # archives hold times, which differ between workers
 )
 def test_a_bundle_that_unpacks_to_much_is_refused(
     data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,12 +86,6 @@ def test_a_bundle_that_unpacks_to_much_is_refused(
     (tmp_path / "bomb.fab").write_bytes(data)
     with pytest.raises(ValueError, match=rf"bomb\.fab'? {message}"):
         Bundle.read(tmp_path / "bomb.fab")
-
-
-def test_a_folder_and_its_bundle_are_the_same(tmp_path: Path, bundle: Bundle) -> None:
-    path = bundle.sign(key(tmp_path, "owner"), tmp_path / "bundles")
-    assert path.name == "fedfw.federation.1.0.0.fab"
-    assert Bundle.read(path) == bundle == Bundle.read(tmp_path / "app")
 
 
 def test_a_signed_version_does_not_change(tmp_path: Path, bundle: Bundle) -> None:

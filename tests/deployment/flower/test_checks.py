@@ -1,7 +1,5 @@
 """What ``fedfw deploy check`` says of files and of addresses where nobody is; real federations: test_outsider.py."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -13,14 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trustme
 
 from fedfw.cli import main
 from fedfw.cli.main import _parsed
-
-pytest.importorskip("flwr")
-
-import trustme
-
 from fedfw.deployment import Consent, DataBudget
 from fedfw.deployment.flower.bundles import read_signing_key, trust_line
 from fedfw.deployment.flower.checks import (

@@ -1,30 +1,31 @@
 """Nothing of an exception reaches the server but a constant text, and an owner's file is what a Flower client obeys."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-import fedfw
-from fedfw import Privacy
-from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment, Task
-from fedfw.deployment.consent import Refusal
-from fedfw.deployment.messages import Kind
-from fedfw.deployment.server_options import usual_options
-from tests.deployment.loopback import small_task
-
-pytest.importorskip("flwr")
-
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfw.deployment.flower.apps import FAILED, ClientFailedError, client_app
+import fedfw
+from fedfw import Privacy
+from fedfw.cli.deploy_init import copy_app
+from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment, Task
+from fedfw.deployment.consent import Refusal
+from fedfw.deployment.flower.apps import FAILED, ClientFailedError, client_app, settings_of
+from fedfw.deployment.flower.bundles import Bundle
+from fedfw.deployment.flower.local import LocalFederation
 from fedfw.deployment.flower.strategy import RECORD
+from fedfw.deployment.limits import JobLimits
+from fedfw.deployment.messages import Kind
+from fedfw.deployment.server_options import settings_in, usual_options
+from tests.deployment.loopback import small_task
 
 FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
 PROMISE = Privacy(0.5, 1e-5)
@@ -156,3 +157,240 @@ def test_a_variable_that_nothing_reads_is_refused_by_a_client(tmp_path: Path, mo
     with pytest.raises(ClientFailedError):
         ask(small_task(FEDFW), **{"state-dir": str(tmp_path / "state")})
     assert "FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?)" in (tmp_path / "state/failures.log").read_text()
+
+
+# --- What a node does with a run's configuration, which no signature covers: it is checked before a task is built ---
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The template, installed as a node installs a signed bundle; its modules are forgotten afterwards."""
+    folder = tmp_path / "app"
+    copy_app(folder)
+    project = folder / "pyproject.toml"
+    text = project.read_text()
+    assert 'constraint = "ksparse:k=65,r=10"' in text
+    project.write_text(text.replace('constraint = "ksparse:k=65,r=10"', 'constraint = "l1:10"'))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        del sys.modules[name]
+
+
+def send_of_run_options(
+    make_task: Callable[[Any], Task], kind: str, fields: dict[str, Any], run: dict[str, Any], **node: Any
+) -> Any:
+    """What a node answers to a message of a run with this configuration."""
+    message = Message(RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=1, message_type=kind)
+    context = Context(1, 1, {"partition-id": 0} | node, RecordDict(), run)
+    return dict(client_app(make_task)(message, context).content[RECORD])  # type: ignore[call-overload]
+
+
+def order() -> dict[str, Any]:
+    """The first order of any server: what it asks for is refused before it is looked at."""
+    return DeployedServer(small_task(FEDFW, rounds=3), Deployment()).open({0})[0].fields()
+
+
+def never(config: Any) -> Task:
+    raise AssertionError("a task was built that the owner does not allow")
+
+
+PAYROLL = "salary,age,y\n" + "".join(f"{3000 + i * 7},{20 + i},{i % 2}\n" for i in range(64))
+HOSTILE: dict[str, tuple[dict[str, Any], Refusal]] = {
+    "the file of the server's choice": ({"dataset": "table:PAYROLL", "target": "y"}, Refusal.OPTION),
+    "another column": ({"target": "salary"}, Refusal.OPTION),
+    "other data": ({"dataset": "mnist", "data-dir": "/etc"}, Refusal.OPTION),
+    "another part of the data": ({"partition": "labels:1"}, Refusal.OPTION),
+    "the data of another client": ({"clients": 1}, Refusal.OPTION),
+    "memory for clients": ({"clients": 10**9}, Refusal.OPTION),
+    "other samples by another seed": ({"seed": 7, "batch-size": 1, "constraint": "l2:10"}, Refusal.OPTION),
+    "one sample": ({"batch-size": 1}, Refusal.SAMPLES),
+    "a whole gradient": ({"constraint": "l2:10"}, Refusal.SET),
+    "steps without an end": ({"local-steps": 10**9}, Refusal.RANGE),
+    "many steps": ({"local-steps": 11}, Refusal.STEPS),
+    "rounds without an end": ({"rounds": 10**15}, Refusal.RANGE),
+    "a wide model": ({"model": "transformer", "width": 10**6}, Refusal.RANGE),
+    "a bound of 1e-40": ({"privacy": "eps=4,delta=1e-5,clip=1e-40"}, Refusal.RANGE),
+    "no promise at all": ({"privacy": "eps=inf,delta=1e-5"}, Refusal.PROMISE),
+    "another bound": ({"privacy": "eps=4,delta=1e-5,clip=7"}, Refusal.CLIP),
+    "little noise": ({"privacy": "eps=4,delta=1e-5,noise=1e-300"}, Refusal.RANGE),
+    "models": ({"algorithm": "fedavg"}, Refusal.SHARED),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_task_is_built_from_hostile_options(name: str, tmp_path: Path) -> None:
+    options, reason = HOSTILE[name]
+    secret = tmp_path / "payroll.csv"
+    secret.write_text(PAYROLL)
+    options = {
+        key: str(value).replace("PAYROLL", str(secret)) if value == "table:PAYROLL" else value
+        for key, value in options.items()
+    }
+    consent = Consent("clinic", privacy=DataBudget(4.0, 1e-5, required=False)).write(tmp_path / "owner")
+    node = {"consent": str(consent), "state-dir": str(tmp_path / "state")}
+    for _ in range(2):
+        answer = send_of_run_options(never, "train", order(), options, **node)
+        assert (answer["kind"], answer["payload"]) == (Kind.REFUSED, reason.encode())
+    said = send_of_run_options(never, "query", {}, options, **node)
+    assert said.keys() == {"schema", "client", "leaving"}
+    log = next((tmp_path / "state").rglob("client-0.log.jsonl")).read_text().splitlines()
+    assert json.loads(log[-1])["event"].startswith(f"refused, because {reason}: ")
+    assert "RefusedError" in (tmp_path / "state" / "failures.log").read_text()
+    assert Consent.read(consent).count(0, tmp_path).read() == 0
+
+
+def test_a_signed_app_reads_its_own_data_and_no_file_that_the_server_names(app: Path, tmp_path: Path) -> None:
+    """The template, whose options a server may replace, as a node installs it."""
+    make_task = import_module("federation.task").make_task
+    own = settings_in(app)
+    assert own is not None
+    assert settings_of(make_task) == own
+    secret = tmp_path / "payroll.csv"
+    secret.write_text(PAYROLL)
+    server = DeployedServer(make_task(own | {"rounds": 2}), Deployment())
+    fields = server.open({0})[0].fields()
+    node = {"state-dir": str(tmp_path / "state")}
+    honest = send_of_run_options(make_task, "train", fields, own | {"rounds": 2, "out": "/srv/training"}, **node)
+    assert honest["kind"] == Kind.STEP
+    hostile = own | {"dataset": f"table:{secret}", "target": "y", "clients": 1}
+    answer = send_of_run_options(make_task, "train", fields | {"run": "other"}, hostile, **node)
+    assert (answer["kind"], answer["payload"]) == (Kind.REFUSED, Refusal.OPTION.encode())
+
+
+def test_without_an_apps_folder_every_option_is_the_servers(tmp_path: Path) -> None:
+    def make_task(config: Any) -> Task:
+        return small_task(FEDFW, rounds=3)
+
+    assert settings_of(make_task) == {}
+    assert settings_of(lambda config: small_task(FEDFW)) == {}
+    node = {"state-dir": str(tmp_path)}
+    assert send_of_run_options(make_task, "train", order(), {"rounds": 3, "out": "x"}, **node)["kind"] == Kind.STEP
+    assert (
+        send_of_run_options(make_task, "train", order(), {"dataset": "digits"}, **node)["payload"]
+        == Refusal.OPTION.encode()
+    )
+
+
+def test_a_client_that_leaves_says_so_whatever_is_asked(tmp_path: Path) -> None:
+    node = {"state-dir": str(tmp_path), "leaving": True}
+    answer = send_of_run_options(lambda config: small_task(FEDFW), "train", order(), {"dataset": "mnist"}, **node)
+    assert answer["kind"] == Kind.LEAVING
+
+
+# --- limits of a job ---
+
+
+def greedy(config: Any) -> Task:
+    return replace(small_task(FEDFW), model=torch.nn.Linear(1 << 15, 1 << 15))
+
+
+def endless(config: Any) -> Task:
+    while True:
+        pass
+
+
+def _greedy_data(client: int) -> Any:
+    return torch.ones(1 << 30), torch.zeros(1 << 30)
+
+
+def _endless_data(client: int) -> Any:
+    while True:
+        pass
+
+
+def with_data(data: Callable[[int], Any]) -> Callable[[Any], Task]:
+    return lambda config: replace(small_task(FEDFW, rounds=3), data=data)
+
+
+LITTLE_MEMORY, LITTLE_TIME = JobLimits(memory=0.5), JobLimits(seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make_task", "limits", "details"),
+    [
+        (greedy, LITTLE_MEMORY, "more memory than memory = 0.5 GiB"),
+        (endless, LITTLE_TIME, "longer than seconds = 0.1"),
+        (with_data(_greedy_data), LITTLE_MEMORY, "more memory than memory = 0.5 GiB"),
+        (with_data(_endless_data), LITTLE_TIME, "longer than seconds = 0.1"),
+    ],
+)
+def test_a_job_that_takes_too_much_ends_with_a_clear_refusal(
+    make_task: Callable[[Any], Task], limits: JobLimits, details: str, tmp_path: Path
+) -> None:
+    consent = Consent("clinic", limits=limits).write(tmp_path / "owner")
+    node = {"consent": str(consent), "state-dir": str(tmp_path / "state")}
+    answer = send_of_run_options(make_task, "train", order(), {}, **node)
+    assert answer["kind"] == Kind.REFUSED
+    assert Refusal.told(answer["payload"]) == "the job takes more memory or time than the owner allows"
+    log = next((tmp_path / "state").rglob("client-0.log.jsonl")).read_text()
+    assert details in log
+    assert Consent.read(consent).count(0, tmp_path).read() == 0
+
+
+@pytest.mark.parametrize(("make_task", "limits"), [(greedy, LITTLE_MEMORY), (endless, LITTLE_TIME)])
+def test_a_greeting_that_takes_too_much_says_no_more_than_who_it_is(
+    make_task: Callable[[Any], Task], limits: JobLimits, tmp_path: Path
+) -> None:
+    consent = Consent("clinic", limits=limits).write(tmp_path / "owner")
+    node = {"consent": str(consent), "state-dir": str(tmp_path / "state")}
+    assert send_of_run_options(make_task, "query", {}, {}, **node).keys() == {"schema", "client", "leaving"}
+    assert "[limits] in the owner's file" in (tmp_path / "state" / "failures.log").read_text()
+
+
+def test_a_file_that_is_a_bomb_is_no_reason_to_take_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's limit for readers holds in a job, and the owner may raise it."""
+    monkeypatch.setattr("fedfw.data.limits.LEAST", 1000)
+    table = tmp_path / "own.csv"
+    table.write_text("a,b,c,d,y\n" + "1,2,3,4,0\n4,3,2,1,1\n" * 50)
+
+    def make_task(config: Any) -> Task:
+        data = fedfw.load_data(f"table:{table}", columns=fedfw.data.Columns(target="y"))
+        return replace(small_task(FEDFW, rounds=3), data=lambda client: data.train.take())
+
+    for gib, kind in ((None, None), (1.0, Kind.STEP)):
+        folder = tmp_path / str(gib)
+        consent = Consent("clinic", limits=JobLimits(data_memory=gib)).write(folder)
+        node = {"consent": str(consent), "state-dir": str(folder / "state")}
+        if kind is None:
+            with pytest.raises(RuntimeError, match="the client failed"):
+                send_of_run_options(make_task, "train", order(), {}, **node)
+            assert "its reader needs" in (folder / "state" / "failures.log").read_text()
+        else:
+            assert send_of_run_options(make_task, "train", order(), {}, **node)["kind"] == kind
+
+
+# --- a federation on this machine ---
+
+
+def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_app(tmp_path / "app")
+    before = (tmp_path / "app" / "pyproject.toml").read_bytes()
+    federation = LocalFederation(tmp_path / "federation", 3, simulated=True)
+    federation.folder.mkdir()
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(federation, "start", lambda name, *command: started.append(command))
+    own = settings_in(tmp_path / "app")
+    assert own is not None
+    federation.submit(tmp_path / "app", own | {"rounds": 2})
+    federation.submit(tmp_path / "app", own | {"rounds": 2, "clients": 2, "dataset": "diabetes"})
+    federation.submit(tmp_path / "app", own | {"clients": 4})
+    apps = [Path(command[2]) for command in started]
+    assert apps[0] == tmp_path / "app"
+    assert (tmp_path / "app" / "pyproject.toml").read_bytes() == before
+    copies = [settings_in(app) for app in apps]
+    assert copies[1] == own | {"clients": 2, "dataset": "diabetes"}
+    assert copies[2] == own | {"clients": 4}
+    assert len({Bundle.read(app).spec for app in apps}) == 3
+    for command in started:
+        set_by_server = command[command.index("--run-config") + 1]
+        assert "clients=" not in set_by_server
+        assert "dataset=" not in set_by_server
+    assert "rounds=2" in " ".join(started[1])
+
+
+def test_usual_options_name_no_data() -> None:
+    assert not {"dataset", "data-dir", "target", "partition", "clients", "seed"} & set(usual_options())

@@ -1,7 +1,5 @@
 """The executor that forks: what it asks for, what the template does with it, and what nobody else gets to see."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -15,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import (

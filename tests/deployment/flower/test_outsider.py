@@ -1,7 +1,5 @@
 """A closed federation of real processes, attacked. Run by ``bash scripts/test-deployment.sh``."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -12,19 +10,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedfw.cli import main
 from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_init import copy_app
 from fedfw.config import merge
-
-pytest.importorskip("flwr")
-
-import httpx
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.runtime import RuntimeHttpClient
-
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key
 from fedfw.deployment.flower.checks.address import DETOURS, OPERATORS_PATHS, Outside
 from fedfw.deployment.flower.keys import make_node_key, make_signing_key

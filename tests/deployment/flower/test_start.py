@@ -1,7 +1,5 @@
 """What nodes and executors look at before they start: real processes that end with one line and status 2."""
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl
@@ -12,9 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("flwr")
-
 import trustme
 
 from fedfw.cli.main import main

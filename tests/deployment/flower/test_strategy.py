@@ -1,13 +1,10 @@
 """The Flower strategy against a grid in memory: whom it asks, what it refuses, when it waits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,18 +154,6 @@ def test_without_anybody_no_round_is_burnt(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="resume=true"):
         strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
     assert server.t == 1
-
-
-def test_without_anybody_it_says_so(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=3)
-    with pytest.raises(TimeoutError, match="no client came"):
-        run(task, Grid(task, tmp_path, {}), 1)
-
-
-def test_foreign_records_are_undecodable() -> None:
-    message = SimpleNamespace(content=RecordDict({"x": ConfigRecord({"a": 1})}))
-    with pytest.raises(fedfw.errors.MessageError, match="undecodable"):
-        content(message)  # type: ignore[arg-type]
 
 
 def go_on(server: DeployedServer, grid: Grid, rounds: int = 1) -> Any:

@@ -1,16 +1,20 @@
 """The k-support norm and the projection on its ball against nested root finding and the oracle's certificate."""
 
-from __future__ import annotations
-
-from itertools import combinations, compress
+import math
+from itertools import compress
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 import fedfw
+from fedfw.checks import rows_within
 from fedfw.linalg.k_support import k_support_norm, k_support_projection
+from fedfw.linalg.selection import first_argmax, first_top_k, kth_largest, power_of_two
+from fedfw.linalg.water import water_fill
 
 
 def inputs(p: int, rows: int = 6) -> dict[str, torch.Tensor]:
@@ -92,45 +96,59 @@ def test_the_oracle_certifies_the_projection(p: int, dtype: torch.dtype) -> None
             assert not bool(refuted.any()), (list(compress(kinds, refuted)), k, r)
 
 
-@pytest.mark.parametrize("size", [1e-300, 1e-100, 1e100, 1e300])
-@pytest.mark.parametrize("k", [1, 9, 50])
-def test_size_does_not_matter(size: float, k: int) -> None:
-    x = inputs(50)["gaussian"]
-    expected = k_support_projection(x, k, 1.0)
-    assert torch.allclose(k_support_projection(x * size, k, size) / size, expected, rtol=0, atol=1e-13)
-    assert torch.allclose(k_support_norm(x * size, k) / size, k_support_norm(x, k), rtol=1e-13)
+# --- Ties go to the lowest index; the water level solves its equation ---
 
 
-@pytest.mark.parametrize("k", [1, 9, 50])
-def test_a_point_from_far_away_stays_in_the_ball(k: int) -> None:
-    """Entries of 1e30 are 1e14 apart at least, and what is left of them sums to 1."""
-    w = k_support_projection(1e30 * inputs(50)["gaussian"], k, 1.0)
-    assert k_support_norm(w, k).tolist() == pytest.approx([1.0] * len(w), rel=1e-12)
+@pytest.mark.parametrize("p", [1, 5, 4096, 5000, 8192, 100_001])
+def test_first_argmax(p: int) -> None:
+    a = torch.randint(0, 3 if p < 100 else 1000, (7, p), generator=torch.Generator().manual_seed(p)).float()
+    expected = torch.stack([(row == row.max()).nonzero()[0, 0] for row in a])
+    assert torch.equal(first_argmax(a), expected)
+    assert torch.equal(first_argmax(torch.ones(2, p)), torch.zeros(2, dtype=torch.int64))
 
 
-def test_a_row_has_the_same_projection_alone_and_in_a_stack() -> None:
-    stack = torch.cat(list(inputs(30).values()))
-    for k in (1, 4, 29, 30):
-        together = k_support_projection(stack, k, 1.5)
-        for i in range(len(stack)):
-            assert torch.equal(k_support_projection(stack[i : i + 1], k, 1.5)[0], together[i])
+@given(st.integers(1, 40), st.data())
+@settings(deadline=None)
+def test_first_top_k_is_the_stable_sort(p: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, p))
+    rows = data.draw(st.lists(st.lists(st.integers(0, 4), min_size=p, max_size=p), min_size=1, max_size=3))
+    a = torch.tensor(rows).float()
+    expected = a.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
+    assert torch.equal(first_top_k(a, k), expected)
 
 
-def test_points_inside_are_returned_to_the_bit() -> None:
-    x = inputs(20)["gaussian"]
-    stack = torch.cat([x / 1e3, x])
-    assert torch.equal(k_support_projection(stack, 4, 1.0)[: len(x)], stack[: len(x)])
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0.01, 5), st.floats(0.001, 0.999))
+def test_water_fills_to_the_total(values: list[float], cap: float, share: float) -> None:
+    v = torch.tensor([values], dtype=torch.float64)
+    total = share * cap * len(values)
+    for bound in (cap, math.inf):
+        x = water_fill(v, total, bound)
+        assert float(x.sum()) == pytest.approx(total, rel=1e-9, abs=1e-9)
+        shift = (v - x)[(x > 0) & (x < bound)]  # one theta for all that are not at a bound
+        assert not len(shift) or float(shift.max() - shift.min()) <= 1e-9
 
 
-def test_no_combination_of_sparse_points_is_nearer() -> None:
-    """The ball is the hull of vectors with k non-zeros, so a projection on the hull of many of them is not nearer."""
-    v = inputs(5, rows=1)["gaussian"][0] * 2
-    w = k_support_projection(v[None], 2, 1.0)[0]
-    directions = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    directions = directions / directions.norm(dim=1, keepdim=True)
-    for support in combinations(range(5), 2):
-        points = torch.zeros(200, 5, dtype=torch.float64)
-        points[:, list(support)] = directions
-        for share in (0.01, 0.3):
-            mixed = (1 - share) * w + share * points
-            assert float((mixed - v).norm(dim=1).min()) >= float((w - v).norm()) - 1e-12
+def test_far_points_are_projected_inside() -> None:
+    assert fedfw.Simplex(1.0).project(torch.tensor([1e17, 0.0])).tolist() == [1.0, 0.0]
+
+
+def test_powers_of_two_lie_above_by_at_most_a_factor_of_two() -> None:
+    numbers = torch.tensor([1e-300, 3.0, 4.0, 5.0, 1e300], dtype=torch.float64)
+    ratio = power_of_two(numbers) / numbers
+    assert bool(((ratio > 1) & (ratio <= 2)).all())
+
+
+@pytest.mark.parametrize("k", [1, 2, 50])
+def test_the_kth_largest_entry_is_that_of_the_sort(k: int) -> None:
+    a = torch.randint(0, 9, (5, 50), generator=torch.Generator().manual_seed(0)).double()
+    assert torch.equal(kth_largest(a, k), a.sort(dim=1, descending=True).values[:, k - 1 : k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("limit", [1e-30, 1.0, 1e30])
+def test_rows_within_looks_at_each_row_whatever_overflows(limit: float, dtype: torch.dtype) -> None:
+    unit = torch.full((40, 4), 0.5, dtype=dtype)
+    assert rows_within(unit * limit * 0.99, limit)
+    assert not rows_within(torch.cat([unit, 2.5 * unit]) * limit, limit)
+    assert not rows_within(unit * math.nan, limit)
+    assert not rows_within(unit * math.inf, torch.finfo(torch.float64).max)

@@ -1,0 +1,361 @@
+"""The command line prints what the library measures."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+
+import fedfw
+from fedfw.advice import measured
+from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.cli import data as command
+from fedfw.cli import main
+from fedfw.cli.closing import cost_of_disagreement
+from fedfw.config import RunConfig, all_options, completed, load
+from fedfw.data import DATASETS
+from fedfw.data.sources import SOURCES, Collection, Source
+from tests.data.files import write_mnist
+from tests.processes import NETWORKS, run_python
+
+
+def test_sets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sets", "--shape", "10x785", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["sets"]}
+    assert set(rows) == set(fedfw.SETS)
+    assert rows["l1"]["bytes"] == 3
+    assert rows["l2"]["strongly_convex"]
+    assert "square" in rows["birkhoff"]["note"]
+
+
+def test_import_needs_torch_numpy_and_scipy_alone() -> None:
+    script = (
+        "import sys, fedfw; top = {name.partition('.')[0] for name in sys.modules};"
+        "print(sorted(top & {'sklearn', 'matplotlib', 'flwr', 'dp_accounting', 'hypothesis', 'pandas'}))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize("verb", ["hub", "proxy"])
+def test_what_stands_before_a_superlink_does_without_torch(verb: str) -> None:
+    pytest.importorskip("flwr")
+    script = (
+        f"import sys, fedfw.cli, fedfw.deployment.flower.{verb}\n"
+        "try:\n"
+        f"    fedfw.cli.main(['deploy', '{verb}', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, 'torch' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "--listen" in out
+    assert out.splitlines()[-1] == "0 False"
+
+
+def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
+    """In a process of its own, because pytest takes warnings to itself."""
+    flags = ["--model", "mlp", "--constraint", "l2:0.1", "--rounds", "1", "--out", tmp_path / "r"]
+    done = run_python(["-m", "fedfw", "run", *flags], loaded=NETWORKS)
+    noted = [line for line in done.stderr.splitlines() if "begins at the nearest point of the set" in line]
+    assert len(noted) == 1
+    assert noted[0].startswith("fedfw run: note: the model's parameters lie outside of the constraint set")
+    assert ".py" not in done.stderr
+
+
+def test_an_interrupt_while_torch_is_imported_ends_in_one_line() -> None:
+    script = (
+        "import os, signal\n"
+        "from fedfw.cli.main import _quick_end\n"
+        "with _quick_end('run'):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('it went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nfedfw run: interrupted\n")
+
+
+def test_any_command_that_is_interrupted_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedfw.cli.sets.execute", interrupted)
+    assert main(["sets"]) == 130
+    assert capsys.readouterr().err == "\nfedfw sets: interrupted\n"
+
+
+# --- Help texts say what happens where nothing is given ---
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_what_happens_without_a_value_is_said_for_options_that_are_open_alone() -> None:
+    for name, option in all_options().items():
+        assert not option.otherwise or option.default is None, name
+        assert not option.help.endswith(("by the data)", "(all)", "each)")), name
+
+
+def test_a_run_without_options_is_what_its_help_says(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "run")
+    config = completed(RunConfig(), load(RunConfig()))
+    assert f"[{config.algorithm} with momentum {config.get('momentum')}]" in text
+    assert f"[{config.constraint} for digits, else l1:30; networks l2:10 each; completion nuclear:500]" in text
+    assert "[all; 64 for fedfw-sto]" in text
+    for name, algorithm in ALGORITHMS.items():
+        assert completed(RunConfig(algorithm=name), load(RunConfig())).batch_size == algorithm.usual_batch
+
+
+# --- ``fedfw advise``: text, JSON, another table, and what is refused ---
+
+
+def test_the_advice_names_a_command_and_a_measured_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "l1:10"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fedfw run --constraint l1:10 --algorithm fedfw" in said
+    assert "atoms alone" in said
+    assert any(f"Measured: {problem.title}: residual" in said for problem in measured().problems)
+
+
+def test_the_advised_command_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_plots: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["advise", "l1:10", "--sees", "sums", "--json"]) == 0
+    flags = json.loads(capsys.readouterr().out)["flags"].split()
+    assert main(["run", "--constraint", "l1:10", *flags, "--rounds", "2"]) == 0
+
+
+# --- The last lines of a run: sums of gradients are spoken of where the clients' disagreement costs, and only there ---
+
+
+def test_what_disagreement_costs_two_clients_who_want_opposite_things() -> None:
+    """Without a penalty they go to 1 and -1, where their losses are 4 and 0; the model stays at 0, where F is 5."""
+    algorithm = fedfw.FedFW(fedfw.Box(-1.0, 1.0), penalty=0.0)
+    run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=1)
+    assert cost_of_disagreement(run) == pytest.approx(3.0, abs=1e-12)
+    held = fedfw.simulate(fedfw.testing.two_quadratics(), replace(algorithm, penalty=2.0), rounds=9)
+    assert cost_of_disagreement(held) < 3.0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("flags", "advised"),
+    [
+        (("--partition", "labels:3", "--constraint", "l1:10"), True),
+        (("--partition", "dirichlet:0.1", "--constraint", "l1:30"), True),
+        (("--partition", "iid", "--constraint", "l1:10"), False),
+        (("--partition", "iid", "--constraint", "l1:30"), False),
+        (("--partition", "dirichlet:1", "--constraint", "l1:100"), False),  # anchors would cost 4 points of accuracy
+        (("--partition", "labels:3", "--constraint", "l1:10", "--algorithm", "fedfw-anchored"), False),
+        (("--partition", "labels:3", "--constraint", "l2:10"), False),
+    ],
+)
+def test_sums_are_advised_where_they_lower_the_loss(
+    flags: tuple[str, ...],
+    advised: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    no_plots: None,
+) -> None:
+    """Following the advice lowers the loss."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *flags, "--eval-every", "100", "--out", "first"]) == 0  # the end is what counts
+    told = capsys.readouterr().out
+    assert ("The clients disagree" in told) is advised
+    if advised:
+        assert any(f"Measured on {problem.title}" in told for problem in measured().problems)
+        command = next(line for line in told.splitlines() if line.startswith("  fedfw run")).split()[2:]
+        assert main(["run", *command, "--out", "second"]) == 0
+        first, second = (fedfw_loss(text) for text in (told, capsys.readouterr().out))
+        assert second < first
+
+
+def fedfw_loss(told: str) -> float:
+    """The loss in the closing table."""
+    return float(next(line for line in told.splitlines() if line.startswith("loss ")).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        (("--partition", "dirichlet:1", "--constraint", "l1:10"), True),  # it falls from 63 to 57 %
+        (("--partition", "labels:3", "--constraint", "l1:30"), True),  # from 86 to 79 %
+        (("--partition", "dirichlet:0.1", "--constraint", "l1:30"), False),  # it rises from 42 to 54 %
+        (("--partition", "labels:1", "--constraint", "l1:100"), False),  # from 24 to 85 %
+    ],
+)
+def test_where_the_set_keeps_the_loss_up_it_is_said_that_accuracy_may_fall(
+    flags: tuple[str, ...],
+    warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    no_plots: None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *flags, "--eval-every", "100", "--out", "here"]) == 0
+    told = capsys.readouterr().out
+    assert "The clients disagree" in told
+    assert ("Test accuracy may fall" in told) is warned
+
+
+# --- ``fedfw data``: the lists, the tables and the pictures ---
+
+
+def test_list_tells_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mnist(tmp_path / "mnist")
+    assert command.list_data(tmp_path, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in told["datasets"]}
+    assert told["folder"] == str(tmp_path)
+    assert list(rows) == list(DATASETS)
+    assert rows["digits"]["status"] == "built in"
+    assert rows["mnist"]["status"] == "at hand"
+    assert (rows["mnist"]["train"], rows["mnist"]["classes"], rows["mnist"]["shape"]) == (60_000, 10, [1, 28, 28])
+    assert rows["mnist"]["partitions"] == ["writer"]
+    assert rows["cifar10"]["status"] == f"missing: fedfw data get cifar10 --data-dir {tmp_path}"
+    assert command.list_data(tmp_path, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(DATASETS)]] == list(DATASETS)
+    assert any("synthetic:published-3" in line for line in lines)
+
+
+def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"ratings"
+    source = Source("http://127.0.0.1:9/file.txt", sha256(content).hexdigest())
+    monkeypatch.setitem(SOURCES, "ml-100k", Collection("films", (source,), "Mind the terms."))
+    with pytest.raises(OSError, match=r"http://127\.0\.0\.1:9/file\.txt"):
+        command.get_data("ml-100k", tmp_path)
+    (tmp_path / "films" / "file.txt").write_bytes(content)
+    assert command.get_data("ml-100k", tmp_path) == 0  # the server is not asked
+    out = capsys.readouterr().out
+    assert "Mind the terms." in out
+    assert f"file.txt: already in {tmp_path / 'films'}" in out
+    assert command.get_data("digits", tmp_path) == 0
+    assert "needs no download" in capsys.readouterr().out
+    for name in ("cats", "emnist-small"):
+        with pytest.raises(ValueError, match=f"no download of '{name}', expected one of mnist"):
+            command.get_data(name, tmp_path)
+
+
+def test_show_one_row_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "new" / "digits.png"
+    assert command.show_data("digits", None, partition="labels:3", clients=10, seed=0, out=picture) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "digits, labels:3, 10 clients: 1,437 of 1,437 training samples"
+    assert lines[-1] == f"picture: {picture}"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in picture.parent.iterdir()] == ["digits.png"]
+    assert lines[2].split() == ["client", "samples", "labels", "held", *map(str, range(10))]
+    for client, line in enumerate(lines[3:13]):
+        number, samples, held, *counts = map(int, line.split())
+        assert (number, held, sum(counts)) == (client, 3, samples)
+        assert {label for label, count in enumerate(counts) if count} == {(client + j) % 10 for j in range(3)}
+
+
+# --- The epsilon calculator against the formula of the Gaussian mechanism, and against what a run plans ---
+
+
+def told(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
+    assert main(["privacy", *flags, "--json"]) == 0
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def delta_of(eps: float, noise: float, rounds: int) -> float:
+    """Balle and Wang (2018): the exact delta of so many Gaussian releases."""
+    mu, cdf = math.sqrt(rounds) / noise, NormalDist().cdf
+    return cdf(mu / 2 - eps / mu) - math.exp(eps) * cdf(-mu / 2 - eps / mu)
+
+
+@pytest.mark.parametrize(("eps", "rounds"), [(4.0, 100), (0.5, 10)])
+def test_the_noise_of_a_promise_is_the_least(capsys: pytest.CaptureFixture[str], eps: float, rounds: int) -> None:
+    noise = told(capsys, "--eps", str(eps), "--rounds", str(rounds))["noise"]
+    assert isinstance(noise, float)
+    assert delta_of(eps, noise, rounds) <= 1e-5 * 1.01
+    assert delta_of(eps, 0.99 * noise, rounds) > 1e-5
+
+
+def test_it_says_what_a_run_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = fedfw.load_problem("digits", clients=4, partition="iid")
+    run = fedfw.simulate(problem, fedfw.FedFWPlus("l1:10"), rounds=3, privacy="eps=4,delta=1e-5,not_private_seed=1")
+    assert main(["privacy", "--eps", "4", "--rounds", "3", "--constraint", "l1:10", "--shape", "10x65"]) == 0
+    out = capsys.readouterr().out
+    assert run.privacy is not None
+    assert "private choice of vertices" in out
+    assert "private choice of vertices" in run.privacy
+    assert f"{run.history[-1].epsilon:.4g}" in out
+    assert "--privacy eps=4,delta=1e-05" in out
+    sampled = told(capsys, "--noise", "5", "--rounds", "10", "--batch-size", "10", "--samples", "1000")
+    assert sampled["rate"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "neither --eps nor --noise is given"),
+        (["--eps", "4", "--batch-size", "4"], "--batch-size 4 needs --samples"),
+        (["--eps", "4", "--rounds", "0"], "rounds = 0, expected a whole number of at least 1"),
+        (["--eps", "-1"], "eps=-1.0, expected a number from 1e-12"),
+        (["--eps", "4", "--algorithm", "fedfw-anchored"], "shares exact sums of gradients"),
+        (["--eps", "4", "--constraint", "nuclar:1"], "did you mean 'nuclear'?"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert main(["privacy", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["privacy", "--eps", "4"], ["run", "--privacy", "eps=4,delta=1e-5"]])
+def test_without_the_extra_there_is_one_line_that_names_no_package_index(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str], tmp_path: object
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    monkeypatch.setattr("fedfw.privacy.accounting._spent", __import__("fedfw").privacy.accounting._spent.__wrapped__)
+    assert main(command) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines == [
+        f"fedfw {command[0]}: privacy needs dp-accounting, which is not installed: "
+        'run  pip install -e ".[privacy]"  in fedfw\'s repository'
+    ]
+
+
+# --- Help ---
+
+
+def test_the_help_that_is_kept_is_that_of_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a change of an option: `python scripts/help.py`."""
+    kept = help_of(capsys, "run")
+    nothing = tmp_path / "help.json"
+    nothing.write_text("{}")
+    monkeypatch.setattr(sys.modules["fedfw.cli.main"], "HELP", nothing)
+    assert help_of(capsys, "run") == kept
+
+
+def test_the_help_of_run_waits_neither_for_torch_nor_pydantic_and_the_library_not_for_pydantic() -> None:
+    script = (
+        "import sys, fedfw.cli\n"
+        "try:\n"
+        "    fedfw.cli.main(['run', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, 'torch' in sys.modules, 'pydantic' in sys.modules)\n"
+        "from fedfw import simulate\n"
+        "print('torch' in sys.modules, 'pydantic' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "--local-steps" in out
+    assert out.splitlines()[-2:] == ["0 False False", "True False"]
