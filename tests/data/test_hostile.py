@@ -5,14 +5,17 @@ import gzip
 import io
 import random
 import struct
+import sys
 import tarfile
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from email.message import Message
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,15 +23,15 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedfw.data import Part, limits, load_data
+from fedfw.data import Part, _reader, isolated, limits, load_data
 from fedfw.data.archives import UNREADABLE, members, reason
 from fedfw.data.base import Columns, Request
 from fedfw.data.cifar import load_cifar100_images, read_batches
 from fedfw.data.download import _SafeRedirects
 from fedfw.data.emnist import read_parts
 from fedfw.data.idx import read_idx
+from fedfw.data.isolated import read_isolated
 from fedfw.data.libsvm import load_own, read_libsvm
-from fedfw.data.mat import read_mat
 from fedfw.data.movielens import read_ratings
 from fedfw.data.shakespeare import read_speakers
 from fedfw.data.sources import Source
@@ -174,24 +177,48 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(result)
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the readers of `_reader.py` run here, without a limit: hundreds of processes would take minutes."""
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        said, status = io.StringIO(), 0
+        with monkeypatch.context() as patched, redirect_stdout(said):
+            patched.setattr(sys, "argv", command[2:])
+            patched.setattr(_reader, "limit_memory", lambda: None)
+            try:
+                _reader.main()
+            except SystemExit as ended:
+                status = int(str(ended.code))
+        return SimpleNamespace(returncode=status, stdout=said.getvalue())
+
+    monkeypatch.setattr(isolated.subprocess, "run", run)
+
+
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # NumPy's, for a table without lines
-def test_mutated_files_give_arrays_or_one_clear_sentence(name: str, tmp_path: Path) -> None:
+def test_mutated_files_give_arrays_or_one_clear_sentence(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     file, whole, read = READERS[name]
+    crashes = name.startswith("mat")  # scipy does, on some files: a process each
+    if not crashes:
+        request.getfixturevalue("in_this_process")
+    trials = 12 if crashes else 500
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     inside = name == "tar inside"  # what lies under the checksum of gzip is changed as well
     path.write_bytes(gzip.compress(whole) if inside else whole)
     assert read(path)
     draw, refusals = random.Random(19), []
-    for _ in range(500):
+    for _ in range(trials):
         damaged = mutated(whole, draw)
         path.write_bytes(gzip.compress(damaged, 1) if inside else damaged)
         try:
             assert read(path)
         except (ValueError, OSError) as error:
             refusals.append(str(error))
-    assert len(refusals) > 50
+    assert len(refusals) > trials // 10
     for refusal in refusals:
         assert str(path) in refusal
         assert "\n" not in refusal
@@ -270,7 +297,6 @@ def bombs() -> dict[str, bytes]:
         "line.gz": deflated(b"1 1:1", 700, 31),
         "line.bz2": bz2.compress(b"1" * (1 << 20)) * 32,
         "index.txt": b"1 1:1\n0 1000000000000:1\n",
-        "labels.gz": gzip.compress(b"1\n" * (1 << 19)),
         "empty.gz": gzip.compress(b"\n" * (1 << 19)),
         "comments.gz": gzip.compress(b"# \n" * (1 << 19)),
         "entries.gz": gzip.compress((b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n") * 900),
@@ -281,7 +307,6 @@ def bombs() -> dict[str, bytes]:
         "halves.npz": npz_bomb("<f2", (4 << 10, 1024), 4 << 10, 8),
         "images.npz": npz_bomb("|u1", (20 << 10, 1, 32, 32), 20 << 10, 20),  # and once more when they are divided
         "targets.npz": npz_bomb("|u1", (1 << 20, 1), 1 << 20, 1),  # places of values take more than the values
-        "lies.npz": npz_bomb("|u1", (10, 10), 10, 70),
         "members.npz": many_members(),
         "packing.npz": other_packing(),
         "cells.csv": b"a,y\n" + b'"1\n2","2\n3",' * (400 << 10),  # a row that goes on, line by line
@@ -308,12 +333,12 @@ PROGRAM = """
 import os, resource, sys
 from pathlib import Path
 import scipy.sparse, torch
-from fedfw.data import idx, limits, mat, load_data
+from fedfw.data import emnist, idx, limits, load_data
 from fedfw.data.base import Columns
 
 readers = {
     ".idx": lambda path: idx.read_idx(path, 3),
-    ".mat": lambda path: mat.read_mat(path, "dataset"),
+    ".mat": lambda path: emnist.read_parts(path, 47),
     ".npz": lambda path: load_data(f"table:{path}", columns=Columns(target="y")),
     ".csv": lambda path: load_data(f"table:{path}", columns=Columns(target="y")),
 }
@@ -351,9 +376,18 @@ def test_bombs_are_refused_within_the_limit_in_bytes_of_memory(tmp_path: Path) -
         if path.name.startswith("near-"):
             assert line == f"{path} was read"
         else:
-            assert "expected" in line or "promises" in line or "has other bytes" in line
+            assert "expected" in line or "is damaged" in line
     needed = {path.name for path, line in lines.items() if "its reader needs" in line}
-    assert needed >= {"large.idx", "large.mat", "labels.gz", "dense.gz", "entries.gz", "floats.npz", "targets.npz"}
+    assert needed >= {
+        "large.idx",
+        "large.mat",
+        "lies.mat",
+        "line.gz",
+        "dense.gz",
+        "entries.gz",
+        "large.npz",
+        "targets.npz",
+    }
 
 
 def test_the_limit_is_four_times_the_file_or_more_where_it_is_allowed(
@@ -388,40 +422,48 @@ def test_the_limit_is_four_times_the_file_or_more_where_it_is_allowed(
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"0 1000000000000:1", r"line 2: index='1000000000000', expected a whole number from 0 to 1073741824"),
-        (b"0 -3:1", r"line 2: index='-3', expected a whole number"),
-        (b"0 4:1 4:1", r"line 2: index='4', expected a whole number from 5 to"),
-        (b"0 4:1 3:1", r"line 2: index='3', expected a whole number from 5 to"),
-        (b"0 1_0:1", r"line 2: index='1_0', expected a whole number"),
-        (b"0 4:1e39", r"line 2: value='1e39', expected a number from -3\.4e\+38 to 3\.4e\+38"),
-        (b"0 4:nan", r"line 2: value='nan', expected a number"),
-        (b"0 4", r"line 2: value='', expected a number"),
-        (b"0 4:1_0", r"line 2: value='1_0', expected a number"),
-        (b"nan 4:1", r"line 2: label='nan', expected a number"),
-        (b"1e39 4:1", r"line 2: label='1e39', expected a number"),  # targets are float32
-        (b"0 " + b"9" * 5000 + b":1", r"line 2: index='9{40}', expected a whole number"),
-    ],
+    "line",
+    [b"0 1000000000000:1", b"0 -3:1", b"0 4:1 4:1", b"0 4:1 3:1", b"0 4:1e39", b"0 4:nan", b"0 4", b"nan 4:1"],
 )
-def test_libsvm_lines_are_refused_with_their_number(line: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_this_process")
+def test_libsvm_lines_that_are_refused(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"1 1:1\n" + line + b"\n")
-    with pytest.raises(ValueError, match=rf"text .*{message}"):
+    with pytest.raises(ValueError, match="text is damaged"):
         read_libsvm(path)
 
 
+def test_libsvm_indices_from_zero_comments_and_queries(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"# a comment\n1 qid:7 0:0.5 2:1e-3\n\n-1 1:2 # more\n")
+    rows, marks = read_libsvm(path)
+    assert rows.toarray().tolist() == [[0.5, 0, np.float32(1e-3)], [0, 2, 0]]
+    assert marks.tolist() == [1, -1]
+    path.write_bytes(b"1 1:0.5\n-1 3:2\n")
+    assert read_libsvm(path)[0].toarray().tolist() == [[0.5, 0, 0], [0, 0, 2]]
+    with pytest.raises(ValueError, match="2 samples of 3 features, 2 kinds of labels, expected 2 of at most 2"):
+        read_libsvm(path, features=2, samples=2)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i4", "f4", "f8", "i8"])
-def test_mat_arrays_are_what_scipy_wrote(dtype: str, compressed: bool, tmp_path: Path) -> None:
-    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
-    value: dict[str, Any] = {"a": array, "inner": {"b": array[0].T, "long_name_of_a_field": array[:, :1, 0]}}
+def test_mat_arrays_are_what_scipy_wrote(compressed: bool, tmp_path: Path) -> None:
+    array = np.arange(24).reshape(2, 3, 4)
+    value: dict[str, Any] = {"a": array, "inner": {"b": array[0].T.astype("f4")}, "../c": "text"}
     savemat(tmp_path / "a.mat", {"other": array[0], "wanted": value}, do_compression=compressed)
-    found = read_mat(tmp_path / "a.mat", "wanted")
-    assert np.array_equal(found["a"], array)
-    assert found["a"].dtype == array.dtype
-    assert np.array_equal(found["inner"]["b"], array[0].T)
-    assert np.array_equal(found["inner"]["long_name_of_a_field"], array[:, :1, 0])
+    found = read_isolated("mat", tmp_path / "a.mat", "wanted.a", "wanted.inner.b", "wanted.d", "missing.a")
+    assert list(found) == ["wanted.a", "wanted.inner.b"]
+    assert np.array_equal(found["wanted.a"], array)
+    assert np.array_equal(found["wanted.inner.b"], array[0].T)
+    assert found["wanted.inner.b"].dtype == np.float32
+    with pytest.raises(ValueError, match=r"a\.mat is damaged: Object arrays cannot be saved"):
+        read_isolated("mat", tmp_path / "a.mat", "wanted.inner", "wanted")
+
+
+def test_what_no_reader_can_read_in_its_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEAST", 1 << 20)
+    np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(100 << 20, np.uint8))
+    with pytest.raises(limits.MemoryLimitError, match=r"its reader needs 1\.0 MiB of memory for its contents"):
+        read_isolated("npz", tmp_path / "zeros.npz", "x")
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:

@@ -121,12 +121,12 @@ def test_what_is_refused(text: str, columns: dict[str, str], message: str, tmp_p
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.ones((4, 2))}, r"my\.npz is damaged: .*y\.npy"),
+        ({"x": np.ones((4, 2))}, r"my\.npz is damaged: .*'y is not a file"),
         ({"x": np.ones((4, 2)), "y": np.ones(3)}, r"y has shape \(3,\), expected one for \(4,\) inputs"),
         ({"x": np.ones(4), "y": np.arange(4)}, r"x has shape \(4,\), expected \(samples, features\)"),
         ({"x": np.full((4, 2), np.inf), "y": np.arange(4)}, "x has NaN, infinity or numbers beyond float32"),
         ({"x": np.full((4, 2), 1e39), "y": np.arange(4)}, "x has NaN, infinity or numbers beyond float32"),
-        ({"x": np.array([[{}], [{}]]), "y": np.arange(2)}, r"x is object of \(2, 1\), expected numbers"),
+        ({"x": np.array([[{}], [{}]]), "y": np.arange(2)}, r"my\.npz is damaged: Object arrays cannot be loaded"),
         ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, "expected numbers"),
     ],
 )
@@ -188,7 +188,7 @@ def test_inputs_too_large_to_be_dense(tmp_path: Path) -> None:
     lines = [f"{i % 2} 1:1 1000000000:1" for i in range(5)]
     with pytest.raises(
         ValueError,
-        match=r"wide: its reader needs 3\.7 GiB of memory for 1 lines of 1000000000 features as dense inputs, expected",
+        match=r"wide: its reader needs 18\.6 GiB of memory for 5 lines of 1000000000 features as dense inputs",
     ):
         load_data(own(tmp_path / "wide", lines))
 
@@ -203,7 +203,7 @@ def test_what_is_known_of_published_files_is_checked(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is damaged"):
             read_libsvm(path, features, samples)
     path.write_text("-1 3:1\n-1 5:1\n")
-    with pytest.raises(ValueError, match="1 kinds of labels, expected 2 and 2"):
+    with pytest.raises(ValueError, match="1 kinds of labels, expected 2 of at most 6, and 2"):
         read_libsvm(path, 6, 2)
 
 

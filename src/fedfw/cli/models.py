@@ -1,5 +1,7 @@
 """``fedfw models``: every model, and whether its losses are convex."""
 
+from __future__ import annotations
+
 import argparse
 
 from fedfw.models import MODELS

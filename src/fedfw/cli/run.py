@@ -1,5 +1,7 @@
 """``fedfw run``: simulate, show, store."""
 
+from __future__ import annotations
+
 import argparse
 import re
 import time

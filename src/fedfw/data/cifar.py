@@ -8,8 +8,7 @@ import torch
 
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import MissingDataError
-from fedfw.data.limits import MemoryMeter
-from fedfw.data.npz import read_npz
+from fedfw.data.isolated import read_isolated
 
 _RECORD, _RECORD_100 = 1 + 3 * 32 * 32, 2 + 3 * 32 * 32
 _LARGEST = 1 << 28  # bytes; CIFAR-100's training images have 0.15 GB
@@ -34,10 +33,11 @@ def load_cifar100_images(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1]
         return torch.from_numpy(images), class_numbers(torch.from_numpy(labels), 100, whole)
     if piece.is_file():
-        images, labels = read_npz(piece, "x", "y", kinds="ui", meter=MemoryMeter(piece), most_bytes=_LARGEST)
-        if images.dtype != np.uint8 or images.shape != (len(images), 3, 32, 32) or labels.shape != (len(images),):
-            found = f"{images.dtype} images of {images.shape}, labels of {labels.shape}"
-            raise ValueError(f"{piece} is damaged: {found}, expected bytes (samples, 3, 32, 32) and (samples,)")
+        found = read_isolated("npz", piece, "x", "y")
+        images, labels = found["x"], found["y"]
+        if images.dtype != np.uint8 or images.shape != (len(images), 3, 32, 32) or labels.shape != images.shape[:1]:
+            held = f"{images.dtype} images of {images.shape}, labels of {labels.shape}"
+            raise ValueError(f"{piece} is damaged: {held}, expected bytes (samples, 3, 32, 32) and (samples,)")
         return torch.from_numpy(images), class_numbers(torch.from_numpy(labels.astype(np.int64)), 100, piece)
     raise MissingDataError(f"neither {whole} nor {piece} is there: CIFAR-100's binary version is at its publisher's")
 

@@ -1,4 +1,7 @@
-"""Downloads: verified before they take their place, so that a file is whole or not there."""
+"""Downloads: verified before they take their place, so that a file is whole or not there.
+
+pooch has no limits for the size of a download and of archives' members, and would be a dependency for every user.
+"""
 
 import hashlib
 import http.client

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import how_to_get
-from fedfw.data.mat import read_mat
+from fedfw.data.isolated import read_isolated
 from fedfw.data.mnist import read_idx_part
 
 
@@ -47,19 +47,18 @@ def load_emnist(request: Request, classes: int) -> Data:
 
 def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
     """The training and the test part of a .mat file, with the writers."""
-    content = read_mat(path, "dataset")
-    train, test = (_part(content, part, classes, path) for part in ("train", "test"))
+    names = [f"dataset.{part}.{field}" for part in ("train", "test") for field in ("images", "labels", "writers")]
+    content = read_isolated("mat", path, *names)
+    train, test = (_part(content, f"dataset.{part}", classes, path) for part in ("train", "test"))
     return train, test
 
 
-def _part(content: Any, part: str, classes: int, path: Path) -> Part:
+def _part(content: dict[str, npt.NDArray[Any]], part: str, classes: int, path: Path) -> Part:
+    """One part of the arrays of a file."""
     try:
-        fields = [content[part][name] for name in ("images", "labels", "writers")]
-    except (KeyError, IndexError):
-        fields = []
-    if not fields or any(isinstance(field, dict) for field in fields):
-        raise ValueError(f"{path} is no EMNIST file: expected images, labels and writers in dataset.{part}")
-    images, labels, writers = fields
+        images, labels, writers = (content[f"{part}.{name}"] for name in ("images", "labels", "writers"))
+    except KeyError:
+        raise ValueError(f"{path} is no EMNIST file: expected images, labels and writers in {part}") from None
     samples = len(images)
     if images.dtype != np.uint8 or images.shape != (samples, 28 * 28) or not samples:
         raise ValueError(f"{path} has {images.dtype} images of shape {images.shape}, expected bytes (samples, 784)")

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives."""
+"""The idx format of MNIST and its relatives, which no dependency reads."""
 
 import gzip
 import zlib
@@ -9,8 +9,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fedfw.data.limits import MemoryMeter, read_into
+from fedfw.data.limits import MemoryMeter
 
+_PIECE = 1 << 20  # bytes that are read at once
 _KINDS: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 
 
@@ -42,7 +43,10 @@ def _read(stream: BinaryIO | gzip.GzipFile, path: Path, axes: int) -> npt.NDArra
         raise ValueError(f"{path} is damaged: it promises {size} bytes of shape {shape}, expected at least 1")
     MemoryMeter(path).hold(size, f"an array of shape {shape}")
     data = np.empty(size, np.uint8)
-    found = read_into(data, stream)
+    found = 0
+    while piece := stream.read(min(_PIECE, size - found)):
+        data[found : found + len(piece)] = np.frombuffer(piece, np.uint8)
+        found += len(piece)
     if found < size or stream.read(1):  # one byte more shows that a file goes on
         many = found if found < size else "more"
         raise ValueError(f"{path} is damaged: {many} bytes, expected {size} of shape {shape}")

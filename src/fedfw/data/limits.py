@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-CHUNK = 1 << 20
-"""Bytes that are read or inflated at once."""
 FACTOR = 4
 """A reader may take so many times the file's size."""
 LEAST = 1 << 30
@@ -142,10 +136,6 @@ class MemoryMeter:
         self.check(nbytes, what)
         self.held += nbytes
 
-    def release(self, nbytes: int) -> None:
-        """Take away bytes that are freed."""
-        self.held -= nbytes
-
     def check(self, nbytes: int, what: str) -> None:
         """Refuse bytes beside those that are held, without adding them; raises as `hold` does."""
         if self.held + nbytes <= self.limit:
@@ -157,24 +147,6 @@ class MemoryMeter:
             f"{_shown(self.limit)} ({usual}): where the file is trusted, allow more by data-memory in "
             f"consent.toml or by {VARIABLE}={math.ceil(needed / GIB + 0.5)}"
         )
-
-
-class Readable(Protocol):
-    """A stream of bytes."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-def read_into(data: npt.NDArray[Any], stream: Readable) -> int:
-    """Read a stream into bytes (size,) uint8, a piece at a time, and return how many there were."""
-    at = 0
-    while at < len(data):
-        piece = stream.read(min(CHUNK, len(data) - at))
-        if not piece:
-            break
-        data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-        at += len(piece)
-    return at
 
 
 def _shown(nbytes: int) -> str:

@@ -2,7 +2,6 @@
 
 from array import array
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import Tensor
 from fedfw.data.base import Columns, Data, Part, Request, every_fifth
 from fedfw.data.csv_text import number_in, read_csv
 from fedfw.data.folder import MissingDataError
+from fedfw.data.isolated import read_isolated
 from fedfw.data.limits import MemoryLimitError, MemoryMeter
-from fedfw.data.npz import read_kinds, read_npz
 
 INPUTS = "x"
 """The name of the inputs in an .npz file; in a .csv file they are all columns that are nothing else."""
@@ -124,28 +123,28 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
 
 def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:
     """Inputs (samples, ...), bytes where they are images and float32 otherwise, and the wanted arrays by name."""
-    meter = MemoryMeter(path)
-    (shape, kind), *others = read_kinds(path, INPUTS, *wanted, kinds=_KINDS)
-    for name, (other, _) in zip(wanted, others, strict=True):
-        if other != shape[:1]:
-            raise ValueError(f"{path}: {name} has shape {other}, expected one for {shape[:1]} inputs")
-    size = prod(shape)
-    if len(shape) < 2 or not size:
-        raise ValueError(f"{path}: {INPUTS} has shape {shape}, expected (samples, features)")
-    images = len(shape) == 4 and kind == np.uint8
+    found = read_isolated("npz", path, INPUTS, *wanted)
+    inputs = found.pop(INPUTS)
+    for name, values in {INPUTS: inputs, **found}.items():
+        if values.dtype.kind not in _KINDS:
+            raise ValueError(f"{path} is damaged: {name} is {values.dtype} of {values.shape}, expected numbers")
+        if values.shape != inputs.shape[:1] and name != INPUTS:
+            raise ValueError(f"{path}: {name} has shape {values.shape}, expected one for {inputs.shape[:1]} inputs")
+    if inputs.ndim < 2 or not inputs.size:
+        raise ValueError(f"{path}: {INPUTS} has shape {inputs.shape}, expected (samples, features)")
+    images = inputs.ndim == 4 and inputs.dtype == np.uint8
     # Images are there twice when they are divided. Numbers are there as they are stored, as float32 and as whether they
     # are finite, and then as float32 twice.
-    needed = 2 * size if images else size * max(kind.itemsize + 5, _INPUT)
-    stored = sum(prod(shape) * kind.itemsize for shape, kind in others)
-    meter.check(needed + stored + (_ROW + _PLACE * len(wanted)) * shape[0], f"{INPUTS} of shape {shape}")
-    inputs, *rest = read_npz(path, INPUTS, *wanted, kinds=_KINDS, meter=meter)
+    needed = 2 * inputs.size if images else inputs.size * max(inputs.itemsize + 5, _INPUT)
+    meter = MemoryMeter(path)
+    meter.check(needed + (_ROW + _PLACE * len(wanted)) * len(inputs), f"{INPUTS} of shape {inputs.shape}")
     if not images:
         with np.errstate(over="ignore"):
             inputs = inputs.astype(np.float32, copy=False)
         if not np.isfinite(inputs).all():
             raise ValueError(f"{path}: {INPUTS} has NaN, infinity or numbers beyond float32, expected none")
     named = {}
-    for name, values in zip(wanted, rest, strict=True):
+    for name, values in found.items():
         different, places = np.unique(values + 0, return_inverse=True)
         meter.check(_TEXT * len(different), f"the values of {name!r}")
         named[name] = Column(different, places.astype(np.int64))

@@ -5,6 +5,8 @@ anybody looks at it: first its size, by the limits below, then every field by it
 unpickled.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum

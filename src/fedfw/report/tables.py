@@ -1,5 +1,7 @@
 """Plain tables for the terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 
