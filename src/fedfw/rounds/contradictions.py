@@ -207,16 +207,7 @@ class _Model:
     x: Tensor
     loss: float
     gradient: Tensor
-    each: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A loss and its gradient (p,) at a point x (p,)."""
-
-    x: Tensor
-    value: float
-    gradient: Tensor
+    each: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -474,8 +465,8 @@ class Tangents:
 
     def __init__(self, gradient: Gradient) -> None:
         self._gradient = gradient
-        self._first: _Seen | None = None
-        self._last: _Seen | None = None
+        self._first: _Model | None = None
+        self._last: _Model | None = None
 
     def __call__(
         self,
@@ -489,7 +480,7 @@ class Tangents:
         values, gradients = self._gradient(x, full=full, exact=exact, plain=plain, times=times)
         if gradients.dtype is torch.float64 and not plain and times == 1.0:
             # Gradients are given away, and may be overwritten.
-            seen = _Seen(x[0].double().clone(), float(values[0]), gradients[0].clone())
+            seen = _Model(0, x[0].double().clone(), float(values[0]), gradients[0].clone())
             self._last = seen
             if self._first is None:
                 self._first = seen
@@ -500,10 +491,10 @@ class Tangents:
         if self._first is None or self._last is None:
             return None
         for u, x in ((self._first, self._last), (self._last, self._first)):
-            tangent = x.value + float(x.gradient @ (u.x - x.x))
+            tangent = x.loss + float(x.gradient @ (u.x - x.x))
             steep = float(x.gradient.norm()) * float(u.x.norm() + x.x.norm())
-            size = abs(u.value) + abs(x.value) + steep
-            if tangent - u.value > _ALLOWED[torch.float64] * size:
+            size = abs(u.loss) + abs(x.loss) + steep
+            if tangent - u.loss > _ALLOWED[torch.float64] * size:
                 return u.x, x.x
         return None
 

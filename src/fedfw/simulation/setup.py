@@ -1,23 +1,30 @@
-"""What a simulation makes before its first round: the clients' memories, their oracles, a private run's plan."""
+"""What a simulation does before its first round: memories, oracles, a private run's plan, and what is refused."""
 
+import os
 import warnings
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, State
+from fedfw.algorithms.base import Algorithm, Plan, State
+from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
+from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.oracles import ClientOracles, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.problems.split import SplitLosses
+from fedfw.ranks import Ranks
+from fedfw.rounds.fingerprint import Fingerprint
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedRows
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
+from fedfw.rounds.robustness import refuse_uncertifiable
+from fedfw.rounds.setup import refuse_telling
 from fedfw.sets.base import ConstraintSet
 from fedfw.sets.containment import TRIED, contains_set
-from fedfw.simulation.refusals import few_take_part
 
 
 def new_memory(
@@ -106,4 +113,103 @@ def _refuse_smaller(constraint: ConstraintSet, looser: ConstraintSet, problem: P
             f"relax: it is not known whether the set of client {client}, {looser!r}, contains the constraint "
             f"{constraint!r}: {TRIED} of its extreme points do lie inside, and nothing more was proven",
             stacklevel=2,
+        )
+
+
+_MANY_BYTES = 2**30
+_LARGE_STATE = 2**25
+"""Numbers of all clients together from which rounds are not replayed: it would take memory and save little time."""
+
+
+def refuse_contradictions(
+    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+) -> None:
+    """Raise ValueError for options that make no sense together."""
+    if isinstance(algorithm, ProjectedAlgorithm) and not constraint.has_projection:
+        raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
+    if options.batch_size is not None and problem.losses.sizes is None:
+        raise ValueError("batch_size needs clients with samples; these are plain functions")
+    losses, private = problem.losses, options.promise is not None
+    refuse_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
+    if options.tol is not None and not problem.losses.countable:
+        raise ValueError(f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give")
+    if options.tol is not None and problem.convex is not True:
+        raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
+    if options.relax and not algorithm.contract.may_relax:
+        raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
+    refuse_telling(algorithm, options)
+    if options.promise is not None:
+        if options.tol is not None:
+            raise ValueError("tol needs a certificate, which reveals the data: it does not go with privacy")
+        if options.relax:
+            raise ValueError("relax does not go with privacy: clients with another set would need other noise")
+        if problem.losses.sizes is None:
+            raise ValueError("privacy is for clients with samples; these are plain functions")
+    if problem.mixed and problem.start.device.type != "cuda":
+        raise ValueError(
+            f"mixed multiplies in bfloat16 on a GPU, and this run is on the device {problem.start.device}: expected "
+            "device=cuda, or no mixed"
+        )
+    refuse_uncertifiable(problem, options)
+    _refuse_what_does_not_fit(problem, participation, options)
+
+
+def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
+    """Whether only the rows of those who took part are kept: most never do, or all rows would take a gigabyte."""
+    expected, start = participation.expected, problem.start
+    if expected is None or 2 * expected > problem.n:
+        return False
+    all_rows = problem.n * start.numel() * start.element_size()
+    return 2 * expected * options.rounds < problem.n or all_rows > _MANY_BYTES
+
+
+def can_be_replayed(problem: Problem, participation: Participation, options: Options, plan: Plan) -> bool:
+    """Whether rounds differ in nothing but their numbers, and are short enough that a GPU should replay them."""
+    if type(plan) is not Plan or problem.n * problem.start.numel() > _LARGE_STATE:
+        return False
+    same_work = participation.everyone and options.batch_size is None and not options.relax and options.promise is None
+    # The atoms of several steps are weighed before they are sent: that is looking at them.
+    one_step = plan.schedule is None or plan.local_steps == 1
+    return problem.ranks.size == 1 and problem.start.is_cuda and problem.losses.plain_kernels and same_work and one_step
+
+
+def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
+    """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts to swap."""
+    if few_take_part(problem, participation, options):
+        return
+    tensors, start = 4, problem.start
+    own = len(problem.losses.everyone(start.device))
+    needed = tensors * own * start.numel() * start.element_size()
+    if start.device.type == "cuda":
+        there = torch.cuda.get_device_properties(start.device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
+            f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
+        )
+
+
+def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> None:
+    """Raise an error where ranks were given different runs, such as models whose start was drawn without a seed."""
+    looked_at = {name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")}
+    each = ranks.exchange({**run, **looked_at})
+    differing = [name for name in each[0] if any(theirs.get(name) != each[0][name] for theirs in each)]
+    if differing:
+        raise ValueError(
+            f"ranks were given different runs: {', '.join(differing)} differ, expected the same on every rank. "
+            "A model's start is the same after torch.manual_seed on every rank"
+        )
+
+
+def refuse_drift(ranks: Ranks, t: int, xbar: Tensor) -> None:
+    """Raise an error where ranks, all of which take the server's step of round t, hold different bits after it."""
+    if ranks.size == 1:
+        return
+    held = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]
+    if len(set(held)) > 1:
+        raise RuntimeError(
+            f"round {t}: ranks hold different models (digests {held}), expected one: they need the same version of "
+            "torch, the same kind of processor and as many threads"
         )

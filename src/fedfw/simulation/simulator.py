@@ -42,10 +42,18 @@ from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, OnFirst
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
-from fedfw.simulation.callbacks.progress import Progress
-from fedfw.simulation.refusals import can_be_replayed, refuse_contradictions, refuse_different_runs, refuse_drift
+from fedfw.simulation.callbacks.loggers import Progress
 from fedfw.simulation.result import Run
-from fedfw.simulation.setup import choose_oracles, constraint_groups, new_memory, plan_privacy
+from fedfw.simulation.setup import (
+    can_be_replayed,
+    choose_oracles,
+    constraint_groups,
+    new_memory,
+    plan_privacy,
+    refuse_contradictions,
+    refuse_different_runs,
+    refuse_drift,
+)
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 

@@ -4,8 +4,7 @@ from fedfw.simulation.callbacks.base import Callback, StopRun
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
-from fedfw.simulation.callbacks.loggers import CSVLogger, MLflowLogger, TensorBoardLogger
-from fedfw.simulation.callbacks.progress import Progress
+from fedfw.simulation.callbacks.loggers import CSVLogger, MLflowLogger, Progress, TensorBoardLogger
 
 __all__ = [
     "Budget",

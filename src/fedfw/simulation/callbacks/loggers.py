@@ -1,13 +1,17 @@
-"""Loggers: the numbers of every round in a CSV file, in TensorBoard or in MLflow, while a run goes on."""
+"""Loggers: the numbers of every round on the screen, in a CSV file, TensorBoard or MLflow, while a run goes on."""
 
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from tqdm import tqdm
+
+from fedfw.report.tables import human_bytes
 from fedfw.rounds.records import Record
 from fedfw.simulation.callbacks.base import Callback
 
@@ -162,3 +166,75 @@ class MLflowLogger(Callback):
         step = int(numbers.pop("round"))
         self._log(numbers, step=step)
         return None
+
+
+_IN_A_FILE = 2.0
+_ON_A_TERMINAL = 0.1
+"""Seconds between two updates."""
+
+
+class Progress(Callback):
+    """Shows how a run gets on: a bar on a terminal, a line every two seconds in a file.
+
+    Parameters
+    ----------
+    stream : file, optional
+        Where to; by default the standard error stream.
+    """
+
+    decides = False
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._bar: Any = None
+
+    def after_round(self, simulation: Simulation) -> bool | None:
+        line = progress_line(simulation)
+        if self._bar is None:
+            live = self._stream.isatty()
+            self._bar = tqdm(
+                total=simulation.options.rounds,
+                initial=simulation.t,
+                desc=line,
+                file=self._stream,
+                mininterval=_ON_A_TERMINAL if live else _IN_A_FILE,
+                dynamic_ncols=live,
+                bar_format="{desc}  [{elapsed}<{remaining}]" + ("" if live else "\n"),
+            )
+        else:
+            self._bar.set_description_str(line, refresh=False)
+            self._bar.update()
+        return None
+
+    def finish(self, simulation: Simulation, run: Run) -> None:
+        self.abandon(simulation)
+
+    def abandon(self, simulation: Simulation) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def progress_line(simulation: Simulation) -> str:
+    """What is worth knowing of the latest round, in one line."""
+    latest = simulation.history.last
+    shown = (
+        ("loss", latest("loss"), ".4f"),
+        ("accuracy", latest("accuracy"), ".3f"),
+        ("concordance", latest("concordance"), ".3f"),
+        ("gap", latest("gap"), ".2e"),
+        ("optimum >=", _told(simulation), ".4f"),
+        ("epsilon", latest("epsilon"), ".3f"),
+    )
+    parts = [f"{label} {value:{form}}" for label, value, form in shown if value is not None]
+    return "  ".join(
+        [
+            f"round {simulation.t}/{simulation.options.rounds}",
+            *parts,
+            f"{human_bytes(simulation.history.total('bytes_up'))} up",
+        ]
+    )
+
+
+def _told(simulation: Simulation) -> float | None:
+    """The proven bound on the optimum, unless it is no more than what every such loss is never below."""
+    return None if simulation.best_bound == simulation.problem.floor else simulation.best_bound
