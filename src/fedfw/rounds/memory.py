@@ -259,6 +259,8 @@ class TouchedRows(ClientMemory):
         return held
 
     def load(self, held: dict[str, Tensor]) -> None:
+        if "x.counts" not in held:
+            raise ValueError("the checkpoint is of an older version of fedfw, which kept rows otherwise: run it anew")
         clients = held["touched"].tolist()
         self.entries = {client: {} for client in clients}
         for name in self._start:
