@@ -315,18 +315,6 @@ def test_a_state_of_other_sets_is_refused() -> None:
         other.load_state_dict(one.state_dict())
 
 
-def test_parameters_without_a_gradient_stay_where_they_are() -> None:
-    a, b = nn.Parameter(torch.full((2,), 0.3)), nn.Parameter(torch.full((2,), 0.3))
-    optimizer = LMO([a, b], fedfw.Product({"*": fedfw.LinfBall(1.0)}))
-    optimizer.step()
-    b.grad = torch.ones(2)
-    optimizer.step()
-    assert a.tolist() == torch.full((2,), 0.3).tolist()
-    assert b.tolist() != a.tolist()
-    with pytest.raises(ValueError, match="parameter '0' has no gradient, expected one because others that share"):
-        LMO([a, b], fedfw.L2Ball(1.0)).step()
-
-
 # --- refusals ---
 
 

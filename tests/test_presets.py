@@ -49,19 +49,6 @@ def test_a_problem_by_its_names_is_the_problem_of_its_options() -> None:
     assert fedfw.load_problem is load_problem
 
 
-def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"load_problem has no option 'client' \(did you mean 'clients'\?\)"):
-        load_problem("digits", client=3)
-    with pytest.raises(TypeError, match="positional"):
-        load_problem("digits", "mclr", 5)  # type: ignore[misc]
-    with pytest.raises(ValueError, match="digits"):
-        load_problem("digit")
-    with pytest.raises(ValueError, match="mclr"):
-        load_problem("digits", "mcl")
-    with pytest.raises(ValueError, match="labels"):
-        load_problem("digits", partition="label:3")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

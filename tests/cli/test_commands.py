@@ -249,21 +249,6 @@ def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
             command.get_data(name, tmp_path)
 
 
-def test_show_one_row_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "new" / "digits.png"
-    assert command.show_data("digits", None, partition="labels:3", clients=10, seed=0, out=picture) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "digits, labels:3, 10 clients: 1,437 of 1,437 training samples"
-    assert lines[-1] == f"picture: {picture}"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in picture.parent.iterdir()] == ["digits.png"]
-    assert lines[2].split() == ["client", "samples", "labels", "held", *map(str, range(10))]
-    for client, line in enumerate(lines[3:13]):
-        number, samples, held, *counts = map(int, line.split())
-        assert (number, held, sum(counts)) == (client, 3, samples)
-        assert {label for label, count in enumerate(counts) if count} == {(client + j) % 10 for j in range(3)}
-
-
 # --- The epsilon calculator against the formula of the Gaussian mechanism, and against what a run plans ---
 
 

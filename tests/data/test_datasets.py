@@ -16,6 +16,7 @@ import torch
 from fedfw.data import DATASETS, MissingDataError, data_folder, load_data
 from fedfw.data.download import download
 from fedfw.data.sources import Source
+from tests.data.files import DATA, needs
 
 
 def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,6 +75,29 @@ def test_sparse() -> None:
             load_data(wrong)
     with pytest.raises(ValueError, match=r"sparse:100000000 takes 10430\.8 GiB, expected at most 8\.0 GiB"):
         load_data("sparse:100000000")
+
+
+CLASSES = {
+    "mnist": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    "cifar10": [5000] * 10,
+    "a9a": [24_720, 7_841],
+}
+"""Of some published data sets: how many training samples each class has."""
+OWNERS = {"emnist-small": 1491, "ml-100k": 943, "shakespeare": 82, "tcga-brca": 6}
+"""Of some: how many owners the training samples have."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs(DATASETS[name].folder)) for name in (*CLASSES, *OWNERS)]
+)
+def test_published_files_are_what_the_table_says(name: str) -> None:
+    data, entry = load_data(name, DATA), DATASETS[name]
+    assert (data.shape, data.classes, (len(data.train), len(data.test))) == (entry.shape, entry.classes, entry.samples)
+    if name in CLASSES:
+        assert data.train.targets.bincount().tolist() == CLASSES[name]
+    if name in OWNERS:
+        assert entry.owners == tuple(data.train.owners)
+        assert max(len(of.unique()) for of in data.train.owners.values()) == OWNERS[name]
 
 
 # --- Downloads from a server on this machine: whole files, or none ---

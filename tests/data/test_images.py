@@ -92,30 +92,6 @@ def test_writers_come_from_qmnist(tmp_path: Path) -> None:
     assert [part.tolist() for part in parts] == [list(range(4 * i, 4 * i + 4)) for i in range(5)]
 
 
-@needs("mnist")
-def test_the_real_mnist() -> None:
-    data = load_data("mnist", DATA)
-    assert data.train.inputs.shape == (60_000, 1, 28, 28)
-    assert data.train.inputs.dtype == torch.uint8
-    assert data.train.targets.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert data.test.targets[:5].tolist() == [7, 2, 1, 0, 4]
-    assert float(data.train.inputs.float().mean() / 255) == pytest.approx(0.1307, abs=1e-4)
-
-
-@needs("mnist", "qmnist-labels")
-def test_the_real_writers() -> None:
-    data = load_data("mnist", DATA)
-    train, test = (set(part.owners["writer"].tolist()) for part in (data.train, data.test))
-    assert len(train) == 539
-    assert len(test) == 297
-    assert not train & test
-    everyone = partition("writer", data.train, 539, 10, seed=0)
-    assert all(len(set(data.train.owners["writer"][part].tolist())) == 1 for part in everyone)
-    sizes = [len(part) for part in partition("writer", data.train, 100, 10, seed=0)]
-    assert sum(sizes) == 60_000
-    assert max(sizes) - min(sizes) < 131  # the largest writer's digits
-
-
 # --- EMNIST in both of its layouts: upright images and writers ---
 
 
@@ -232,14 +208,3 @@ def test_records_become_images_in_the_order_of_the_files(tmp_path: Path) -> None
     assert part.inputs.dtype == torch.uint8
     assert np.array_equal(part.inputs.numpy(), np.concatenate(pixels))
     assert part.targets.tolist() == [3, 9, 0, 5]
-
-
-@needs("cifar10")
-def test_the_real_images() -> None:
-    data = load_data("cifar10", DATA)
-    assert data.train.inputs.shape == (50_000, 3, 32, 32)
-    assert data.train.targets.bincount().tolist() == [5000] * 10
-    assert data.test.targets.bincount().tolist() == [1000] * 10
-    assert data.train.targets[:5].tolist() == [6, 9, 9, 4, 1]
-    means = data.train.inputs[::10].float().mean((0, 2, 3)) / 255
-    assert torch.allclose(means, torch.tensor([0.4914, 0.4822, 0.4465]), atol=5e-3)  # red, green, blue

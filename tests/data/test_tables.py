@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedfw.data import DATASETS, Data, load_data, partition
+from fedfw.data import Data, load_data
 from fedfw.data.base import Columns
 from fedfw.data.libsvm import read_libsvm
 from fedfw.data.movielens import read_ratings, without_means
-from fedfw.data.shakespeare import ALPHABET, CHARACTERS, LEAST, cut_windows, read_speakers
-from fedfw.data.sources import SOURCES
-from fedfw.data.tcga_brca import PATIENTS, read_patients
+from fedfw.data.shakespeare import ALPHABET, CHARACTERS, cut_windows, read_speakers
+from fedfw.data.tcga_brca import read_patients
 from tests.data.files import DATA, needs
 
 ROWS = [(i / 8, i % 2, "NSW"[i % 3], ("no", "yes")[i % 2], float(i)) for i in range(30)]
@@ -207,19 +205,6 @@ def test_what_is_known_of_published_files_is_checked(tmp_path: Path) -> None:
         read_libsvm(path, 6, 2)
 
 
-@needs("libsvm")
-def test_the_real_files() -> None:
-    a9a = load_data("a9a", DATA)
-    assert (a9a.classes, a9a.shape, len(a9a.train), len(a9a.test)) == (2, (123,), 32_561, 16_281)
-    assert a9a.train.targets.bincount().tolist() == [24_720, 7_841]
-    assert set(np.unique(a9a.train.inputs.numpy())) == {0, 1}
-    assert a9a.train.inputs[0].nonzero().flatten().tolist()[:3] == [2, 10, 13]
-    mushrooms = load_data("mushrooms", DATA)
-    assert (mushrooms.classes, mushrooms.shape, len(mushrooms.train), len(mushrooms.test)) == (2, (112,), 6_499, 1_625)
-    both = torch.cat([mushrooms.train.targets, mushrooms.test.targets])
-    assert both.bincount().tolist() == [3_916, 4_208]
-
-
 # --- Ratings without their means ---
 
 LINES = ["1\t1\t5\t881250949", "1\t2\t3\t881250949", "2\t1\t4\t881250949", "3\t3\t1\t881250949"]
@@ -260,24 +245,6 @@ def test_means_are_those_of_the_training_rows() -> None:
     train = np.array([True, True, True, False, False])
     # user 0: 4, user 1: 2, user 2 unseen: 10/3; then item 0: (1 + 0) / 2, item 1: -1, item 2 unseen: 0
     assert without_means(table, train, 3, 3) == pytest.approx([0.5, 0, -0.5, 4 - 10 / 3 - 0.5, -1])
-
-
-@needs("ml-100k")
-def test_the_real_ratings() -> None:
-    data = load_data("ml-100k", DATA)
-    assert (data.classes, data.sides, len(data.train), len(data.test)) == (None, (943, 1682), 80_000, 20_000)
-    for part in (data.train, data.test):
-        assert torch.equal(part.owners["user"], part.inputs[:, 0])
-    both = torch.cat([data.train.inputs, data.test.inputs])
-    assert len(set(map(tuple, both.tolist()))) == 100_000
-    by_item = torch.zeros(1682).index_add_(0, data.train.inputs[:, 1], data.train.targets)
-    assert float(by_item.abs().max()) < 1e-3  # items' means are gone
-    assert len(partition("user", data.train, 943, None, seed=0)) == 943
-    with pytest.raises(ValueError, match="goes by classes, but the targets are numbers"):
-        partition("labels:3", data.train, 10, None, seed=0)
-    again, other = load_data("ml-100k", DATA), load_data("ml-100k", DATA, seed=1)
-    assert torch.equal(again.test.inputs, data.test.inputs)
-    assert not torch.equal(other.test.inputs, data.test.inputs)
 
 
 @needs("ml-100k")
@@ -366,39 +333,6 @@ def test_no_character_is_both_for_training_and_for_testing(context: int) -> None
     assert len(train) > 0.9 * (270 + 370)
 
 
-@needs("shakespeare")
-def test_the_real_speeches() -> None:
-    path = DATA / "shakespeare" / "input.txt.gz"
-    (source,) = SOURCES["shakespeare"].sources
-    assert sha256(gzip.decompress(path.read_bytes())).hexdigest() == source.sha256
-    speakers = read_speakers(path, CHARACTERS)
-    assert len(speakers) == 309  # ten of them are named and say nothing
-    assert sum(len(said) >= LEAST for said in speakers.values()) == 82
-    assert text_of(speakers["First Citizen"]).startswith("Before we proceed any further, hear me speak.\n\nYou are all")
-
-    data, entry = load_data("shakespeare", DATA), DATASETS["shakespeare"]
-    assert (data.shape, data.classes, (len(data.train), len(data.test))) == (entry.shape, entry.classes, entry.samples)
-    assert entry.owners == tuple(data.train.owners)
-    assert data.sequences
-    inputs, targets = data.test.take(torch.arange(3))
-    assert inputs.dtype == targets.dtype == torch.int64
-    for part in (data.train, data.test):
-        assert part.owners["speaker"].unique().tolist() == list(range(82))
-    assert load_data("shakespeare:32", DATA).shape == (32,)
-
-
-@needs("shakespeare")
-def test_clients_are_speakers_or_groups_of_them() -> None:
-    train = load_data("shakespeare", DATA).train
-    everyone, few = (partition("speaker", train, clients, 65, 0) for clients in (82, 10))
-    assert [train.owners["speaker"][part].unique().tolist() for part in everyone] == [[i] for i in range(82)]
-    groups = [set(train.owners["speaker"][part].tolist()) for part in few]
-    assert sum(map(len, groups)) == len(set.union(*groups)) == 82
-    for rule in ("labels:3", "dirichlet:0.1"):
-        with pytest.raises(ValueError, match="goes by classes, but a target is a sequence of them"):
-            partition(rule, train, 10, 65, 0)
-
-
 # --- Patients of six regions: what is read, and files that are not what they should be ---
 
 PEOPLE = 'pid,age,"sex, or none",E,T\nA,50,1,1.0,30.0\nB,60,0,0.0,40.5\nC,70,1,1.0,9\nnobody,80,0,0,1\n'
@@ -459,24 +393,6 @@ def test_patients_by_fold_and_region_with_the_age_in_centuries(tmp_path: Path) -
 def test_tcga_brca_damage_is_named(people: str, places: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_patients(*written_of_tcga_brca(tmp_path, people, places), 2)
-
-
-@needs("tcga-brca")
-def test_the_real_patients() -> None:
-    for source in SOURCES["tcga-brca"].sources:
-        assert sha256((DATA / "tcga-brca" / source.file).read_bytes()).hexdigest() == source.sha256
-    data, entry = load_data("tcga-brca", DATA), DATASETS["tcga-brca"]
-    assert (data.shape, data.classes, (len(data.train), len(data.test))) == ((39,), None, (866, 222))
-    assert (entry.shape, entry.samples, entry.owners) == (data.shape, (866, 222), tuple(data.train.owners))
-    assert data.survival
-    assert not data.sequences
-    for part, events in ((data.train, 119), (data.test, 32)):
-        assert int(part.targets[:, 0].sum()) == events
-        assert 0 <= float(part.inputs.min()) <= float(part.inputs.max()) <= 1
-    clients = partition("region", data.train, 6, None, 0)
-    assert tuple(map(len, clients)) == PATIENTS["train"]
-    with pytest.raises(ValueError, match="7 clients, but there are 6 owners to be dealt out, expected at most so many"):
-        partition("region", data.train, 7, None, 0)
 
 
 @needs("tcga-brca")

@@ -431,23 +431,3 @@ def test_losses_of_other_clients_are_another_sum(tmp_path: Path) -> None:
     loop.run(3)
     assert loop.server.refuted == ""
     assert loop.server.coordinator.best_bound is not None
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("method", ["fedfw", "fedfw+", "fedfw-anchored"])
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_rounding_is_no_contradiction(
-    offset: float,
-    method: str,
-    dtype: torch.dtype,
-    tmp_path: Path,
-) -> None:
-    def squared(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets - offset).square().mean()
-
-    box = fedfw.Box(torch.tensor([offset - 1]), torch.tensor([offset + 1]))
-    task = task_of(squared, fedfw.ALGORITHMS[method](box, penalty=0.01), dtype)
-    loop = Loopback(server_of(replace(task, options=Options(rounds=10))), tmp_path)
-    loop.run(10)
-    assert loop.server.refuted == ""
-    assert loop.server.coordinator.best_bound is not None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import fedfw
 from fedfw import Privacy
@@ -18,7 +17,7 @@ from fedfw.config.app import app_options
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.consent import CONSENT, SHARES, Refusal, RefusedError
 from fedfw.deployment.data_checks import check_data
-from fedfw.deployment.ledger import charged, spent
+from fedfw.deployment.ledger import charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.messages import Answer, Ask, Kind, Order
 from fedfw.deployment.reveals import (
@@ -392,25 +391,6 @@ def test_a_run_that_begins_is_charged_with_all_of_its_rounds(tmp_path: Path) -> 
         again = order(run="first", t=t, counted=t - 1, version=t)
         assert Client(task, 0, tmp_path / "state", consent=owner).handle(again).kind == Kind.STEP
     assert charged(owner.ledger(0, Path()).releases()) == (line.reserved, DELTA)
-
-
-def test_data_that_grow_continue_the_ledger(owner: Consent, tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=5, privacy=PROMISE)
-    order = orders(task)
-    before = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="before"))
-    inputs, targets = task.data(0)
-    grown = replace(task, data=lambda client: (torch.cat([inputs, inputs[:1]]), torch.cat([targets, targets[:1]])))
-    unchecked = Client(grown, 0, tmp_path / "elsewhere", consent=owner).handle(order(run="after"))
-    assert (unchecked.kind, unchecked.payload) == (Kind.REFUSED, Refusal.UNCHECKED.encode())
-    check_data(grown, 0, tmp_path / "elsewhere", owner)
-    after = Client(grown, 0, tmp_path / "elsewhere", consent=owner).handle(order(run="after"))
-    assert (before.kind, after.kind) == (Kind.STEP, Kind.STEP)
-    first, second = owner.ledger(0, Path()).releases()
-    assert first.promise != second.promise
-    assert spent([first, second])[0] == first.epsilon + second.epsilon
-    assert charged([first, second])[0] == first.reserved + second.reserved
-    narrow = replace(owner, privacy=DataBudget(1.5 * first.reserved, 1e-3))
-    assert not narrow.affords([first, second])
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "older", "lost", "closed"])

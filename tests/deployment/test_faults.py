@@ -384,23 +384,6 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int,
 # --- the server ---
 
 
-def test_another_task_cannot_take_over_a_folder(tmp_path: Path) -> None:
-    settings = Deployment(out=tmp_path)
-    Loopback(DeployedServer(small_task(FEDFW, rounds=3), settings), tmp_path / "clients").run(2)
-    with pytest.raises(ValueError, match="already holds a run"):
-        DeployedServer(small_task(FEDFW, rounds=3), settings)
-    with pytest.raises(ValueError, match="holds another run"):
-        DeployedServer(small_task(PLUS, rounds=3), replace(settings, resume=True))
-    regularised = replace(small_task(FEDFW, rounds=3), l2=0.1)
-    with pytest.raises(ValueError, match=r"holds another run: l2 was 0.0, is 0.1$"):
-        DeployedServer(regularised, replace(settings, resume=True))
-    with pytest.raises(ValueError, match="holds another run: participation was everyone, is 2"):
-        DeployedServer(small_task(FEDFW, rounds=3, participation=2), replace(settings, resume=True))
-    assert DeployedServer(small_task(FEDFW, rounds=30), replace(settings, resume=True)).t == 2  # longer is the same
-    with pytest.raises(ValueError, match="resume needs the folder"):
-        Deployment(resume=True)
-
-
 # --- everything at once ---
 
 

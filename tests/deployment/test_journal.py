@@ -145,20 +145,3 @@ def test_clients_that_come_and_go_do_so_again(name: str, tmp_path: Path) -> None
     again = DeployedServer(task, replace(settings, resume=True))
     assert_same(again, loop.server)
     assert again.roster.members == [0, 2, 3, 7]
-
-
-def test_sums_that_nobody_contributed_to_were_asked_for_all_the_same(tmp_path: Path) -> None:
-    """The question has a number and says what the model is: the next message refers to it."""
-    task = wide_task("anchored, l1, absentees")
-    task = replace(task, options=replace(task.options, participation=1.0))
-    loop = Loopback(DeployedServer(task, settings_of(tmp_path / "run")), tmp_path / "clients")
-    loop.run(2)
-    loop.round({0, 1})
-    everyone = set(range(CLIENTS))
-    assert loop.server.ask_for_sums(everyone)
-    assert loop.server.open(everyone) == {}
-    loop.server.close()
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    again = DeployedServer(task, replace(settings_of(tmp_path / "copy"), resume=True))
-    assert_same(again, loop.server)
-    assert again.coordinator.wire.version == loop.server.coordinator.wire.version

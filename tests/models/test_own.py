@@ -8,7 +8,6 @@ import pytest
 
 import fedfw
 from fedfw.cli.main import main
-from fedfw.config import read_app_config
 
 CODE = """
 from torch import nn
@@ -85,9 +84,3 @@ def test_a_file_runs_code_only_where_the_user_types_it_as_well(capsys: pytest.Ca
     assert main(["resume", "kept", "--model", "my_models:line"]) == 2
     assert "expected the run's own: my_models:make" in capsys.readouterr().err
     assert main(["resume", "kept", "--model", "my_models:make"]) == 0
-
-
-def test_a_deployment_does_not_take_code_from_its_settings() -> None:
-    with pytest.raises(ValueError, match="model = 'my_models:make' is code, and settings that travel do not say which"):
-        read_app_config({"model": "my_models:make"})
-    assert "my_models" not in sys.modules

@@ -231,23 +231,6 @@ def test_other_models_are_differentiated_as_they_are(kind: str) -> None:
         torch.testing.assert_close(gradients[i], wanted)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_whose_parameters_changed_places_has_its_own_gradient(bias: bool) -> None:
-    """Also alone: pruning leaves the bias in front of the weight."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3, bias=bias)
-    prune.l1_unstructured(model, "weight", amount=2)
-    prune.remove(model, "weight")
-    clients = clients_of([6, 5], 4, 3, "cross-entropy", torch.float32)
-    problem = fedfw.Problem(model, nnf.cross_entropy, clients)
-    values, gradients = problem.losses.value_and_gradient(problem.start.expand(2, -1), torch.tensor([0, 1]), None)
-    for i, (inputs, targets) in enumerate(clients):
-        loss = nnf.cross_entropy(model(inputs), targets)
-        wanted = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(model.parameters())))
-        torch.testing.assert_close(values[i], loss.detach())
-        torch.testing.assert_close(gradients[i], wanted)
-
-
 # --- A linear layer's samples are multiplied a piece at a time: the results are those of all at once ---
 
 FEATURES, OUTPUTS = 12, 3

@@ -12,7 +12,6 @@ from fedfw.problems.base import WeightedGradient
 from fedfw.problems.linear import LinearLosses
 from fedfw.problems.modules import ModuleLosses
 from fedfw.problems.oracles import Cohort, PlainOracles
-from fedfw.randomness import minibatch, minibatches
 
 
 def samples(size: int, features: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,22 +202,3 @@ def test_a_client_alone_draws_the_samples_that_it_draws_in_a_stack() -> None:
     full = together(x, full=True)[1]
     exact, _ = PlainOracles(p.losses, 1, None, 0, sizes).pair(cohort(p, [0, 1, 2, 3]), 1, None)
     assert torch.allclose(full, exact(x)[1])
-
-
-def test_draws_are_fixed_by_seed_and_tick_and_lie_among_the_samples() -> None:
-    sizes = torch.tensor([1, 5, 1000])
-    first = minibatch(3, 7, sizes, 64)
-    assert torch.equal(first, minibatch(3, 7, sizes, 64))
-    assert not torch.equal(first, minibatch(3, 8, sizes, 64))
-    assert not torch.equal(first, minibatch(4, 7, sizes, 64))
-    assert bool((first >= 0).all())
-    assert bool((first < sizes[:, None]).all())
-    assert first[1].unique().tolist() == [0, 1, 2, 3, 4]
-    # Round 4 with two local steps begins at the sixth tick.
-    pick = minibatches(3, 4, 2, sizes, 8, torch.tensor([2, 0]))
-    drawn = [pick(), pick()]
-    for k, one in enumerate(drawn):
-        assert one is not None
-        assert torch.equal(one, minibatch(3, 6 + k, sizes, 8)[[2, 0]])
-    assert minibatches(3, 4, 2, None, 8, torch.tensor([0]))() is None
-    assert minibatches(3, 4, 2, sizes, None, torch.tensor([0]))() is None

@@ -15,7 +15,6 @@ from torch import nn
 
 import fedfw
 from fedfw.deployment import DeployedServer, Task
-from fedfw.errors import NoProjectionError
 from fedfw.lipschitz import MaxMin
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Attendance, Participation
@@ -174,19 +173,6 @@ def test_a_start_outside_is_projected_and_one_inside_is_kept(name: str, dtype: t
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert feasible_start(D, start) is start
-
-
-def test_a_start_that_cannot_be_projected_is_refused() -> None:
-    class OnlyAnOracle(fedfw.L1Ball):
-        has_projection = property(lambda self: False)  # type: ignore[assignment]
-
-        def project(self, x: torch.Tensor, batch: bool = False) -> torch.Tensor:
-            raise NoProjectionError("this set has no projection")
-
-    with pytest.raises(ValueError, match="the start lies outside the constraint: give a start inside"):
-        feasible_start(OnlyAnOracle(1.0), torch.ones(P))
-    inside = torch.zeros(P)
-    assert feasible_start(OnlyAnOracle(1.0), inside) is inside
 
 
 # --- what is known of the losses at the start ---

@@ -16,7 +16,6 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.feasibility import ROUNDING, final_model, validate_final
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.simulation import Simulation, simulate
-from fedfw.simulation.setup import constraint_groups
 from fedfw.testing.known_quadratics import Quadratics
 
 
@@ -227,18 +226,6 @@ def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None
     assert torch.equal(model, run.feasible)
     assert run.lower_bound is not None
     assert run.lower_bound <= q.least + 1e-9
-
-
-def test_a_set_that_misses_few_points_is_refused_or_said_to_be_unproven(recwarn: pytest.WarningsRecorder) -> None:
-    """Atoms of random directions seldom are e_0, the only corner of the l1 ball that lies outside of this box."""
-    p = 2000
-    problem = fedfw.Problem.from_losses([lambda x: x.square().sum()] * 2, torch.zeros(p), convex=True)
-    hi = torch.ones(p)
-    hi[0] = 0.5
-    constraint_groups(fedfw.L1Ball(1.0), {1: fedfw.L2Ball(1.0)}, problem)
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"relax: it is not known whether the set of client 1, .* contains"):
-        constraint_groups(fedfw.L1Ball(1.0), {1: fedfw.Box(-torch.ones(p), hi)}, problem)
 
 
 def test_refusals() -> None:
