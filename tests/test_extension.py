@@ -14,11 +14,11 @@ import fedfw
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Kept,
     Lmo,
     Message,
+    Payload,
     Plan,
     Rates,
     Reveals,
@@ -27,8 +27,6 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
-from fedfw.algorithms.projected import dense
-from fedfw.atoms import Atom
 from fedfw.cli.main import main
 from fedfw.config import build_algorithm, completed, load, read_app_config, run_options
 from fedfw.config.app import app_table
@@ -58,8 +56,8 @@ class SlowFW(fedfw.OracleAlgorithm):
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"z": x.clone()}
 
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"z": self.slowness * state["z"] + (1 - self.slowness) * message.xbar}
+    def receive(self, plan: Plan, shared: State, message: Message) -> State:
+        return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])
@@ -76,10 +74,10 @@ class Descent(fedfw.Algorithm):
     def plan(self, setting: Setting) -> Plan:
         return Plan(setting.n, setting.constraint, lr=0.1)
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        return state, dense(gradient(message.xbar.expand_as(state["x"]))[1]), None
+    ) -> tuple[State, Payload]:
+        return {}, {"vector": gradient(message.xbar.expand_as(state["x"]))[1]}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         scale = plan.lr * plan.n / aggregate.count

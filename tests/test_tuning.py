@@ -36,9 +36,9 @@ class Bare(fedfw.Algorithm):
     def plan(self, setting: Setting) -> Plan:
         return Plan(setting.n, setting.constraint)
 
-    def client_step(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+    def local_update(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
         _, a = gradient(message.xbar.expand_as(state["x"]).clone())
-        return state, lmo(a), None
+        return {}, {"atom": lmo(a)}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         eta = 2 / (t + 1)

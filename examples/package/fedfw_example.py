@@ -34,8 +34,8 @@ class SlowFW(fedfw.OracleAlgorithm):
     def start_clients(self, x: Tensor) -> State:
         return super().start_clients(x) | {"z": x.clone()}
 
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"z": self.slowness * state["z"] + (1 - self.slowness) * message.xbar}
+    def receive(self, plan: Plan, shared: State, message: Message) -> State:
+        return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])

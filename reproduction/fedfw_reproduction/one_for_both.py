@@ -122,10 +122,10 @@ class AveragedDuals(FedFWPlus, GathersSums):
             return server, message
         return server, replace(message, vectors=message.vectors | {"mean": mean})
 
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
+    def receive(self, plan: Plan, shared: State, message: Message) -> State:
         if "mean" in message.vectors:
-            state = state | {"y": message.vectors["mean"] + state["y"]}
-        return super().begin_round(plan, state, message)
+            shared = shared | {"y": message.vectors["mean"] + shared["y"]}
+        return super().receive(plan, shared, message)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms import FedFW
-from fedfw.algorithms.base import Evidence, Gradient, Lmo, Message, Plan, State
+from fedfw.algorithms.base import Contract, Gradient, Lmo, Message, Payload, Plan, State
 from fedfw.atoms import Atom, Dense
 from fedfw.config import constraint_of
 from fedfw.randomness import generator
@@ -29,6 +30,9 @@ KINDS = {
     "additive": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
     "shrinking": (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 }
+
+
+_NO_PROOF = replace(FedFW.contract, proves=False)
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,11 @@ class SloppyFedFW(FedFW):
     scale: float = 1.0
     seed: int = 0
 
-    def client_step(
+    contract: ClassVar[Contract] = _NO_PROOF
+
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         t, x = message.t, state["x"]
 
         def sloppy(g: Tensor) -> Atom:
@@ -76,7 +82,7 @@ class SloppyFedFW(FedFW):
                 shape=s.shape, batched=True, precision=torch.float32, values=torch.lerp(exact, v, theta).float()
             )
 
-        return super().client_step(plan, state, replace(message, wants_evidence=False), gradient, sloppy)
+        return super().local_update(plan, state, message, gradient, sloppy)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedfw.algorithms import pacing
 from fedfw.algorithms.base import Kept, Setting, scaled
 from fedfw.algorithms.penalties import AVERAGED, PLAIN, atom_density
 from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.taking_part import public_direction
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
@@ -44,7 +45,7 @@ def test_the_servers_share_of_a_direction_is_the_clients(name: str, participatio
         for upload, before in zip(now.uploads, now.states, strict=True):
             if upload.evidence is None:
                 continue
-            q = simulation.algorithm.known_direction(simulation.plan, before, now.message)
+            q = public_direction(simulation.algorithm, simulation.plan, before, now.message)
             assert q is not None
             assert upload.evidence.q is not None
             assert torch.allclose(q, upload.evidence.q, atol=1e-12)

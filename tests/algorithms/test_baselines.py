@@ -10,6 +10,7 @@ from torch import Tensor
 import fedfw
 from fedfw.algorithms.base import Aggregate, Plan, Server
 from fedfw.algorithms.projected import dense
+from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import TupleAtom
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.memory import EveryRow
@@ -394,7 +395,7 @@ def test_moments_that_no_gradients_have_do_not_spoil_the_steps_of_others(dtype: 
     def gradient(x: Tensor, **_: bool) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, dtype=dtype), 1e-3 * torch.ones_like(x)
 
-    _, answer, _ = algorithm.client_step(plan, {"x": zero[None, :0]}, message, gradient, dense)
+    _, answer, _ = take_part(algorithm, plan, {"x": zero[None, :0]}, message, gradient, dense)
     assert isinstance(answer, TupleAtom)
     assert all(bool((part.dense().abs() < 10).all()) for part in answer.parts)
 

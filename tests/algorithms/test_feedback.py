@@ -8,6 +8,7 @@ import torch
 
 import fedfw
 from fedfw.algorithms.base import Server
+from fedfw.algorithms.taking_part import follow, unpack
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
@@ -48,7 +49,8 @@ def test_both_sides_hold_the_same_memories_and_the_server_their_sum(
         for upload, before, after in zip(now.uploads, now.states, now.known, strict=True):
             assert now.message is not None
             assert after is not None
-            followed = simulation.algorithm.follow(simulation.plan, before, now.message, upload.atoms)
+            payload = unpack(simulation.algorithm, now.t, upload.atoms)
+            followed = follow(simulation.algorithm, simulation.plan, before, now.message, payload)
             assert torch.equal(followed["h"], after["h"])
         total = simulation.server.vectors["h"]
         size = float(h.abs().max())

@@ -222,7 +222,7 @@ def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
             return x.new_zeros(2), next(rest)
 
         algorithm = fedfw.contrib.LocalMuon(fedfw.L1Ball(1.0), momentum=0.7)
-        algorithm.client_step(plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo)
+        algorithm.local_update(plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo)
         seen.append(directions)
     assert max(float((one - other).abs().max()) for one, other in zip(*seen, strict=True)) <= 1 + 1e-5
 
@@ -498,8 +498,8 @@ class OwnStep(TwoDuals):
 
     name, title = "own-step", "Own step"
 
-    def client_step(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
-        return super().client_step(plan, state, message, gradient, lmo)
+    def local_update(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+        return super().local_update(plan, state, message, gradient, lmo)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -638,10 +638,10 @@ def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
     def watch(simulation: fedfw.simulation.Simulation) -> None:
         now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
         (state,) = now.states
-        public = algorithm.begin_round(plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message)
-        seen.append(algorithm.offset(plan, public, now.message))
-        held = algorithm.begin_round(plan, state, now.message)
-        assert torch.equal(algorithm.offset(plan, held, now.message), seen[-1])
+        public = algorithm.receive(plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message)
+        seen.append(algorithm.public_direction(plan, public, now.message))
+        held = algorithm.receive(plan, state, now.message)
+        assert torch.equal(algorithm.public_direction(plan, held, now.message), seen[-1])
 
     options = {} if name == "fedfw-sto" else {"momentum": 0.9}
     algorithm = fedfw.ALGORITHMS[name](fedfw.L2Ball(1.0), penalty=0.1, **options)

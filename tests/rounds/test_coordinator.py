@@ -21,6 +21,7 @@ from fedfw.algorithms.base import (
 )
 from fedfw.algorithms.parcels import parcel_readers
 from fedfw.algorithms.steps import step_server, upload_of
+from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms.base import read_framed, stack_atoms
 from fedfw.atoms.bits import Reader
 from fedfw.problems.oracles import Cohort, PlainOracles
@@ -106,9 +107,7 @@ class Federation:
             vectors = self.received(now, i, base)
             own = Message(t, vectors.pop("xbar", self.problem.start), vectors, message.wants_evidence)
             gradient, lmo = self.oracles(torch.tensor([i]), t)
-            self.clients[i], atoms, evidence = self.algorithm.client_step(
-                self.plan, self.clients[i], own, gradient, lmo
-            )
+            self.clients[i], atoms, evidence = take_part(self.algorithm, self.plan, self.clients[i], own, gradient, lmo)
             if self.algorithm.contract.up is Up.ATOM:
                 atoms = self.arrived(atoms[0].to_bytes(), t)
             told = None if evidence is None else Evidence(evidence.number, None)

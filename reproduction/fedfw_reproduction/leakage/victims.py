@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedfw.algorithms import FedFW, Setting, Upload
+from fedfw.algorithms.taking_part import take_part
 from fedfw.problems.modules import flatten, unflatten
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.memory import EveryRow
@@ -185,7 +186,7 @@ def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "
         coordinator.number(now)
         (state,) = now.states
         lmo = partial(bound.lmo, batch=True, tol=plan.oracle_tol(t))
-        after, atoms, _ = algorithm.client_step(plan, state, message, weighted, lmo)
+        after, atoms, _ = take_part(algorithm, plan, state, message, weighted, lmo)
         now.arrive(Upload(everyone, atoms, state["x"]), after)
         coordinator.close(now)
         seen.append(

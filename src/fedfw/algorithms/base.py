@@ -6,8 +6,12 @@ clients stacked; a deployed client calls the same functions with a stack of one.
 One round, in the order in which its parts are called:
 
 1. `Algorithm.broadcast` (server): what goes down to the clients that take part.
-2. `Algorithm.client_step` (clients): their new memory, and what each of them sends.
-3. `Algorithm.server_step` (server): the server's new memory, from the sum of what was sent.
+2. `Algorithm.receive` (both ends): what the server knows of a client's memory, after the message.
+3. `Algorithm.local_update` (clients): what they send, and what only they know; the only function that sees data.
+4. `Algorithm.apply` (both ends): what the server knows of a client's memory, after what was sent.
+5. `Algorithm.server_step` (server): the server's new memory, from the sum of what was sent.
+
+The server's copy of a client thus goes through the client's own functions, and has its bits.
 
 The server sees the sum of what was sent and nothing else (`Aggregate`), so a sum that was masked by the clients, a sum
 over several processes, and a sum over a single arrival all do. `GathersSums` is for algorithms that exchange one more
@@ -40,6 +44,12 @@ State = dict[str, Tensor]
 
 Lmo = Callable[[Tensor], Atom]
 """(m, p) -> a stack of m atoms."""
+
+Payload = dict[str, Atom | Tensor]
+"""What m clients send, by name: stacks of atoms, or vectors (m, p).
+
+The first entry is ``atom`` or ``vector``, as `Contract.up` says; the others are those of `Algorithm.sends`, in order.
+"""
 
 
 class Gradient(Protocol):
@@ -551,8 +561,8 @@ class Algorithm(ABC):
     usual_batch : int or None
         Samples of a gradient where a configuration does not say; None for all.
     coordinatewise : bool
-        Whether `broadcast`, `follow`, `known_direction` and `regroup` treat every coordinate alone and leave it zero
-        where points, atoms and vectors are zero; a deployed server then keeps the coordinates that somebody touched.
+        Whether `broadcast`, `receive`, `apply`, `public_direction` and `regroup` treat every coordinate alone and leave
+        it zero where points, atoms and vectors are zero; a deployed server then keeps those that somebody touched.
         A class says so for itself: its subclasses, which may change these functions, do not inherit it.
     revision : int
         Of its equations and memories: runs that an earlier version of fedfw began with another one are not continued.
@@ -564,14 +574,13 @@ class Algorithm(ABC):
     >>> from dataclasses import dataclass, replace
     >>> import fedfw
     >>> from fedfw.algorithms.base import Contract, Plan, Up
-    >>> from fedfw.algorithms.projected import dense
     >>> @dataclass(frozen=True)
     ... class Descent(fedfw.Algorithm):
     ...     name, title, contract = "descent", "Gradient descent", Contract(up=Up.VECTOR)
     ...     def plan(self, setting):
     ...         return Plan(setting.n, setting.constraint, lr=0.5)
-    ...     def client_step(self, plan, state, message, gradient, lmo):
-    ...         return state, dense(gradient(message.xbar.expand_as(state["x"]))[1]), None
+    ...     def local_update(self, plan, state, message, gradient, lmo):
+    ...         return {}, {"vector": gradient(message.xbar.expand_as(state["x"]))[1]}
     ...     def server_step(self, plan, server, aggregate, t):
     ...         return replace(server, xbar=plan.project(server.xbar - plan.lr * aggregate.total))
     >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), Descent(fedfw.Box(-1.0, 1.0)), rounds=20)
@@ -683,11 +692,22 @@ class Algorithm(ABC):
         vectors = {name: server.vectors[name] for name in self.contract.down if name in server.vectors}
         return server, Message(t, server.xbar, vectors)
 
+    def receive(self, plan: Plan, shared: State, message: Message) -> State:
+        """The rebuilt part of the memory of a stack of clients after a message: both ends call it."""
+        return shared
+
     @abstractmethod
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        """One round of a stack of clients: their new memory, what they send, and their evidence if it is asked for."""
+    ) -> tuple[State, Payload]:
+        """What a stack of clients works out from its data: changes of what only it knows, and what it sends.
+
+        This is the only function that sees data. ``state`` is the whole memory after `receive`.
+        """
+
+    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+        """The rebuilt part of the memory after `receive` and what was sent, as it is decoded: both ends call it."""
+        return shared
 
     @abstractmethod
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
@@ -699,13 +719,12 @@ class Algorithm(ABC):
 
     # --- what the server knows of clients ---
 
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        """The memory of a stack of clients after a round, for somebody who sees messages and atoms but no data."""
-        return state
+    def public_direction(self, plan: Plan, shared: State, message: Message) -> Tensor:
+        """What the clients' first direction adds to their gradients, (m, p), from what both ends know after `receive`.
 
-    def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
-        """The part (m, p) of the clients' first direction that does not come from their data, for the certificate."""
-        return None
+        Algorithms whose contract says that they prove bounds have it.
+        """
+        raise NotImplementedError
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         """The server's memory when clients have come or gone, from what it knows of those that are there.

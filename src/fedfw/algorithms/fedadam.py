@@ -40,10 +40,10 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -51,9 +51,7 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
-from fedfw.algorithms.parcels import parcel
-from fedfw.algorithms.projected import LocalChanges, dense
-from fedfw.atoms import Atom
+from fedfw.algorithms.projected import LocalChanges
 from fedfw.options import option
 
 Beta1 = Annotated[float, option("weight of the past in Adam's first moment", ge=0, lt=1)]
@@ -185,9 +183,9 @@ class FedAdamW(LocalChanges):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"m": torch.zeros_like(x), "v": torch.zeros_like(x)})
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         x, lr = message.xbar.expand(len(state["x"]), -1), plan.lr_at(message.t)
         m, v = message.vectors["m"], message.vectors["v"]
         done = (message.t - 1) * plan.local_steps
@@ -195,7 +193,7 @@ class FedAdamW(LocalChanges):
             _, g = gradient(x, plain=True)
             m, v = moments(m, v, g, self.beta1, self.beta2)
             x = (1 - lr * self.weight_decay) * x - lr * adam_step(m, v, k, self.beta1, self.beta2, self.tau)
-        return state, parcel(dense(x - message.xbar), {"m": m, "v": v}), None
+        return {}, {"vector": x - message.xbar, "m": m, "v": v}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         m, v = (aggregate.beside[name] / aggregate.weight for name in ("m", "v"))

@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -31,8 +31,7 @@ from fedfw.algorithms.base import (
     Up,
 )
 from fedfw.algorithms.feedback import Feedback
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense, descend
-from fedfw.atoms import Atom
+from fedfw.algorithms.projected import ProjectedAlgorithm, descend
 from fedfw.options import option
 
 
@@ -74,15 +73,14 @@ class FedAvg(Feedback, ProjectedAlgorithm):
     )
     tuned_step: ClassVar[float] = 1.6
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         z = self.point(message)
         x = descend(plan, message.t, gradient, z.expand_as(state["x"]), z, self.mu, plain=True)
         if self._sends_models:
-            return state, dense(x), None
-        state, sent = self.sent(plan, state, z - x, message.t)
-        return state, sent, None
+            return {}, {"vector": x}
+        return {}, {"vector": self.encoded(plan, state, z - x, message.t)}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self._sends_models:

@@ -19,18 +19,17 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
     State,
     Up,
 )
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense
-from fedfw.atoms import Atom
+from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.options import option
 
 
@@ -75,15 +74,15 @@ class FedDA(ProjectedAlgorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"start": x.clone(), "z": torch.zeros_like(x)})
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         start = state["x"]  # a client's own copy of x^1, never changed
         z = message.vectors["z"].expand_as(start)
         for _ in range(plan.local_steps):
             _, a = gradient(plan.project(start + z), plain=True)
             z = z - plan.lr_at(message.t) * a
-        return state, dense(z - message.vectors["z"]), None
+        return {}, {"vector": z - message.vectors["z"]}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         z = server.vectors["z"] + (self.server_lr / aggregate.weight) * aggregate.total

@@ -18,9 +18,8 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Contract, Evidence, Gradient, Lmo, Message, Plan, Reveals, Setting, State, Up
-from fedfw.algorithms.projected import SplittingAlgorithm, dense, descend, vital
-from fedfw.atoms import Atom
+from fedfw.algorithms.base import Contract, Gradient, Lmo, Message, Payload, Plan, Reveals, Setting, State, Up
+from fedfw.algorithms.projected import SplittingAlgorithm, descend, vital
 from fedfw.options import option
 
 
@@ -69,10 +68,10 @@ class FedDR(SplittingAlgorithm):
     def start_clients(self, x: Tensor) -> State:
         return {"x": x, "y": x.clone(), "xhat": x.clone()}
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         y = state["y"] + self.alpha * (message.xbar - state["x"])
         x = descend(plan, message.t, gradient, state["x"], y, 1 / self.eta)
         xhat = 2 * x - y
-        return {"x": x, "y": y, "xhat": xhat}, dense(xhat - state["xhat"]), None
+        return {"x": x, "y": y, "xhat": xhat}, {"vector": xhat - state["xhat"]}

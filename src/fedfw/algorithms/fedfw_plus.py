@@ -89,8 +89,8 @@ class FedFWPlus(FedFW):
         server = super().regroup(replace(server, vectors=server.vectors | settled), clients)
         return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})
 
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"y": pulled(state["y"], state["x"], message.xbar, plan.lam_0)}
+    def receive(self, plan: Plan, shared: State, message: Message) -> State:
+        return shared | {"y": pulled(shared["y"], shared["x"], message.xbar, plan.lam_0)}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         state, g = super().direction(plan, state, message, a, rates)

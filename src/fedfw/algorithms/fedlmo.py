@@ -39,11 +39,11 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Kept,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -54,9 +54,9 @@ from fedfw.algorithms.base import (
 from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.local_oracle import LocalOracleSteps, to_the_mean
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
-from fedfw.algorithms.parcels import parcel, parcel_readers
+from fedfw.algorithms.parcels import parcel_readers
 from fedfw.algorithms.projected import dense
-from fedfw.atoms import Atom, TupleAtom
+from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 from fedfw.compression import Compress, Compressor, Readers, make_compressor
 from fedfw.options import option
@@ -164,15 +164,14 @@ class FedLMO(LocalOracleSteps):
         found = {"m": server.vectors["m"]} if "m" in server.vectors else {}
         return found | ({"c": sent_down(server, _mean_control(server))} if "total" in server.vectors else {})
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         message = message.to(state["x"].dtype)
         begin = message.xbar.expand(len(state["x"]), -1)
         if self.oracle_at == "server":
             gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
-            sent = self._encoded(plan, gradients.mean(0) - state.get("c", 0), message.t)
-            return self._renewed(state, sent.dense()), sent, None
+            return {}, {"vector": self._encoded(plan, gradients.mean(0) - state.get("c", 0), message.t)}
         x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
         eta, atoms = plan.rates(message.t).eta, list[Atom]()
         counted = plan.local_steps if self.renew_every == 1 else 1  # of the gradients, in the new c_i
@@ -185,18 +184,23 @@ class FedLMO(LocalOracleSteps):
             x = atoms[-1].step(x.clone(), eta)
         assert m is not None
         _, shares = plan.mixing(message.t)
-        net, vectors = mix(atoms, shares), dict[str, Atom]()
+        net = mix(atoms, shares)
         if self.compressor is not None:
             net = self.compressor.encode_net(net, message.xbar, plan.constraint, tuple(message.xbar.shape))
-        change, visited = None, state.get("visited", 0.0)
-        if self.renews(message.t):
-            vectors["change"] = self._encoded(plan, total / counted - state["c"], message.t)
-            change = vectors["change"].dense()
-            state = self._renewed(state, change)
-        if "m" in self.sends(message.t, 1):
-            m = m - self._expected(plan, message.vectors, change, visited)
-            vectors = {"m": self._encoded(plan, m, message.t), **vectors}
-        return state, parcel(net, vectors), None
+        beside, change = self.sends(message.t, 1), dict[str, Atom]()
+        if "change" in beside:
+            change["change"] = self._encoded(plan, total / counted - state["c"], message.t)
+        if "m" not in beside:
+            return {}, {"atom": net, **change}
+        sent = change["change"].dense() if change else None
+        m = m - self._expected(plan, message.vectors, sent, state.get("visited", 0.0))
+        return {}, {"atom": net, "m": self._encoded(plan, m, message.t), **change}
+
+    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+        change = payload.get("vector" if self.oracle_at == "server" else "change")
+        if change is None or not self.correction:
+            return shared
+        return shared | {"c": shared["c"] + change.dense(), "visited": torch.ones_like(shared["visited"])}
 
     def _encoded(self, plan: Plan, x: Tensor, t: int) -> Atom:
         """Vectors x (m, p) as they are sent in round t."""
@@ -241,12 +245,6 @@ class FedLMO(LocalOracleSteps):
             return g
         return g + state["visited"] * (message.vectors["c"] - state["c"])
 
-    def _renewed(self, state: State, change: Tensor) -> State:
-        """The memory of clients whose control variates change by so much: the server adds it up in the same way."""
-        if not self.correction:
-            return state
-        return state | {"c": state["c"] + change, "visited": torch.ones_like(state["visited"])}
-
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self.oracle_at == "server":
             return self._oracle_step(plan, server, aggregate, t)
@@ -278,17 +276,6 @@ class FedLMO(LocalOracleSteps):
             return dict(server.vectors)
         total, seen = server.vectors.get("total", 0), server.vectors.get("seen", 0)
         return dict(server.vectors) | {"total": total + change, "seen": seen + aggregate.new}
-
-    # --- what the server knows of clients ---
-
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        if self.oracle_at == "server":
-            return self._renewed(state, atoms.dense())
-        beside = self.sends(message.t, 1)
-        if "change" not in beside:
-            return state
-        assert isinstance(atoms, TupleAtom)
-        return self._renewed(state, atoms.parts[1 + list(beside).index("change")].dense())
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         if "total" not in server.vectors:

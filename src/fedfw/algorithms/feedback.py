@@ -19,6 +19,7 @@ feedback" (2021); Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improv
 for distributed optimization with bidirectional compression" (2023).
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Self
 
@@ -28,11 +29,11 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Algorithm,
-    Evidence,
     Gradient,
     Kept,
     Lmo,
     Message,
+    Payload,
     Plan,
     Server,
     Setting,
@@ -117,13 +118,12 @@ class Feedback(Algorithm):
 
     # --- up ---
 
-    def sent(self, plan: Plan, state: State, v: Tensor, t: int) -> tuple[State, Atom]:
-        """The new memory of clients that send v (m, p) in round t, and what travels."""
+    def encoded(self, plan: Plan, state: State, v: Tensor, t: int) -> Atom:
+        """What travels from clients that send v (m, p) in round t."""
         compressor = bound_to(plan, self.compressor)
         if compressor is None:
-            return state, dense(v)
-        change = encoded(compressor, plan, (v - state["h"]).to(v.dtype), t)
-        return self._followed(state, change), change
+            return dense(v)
+        return encoded(compressor, plan, (v - state["h"]).to(v.dtype), t)
 
     def received(self, plan: Plan, server: Server, aggregate: Aggregate) -> tuple[Server, Tensor]:
         """Return the server's new memory, and the mean (p,) with the weights w_i of what all clients would send.
@@ -141,11 +141,10 @@ class Feedback(Algorithm):
             return super().readers(plan, message)
         return compressor.readers(shape, plan.constraint.pieces(shape), draw=message.t)
 
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        return state if self.compressor is None else self._followed(state, atoms)
-
-    def _followed(self, state: State, change: Atom) -> State:
-        return state | {"h": state["h"] + change.dense(torch.float64)}
+    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+        if self.compressor is None:
+            return shared
+        return shared | {"h": shared["h"] + payload["vector"].dense(torch.float64)}
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         if self.compressor is None:
@@ -163,12 +162,11 @@ class SendsGradients(Feedback):
             raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
         return super().resolved(setting)
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         _, a = gradient(self.point(message).expand(len(state["x"]), -1).clone(), plain=True)
-        state, sent = self.sent(plan, state, a, message.t)
-        return state, sent, None
+        return {}, {"vector": self.encoded(plan, state, a, message.t)}
 
 
 def bound_to(plan: Plan, compressor: Compressor | None) -> Compressor | None:

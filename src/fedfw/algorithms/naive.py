@@ -48,8 +48,8 @@ class NaiveFW(OracleSteps):
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
         return {"schedule": ("convex", "constant:0.01", "constant:0.1")}
 
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        return state | {"x": message.xbar.expand_as(state["x"])}
+    def receive(self, plan: Plan, shared: State, message: Message) -> State:
+        return shared | {"x": message.xbar.expand_as(shared["x"])}
 
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         return state, a

@@ -7,7 +7,7 @@ Only where clients repeat the server's step from a sum of sparse atoms is xbar i
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -18,11 +18,11 @@ from fedfw.algorithms import pacing
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Kept,
     Lmo,
     Message,
+    Payload,
     Plan,
     Rates,
     Server,
@@ -30,7 +30,6 @@ from fedfw.algorithms.base import (
     State,
     scaled,
 )
-from fedfw.algorithms.parcels import first_part, parcel
 from fedfw.algorithms.penalties import GRID, usual_multiple
 from fedfw.algorithms.scheduled import Scheduled
 from fedfw.atoms import Atom
@@ -68,10 +67,6 @@ class OracleSteps(Scheduled):
         eta = pacing.step_size(q, told, cap, plan.pace, before)
         return float(eta), float(q)
 
-    def begin_round(self, plan: Plan, state: State, message: Message) -> State:
-        """What a client does once a round, before its first local step."""
-        return state
-
     def looks_at(self, state: State, message: Message) -> Tensor:
         """The points (m, p) of a round's first gradients; those of later local steps have moved with the clients."""
         return state["x"]
@@ -80,66 +75,45 @@ class OracleSteps(Scheduled):
     def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
         """The direction g (m, p) for the oracle, from the gradients a (m, p), times w_i, where the client looks."""
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
-        """One round of a stack of clients: K local Frank-Wolfe steps, xbar held fixed, one (net) atom up."""
-        state = self.begin_round(plan, state, message)
-        begin, evidence, told = state["x"], None, {}
+    ) -> tuple[State, Payload]:
+        """K local Frank-Wolfe steps, xbar held fixed; the (net) atom is sent."""
+        begin = state["x"]
         at = self.looks_at(state, message)
         elsewhere = at is not begin
         atoms: list[Atom] = []
         for k in range(plan.local_steps):
             rates = plan.rates(message.t, k)
-            loss, a = gradient(at)
+            _, a = gradient(at)
             state, g = self.direction(plan, state, message, a, rates)
             g = g if g.dtype is a.dtype else g.to(a.dtype)
-            proves = k == 0 and message.wants_evidence and self.exact and self.contract.proves
-            given, first = (loss, a) if proves else None, a if k == 0 and self.tells else None
             del a  # the largest tensors here are n x p: not one more than needed while the oracle runs
             atoms.append(lmo(g))
-            if first is not None:
-                told, began = {"told": pacing.tell(state, first, g, atoms[-1], rates.lam)}, first
-            if given is not None and g.dtype is torch.float64:
-                evidence = _evidence(at, *given, g, atoms[-1])
-            elif given is not None:
-                evidence = self._evidence_in_float64(plan, state, message, at, gradient, lmo)
             del g
             if plan.local_steps > 1:
                 state = state | {"x": atoms[-1].stepped(state["x"], rates.eta)}
                 at = atoms[-1].stepped(at, rates.eta) if elsewhere else state["x"]
-        eta, shares = plan.mixing(message.t)
-        net = mix(atoms, shares)
-        # The step is taken from the net atom, as the server takes it: both ends then hold the same bits.
-        after = net.stepped(begin, eta)
-        if told:
-            state = state | pacing.remember(begin, after, began, eta)
-        return state | {"x": after}, parcel(net, told), evidence
+        private = {name: value for name, value in state.items() if self.contract.remembers.get(name) is Kept.OWN}
+        return private, {"atom": mix(atoms, plan.mixing(message.t)[1])}
 
-    def _evidence_in_float64(
-        self, plan: Plan, state: State, message: Message, at: Tensor, gradient: Gradient, lmo: Lmo
-    ) -> Evidence:
-        """What clients prove that look at these points (m, p); rounding errors of the step itself have no part in it.
+    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+        eta, _ = plan.mixing(message.t)
+        return shared | {"x": payload["atom"].stepped(shared["x"], eta)}
 
-        The bound holds for any q_i, so the one is used that the server can work out as well.
-        """
-        loss, a = gradient(at, exact=True)
-        g = a + self.offset(plan, state, message)
-        return _evidence(at, loss, a, g, lmo(g))
-
-    def offset(self, plan: Plan, state: State, message: Message, k: int = 0) -> Tensor:
-        """What direction k of a round adds to the gradients, (m, p) in float64: known to all who know the points."""
-        nothing = torch.zeros_like(state["x"], dtype=torch.float64)
-        known = {name: values for name, values in state.items() if name not in ("d", "seen")}
-        return self.direction(plan, known | _no_past(state["x"]), message, nothing, plan.rates(message.t, k))[1]
+    def public_direction(self, plan: Plan, shared: State, message: Message, k: int = 0) -> Tensor:
+        """What direction k of a round is where all gradients are zero, (m, p) in float64."""
+        x = shared["x"]
+        nothing = torch.zeros_like(x, dtype=torch.float64)
+        return self.direction(plan, shared | _no_past(x), message, nothing, plan.rates(message.t, k))[1]
 
     @property
     def states_public_terms(self) -> bool:
-        return type(self).client_step is OracleSteps.client_step  # another step may add anything
+        return type(self).local_update is OracleSteps.local_update  # another step may add anything
 
     def public_terms(self, plan: Plan, state: State, message: Message) -> list[Tensor]:
-        begun = self.begin_round(plan, state, message)
-        terms = [self.offset(plan, begun, message)]
+        begun = self.receive(plan, self.contract.rebuilt(state), message)
+        terms = [self.public_direction(plan, begun, message)]
         if plan.local_steps > 1:
             # Later steps begin at points that are chosen on the way. No coordinate of theirs is farther from xbar than
             # the set is wide, and what a direction adds grows with that distance and with the penalty.
@@ -147,21 +121,11 @@ class OracleSteps(Scheduled):
             strongest = max(range(plan.local_steps), key=lambda k: plan.rates(message.t, k).lam)
             for far in (-reach, reach):
                 points = (message.xbar.double() + far).expand(state["x"].shape)
-                terms.append(self.offset(plan, begun | {"x": points}, message, strongest))
+                terms.append(self.public_direction(plan, begun | {"x": points}, message, strongest))
         remembered = [name for name, kept in self.contract.remembers.items() if kept is Kept.REBUILT and name != "x"]
         terms += [begun[name] for name in remembered if name in begun]
         terms += [vector[None] for vector in message.vectors.values()]
         return terms
-
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        state = self.begin_round(plan, state, message)
-        eta, _ = plan.mixing(message.t)
-        return state | {"x": first_part(atoms, self.sends(message.t, 0)).stepped(state["x"], eta)}
-
-    def known_direction(self, plan: Plan, state: State, message: Message) -> Tensor | None:
-        if not (self.exact and self.contract.proves):
-            return None
-        return self.offset(plan, self.begin_round(plan, state, message), message)
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         """Move xbar by what its clients moved."""
@@ -174,12 +138,6 @@ class OracleSteps(Scheduled):
 def _no_past(x: Tensor) -> State:
     """The averages of clients at x (m, p) that have not seen a gradient yet."""
     return {"d": torch.zeros_like(x), "seen": torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)}
-
-
-def _evidence(x: Tensor, loss: Tensor, a: Tensor, g: Tensor, atom: Atom) -> Evidence:
-    """What the oracle's answer to g (m, p) proves, from w_i f_i (m,) and a = w_i grad f_i (m, p) at x; all float64."""
-    least = atom.dot(g) if atom.bound is None else atom.bound
-    return Evidence(loss - (a * x).sum(1) + least, g - a)
 
 
 @dataclass(frozen=True)

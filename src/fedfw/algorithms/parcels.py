@@ -32,11 +32,6 @@ def parcel(sent: Atom, vectors: Mapping[str, Tensor | Atom]) -> Atom:
     return TupleAtom(shape=(size,), batched=True, precision=sent.precision, parts=(sent, *parts))
 
 
-def first_part(sent: Atom, beside: Mapping[str, int]) -> Atom:
-    """The atoms of a parcel, without the vectors ``beside`` that `Algorithm.sends` names."""
-    return sent.parts[0] if beside and isinstance(sent, TupleAtom) else sent
-
-
 def parcel_readers(
     first: Readers | None, beside: Mapping[str, int], p: int, encoded: Mapping[str, Readers] | None = None
 ) -> Readers:

@@ -19,11 +19,11 @@ from fedfw.algorithms.base import (
     Aggregate,
     Algorithm,
     Contract,
-    Evidence,
     Gradient,
     Kept,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -32,7 +32,7 @@ from fedfw.algorithms.base import (
     Up,
     scaled,
 )
-from fedfw.atoms import Atom, Dense
+from fedfw.atoms import Dense
 from fedfw.errors import NonFiniteError
 from fedfw.options import option
 
@@ -170,14 +170,14 @@ class LocalChanges(ProjectedAlgorithm):
         """The direction (m, p) of a local step, from the gradients g (m, p)."""
         return g
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         x, lr = message.xbar.expand(len(state["x"]), -1), plan.lr_at(message.t)
         for _ in range(plan.local_steps):
             _, g = gradient(x, plain=True)
             x = x - lr * self.slope(message, g)
-        return state, dense(x - message.xbar), None
+        return {}, {"vector": x - message.xbar}
 
 
 def vital(*names: str) -> dict[str, Kept]:

@@ -16,6 +16,7 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochas
 learning" (2020).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,19 +27,19 @@ from fedfw.algorithms.base import (
     Aggregate,
     Algorithm,
     Contract,
-    Evidence,
     Gradient,
     Kept,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
     State,
     Up,
 )
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense
-from fedfw.atoms import Atom, TupleAtom
+from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.atoms import Atom
 
 REMEMBERS = {"x": Kept.REBUILT, "c": Kept.REBUILT}
 
@@ -61,18 +62,13 @@ class KeepsControls(Algorithm):
     def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
         return server, Message(t, server.xbar, {"c": server.vectors["c"].to(server.xbar.dtype)})
 
-    def follow(self, plan: Plan, state: State, message: Message, atoms: Atom) -> State:
-        change = atoms.parts[1] if isinstance(atoms, TupleAtom) else atoms
-        return renewed(state, change.dense())
+    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+        change = payload["vector"] if self.contract.up is Up.VECTOR else payload["change"]
+        return shared | {"c": shared["c"] + change.dense()}
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         c = clients["c"].double()
         return replace(server, vectors={"c": (c if weights is None else c * weights[:, None]).mean(0)})
-
-
-def renewed(state: State, change: Tensor) -> State:
-    """The memory of m clients whose control variates change by so much, (m, p)."""
-    return state | {"c": state["c"] + change}
 
 
 def mean_renewed(plan: Plan, server: Server, changes: Tensor) -> dict[str, Tensor]:
@@ -113,9 +109,9 @@ class Scaffold(KeepsControls, ProjectedAlgorithm):
         weighted=True,
     )
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         y = message.xbar.expand_as(state["c"])
         total, correction = torch.zeros_like(y), message.vectors["c"] - state["c"]
         for k in range(plan.local_steps):
@@ -123,7 +119,7 @@ class Scaffold(KeepsControls, ProjectedAlgorithm):
             total += g
             y = y - plan.lr_at(message.t) * (g + correction)
         change = total / plan.local_steps - state["c"]
-        return renewed(state, change), dense(change), None
+        return {}, {"vector": change}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         c = server.vectors["c"].to(server.xbar.dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Evidence, Gradient, Lmo, Message, Plan, Server, State, Upload
+from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
 from fedfw.checks import Mask, all_finite, beyond_float32, other_bits
 from fedfw.errors import NonFiniteError
@@ -75,7 +76,7 @@ def take_steps(
     """One round of all parties; ``count`` says how many clients there are in those of all ranks."""
     states, uploads = [], []
     for party in parties:
-        state, atoms, evidence = algorithm.client_step(plan, party.state, message, party.gradient, party.lmo)
+        state, atoms, evidence = take_part(algorithm, plan, party.state, message, party.gradient, party.lmo)
         states.append(state)
         uploads.append(
             upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights, weight=party.weight)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.base import Algorithm, GathersSums, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.taking_part import take_part
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.ledger import LedgerError, Release, first_name
@@ -522,8 +523,8 @@ class Client:
         gradient, lmo = self._oracles(order, tol, release)
         proves = plan.convex and message.wants_evidence
         tangents = Tangents(gradient) if proves else None
-        after, atoms, evidence = algorithm.client_step(
-            plan, state, message, gradient if tangents is None else tangents, lmo
+        after, atoms, evidence = take_part(
+            algorithm, plan, state, message, gradient if tangents is None else tangents, lmo
         )
         # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
         exact = evidence is not None or task.start.dtype is torch.float64

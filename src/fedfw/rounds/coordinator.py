@@ -30,8 +30,8 @@ from fedfw.algorithms.base import (
     State,
     Upload,
 )
-from fedfw.algorithms.parcels import first_part
 from fedfw.algorithms.steps import ServerStep, step_server
+from fedfw.algorithms.taking_part import follow, public_direction, unpack
 from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import Ranks
@@ -366,16 +366,18 @@ class Coordinator:
     def _follow(self, plan: Plan, upload: Upload, message: Message) -> None:
         """Work out what clients hold that sent this."""
         memory = self.memory
-        atoms = first_part(upload.atoms, self.algorithm.sends(message.t, 0)) if self.algorithm.tells else upload.atoms
+        payload = unpack(self.algorithm, message.t, upload.atoms)
         if not isinstance(memory, TouchedColumns):
             before = memory.gather(upload.who)
-            memory.scatter(upload.who, self._rebuilt(self.algorithm.follow(plan, before, message, atoms)))
+            known = self.algorithm.contract.rebuilt(before)
+            memory.scatter(upload.who, self._rebuilt(before | follow(self.algorithm, plan, known, message, payload)))
             return
+        atoms = payload["atom"]
         memory.touch(touched_by(atoms))
         if memory.columns is not None:
             atoms = narrow_atoms(atoms, memory.place, len(memory.columns), memory.rows["x"].dtype)
             message = narrow_message(message, memory.columns)
-        after = self.algorithm.follow(plan, memory.view(upload.who), message, atoms)
+        after = follow(self.algorithm, plan, memory.view(upload.who), message, {"atom": atoms})
         memory.put(upload.who, self._rebuilt(after))
 
     def _rebuilt(self, state: State) -> State:
@@ -409,7 +411,7 @@ class Coordinator:
             if q is None:
                 columns = self.memory.columns
                 state, message = self.known(upload.who), narrow_message(now.message, columns)
-                q = self.algorithm.known_direction(self.plan, state, message)
+                q = public_direction(self.algorithm, self.plan, state, message)
             if q is not None:
                 self.bound.report(upload.who, upload.evidence.number, q, columns, together)
                 if together is None:

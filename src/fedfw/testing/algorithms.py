@@ -7,6 +7,7 @@ import torch
 
 from fedfw.algorithms.base import Aggregate, Algorithm, Kept, State, Up, Upload
 from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.algorithms.taking_part import follow, take_part, unpack
 from fedfw.atoms import Dense, TupleAtom
 from fedfw.options import options_of
 from fedfw.problems.oracles import Cohort, PlainOracles
@@ -112,7 +113,7 @@ class _AlgorithmChecker:
         else:
             whole = isinstance(first, Dense) or algorithm.compressor is not None
             assert whole, "the contract says that vectors go up, and something else did"
-        followed = algorithm.follow(plan, state, message, upload.atoms)
+        followed = follow(algorithm, plan, contract.rebuilt(state), message, unpack(algorithm, now.t, upload.atoms))
         after = {name: values[upload.who] for name, values in simulation.clients.items()}
         for name, kept in contract.remembers.items():
             if kept is Kept.REBUILT and name in after and after[name].numel():
@@ -137,6 +138,6 @@ class _AlgorithmChecker:
             one = torch.tensor([client])
             gradient, lmo = oracles.pair(Cohort(one, weights[one], one, constraint), now.t, tol)
             own = {name: values[row : row + 1] for name, values in state.items()}
-            _, atom, _ = simulation.algorithm.client_step(plan, own, now.message, gradient, lmo)
+            _, atom, _ = take_part(simulation.algorithm, plan, own, now.message, gradient, lmo)
             off = float((atom.dense() - upload.atoms[row].dense()).abs().max())
             assert off <= self.tol * self.size, f"client {client} alone sends something else, by {off}"

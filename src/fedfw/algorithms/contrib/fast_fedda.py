@@ -33,10 +33,10 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -44,8 +44,7 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
-from fedfw.algorithms.projected import ProjectedAlgorithm, dense
-from fedfw.atoms import Atom
+from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.options import option
 
 
@@ -98,9 +97,9 @@ class FastFedDA(ProjectedAlgorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"u": x.clone()})
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         begin, sigma = message.vectors["u"], self.strong / 2
         u = begin.expand(len(state["x"]), -1)
         for k in range(plan.local_steps):
@@ -108,7 +107,7 @@ class FastFedDA(ProjectedAlgorithm):
             w = plan.project(u)
             _, a = gradient(w, plain=True)
             u = u - step * (plan.lr_at(message.t) * a - sigma * (w - u))
-        return state, dense(u - begin), None
+        return {}, {"vector": u - begin}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         u = server.vectors["u"] + aggregate.mean

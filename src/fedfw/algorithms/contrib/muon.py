@@ -61,10 +61,10 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -73,8 +73,7 @@ from fedfw.algorithms.base import (
 )
 from fedfw.algorithms.local_oracle import LocalOracleSteps
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.algorithms.parcels import parcel
-from fedfw.algorithms.scaffold import REMEMBERS, KeepsControls, mean_renewed, renewed
+from fedfw.algorithms.scaffold import REMEMBERS, KeepsControls, mean_renewed
 from fedfw.algorithms.scheduled import Beta
 from fedfw.atoms import Atom
 from fedfw.options import option
@@ -129,14 +128,14 @@ class LocalMuon(LocalOracleSteps):
 
     @property
     def states_public_terms(self) -> bool:
-        return type(self).client_step is LocalMuon.client_step
+        return type(self).local_update is LocalMuon.local_update
 
     def public_terms(self, plan: Plan, state: State, message: Message) -> list[Tensor]:
         return [vector[None] for vector in message.vectors.values()]  # it adds none of them
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         m: Tensor | None = None
 
         def direction(x: Tensor) -> Tensor:
@@ -145,7 +144,7 @@ class LocalMuon(LocalOracleSteps):
             m = g if m is None else torch.lerp(g, m, self.beta)
             return m
 
-        return state, self.walk(plan, message, len(state["x"]), direction, lmo), None
+        return {}, {"atom": self.walk(plan, message, len(state["x"]), direction, lmo)}
 
 
 @dataclass(frozen=True)
@@ -188,9 +187,9 @@ class FedMuon(LocalOracleSteps):
     def sends(self, t: int, p: int) -> dict[str, int]:
         return {"m": p} if self.beta else {}
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         m = message.vectors.get("m")
 
         def direction(x: Tensor) -> Tensor:
@@ -201,7 +200,7 @@ class FedMuon(LocalOracleSteps):
 
         net = self.walk(plan, message, len(state["x"]), direction, lmo)
         assert m is not None
-        return state, parcel(net, {"m": m} if self.beta else {}), None
+        return {}, {"atom": net} | ({"m": m} if self.beta else {})
 
     def move(self, plan: Plan, message: Message, x: Tensor, atom: Atom) -> Tensor:
         s = message.vectors.get("s")
@@ -258,9 +257,9 @@ class FedMuonCV(KeepsControls, LocalOracleSteps):
     def sends(self, t: int, p: int) -> dict[str, int]:
         return {"change": p}
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         c, m = state["c"], state["c"]
         begins = (c == 0).all(1, keepdim=True)
 
@@ -273,7 +272,7 @@ class FedMuonCV(KeepsControls, LocalOracleSteps):
 
         net = self.walk(plan, message, len(c), direction, lmo)
         change = m - c
-        return renewed(state, change), parcel(net, {"change": change}), None
+        return {}, {"atom": net, "change": change}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         vectors = mean_renewed(plan, server, aggregate.beside["change"])

@@ -50,10 +50,10 @@ from torch import Tensor
 from fedfw.algorithms.base import (
     Aggregate,
     Contract,
-    Evidence,
     Gradient,
     Lmo,
     Message,
+    Payload,
     Plan,
     Reveals,
     Server,
@@ -61,8 +61,7 @@ from fedfw.algorithms.base import (
     State,
     Up,
 )
-from fedfw.algorithms.projected import SplittingAlgorithm, dense, descend, vital
-from fedfw.atoms import Atom
+from fedfw.algorithms.projected import SplittingAlgorithm, descend, vital
 from fedfw.options import option
 
 
@@ -111,14 +110,14 @@ class FedADMM(SplittingAlgorithm):
         """Return the server's point w (p,), and where local steps are pulled to, (m, p), with its weight."""
         return message.xbar, message.xbar - self.eta * state["z"], 1 / self.eta
 
-    def client_step(
+    def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
-    ) -> tuple[State, Atom, Evidence | None]:
+    ) -> tuple[State, Payload]:
         w, centre, weight = self.pull(plan, state, message)
         x = descend(plan, message.t, gradient, state["x"], centre, weight)
         z = state["z"] + (x - w) / self.eta
         change = (x - state["x"]) + self.eta * (z - state["z"])
-        return {"x": x, "z": z}, dense(change), None
+        return {"x": x, "z": z}, {"vector": change}
 
 
 @dataclass(frozen=True)
