@@ -1,6 +1,7 @@
 """Time rounds of an earlier revision and of the working tree in turn: python scripts/against.py REVISION [REPEATS].
 
 Both trees are compiled, every measurement is a process of its own on one thread, and the least time of each counts.
+With "kernels" in the place of a revision it times the working tree with its C code and without.
 """
 
 from __future__ import annotations
@@ -38,6 +39,33 @@ print(1e3 * (time.process_time() - begin) / rounds)
 """
 
 
+KERNELS = """
+import time, torch, fedfw
+from fedfw.cpu import softmax
+from fedfw.linalg import lanczos
+from fedfw.linalg.singular import top_singular
+
+def row(name, module, task):
+    times, compiled = {True: [], False: []}, module._compiled
+    for _ in range(5):
+        for with_c, found in times.items():
+            module._compiled = compiled if with_c else None
+            begin = time.process_time()
+            task()
+            found.append(1e3 * (time.process_time() - begin))
+    module._compiled = compiled
+    print(f"{name}: {min(times[True]):.1f} ms by C, {min(times[False]):.1f} ms by torch")
+
+clients = [(torch.rand(6000, 784), torch.randint(10, (6000,))) for _ in range(10)]
+problem = fedfw.Problem(torch.nn.Linear(784, 10), torch.nn.functional.cross_entropy, clients)
+x, who = problem.start.expand(10, -1).contiguous(), problem.losses.everyone(problem.start.device)
+row("gradient of 10 x 6000 x 784", softmax, lambda: problem.losses.value_and_gradient(x, who, None))
+for shape in ((1000, 1000), (2000, 500)):
+    g = torch.randn(1, *shape)
+    row(f"oracle of the nuclear ball, {shape}", lanczos, lambda: top_singular(g, tol=1e-4))
+"""
+
+
 def compile_in(tree: Path) -> None:
     """Compile the C code of a tree, beside its sources."""
     command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", "--inplace"]
@@ -54,6 +82,10 @@ def measure(tree: Path, task: tuple[object, ...]) -> float:
 
 def main() -> None:
     """Print a table: a line for each task."""
+    if sys.argv[1] == "kernels":
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-c", KERNELS], env=environment, check=True)
+        return
     revision, repeats = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
