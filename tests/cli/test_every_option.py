@@ -94,7 +94,6 @@ VALUES: dict[str, str] = {
     "renew_every": "2",
     "oracle_at": "server",
     "alignment": "0.2",
-    "graph": "complete",
     "lr": "0.3",
     "decay": "linear",
     "extrapolation": "nesterov",
@@ -124,12 +123,11 @@ BESIDE: dict[str, dict[str, str]] = {
     "width": OF_TEXT,
     "depth": OF_TEXT,
     "heads": OF_TEXT,
-    "graph": {"algorithm": "defw", "clients": "6"},
     "momentum": {"algorithm": "fedfw"},
 }
 """What some of them need beside them; options of single algorithms need their algorithm."""
 REFUSED = {"run --mixed": "expected device=cuda"}  # on a machine without a GPU
-REFUSED |= {f"deploy demo --{name}": "runs in simulations only" for name in ("eta", "alpha", "beta", "graph")}
+REFUSED |= {f"deploy demo --{name}": "runs in simulations only" for name in ("eta", "alpha", "beta")}
 REFUSED |= {"deploy demo --multiplier-every": "runs in simulations only"}
 """Options that are refused, whatever is beside them, and what is said."""
 
@@ -276,41 +274,6 @@ def watch_waiting(patch: Patch) -> None:
     patch.setattr("fedfw.cli.deploy_node.require_free_port", lambda *how: None)
 
 
-def watch_bench(patch: Patch) -> None:
-    """Let ``bench`` show what it would time."""
-    from fedfw.studies.bench.run import HAND
-    from fedfw.studies.bench.timing import Timing
-
-    def compare(task: Any, sides: Any, *how: Any) -> dict[str, Timing]:
-        print(text_of([task, how, torch.get_num_threads()]))
-        return {HAND: Timing(round_ms=1.0, first_ms=1.0, cpu_ms=1.0, peak_mb=None)}
-
-    def other(name: str, task: Any, **how: Any) -> str:
-        print(text_of([name, task, how]))
-        return "not installed"
-
-    patch.setattr("fedfw.studies.bench.run._matches", lambda task: {"FedAvg": {}})
-    patch.setattr("fedfw.studies.bench.run.compare", compare)
-    patch.setattr("fedfw.studies.bench.run.framework_timing", other)
-    patch.setattr(torch, "set_num_threads", lambda threads: print(threads))
-
-
-def watch_lab(patch: Patch) -> None:
-    """Let ``reproduce`` show what it would compute; nothing of it is there."""
-
-    class Lab:
-        def __init__(self, cache: Path, site: Any, **how: Any) -> None:
-            how.pop("ranks")
-            self.cache = cache
-            print(text_of([str(cache), site, how]))
-
-        def run(self, tasks: list[Any]) -> dict[Any, Any]:
-            print(text_of(tasks))
-            return {task: {"not_run": "not yet", "why": "never"} for task in tasks}
-
-    patch.setattr("fedfw.studies.reproduce.Lab", Lab)
-
-
 def watch_data(patch: Patch) -> None:
     """Let ``data`` show what it would download and draw."""
     patch.setattr("fedfw.cli.data.download", lambda source, folder: print(source, folder) or True)
@@ -361,15 +324,11 @@ WATCHES: dict[str, Callable[[Patch], None]] = {
     "tune": watch_search,
     "solve": watch_solve,
     "compare": watch_pictures,
-    "reproduce": watch_lab,
-    "attack": watch("fedfw.studies.leakage.attack.attack"),
-    "bench": watch_bench,
     "data list": watch_data,
     "data get": watch_data,
     "data show": watch_data,
     "deploy demo": watch_demo,
     "deploy hub": watch_hub,
-    "deploy proxy": watch("fedfw.cli.deploy_proxy.Proxy", "fedfw.cli.deploy_proxy._serve", "asyncio.run"),
     "deploy executor": watch_waiting,
     "deploy node": watch_waiting,
     "deploy check": watch_check,
@@ -439,10 +398,10 @@ NODE = (
     "deploy node --superlink 10.0.0.1:8443 --root-certificates ca.crt --auth-supernode-private-key key "
     "--trusted-entities file --superexec-auth-secret-file file --node-config partition-id=0"
 )
+PROXY = "deploy proxy --config nginx --listen 127.0.0.1:1"
+OWNER = "deploy init-node one --data-set a --eps 4 --delta 1e-5"
 EXECUTOR = "deploy executor --superexec-auth-secret-file file"
-PROXY = "deploy proxy --listen 127.0.0.1:1 --to 127.0.0.1:2 --certificate a --key b --ca c"
 RUN = "run --clients 3 --rounds 3"
-KEPT = "reproduce table1 --quick --kept"
 PLAIN = "privacy --noise 9 --rounds 9"
 ALL = set(all_options())
 MATTERS = set(import_module("fedfw.cli.solve")._MATTERS)
@@ -501,43 +460,6 @@ CASES: dict[str, dict[str, Case]] = {
         "--table": added("advise", "--table measured.json"),
         "--json": added("advise", "--json"),
     },
-    "reproduce": {
-        "name": Case(words("reproduce table1 --quick"), words("reproduce table2 --quick")),
-        "--quick": added("reproduce table1", "--quick"),
-        "--jobs": added("reproduce table1 --quick", "--jobs 2"),
-        "--device": added("reproduce table1 --quick", "--device meta", "expected cpu or cuda"),
-        "--data-dir": added("reproduce table1 --quick", "--data-dir elsewhere"),
-        "--baselines": added("reproduce table1 --quick", "--baselines"),
-        "--mixed": added("reproduce table2 --quick --kept", "--mixed"),
-        "--out": added("reproduce table1 --quick", "--out there"),
-        "--markdown": added(KEPT, "--markdown there.md"),
-        "--kept": added("reproduce table1 --quick", "--kept"),
-        "--seconds": added("reproduce table1 --quick", "--seconds 7"),
-    },
-    "attack": {
-        "--sends": added("attack", "--sends l1"),
-        "--per-parameter": added("attack", "--per-parameter"),
-        "--way": added("attack", "--way through"),
-        "--optimizer": added("attack", "--optimizer adam"),
-        "--device": added("attack", "--device cuda"),
-        "--data-dir": added("attack", "--data-dir elsewhere"),
-        "--out": added("attack", "--out there.png"),
-        **{f"--{one}": added("attack", f"--{one}") for one in ("unknown-labels", "trained", "from-noise")},
-        **{
-            f"--{one}": added("attack", f"--{one} 7")
-            for one in ("images", "batch", "rounds", "steps", "restarts", "seed")
-        },
-    },
-    "bench": {
-        "tasks": Case(words("bench small"), words("bench few")),
-        "--threads": added("bench small", "--threads 2"),
-        "--rounds": added("bench small", "--rounds 7"),
-        "--repeats": added("bench small", "--repeats 7"),
-        "--seconds": added("bench small", "--seconds 7"),
-        "--frameworks": added("bench small", "--frameworks none"),
-        "--frameworks-folder": added("bench small", "--frameworks-folder there"),
-        "--out": added("bench small", "--out there.json"),
-    },
     "privacy": {
         "--eps": added(PLAIN, "--eps 0.5"),
         "--noise": added("privacy --eps 4 --rounds 9", "--noise 9"),
@@ -577,8 +499,13 @@ CASES: dict[str, dict[str, Case]] = {
     "deploy init-node": {
         "folder": Case(words("deploy init-node one --data-set a"), words("deploy init-node two --data-set a")),
         "--data-set": instead("deploy init-node one --data-set a", "--data-set b"),
-        "--eps": instead("deploy init-node one --data-set a --eps 4 --delta 1e-5", "--eps 3"),
-        "--delta": instead("deploy init-node one --data-set a --eps 4 --delta 1e-5", "--delta 1e-6"),
+        "--eps": instead(OWNER, "--eps 3"),
+        "--delta": instead(OWNER, "--delta 1e-6"),
+        "--clip": added(OWNER, "--clip 0.5"),
+        "--sets": added(OWNER, "--sets l1"),
+        "--least-samples": added(OWNER, "--least-samples 7"),
+        "--most-local-steps": added(OWNER, "--most-local-steps 7"),
+        "--most-rounds": added(OWNER, "--most-rounds 7"),
     },
     "deploy demo": of_configuration(ALL - {*SIMULATED_ONLY, "eval_every", "weights"}, "deploy demo")
     | {
@@ -602,12 +529,24 @@ CASES: dict[str, dict[str, Case]] = {
         "--listen": added("deploy hub a", "--listen 127.0.0.1:1"),
     },
     "deploy proxy": {
+        "--config": instead(PROXY, "--config haproxy"),
         "--listen": instead(PROXY, "--listen 127.0.0.1:3"),
-        "--to": instead(PROXY, "--to 127.0.0.1:3"),
-        "--certificate": instead(PROXY, "--certificate d"),
-        "--key": instead(PROXY, "--key d"),
-        "--ca": instead(PROXY, "--ca d"),
-        "--largest": added(PROXY, "--largest 7"),
+        **{
+            f"--{name}": added(PROXY, f"--{name} {value}")
+            for name, value in {
+                "to": "127.0.0.1:3",
+                "certificate": "/d",
+                "key": "/d",
+                "ca": "/d",
+                "superlink-name": "server",
+                "work-dir": "/d",
+                "stream-module": "/d",
+                "largest": "7",
+                "connections": "7",
+                "rate": "7",
+                "bodies": "7",
+            }.items()
+        },
     },
     "deploy executor": {
         "--runtime-api-address": added(EXECUTOR, "--runtime-api-address 127.0.0.1:1"),
@@ -635,6 +574,8 @@ CASES: dict[str, dict[str, Case]] = {
     },
 }
 """Every command, and each of its options by its flag, or by its name where it has none."""
+OF_OWNERS = ("deploy check-data", "deploy reopen")
+"""What owners do with their data: `test_deploy.py`."""
 
 
 # --- a folder with files, and what a command does in it ---
@@ -790,8 +731,9 @@ def options_of_parser(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def test_every_option_of_every_command_has_its_case() -> None:
-    assert {command: sorted(options_of_parser(one)) for command, one in parsers().items()} == {
-        command: sorted(cases) for command, cases in CASES.items()
+    found = {command: sorted(options_of_parser(one)) for command, one in parsers().items()}
+    assert found == {command: sorted(cases) for command, cases in CASES.items()} | {
+        command: found[command] for command in OF_OWNERS
     }
 
 
@@ -837,20 +779,6 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
         ("solve out.toml", "unknown key 'out'"),
         ("advise --bytes-up 100 --residual 0.1", "within a budget the least residual wins, leave one out"),
         ("privacy --eps 4 --samples 100", "--samples 100 changes nothing without --batch-size"),
-        ("reproduce table1 --kept --jobs 1", "--jobs 1 with --kept, which computes nothing"),
-        ("reproduce table1 --kept --device cpu", "--device cpu with --kept, which computes nothing"),
-        ("reproduce table1 --kept --data-dir elsewhere", "--data-dir elsewhere with --kept"),
-        ("reproduce table1 --kept --seconds 7", "--seconds 7.0 with --kept"),
-        ("reproduce table1 --seconds 7 --markdown a.md", "--markdown with --seconds, which writes no report"),
-        ("reproduce table2 --baselines", "--baselines with table2, expected table1"),
-        ("reproduce table2 --mixed", "--mixed with --device cpu, expected cuda"),
-        ("attack --sends gradient --way explain", "expected another way: gradients are matched"),
-        ("attack --sends gradient --rounds 2", "rounds=2 changes nothing for gradients"),
-        ("attack --sends gradient --per-parameter", "per-parameter changes nothing for gradients"),
-        ("bench few --frameworks small", "--frameworks small changes nothing for few"),
-        ("bench few --frameworks-folder there", "--frameworks-folder there changes nothing"),
-        ("bench small --frameworks none --frameworks-folder there", "--frameworks-folder there changes nothing"),
-        ("bench small --rounds 0", "--rounds 0, expected a whole number of at least 1"),
         ("data show digits --data-dir elsewhere", "changes nothing: digits is built in"),
         ("deploy demo --algorithm fedavg --compare", "--algorithm names it already: leave one of them out"),
         ("deploy demo --privacy eps=4,delta=1e-5 --tell-loss", "tell-loss changes nothing in a private run"),
@@ -912,14 +840,13 @@ def test_every_variable_is_read(
             "FEDFW_DATA_MEMORY": str(memory_limit(1)),
             "FEDFW_STATE": str(state_folder()),
             "FEDFW_CONSENT": repr(_consent(NodeSettings(0))),
-            "FEDFW_FRAMEWORKS": call("bench", words("bench small"))[1],
         }
 
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     usual, consent = places(), Consent("other").write(tmp_path / "owner")
-    assert set(usual) == set(VARIABLES)
-    for name in VARIABLES:
+    assert set(usual) == set(VARIABLES) - {"FEDFW_FRAMEWORKS"}  # which the laboratory reads
+    for name in usual:
         with monkeypatch.context() as patch:
             patch.setenv(name, "2" if name == "FEDFW_DATA_MEMORY" else str(consent))
             changed = places()
