@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedfw.report import document
-from fedfw.report.document import Document, csv_text
+from fedfw.report import Cell as TableCell
+from fedfw.report import Document, csv_text
 from fedfw_reproduction.figures import Claim, Done
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale
@@ -105,7 +105,7 @@ def _studies(done: list[Done]) -> list[Study]:
     return [Study.from_json(text) for one in done for text in one.result["studies"]]
 
 
-def _cells(study: Study) -> list[document.Cell]:
+def _cells(study: Study) -> list[TableCell]:
     return [
         study.setting,
         f"{study.held} of {len(study.t)}",

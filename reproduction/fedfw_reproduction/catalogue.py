@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fedfw.report.document import Document
+from fedfw.report import Document
 from fedfw_reproduction import (
     bounds,
     convex_lmo,

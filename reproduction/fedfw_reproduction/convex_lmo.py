@@ -14,9 +14,8 @@ from statistics import mean
 from typing import Any
 
 from fedfw.config import RunConfig
-from fedfw.report import document
-from fedfw.report.document import Document, csv_text
-from fedfw.report.tables import human_bytes
+from fedfw.report import Cell as TableCell
+from fedfw.report import Document, csv_text, human_bytes
 from fedfw_reproduction.cells import Cell, Central
 from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, all_run, average, panels
 from fedfw_reproduction.lab import was_run
@@ -137,7 +136,7 @@ def show(scale: Scale, found: dict[str, Any], page: Document) -> None:
     _show_lazy(scale, found["lazy"], page)
 
 
-def _row(setting: tuple[str, int], done: Done, bar: float | None, scale: Scale) -> list[document.Cell]:
+def _row(setting: tuple[str, int], done: Done, bar: float | None, scale: Scale) -> list[TableCell]:
     far = done.ends(RESIDUAL)
     constraint, K = setting
     return [

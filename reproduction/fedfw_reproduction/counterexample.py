@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
-from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.problems.quadratics import quadratic_problem
-from fedfw.report.document import Document, csv_text
+from fedfw import ALGORITHMS
+from fedfw.report import Document, csv_text
 from fedfw.sets import Box
 from fedfw.simulation import Simulation, simulate
+from fedfw.testing import two_quadratics
 from fedfw_reproduction.figures import Claim, Done, panels
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale
@@ -40,9 +38,6 @@ class Path:
         return identity("counterexample", algorithm=algorithm(self.algorithm), penalty=self.penalty, rounds=self.rounds)
 
     def compute(self, site: Site) -> Json:
-        A = torch.tensor([[[2.0]], [[2.0]]], dtype=torch.float64)
-        centres = torch.tensor([[3.0], [-1.0]], dtype=torch.float64)
-        problem = quadratic_problem(A, centres, torch.zeros(1, dtype=torch.float64))
         options = {} if self.penalty is None else {"penalty": self.penalty}
         path: list[float] = []
 
@@ -50,7 +45,7 @@ class Path:
             path.append(float(simulation.server.xbar))
 
         algorithm = ALGORITHMS[self.algorithm](Box(-1.0, 1.0), **options)
-        simulate(problem, algorithm, rounds=self.rounds, eval_every=self.rounds, callbacks=note)
+        simulate(two_quadratics(), algorithm, rounds=self.rounds, eval_every=self.rounds, callbacks=note)
         return {"xbar": path}
 
 

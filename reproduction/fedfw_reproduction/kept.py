@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedfw.rounds.files import write_atomically
 from fedfw_reproduction.schema import Identity, key
 
 FILE = "results.jsonl"
@@ -61,7 +60,9 @@ class KeptResults:
             return
         self._lines = _read(self.path) | self._lines
         text = "".join(self._lines[name] + "\n" for name in sorted(self._lines))
-        write_atomically(self.path, text.encode())
+        packed = self.path.with_suffix(".packed")
+        packed.write_text(text)
+        packed.replace(self.path)
         self._appended = False
 
 

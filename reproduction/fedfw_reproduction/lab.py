@@ -24,6 +24,7 @@ from tqdm import tqdm
 from fedfw.data import MissingDataError, data_folder
 from fedfw.errors import InfeasibleError, NonFiniteError
 from fedfw.ranks import ALONE, Ranks
+from fedfw.rounds.setup import usable_device
 from fedfw_reproduction.kept import FILE, KeptResults
 from fedfw_reproduction.schema import Identity
 
@@ -50,6 +51,10 @@ class Site:
     def folder(self) -> Path:
         """The folder of the data sets."""
         return data_folder(None if self.data_dir is None else Path(self.data_dir))
+
+    def check(self) -> None:
+        """Refuse a device that cannot be used here."""
+        usable_device(self.device)
 
     @property
     def machine(self) -> str:

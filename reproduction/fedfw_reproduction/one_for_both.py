@@ -38,8 +38,7 @@ from fedfw.algorithms.base import (
     State,
 )
 from fedfw.config import RunConfig, build_problem
-from fedfw.report.document import Document
-from fedfw.report.tables import human_bytes
+from fedfw.report import Document, human_bytes
 from fedfw.sets import parse_set
 from fedfw.simulation import simulate
 from fedfw.tuning import HELD_OUT

@@ -12,9 +12,8 @@ from typing import Any
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, grid_points, merge, run_options
 from fedfw.data import Data
 from fedfw.problems import Problem
-from fedfw.report.document import Document, csv_text
-from fedfw.rounds.records import Record
-from fedfw.simulation import Simulation
+from fedfw.report import Document, csv_text
+from fedfw.simulation import Record, Simulation
 from fedfw.tuning import HELD_OUT, Trial, search
 from fedfw_reproduction.cells import Grid, data_of, device_of, placed
 from fedfw_reproduction.figures import Claim, Done, all_run, panels

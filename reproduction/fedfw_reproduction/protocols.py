@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedfw import ALGORITHMS
 from fedfw.algorithms import OracleAlgorithm
-from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.config import RunConfig
 from fedfw.models import MODELS
 from fedfw.options import options_of

@@ -16,12 +16,7 @@ import torch
 from fedfw._version import __version__
 from fedfw.data import data_folder
 from fedfw.ranks import ALONE, Ranks
-from fedfw.report.document import Cell, Document, Table, text_of
-from fedfw.report.html import save_html
-from fedfw.report.markdown import save_markdown
-from fedfw.report.tables import aligned
-from fedfw.rounds.files import write_atomically
-from fedfw.rounds.setup import usable_device
+from fedfw.report import Cell, Document, Table, aligned, save_html, save_markdown, text_of
 from fedfw_reproduction.catalogue import WITH_BASELINES, Section, sections
 from fedfw_reproduction.figures import Claim
 from fedfw_reproduction.lab import NOT_YET, Lab, Results, Site, was_run
@@ -88,8 +83,9 @@ def reproduce(
         raise ValueError(f"--jobs {jobs} under torchrun, expected 1: torchrun starts as many processes as it is told")
     if markdown is not None and markdown.suffix != ".md":
         raise ValueError(f"--markdown {markdown}, expected a name that ends in .md: the plots go beside it")
+    site = Site(str(data_folder(data_dir)), device)
     if not only_kept:
-        usable_device(device)
+        site.check()
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds:g}, expected a positive number")
     if seconds is not None and markdown is not None:
@@ -104,7 +100,6 @@ def reproduce(
         raise ValueError(
             f"--baselines with {name}, expected {' or '.join(WITH_BASELINES)}, or all: others have no such rows"
         )
-    site = Site(str(data_folder(data_dir)), device)
     lab = Lab(out, site, jobs=jobs, only_kept=only_kept, seconds=seconds, ranks=ranks)
     begin = time.monotonic()
     try:
@@ -129,7 +124,7 @@ def reproduce(
         save_markdown(page, markdown)
     for section in chosen:
         for file, text in section.files(scale, results).items():
-            write_atomically(out / file, text.encode())
+            (out / file).write_text(text, encoding="utf-8")
     for table in _first_tables(page):
         rows = (tuple(shorten(text_of(cell), 150) for cell in row) for row in table.rows)
         print(aligned([table.header, *rows]) + "\n")

@@ -11,8 +11,8 @@ from statistics import median
 from typing import NamedTuple
 
 from fedfw.config import RunConfig
-from fedfw.report.document import Cell as TableCell
-from fedfw.report.document import Document
+from fedfw.report import Cell as TableCell
+from fedfw.report import Document
 from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.figures import RESIDUAL, Claim, Done, Judged
 from fedfw_reproduction.lab import was_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedfw.report.document import Document
+from fedfw.report import Document
 from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.protocols import Scale, matched, ours, stated
 from fedfw_reproduction.published import TABLE_1

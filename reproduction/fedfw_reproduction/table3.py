@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedfw.report.document import Document
+from fedfw.report import Document
 from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.figures import Claim, all_run
 from fedfw_reproduction.protocols import Scale, ours, stated

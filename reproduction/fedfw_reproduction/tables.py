@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from fedfw import ALGORITHMS
 from fedfw.models import MODELS
-from fedfw.report import document
-from fedfw.report.document import Document
-from fedfw.report.tables import human_bytes
+from fedfw.report import Cell as TableCell
+from fedfw.report import Document, human_bytes
 from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, average, tasks_in
 from fedfw_reproduction.lab import Wanted, was_run
@@ -115,7 +114,7 @@ def meets(line: Line, done: Done) -> bool | None:
     return bool(values) and round(100 * mean(values), 1) >= round(line.paper, 1)
 
 
-def _row(line: Line, row: Mapping[str, Done], columns: Sequence[str], scale: Scale) -> list[document.Cell]:
+def _row(line: Line, row: Mapping[str, Done], columns: Sequence[str], scale: Scale) -> list[TableCell]:
     by = f" (best: {ALGORITHMS[line.paper_by].title})" if line.paper_by else ""
     paper = "-" if line.paper is None else f"{line.paper:.1f}{by}"
     reached = [_accuracy(line, row[column], scale) if column in row else "" for column in columns]
@@ -124,7 +123,7 @@ def _row(line: Line, row: Mapping[str, Done], columns: Sequence[str], scale: Sca
     return [*line.task, line.label, paper, *reached, optimum]
 
 
-def _accuracy(line: Line, done: Done, scale: Scale) -> document.Cell:
+def _accuracy(line: Line, done: Done, scale: Scale) -> TableCell:
     if not was_run(done.result):
         return f"not run: {done.result['not_run']}"
     text, seeds = accuracies(done.ends("accuracy")), done.task.seeds

@@ -23,11 +23,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedfw import Algorithm
 from fedfw.algorithms import FedFW, FedFWSto
-from fedfw.algorithms.base import Algorithm
 from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems import ClientLosses
-from fedfw.problems.quadratics import quadratic_problem
 from fedfw.simulation import simulate
 from fedfw.testing.known_quadratics import SETS, P, Quadratics, slope
 from fedfw_reproduction.study import Effort, Study
@@ -189,7 +188,7 @@ def stochastic(name: str, effort: Effort) -> list[Study]:
     lam = 3 * q.best_penalty
     runs = []
     for seed in range(seeds):
-        problem = quadratic_problem(q.A, q.c, q.start)
+        problem = Quadratics.on(name).problem
         problem.losses = NoisyLosses(q, sigma, seed)
         algorithm = FedFWSto(q.constraint, penalty=lam)
         run = simulate(problem, algorithm, rounds=effort.rounds // 2, batch_size=1, eval_every=effort.every)

@@ -86,7 +86,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_a_table_says_how_others_compare() -> None:
-    rows = bench._rows({"by hand": Timing(2.0, 3.0, 2.0), "other": Timing(5.0, 6.0, 5.0, 1.5), "gone": "why"})
+    rows = bench.table_rows({"by hand": Timing(2.0, 3.0, 2.0), "other": Timing(5.0, 6.0, 5.0, 1.5), "gone": "why"})
     assert rows[1][:3] == ("other", "5.00", "2.50")
     assert rows[2][1] == "why"
 

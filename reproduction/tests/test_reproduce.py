@@ -143,7 +143,7 @@ def test_results_in_bfloat16_are_kept_apart(
     assert "--mixed with --device cpu, expected cuda" in capsys.readouterr().err
     assert main(["reproduce", "table2", "--quick", "--mixed", "--kept", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("fedfw_reproduction.reproduce.usable_device", torch.device)  # nothing is computed on it
+    monkeypatch.setattr("fedfw_reproduction.lab.usable_device", torch.device)  # nothing is computed on it
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     assert main([*arguments, "--mixed", "--device", "cuda"]) == 0
     assert "45 of 75 tasks are kept from before" in capsys.readouterr().err  # those of smaller networks

@@ -15,7 +15,7 @@ import fedfw
 from fedfw.problems.modules import flatten, unflatten
 from fedfw.randomness import minibatch
 from fedfw.schedules import stochastic
-from fedfw.sets.base import shapes_of
+from fedfw.sets import shapes_of
 from fedfw_reproduction.bench.tasks import CLASSES, BenchTask
 
 Mark = Callable[[], Any]

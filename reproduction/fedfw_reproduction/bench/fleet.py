@@ -71,12 +71,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfw.cli.deploy_init import copy_app
 from fedfw.deployment import Client, Consent, Task
 from fedfw.deployment.consent import SHARES
 from fedfw.deployment.flower.app_folder import AppFolder
 from fedfw.deployment.flower.local import HOST, LocalFederation
-from fedfw.deployment.flower.proxy import Address
 from fedfw.deployment.flower.strategy import RECORD, content
 from fedfw.deployment.messages import Order
 from fedfw_reproduction.bench.pages import machine, markdown, publish
@@ -88,7 +86,7 @@ import torch
 
 import fedfw
 from fedfw.deployment import Task
-from fedfw.rounds.options import Options
+from fedfw.simulation import Options
 
 
 def make_task(config):
@@ -396,7 +394,7 @@ def measure(count: int, rounds: int, proxy: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fleet") as name:
         folder = Path(name)
         app = folder / "app"
-        copy_app(app)
+        subprocess.run([sys.executable, "-m", "fedfw", "deploy", "init", str(app)], check=True, stdout=subprocess.PIPE)
         (app / "federation" / "task.py").write_text(TASK)
         read = AppFolder.read(app)
         config = {"clients": count, "rounds": rounds}
@@ -404,11 +402,11 @@ def measure(count: int, rounds: int, proxy: str) -> dict[str, Any]:
         local = LocalFederation(folder / "federation", 0, proxies=[proxy] if proxy else [])
         with local as federation, ThreadPoolExecutor(1) as worker:
             tls = ssl.create_default_context(cafile=str(federation.folder / "keys" / "ca.crt"))
-            address = Address.parse(federation.addresses[0])
+            host, _, port = federation.addresses[0].rpartition(":")
             nodes = []
             for number in range(count):
                 client = Client(task, number, folder / "state", consent=Consent(share=SHARES))
-                nodes.append(LightNode(client, address, own_address(number), tls, worker))
+                nodes.append(LightNode(client, (host, int(port)), own_address(number), tls, worker))
             register(federation, nodes)
             found = asyncio.run(train(federation, nodes, app, config))
             database = sum(path.stat().st_size for path in federation.folder.glob("superlink.db*"))

@@ -2,7 +2,6 @@
 
     python -m fedfw_reproduction.bench.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
     python -m fedfw_reproduction.bench.gpu --write    the same, kept in docs/performance/gpu.md for docs/performance.md
-    python -m fedfw_reproduction.bench.gpu --profile  where the GPU's time of 200 simulated rounds goes, by kernel
 
 Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against float64 is printed.
 So is a round of FedFW on the l1 ball that was written by hand for this task; it ends where the simulator's rounds end.
@@ -18,10 +17,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import fedfw
-from fedfw.data.base import Data, Part
+from fedfw.data import Data, Part
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.models import make_model
 from fedfw_reproduction.bench.contenders import PENALTY, RADIUS, frank_wolfe
@@ -169,19 +167,9 @@ def convolutions() -> list[tuple[str, str]]:
     ]
 
 
-def print_profile() -> None:
-    ours(50)  # compiles the kernel
-    with profile(activities=[ProfilerActivity.CUDA]) as watched:
-        ours(200)
-    print(watched.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70))
-
-
 def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this needs a CUDA device")
-    if "--profile" in sys.argv:
-        print_profile()
-        return
     A, y = (t.cuda() for t in TASKS["mnist"].data())
     W, b = 0.05 * torch.randn(len(A), CLASSES, A.shape[2], device="cuda"), torch.zeros(len(A), CLASSES, device="cuda")
     R, copy = torch.randn(len(A), A.shape[1], CLASSES, device="cuda"), torch.empty_like(A)

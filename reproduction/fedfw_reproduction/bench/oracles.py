@@ -2,7 +2,6 @@
 
     python -m fedfw_reproduction.bench.oracles                    print the table
     python -m fedfw_reproduction.bench.oracles --write            and put it into docs/oracles.md
-    python -m fedfw_reproduction.bench.oracles --crossover    where Lanczos overtakes the dense decomposition
 
 Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared. Float32 input,
 a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy. For the nuclear ball there are also
@@ -26,8 +25,7 @@ import fedfw
 from fedfw.atoms import Atom
 from fedfw.linalg import singular
 from fedfw.problems import MatrixCompletion
-from fedfw.sets import Request
-from fedfw.sets.base import ConstraintSet, Shape
+from fedfw.sets import ConstraintSet, Request, Shape
 from fedfw_reproduction.bench.pages import machine, publish
 
 TOL = 1e-3
@@ -35,17 +33,21 @@ SIDE = 1000  # of the matrices for which the nuclear ball's oracle is compared i
 SLOW = 20.0  # seconds: a projection slower than this is timed once
 
 
-def interleaved(*sides: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Median seconds of each side."""
+def interleaved(
+    *sides: Callable[[], object], repeats: int = 7, warm_up: int = 1, wait: Callable[[], object] = lambda: None
+) -> list[float]:
+    """Median seconds of each side after its first calls; ``wait`` returns when a GPU is done."""
     times: list[list[float]] = [[] for _ in sides]
-    for _ in range(repeats + 1):
+    for _ in range(repeats + warm_up):
         for side, kept in zip(sides, times, strict=True):
+            wait()
             start = time.perf_counter()
             side()
+            wait()
             kept.append(time.perf_counter() - start)
         if sum(map(sum, times)) > SLOW:
             break
-    return [median(kept[1:] or kept) for kept in times]  # the first round warms up
+    return [median(kept[warm_up:] or kept) for kept in times]
 
 
 def cases() -> list[tuple[str, ConstraintSet, Shape]]:
@@ -184,30 +186,10 @@ def directions(task: tuple[fedfw.Problem, float], rounds: int = 12) -> list[Tens
     return asked[1::2]
 
 
-def crossover() -> None:
-    print("matrices  side   dense ms   Lanczos ms   (tolerance 1e-6)")
-    kept = singular.DENSE_UP_TO
-    for count in (1, 10, 100):
-        for side in (8, 16, 24, 32, 48, 64, 96, 128):
-            g = torch.randn(count, side, side, generator=torch.Generator().manual_seed(0))
-            singular.DENSE_UP_TO = 0
-            (lanczos,) = interleaved(lambda g=g: singular.top_singular(g, 1e-6))
-            singular.DENSE_UP_TO = 10**9
-            (dense,) = interleaved(lambda g=g: singular.top_singular(g, 1e-6))
-            print(f"{count:8d} {side:5d} {dense * 1e3:10.2f} {lanczos * 1e3:12.2f}")
-    singular.DENSE_UP_TO = kept
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/oracles.md")
-    parser.add_argument(
-        "--crossover", action="store_true", help="compare the dense decomposition and Lanczos by size instead"
-    )
     options = parser.parse_args()
-    if options.crossover:
-        crossover()
-        return
     lines = [
         "# Oracle against projection",
         "",

@@ -24,12 +24,13 @@ import torch
 from matplotlib.figure import Figure
 
 from fedfw_reproduction.bench.pages import DOCS, ROOT, machine, markdown
+from fedfw_reproduction.bench.run import HEADER, table_rows
+from fedfw_reproduction.bench.timing import Timing
 
 PAGE, PLOTS, RATIOS = DOCS / "performance.md", DOCS / "performance", Path(__file__).parent / "ratios.json"
 TEXT, FRAMEWORKS = Path(__file__).parent / "performance-text.md", ROOT / "reproduction" / "frameworks"
 MARGIN = 1.5
 TASKS = ("small", "few", "many", "mnist", "mnist-100", "mlp", "cnn")
-HEADER = ("", "ms a round", "/ by hand", "first round ms", "CPU ms a round", "memory added MB")
 
 
 # --- measuring ---
@@ -61,17 +62,8 @@ def bench_tables(numbers: dict[str, Any]) -> list[str]:
     lines = []
     for task in numbers["tasks"].values():
         for algorithm in (name for name in task if name != "label"):
-            found = task[algorithm]
-            hand = found["by hand"]["round_ms"]
-            rows = []
-            for who, timing in found.items():
-                if isinstance(timing, str):
-                    rows.append((who, timing, "", "", "", ""))
-                    continue
-                times = (timing[key] for key in ("round_ms", "first_ms", "cpu_ms"))
-                round_ms, first, cpu = (f"{value:.2f}" for value in times)
-                memory = "-" if timing["peak_mb"] is None else f"{timing['peak_mb']:.1f}"
-                rows.append((who, round_ms, f"{timing['round_ms'] / hand:.2f}", first, cpu, memory))
+            found = {who: t if isinstance(t, str) else Timing(**t) for who, t in task[algorithm].items()}
+            rows = table_rows(found)
             lines += [f"**{algorithm}, {task['label']}**", "", *markdown(HEADER, rows), ""]
     return lines
 

@@ -28,8 +28,7 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.algorithms.base import Aggregate, Upload
-from fedfw.rounds.options import Options
-from fedfw.simulation import Simulation
+from fedfw.simulation import Options, Simulation
 from fedfw_reproduction.bench.contenders import fedavg, frank_wolfe
 from fedfw_reproduction.bench.pages import machine, markdown, publish
 from fedfw_reproduction.bench.tasks import TASKS, BenchTask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from fedfw.environment import read_variable
-from fedfw.report.tables import aligned
-from fedfw.rounds.files import write_atomically
+from fedfw.report import aligned
 from fedfw_reproduction.bench import contenders as run_by
 from fedfw_reproduction.bench.contenders import Contender
 from fedfw_reproduction.bench.frameworks import FOLDER_VARIABLE, SCRIPTS, framework_timing
@@ -88,7 +87,9 @@ def bench(
             found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats, seconds))
             if algorithm == FEDAVG and name in beside:
                 found |= _others(task, folder)
-            print(f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *_rows(found)])}", flush=True)
+            print(
+                f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *table_rows(found)])}", flush=True
+            )
             kept = {who: t if isinstance(t, str) else asdict(t) for who, t in found.items()}
             numbers["tasks"].setdefault(name, {"label": task.label})[algorithm] = kept
     print(
@@ -96,7 +97,7 @@ def bench(
         "Flower\nships real messages between processes, which a simulation in one process need not."
     )
     if out is not None:
-        write_atomically(out, json.dumps(numbers, indent=1).encode())
+        out.write_text(json.dumps(numbers, indent=1))
         print(f"numbers: {out}")
     return 0
 
@@ -178,7 +179,8 @@ def _others(task: BenchTask, folder: Path | None) -> dict[str, Timing | str]:
     return found
 
 
-def _rows(found: dict[str, Timing | str]) -> list[tuple[str, ...]]:
+def table_rows(found: Mapping[str, Timing | str]) -> list[tuple[str, ...]]:
+    """The rows under `HEADER`."""
     hand = found[HAND]
     assert isinstance(hand, Timing)
     rows: list[tuple[str, ...]] = []
@@ -188,7 +190,6 @@ def _rows(found: dict[str, Timing | str]) -> list[tuple[str, ...]]:
             continue
         memory = "-" if timing.peak_mb is None else f"{timing.peak_mb:.1f}"
         ratio = f"{timing.round_ms / hand.round_ms:.2f}"
-        times = (f"{value:.2f}" for value in (timing.round_ms, timing.first_ms, timing.cpu_ms))
-        round_ms, first, cpu = times
+        round_ms, first, cpu = (f"{value:.2f}" for value in (timing.round_ms, timing.first_ms, timing.cpu_ms))
         rows.append((name, round_ms, ratio, first, cpu, memory))
     return rows

@@ -29,8 +29,8 @@ from torch import Tensor
 import fedfw
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Answer, Kind
-from fedfw.rounds.options import Options
 from fedfw.rounds.wire import point_digest
+from fedfw.simulation import Options
 from fedfw_reproduction.bench.pages import machine, markdown, publish
 
 POPULAR = 1000

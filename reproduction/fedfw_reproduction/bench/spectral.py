@@ -12,14 +12,12 @@ checked in float64 by an SVD of what the oracle returned, as is the proven error
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from statistics import median
 
 import torch
 from torch import Tensor
 
 import fedfw
+from fedfw_reproduction.bench.oracles import interleaved
 from fedfw_reproduction.bench.pages import machine, markdown
 
 SHAPES = ((512, 512), (128, 3136), (128, 128), (512, 128))
@@ -29,31 +27,18 @@ WARM_UP = 6  # the oracle is recorded in the fourth call with a shape
 REPEATS = 9
 
 
-def interleaved_ms(*sides: Callable[[], object], device: str) -> list[float]:
-    """Median milliseconds of each side; the first of its runs warm up."""
-    times: list[list[float]] = [[] for _ in sides]
-    for _ in range(WARM_UP + REPEATS):
-        for side, kept in zip(sides, times, strict=True):
-            _wait(device)
-            begin = time.perf_counter()
-            side()
-            _wait(device)
-            kept.append(1e3 * (time.perf_counter() - begin))
-    return [median(kept[WARM_UP:]) for kept in times]
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def row(shape: tuple[int, int], device: str) -> list[str]:
     """One line of the table."""
     ball = fedfw.SpectralBall(1.0)
     G = torch.randn(COUNT, *shape, generator=torch.Generator().manual_seed(0)).to(device)
-    svd, oracle = interleaved_ms(
-        lambda: torch.linalg.svd(G, full_matrices=False), lambda: ball.lmo(G, batch=True, tol=TOL), device=device
+    times = interleaved(
+        lambda: torch.linalg.svd(G, full_matrices=False),
+        lambda: ball.lmo(G, batch=True, tol=TOL),
+        repeats=REPEATS,
+        warm_up=WARM_UP,
+        wait=torch.cuda.synchronize if device == "cuda" else lambda: None,
     )
+    svd, oracle = (1e3 * seconds for seconds in times)
     atoms = ball.lmo(G, batch=True, tol=TOL)
     assert atoms.bound is not None
     s, g = atoms.dense(torch.float64).cpu(), G.double().cpu()

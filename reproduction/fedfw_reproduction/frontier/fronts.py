@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedfw.report.tables import human_bytes
+from fedfw.report import human_bytes
 
 TARGETS = (0.1, 0.03, 0.01)
 """Residuals that are asked for."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from fedfw import ALGORITHMS
 from fedfw.algorithms import Algorithm, ProjectedAlgorithm
-from fedfw.algorithms.base import Reveals
-from fedfw.config.run_config import algorithm_class
 from fedfw.sets import L2Ball
 
 Setting = tuple[tuple[str, Any], ...]
@@ -51,7 +50,7 @@ class Method:
     @property
     def projects(self) -> bool:
         """Whether the set needs a projection."""
-        return issubclass(algorithm_class(self.algorithm), ProjectedAlgorithm)
+        return issubclass(ALGORITHMS[self.algorithm], ProjectedAlgorithm)
 
 
 def seen(algorithm: str, setting: Setting) -> str:
@@ -66,7 +65,7 @@ def seen(algorithm: str, setting: Setting) -> str:
     ('atoms', 'sums', 'gradients')
     """
     contract, options = _made(algorithm, setting).contract, dict(setting)
-    if contract.reveals is Reveals.ATOMS:
+    if contract.reveals.name == "ATOMS":
         return "numbers" if options.get("schedule") == "auto" else "atoms"
     return "sums" if contract.sums and options.get("compress", "none") == "none" else "gradients"
 
@@ -136,4 +135,4 @@ METHODS = (
 
 
 def _made(algorithm: str, setting: Setting) -> Algorithm:
-    return algorithm_class(algorithm)(L2Ball(1.0), **dict(setting))
+    return ALGORITHMS[algorithm](L2Ball(1.0), **dict(setting))

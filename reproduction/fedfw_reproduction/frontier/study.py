@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedfw.report.document import Document, csv_text
-from fedfw.report.tables import human_bytes
+from fedfw.report import Document, csv_text, human_bytes
 from fedfw_reproduction.figures import Claim, panels
 from fedfw_reproduction.frontier.fronts import BEGUN, LEAST, TARGETS, Point, front, reached, told
 from fedfw_reproduction.frontier.measured import table_of

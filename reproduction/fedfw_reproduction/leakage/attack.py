@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 
 from fedfw.data import data_folder
-from fedfw.report.document import text_of
+from fedfw.report import aligned, text_of
 from fedfw.report.plots import save_figure
-from fedfw.report.tables import aligned
-from fedfw.rounds.setup import usable_device
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.leakage.study import HEADER, Attack, picture_of, row_of
 
@@ -34,10 +32,11 @@ def attack(wanted: Attack, *, data_dir: Path | None = None, device: str = "cpu",
     int
         The exit status of the command.
     """
-    usable_device(device)
+    site = Site(str(data_folder(data_dir)), device)
+    site.check()
     print(f"{wanted.title} ...", file=sys.stderr)
     began = time.monotonic()
-    result = wanted.compute(Site(str(data_folder(data_dir)), device))
+    result = wanted.compute(site)
     print(aligned([HEADER, [text_of(cell) for cell in row_of(wanted, result)]]))
     save_figure(picture_of([wanted], [result]), out)
     print(f"\n{time.monotonic() - began:.0f} s; the images, truth first: {out}")

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedfw.atoms import Atom, LowRank
-from fedfw.atoms.composite import Rearranged
+from fedfw.atoms import Atom, LowRank, Rearranged
 
 
 def from_rows(weights: Tensor, bias: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedfw.atoms.composite import split_columns
-from fedfw.sets.base import ConstraintSet, Request
+from fedfw.sets import ConstraintSet, Request
 from fedfw_reproduction.leakage.metrics import matched, psnr, ssim
 from fedfw_reproduction.leakage.minimise import Objective, Optimizer, minimise
 from fedfw_reproduction.leakage.victims import Observation, Victims
@@ -199,7 +198,7 @@ def _blocks(constraint: ConstraintSet, g: Tensor) -> Sequence[Tensor]:
     shapes = getattr(constraint, "shapes", None)
     if shapes is None:
         return [g]
-    return split_columns(g, [torch.Size(shape).numel() for shape in shapes])
+    return torch.split(g, [torch.Size(shape).numel() for shape in shapes], dim=1)
 
 
 def _score(victims: Victims, images: Tensor) -> tuple[Tensor, Tensor]:

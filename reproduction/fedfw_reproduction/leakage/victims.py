@@ -17,8 +17,7 @@ from fedfw.algorithms.taking_part import take_part
 from fedfw.problems.modules import flatten, unflatten
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.memory import EveryRow
-from fedfw.sets import GroupBall, KSparse, L1Ball, L2Ball, LinfBall, NuclearBall, Product
-from fedfw.sets.base import ConstraintSet, shapes_of
+from fedfw.sets import ConstraintSet, GroupBall, KSparse, L1Ball, L2Ball, LinfBall, NuclearBall, Product, shapes_of
 
 
 def deep_leakage_lenet(channels: int = 3, side: int = 32, classes: int = 100) -> nn.Sequential:

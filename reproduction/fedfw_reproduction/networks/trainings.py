@@ -17,8 +17,7 @@ from fedfw.config import RunConfig, build_algorithm, build_problem, completed, r
 from fedfw.errors import NonFiniteError
 from fedfw.presets import problem_options
 from fedfw.problems import Problem
-from fedfw.rounds.records import History, Record
-from fedfw.simulation import Simulation
+from fedfw.simulation import History, Record, Simulation
 from fedfw.tuning import HELD_OUT
 from fedfw_reproduction.cells import data_of, device_of, placed
 from fedfw_reproduction.lab import Json, Results, Site, was_run
@@ -152,7 +151,7 @@ def columns_of(history: History) -> dict[str, list[Any]]:
 
     Examples
     --------
-    >>> from fedfw.rounds.records import History, Record
+    >>> from fedfw.simulation import History, Record
     >>> history = History([Record(round=1, bytes_up=3), Record(round=2, bytes_up=4, accuracy=0.5, test_loss=1.0)])
     >>> found = columns_of(history)
     >>> found["round"], found["accuracy"], found["bytes_up"]

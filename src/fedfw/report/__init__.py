@@ -1,1 +1,18 @@
 """Tables and pages for people."""
+
+from fedfw.report.document import Cell, Document, Table, csv_text, text_of
+from fedfw.report.html import save_html
+from fedfw.report.markdown import save_markdown
+from fedfw.report.tables import aligned, human_bytes
+
+__all__ = [
+    "Cell",
+    "Document",
+    "Table",
+    "aligned",
+    "csv_text",
+    "human_bytes",
+    "save_html",
+    "save_markdown",
+    "text_of",
+]

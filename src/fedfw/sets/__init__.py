@@ -1,6 +1,6 @@
 """Constraint sets, each with a linear minimization oracle, a projection, a membership test and a diameter."""
 
-from fedfw.sets.base import ConstraintSet, Request, Shape
+from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
 from fedfw.sets.enclosing import enclosing
 from fedfw.sets.layers import LayerBalls, layer_balls
 from fedfw.sets.lipschitz import LipschitzNet
@@ -41,4 +41,5 @@ __all__ = [
     "enclosing",
     "layer_balls",
     "parse_set",
+    "shapes_of",
 ]
