@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import fedfw
-from fedfw.problems.modules import flatten, unflatten
+from fedfw.problems import flatten, unflatten
 from fedfw.randomness import minibatch
 from fedfw.schedules import stochastic
 from fedfw.sets import shapes_of

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedfw.algorithms import FedFW, Setting, Upload
 from fedfw.algorithms.taking_part import take_part
-from fedfw.problems.modules import flatten, unflatten
+from fedfw.problems import flatten, unflatten
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.memory import EveryRow
 from fedfw.sets import ConstraintSet, GroupBall, KSparse, L1Ball, L2Ball, LinfBall, NuclearBall, Product, shapes_of
