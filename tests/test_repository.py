@@ -10,6 +10,7 @@ import sys
 import tomllib
 from contextlib import redirect_stdout
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -302,3 +303,29 @@ def test_example(name: str, expected: str) -> None:
 
 def test_every_example_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == EXPECTED.keys()
+
+
+def test_the_steps_of_the_theorem_have_their_lines_of_code() -> None:
+    page = (DOCS / "privacy.md").read_text()
+    table = page.split("### What a deployed client promises")[1].split("### ")[0]
+    rows = re.findall(r"^\|[^|]+\| `(fedfw[.\w]+)` \| `(.+)` \|$", table, re.MULTILINE)
+    assert len(rows) == sum(line.startswith("| ") for line in table.splitlines()) - 1
+    for place, line in rows:
+        module, *names = next(
+            (".".join(parts[:cut]), *parts[cut:])
+            for parts in [place.split(".")]
+            for cut in (len(parts) - 1, len(parts) - 2)
+            if parts[cut - 1].islower()
+        )
+        found: object = import_module(module)
+        for name in names:
+            found = getattr(found, name)
+        assert line in [text.strip() for text in inspect.getsource(found).splitlines()], (place, line)  # type: ignore[arg-type]
+
+
+def test_the_trust_model_names_tests_that_there_are() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) >= 15
+    for path, name in named:
+        file = ROOT / path if path.startswith("tests/") else ROOT / "tests" / "deployment" / path
+        assert f"def {name}(" in file.read_text(), (path, name)

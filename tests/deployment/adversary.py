@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as nnf
 from dp_accounting.pld import privacy_loss_distribution as pld
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from torch import Tensor
@@ -473,9 +473,10 @@ CHANGES: dict[str, Callable[[Data], Data]] = {
     "grow": lambda data: replace(data, others=(*data.others, *(0.0,) * 20)),
     "shrink": lambda data: replace(data, others=data.others[: max(2, len(data.others) // 2)]),
     "another entry": lambda data: replace(data, others=(data.others[0] + 0.5, *data.others[1:])),
-    "all entries": lambda data: replace(data, value=-data.value, others=tuple(value - 0.5 for value in data.others)),
-    "remove": lambda data: replace(data, removed=not data.removed),
+    "all entries": lambda data: replace(data, others=tuple(value - 0.5 for value in data.others)),
+    "remove": lambda data: replace(data, removed=not data.removed, others=tuple(value + 0.37 for value in data.others)),
 }
+"""What an owner does to all data at once, so that both owners' data change on the same days."""
 FOUND = Found()
 
 
@@ -599,13 +600,14 @@ class Adversary(RuleBasedStateMachine):
                 self.world.audit()
 
 
-def attack(machine: type[Adversary] = Adversary, *, examples: int, steps: int = 30) -> None:
-    """Let the adversary try so many sequences of so many steps."""
+def attack(examples: int, shrink: bool = True) -> None:
+    """Let the adversary try so many sequences; one that fails is made short, if asked for."""
     run_state_machine_as_test(
-        machine,
+        Adversary,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=steps,
+            stateful_step_count=30,
+            phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),

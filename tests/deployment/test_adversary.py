@@ -63,7 +63,7 @@ def test_half_of_the_noise_removed_is_caught(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(AssertionError, match="and the ledger says"):
         audited(tmp_path / "half", 1.0, 1.0)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        attack(examples=60)
+        attack(examples=60, shrink=False)
 
 
 def test_noise_for_the_present_weight_alone_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
