@@ -190,13 +190,13 @@ class TouchedColumns(EveryRow):
         super().insert(row, {name: on_columns(values, self.columns) for name, values in newcomer.items()})
 
     def state(self) -> dict[str, Tensor]:
-        return self.rows if self.columns is None else self.rows | {"columns": self.columns}
+        return self.rows if self.columns is None else self.rows | {"columns": self._touched}
 
     def load(self, held: dict[str, Tensor]) -> None:
         held = dict(held)
         columns = held.pop("columns", None)
         super().load(held)
-        self._keep(None if columns is None else columns[columns < self._last])
+        self._keep(columns)
 
 
 def _distinct(numbers: Tensor) -> Tensor:
