@@ -238,7 +238,7 @@ DTYPES = [torch.float32, torch.float64]
 SIZES = {"equal": [21] * 5, "padded": [21, 20, 18, 21, 17], "stacks": [61, 7, 61, 300, 1]}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "is_compiled_for", lambda *samples: False)
 
@@ -251,7 +251,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def clients_of_of_pieces(sizes: list[int], loss: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def clients_of_pieces(sizes: list[int], loss: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(sum(sizes))
     clients = []
     for size in sizes:
@@ -261,7 +261,7 @@ def clients_of_of_pieces(sizes: list[int], loss: str, dtype: torch.dtype) -> lis
     return clients
 
 
-def losses_of_of_pieces(clients: list[tuple[Tensor, Tensor]], loss: str, bias: bool) -> LinearLosses:
+def losses_of_pieces(clients: list[tuple[Tensor, Tensor]], loss: str, bias: bool) -> LinearLosses:
     model = nn.Linear(FEATURES, OUTPUTS, bias=bias, dtype=clients[0][0].dtype)
     losses = fedfw.Problem(model, LOSSES[loss], clients).losses
     assert isinstance(losses, LinearLosses)
@@ -293,7 +293,7 @@ def references(
     dtype: torch.dtype, loss: str, bias: bool, sizes: str, who: tuple[int, ...], picked: bool
 ) -> tuple[Tensor, Tensor]:
     """Losses and gradients of these clients by automatic differentiation, of all samples or of those picked."""
-    clients, x = clients_of_of_pieces(SIZES[sizes], loss, dtype), points(len(who), bias, dtype)
+    clients, x = clients_of_pieces(SIZES[sizes], loss, dtype), points(len(who), bias, dtype)
     found = []
     for row, i in enumerate(who):
         chosen = tuple(t[picks_of(sizes, who)[row]] for t in clients[i]) if picked else clients[i]
@@ -307,7 +307,7 @@ def exactly(
 ) -> tuple[Tensor, Tensor]:
     """What is found in float64, with pieces of so many samples."""
     assert linear._PIECE["cpu"] == samples * FEATURES * dtype.itemsize
-    losses = losses_of_of_pieces(clients_of_of_pieces(SIZES[sizes], loss, dtype), loss, bias)
+    losses = losses_of_pieces(clients_of_pieces(SIZES[sizes], loss, dtype), loss, bias)
     return losses.exactly(points(len(who), bias, dtype), torch.tensor(who))
 
 
@@ -317,6 +317,7 @@ def close(found: Tensor, wanted: Tensor, tol: float) -> bool:
     return bool((off <= tol * largest).all())
 
 
+@pytest.mark.usefixtures("_by_torch")
 @pytest.mark.parametrize("samples", [1, 10, 10**6])
 @pytest.mark.parametrize("picked", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
@@ -334,8 +335,8 @@ def test_pieces_of_any_length_give_the_gradient(
 ) -> None:
     monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
     monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
-    clients = clients_of_of_pieces(SIZES[sizes], loss, dtype)
-    losses, tol = losses_of_of_pieces(clients, loss, bias), 1e-6 if dtype == torch.float32 else 1e-14
+    clients = clients_of_pieces(SIZES[sizes], loss, dtype)
+    losses, tol = losses_of_pieces(clients, loss, bias), 1e-6 if dtype == torch.float32 else 1e-14
     for who in ((0, 1, 2, 3, 4), (3, 0, 4)):
         x, rows = points(len(who), bias, dtype), torch.tensor(who)
         picks = picks_of(sizes, who) if picked else None
@@ -350,6 +351,7 @@ def test_pieces_of_any_length_give_the_gradient(
             assert close(found, wanted, 1e-14)
 
 
+@pytest.mark.usefixtures("_by_torch")
 @pytest.mark.parametrize("samples", [10, 10**6])
 @pytest.mark.parametrize("size", [1, 50, 61, 128])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -359,9 +361,9 @@ def test_a_client_alone_has_the_bits_that_it_has_among_others(
 ) -> None:
     monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
     monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
-    clients, x = clients_of_of_pieces([size] * 7, loss, dtype), points(7, True, dtype)
-    losses, picks = losses_of_of_pieces(clients, loss, True), torch.arange(23).expand(7, -1) % size
-    alone = [losses_of_of_pieces([client], loss, True) for client in clients]
+    clients, x = clients_of_pieces([size] * 7, loss, dtype), points(7, True, dtype)
+    losses, picks = losses_of_pieces(clients, loss, True), torch.arange(23).expand(7, -1) % size
+    alone = [losses_of_pieces([client], loss, True) for client in clients]
     for chosen in (None, picks):
         values, gradients = losses.value_and_gradient(x, torch.arange(7), chosen)
         some = torch.tensor([6, 2, 3])
@@ -378,6 +380,7 @@ def test_a_client_alone_has_the_bits_that_it_has_among_others(
             assert torch.equal(gradient[0], gradients[i])
 
 
+@pytest.mark.usefixtures("_by_torch")
 def test_the_logistic_loss_is_right_for_large_scores() -> None:
     scores = torch.tensor([-1e4, -90.0, -1e-3, 0.0, 1e-3, 90.0, 1e4], dtype=torch.float64).view(1, 1, -1)
     for target in (0.0, 0.3, 1.0):
@@ -477,7 +480,7 @@ SINGLE = {"BatchNorm", "a loss of the client", "Cox", "class weights"}
 """Kinds whose clients have two samples at least, as the statistics of one sample are nothing."""
 
 
-def clients_of_of_separate(name: str, dtype: torch.dtype) -> list[Samples]:
+def clients_of_separate(name: str, dtype: torch.dtype) -> list[Samples]:
     _, _, make, _ = KINDS[name]
     sizes = [max(size, 2) for size in SEPARATE_SIZES] if name in SINGLE else SEPARATE_SIZES
     return [make(size, seed, dtype) for seed, size in enumerate(sizes)]
@@ -503,7 +506,7 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor], row: int) -> bool:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore:all parameters of this network are zero")
 def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dtype) -> None:
-    clients = clients_of_of_separate(name, dtype)
+    clients = clients_of_separate(name, dtype)
     problem = problem_of(name, clients, dtype)
     generator = torch.Generator().manual_seed(1)
     x = problem.start + 0.1 * torch.randn(len(clients), len(problem.start), generator=generator, dtype=dtype)
@@ -542,7 +545,7 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
 @SEPARATE_DTYPES
 @pytest.mark.parametrize("name", ["softmax", "least squares", "perceptron", "GELU", "convolutions", "completion"])
 def test_minibatches_have_the_bits_that_they_have_alone(name: str, dtype: torch.dtype) -> None:
-    clients = clients_of_of_separate(name, dtype)
+    clients = clients_of_separate(name, dtype)
     problem = problem_of(name, clients, dtype)
     x = problem.start + torch.linspace(-0.1, 0.1, len(problem.start), dtype=dtype)
     points, everyone = x.expand(len(clients), -1), problem.losses.everyone(x.device)
@@ -557,7 +560,7 @@ def test_minibatches_have_the_bits_that_they_have_alone(name: str, dtype: torch.
 @pytest.mark.parametrize("name", ["softmax", "perceptron", "GELU"])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_clipped_sums_have_the_bits_that_they_have_alone(norm: str, name: str, dtype: torch.dtype) -> None:
-    clients = clients_of_of_separate(name, dtype)
+    clients = clients_of_separate(name, dtype)
     problem = problem_of(name, clients, dtype)
     generator = torch.Generator().manual_seed(2)
     x = problem.start + 0.3 * torch.randn(len(clients), len(problem.start), generator=generator, dtype=dtype)

@@ -493,7 +493,7 @@ SHAPES = [(60, 60), (20, 90), (90, 30), (12, 3, 5, 2), (1, 7), (7, 1)]
 SPECTRAL = [*map(fedfw.SpectralBall, (1.0, 0.1, 700.0)), fedfw.PartialIsometry(10**6, 3.0)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _iterate_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polar, "SVD_UP_TO", 0)
 
@@ -506,6 +506,7 @@ def sigma(x: torch.Tensor) -> np.ndarray:
     return np.linalg.svd(x.double().flatten(1).numpy(), compute_uv=False)
 
 
+@pytest.mark.usefixtures("_iterate_at_every_size")
 @pytest.mark.parametrize("precision", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("tol", [None, 1e-2, 1e-3, 1e-4])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -529,6 +530,7 @@ def test_decoded_atoms_are_inside_and_their_bounds_true(
                 assert float(atom.dot(g)) <= -D.r * nuclear * (1 - lost)
 
 
+@pytest.mark.usefixtures("_iterate_at_every_size")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_zero_direction_gives_a_point_of_the_set(dtype: torch.dtype) -> None:
     atom = fedfw.SpectralBall(2.0).lmo(torch.zeros(50, 60, dtype=dtype), tol=1e-3)
@@ -536,6 +538,7 @@ def test_a_zero_direction_gives_a_point_of_the_set(dtype: torch.dtype) -> None:
     assert float(atom.bound[0]) == 0
 
 
+@pytest.mark.usefixtures("_iterate_at_every_size")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_refused(bad: float) -> None:
     G = torch.ones(3, 50, 60)
@@ -555,6 +558,7 @@ class Counted(fedfw.SpectralBall):
         return super()._lmo(g, shape, request)
 
 
+@pytest.mark.usefixtures("_iterate_at_every_size")
 @pytest.mark.parametrize("tol", [None, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_blocks_share_a_call_and_keep_their_atoms(dtype: torch.dtype, tol: float | None) -> None:
