@@ -337,23 +337,9 @@ def _rank(indices: Indices) -> int:
     return sum(math.comb(int(c), j + 1) for j, c in enumerate(indices))
 
 
-_WALK = 32
-"""If p / k is at most this, walking down the binomial coefficients is faster than a binary search for each index."""
-
-
 def _unrank(rank: int, p: int, k: int) -> Indices:
     """The index set with a given rank; the inverse of `_rank`."""
     indices = np.empty(k, np.int64)
-    if p <= _WALK * k:
-        place, count = p - 1, math.comb(p - 1, k)  # count is C(place, j)
-        for j in range(k, 0, -1):
-            while count > rank:
-                count, place = count * (place - j) // place, place - 1
-            indices[j - 1] = place
-            rank -= count
-            if place:
-                count, place = count * j // place, place - 1
-        return indices
     high = p
     for j in range(k, 0, -1):
         low = j - 1  # C(low, j) = 0 <= rank always holds

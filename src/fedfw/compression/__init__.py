@@ -1,14 +1,11 @@
-"""Compressors: vectors in fewer bytes, with the same bits on both sides. One file a compressor."""
+"""Compressors: vectors in fewer bytes, with the same bits on both sides."""
 
 from collections.abc import Callable
 
 from fedfw.compression.base import Compress, CompressDown, Compressor, Readers
-from fedfw.compression.bits import Bits
+from fedfw.compression.numbers import Bits, RandK, Sign, TopK
 from fedfw.compression.pursuit import Pursuit
-from fedfw.compression.randk import RandK
 from fedfw.compression.rank import Rank
-from fedfw.compression.sign import Sign
-from fedfw.compression.topk import TopK
 
 _WITH_A_NUMBER: dict[str, Callable[[int], Compressor]] = {
     "topk": TopK,

@@ -32,6 +32,8 @@ class CompletionLosses(ClientLosses):
     ``cells`` are each client's places in the flat matrix, ``values`` the ratings that stand there.
     """
 
+    sizes: Tensor
+
     def __init__(self, cells: list[Tensor], values: list[Tensor]) -> None:
         self._cells, self._values = cells, values
         self.n, self.sizes = len(cells), torch.tensor([len(place) for place in cells])
@@ -55,10 +57,6 @@ class CompletionLosses(ClientLosses):
     def to(self, device: torch.device) -> CompletionLosses:
         return CompletionLosses([c.to(device) for c in self._cells], [v.to(device) for v in self._values])
 
-    def value(self, x: Tensor, who: Tensor) -> Tensor:
-        each = zip(x, who.tolist(), strict=True)
-        return torch.stack([(point[self._cells[i]] - self._values[i]).square().mean() for point, i in each])
-
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         values, gradients = [], torch.zeros_like(x)
         for row, i in enumerate(who.tolist()):
@@ -73,5 +71,4 @@ class CompletionLosses(ClientLosses):
     def smoothness(self) -> Tensor:
         # An entry that is held k times weighs k times as much.
         most = [int(torch.bincount(cells).max()) for cells in self._cells]
-        assert self.sizes is not None
         return 2 * torch.tensor(most, dtype=torch.float64) / self.sizes

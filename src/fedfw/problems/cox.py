@@ -51,6 +51,8 @@ class CoxLosses(ClientLosses):
 
     per = "client"
 
+    sizes: Tensor
+
     def __init__(self, stacks: list[Stack], sizes: Tensor) -> None:
         self._stacks, self.sizes, self.n = stacks, sizes, len(sizes)
         self._ordered = [_Ordered.of(stack) for stack in stacks]
@@ -70,7 +72,6 @@ class CoxLosses(ClientLosses):
         return samples_of(self._stacks)
 
     def to(self, device: torch.device) -> CoxLosses:
-        assert self.sizes is not None
         return CoxLosses([stack.to(device) for stack in self._stacks], self.sizes)
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,6 @@ class CoxLosses(ClientLosses):
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         if self._exact is None:
-            assert self.sizes is not None
             self._exact = CoxLosses([stack.in_float64() for stack in self._stacks], self.sizes)
         return self._exact.value_and_gradient(x.double(), who, None)
 

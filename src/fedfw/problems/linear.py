@@ -124,6 +124,8 @@ def closed_form_of(known: KnownLoss | None, targets: Tensor) -> Derivative | Non
 class LinearLosses(ClientLosses):
     """Losses of one linear layer with a loss whose derivative is known in closed form."""
 
+    sizes: Tensor
+
     def __init__(self, model: nn.Linear, derivative: Derivative, stacks: list[Stack], sizes: Tensor) -> None:
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
@@ -146,7 +148,6 @@ class LinearLosses(ClientLosses):
 
     def to(self, device: torch.device) -> LinearLosses:
         stacks = [stack.to(device) for stack in self._stacks]
-        assert self.sizes is not None
         return LinearLosses(self.model, self.derivative, stacks, self.sizes)
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:

@@ -52,6 +52,8 @@ class ModuleLosses(ClientLosses):
     and a client's samples are never split. With ``mixed`` layers multiply in bfloat16, and convolutions are compiled.
     """
 
+    sizes: Tensor
+
     def __init__(
         self,
         model: nn.Module,
@@ -122,7 +124,6 @@ class ModuleLosses(ClientLosses):
 
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]
-        assert self.sizes is not None
         model = copy.deepcopy(self._model).to(device)
         known = None if self._known is None else self._known.to(device)
         return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, known, self.per, self.mixed)
@@ -174,16 +175,14 @@ class ModuleLosses(ClientLosses):
         if self._exact is None:
             model = copy.deepcopy(self._model).double()
             loss = copy.deepcopy(self._loss).double() if isinstance(self._loss, nn.Module) else self._loss
-            stacks, sizes = [stack.in_float64() for stack in self._stacks], self.sizes
-            assert sizes is not None
-            self._exact = ModuleLosses(model, loss, self._shapes, stacks, sizes, self._known, self.per)
+            stacks = [stack.in_float64() for stack in self._stacks]
+            self._exact = ModuleLosses(model, loss, self._shapes, stacks, self.sizes, self._known, self.per)
         return self._exact.value_and_gradient(x.double(), who, None)
 
     def smoothed(self, width: float) -> ModuleLosses | None:
         known = None if self._known is None else self._known.smoothed(width)
         if known is None:
             return None
-        assert self.sizes is not None
         return ModuleLosses(
             self._model, self._loss, self._shapes, self._stacks, self.sizes, known, self.per, self.mixed
         )

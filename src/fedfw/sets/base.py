@@ -212,10 +212,6 @@ class ConstraintSet(ABC):
             return round_into(self, x, shape, dtype)
         return x.to(dtype)
 
-    def _surely_holds(self, x: Tensor) -> bool:
-        """Whether it is known at little cost that all rows of x (n, p) are finite and in the set."""
-        return False
-
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         """Finite x (n, p) in float64 -> points of the set near them, (n, p) in ``precision``.
 
@@ -354,8 +350,6 @@ class ConstraintSet(ABC):
         [0.5, -1.0]
         """
         rows, shape = self._stack(x, batch)
-        if self._surely_holds(rows):
-            return (x.detach() if x.requires_grad else x).clone(memory_format=torch.contiguous_format)
         frame = self._frame(shape, x.dtype)
         nearest = self._nearest(rows, shape, frame)
         nearest = self._rounded(nearest, shape, x.dtype) if frame.coarse else nearest.to(x.dtype)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import inf, prod, sqrt
+from math import prod, sqrt
 from typing import ClassVar
 
 import torch
@@ -16,8 +16,6 @@ from fedfw.linalg.selection import first_argmax, robust_row_norms, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Request, Shape, Size
 from fedfw.sets.projections import LOST_TO_ROUNDING
-
-_EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,15 +140,6 @@ class L2Ball(ConstraintSet):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         norm = robust_row_norms(x)[:, None]
         return torch.where(norm > self.r, x * (self.r / norm), x)
-
-    def _surely_holds(self, x: Tensor) -> bool:
-        """Of one row, such as a server's model: of more it would take as long as the projection."""
-        if x.is_cuda or x.shape[0] != 1:
-            return False
-        row, rounding = x.view(-1), 4 * x.shape[1] * _EPSILON[x.dtype]
-        square = torch.dot(row, row).item()
-        # Never for a NaN, for squares that overflow, and for balls so small that squares of their points vanish.
-        return square * (1 + rounding) <= self.r * self.r and 1e-20 < self.r * self.r < inf
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return scaled_into(x, robust_row_norms(x), self.r, precision)
