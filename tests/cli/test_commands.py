@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -215,7 +216,7 @@ def test_where_the_set_keeps_the_loss_up_it_is_said_that_accuracy_may_fall(
 
 def test_list_tells_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_mnist(tmp_path / "mnist")
-    assert command.list_data(tmp_path, as_json=True) == 0
+    assert command.list_data(Namespace(data_dir=tmp_path, json=True)) == 0
     told = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in told["datasets"]}
     assert told["folder"] == str(tmp_path)
@@ -225,7 +226,7 @@ def test_list_tells_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (rows["mnist"]["train"], rows["mnist"]["classes"], rows["mnist"]["shape"]) == (60_000, 10, [1, 28, 28])
     assert rows["mnist"]["partitions"] == ["writer"]
     assert rows["cifar10"]["status"] == f"missing: fedfw data get cifar10 --data-dir {tmp_path}"
-    assert command.list_data(tmp_path, as_json=False) == 0
+    assert command.list_data(Namespace(data_dir=tmp_path, json=False)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(DATASETS)]] == list(DATASETS)
     assert any("synthetic:published-3" in line for line in lines)
@@ -236,17 +237,17 @@ def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     source = Source("http://127.0.0.1:9/file.txt", sha256(content).hexdigest())
     monkeypatch.setitem(SOURCES, "ml-100k", Collection("films", (source,), "Mind the terms."))
     with pytest.raises(OSError, match=r"http://127\.0\.0\.1:9/file\.txt"):
-        command.get_data("ml-100k", tmp_path)
+        command.get_data(Namespace(name="ml-100k", data_dir=tmp_path))
     (tmp_path / "films" / "file.txt").write_bytes(content)
-    assert command.get_data("ml-100k", tmp_path) == 0  # the server is not asked
+    assert command.get_data(Namespace(name="ml-100k", data_dir=tmp_path)) == 0  # the server is not asked
     out = capsys.readouterr().out
     assert "Mind the terms." in out
     assert f"file.txt: already in {tmp_path / 'films'}" in out
-    assert command.get_data("digits", tmp_path) == 0
+    assert command.get_data(Namespace(name="digits", data_dir=tmp_path)) == 0
     assert "needs no download" in capsys.readouterr().out
     for name in ("cats", "emnist-small"):
         with pytest.raises(ValueError, match=f"no download of '{name}', expected one of mnist"):
-            command.get_data(name, tmp_path)
+            command.get_data(Namespace(name=name, data_dir=tmp_path))
 
 
 # --- The epsilon calculator against the formula of the Gaussian mechanism, and against what a run plans ---

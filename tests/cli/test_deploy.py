@@ -46,7 +46,7 @@ def app(capsys: pytest.CaptureFixture[str]) -> Path:
 class Federation:
     """Stands for the processes: an interrupt arrives when a run has been submitted."""
 
-    def __init__(self, folder: Path, clients: int, simulated: bool, consent: Consent) -> None:
+    def __init__(self, folder: Path, clients: int, consent: Consent) -> None:
         self.clients, self.names, self.consent = clients, ["superlink"], consent
         self.tell: Callable[[str], object] = lambda name: None
         self.ended = False
@@ -104,7 +104,7 @@ def test_an_app_is_read_with_its_settings_and_changes(app: Path) -> None:
         ("federation/task.py", "return Task(", "return dict(", "expected a fedfw.deployment.Task"),
         ("federation/apps.py", "make_task", "federation.task.make_task", "federation/apps.py, line 3"),
         ("pyproject.toml", "rounds = 5", 'rounds = "many"', "rounds = 'many', expected a whole number"),
-        ("pyproject.toml", 'out = ""', "", "'out' is missing, expected it in [tool.flwr.app.config]"),
+        ("pyproject.toml", '\nout = ""', "", "'out' is missing, expected it in [tool.flwr.app.config]"),
         ("pyproject.toml", "serverapp = ", "server = ", '"serverapp" missing in [tool.flwr.app.components]'),
         ("pyproject.toml", "[tool.flwr.app]", "[tool.flower.app]", "pyproject.toml"),
         ("pyproject.toml", "[project]", "[project", "pyproject.toml"),

@@ -262,8 +262,7 @@ def watch(*names: str) -> Callable[[Patch], None]:
 
 def watch_waiting(patch: Patch) -> None:
     """Let a node and an executor show for what they would wait, and what they would run."""
-    for name in ("deploy_executor", "deploy_node"):
-        patch.setattr(f"fedfw.cli.{name}.wait_for_server", lambda *how: print(text_of(how)))
+    patch.setattr("fedfw.cli.deploy_node.wait_for_server", lambda *how: print(text_of(how)))
 
     def run(words: list[str], wait: Callable[[], None] = lambda: None) -> None:
         wait()
@@ -517,7 +516,6 @@ CASES: dict[str, dict[str, Case]] = {
         "--share-gradients": added("deploy demo --algorithm frank-wolfe", "--share-gradients"),  # refused without
         "--out": added("deploy demo", "--out there"),
         "--compare": added("deploy demo", "--compare"),
-        "--simulated": added("deploy demo", "--simulated"),
     },
     "deploy sign": {
         "app": Case(words("deploy sign app --key key"), words("deploy sign other-app --key key")),

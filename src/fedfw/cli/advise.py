@@ -1,7 +1,5 @@
 """``fedfw advise``: which method to use, why, and the measurement behind the advice."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fedfw algorithms``: every algorithm, in one line, with what the server learns."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 

@@ -1,7 +1,5 @@
 """What ``fedfw run`` and ``fedfw resume`` share: the rounds, the closing table, and what to do next."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -94,7 +92,7 @@ def _closing_rows(run: Run, config: RunConfig, seconds: float, optimum: Optimum 
         *([] if optimum is None else [("residual", _residual(run, optimum))]),
         *_on_test_data(run),
         *_certified(run),
-        *(_proof(run) if run.privacy is None else _promise(run)),
+        *_proof(run),
         *_what_was_chosen(run),
         ("sent up", bytes_of["bytes_up"]),
         ("sent down", bytes_of["bytes_down"]),
@@ -131,12 +129,16 @@ def _certified(run: Run) -> list[tuple[str, str]]:
 def _residual(run: Run, optimum: Optimum) -> str:
     """How far the run came, in words."""
     left = max(0.0, optimum.residual(run.history.last("loss")))
-    began, least = f"the loss began at {optimum.start_value:.4g}", f"the least on this set is {optimum.value:.4g}"
-    return f"{left:.3g} of the way is left: {began}, and {least} (found with all data in one place)"
+    return (
+        f"{left:.3g} of the way is left: the loss began at {optimum.start_value:.4g}, and the least on this set is "
+        f"{optimum.value:.4g} (found with all data in one place)"
+    )
 
 
 def _proof(run: Run) -> list[tuple[str, str]]:
-    """The gap, and what the clients' messages prove of the optimum where that says something."""
+    """The gap, and what the clients' messages prove of the optimum where that says something; or what privacy costs."""
+    if run.privacy is not None:
+        return [("privacy", str(run.privacy)), ("epsilon spent", _number(run.history.last("epsilon")))]
     loss, bound, floor = run.history.last("loss"), run.lower_bound, run.problem.floor
     gap = run.history.last("gap")
     rows = [] if gap is None else [("Frank-Wolfe gap", _number(gap))]
@@ -148,10 +150,6 @@ def _proof(run: Run) -> list[tuple[str, str]]:
     return [*rows, ("optimum at least", proven), ("certificate", str(run.certificate))]
 
 
-def _promise(run: Run) -> list[tuple[str, str]]:
-    return [("privacy", str(run.privacy)), ("epsilon spent", _number(run.history.last("epsilon")))]
-
-
 def _what_was_chosen(run: Run) -> list[tuple[str, str]]:
     algorithm, plan = run.algorithm, run.plan
     own = [f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr")]
@@ -161,21 +159,17 @@ def _what_was_chosen(run: Run) -> list[tuple[str, str]]:
     if not algorithm.contract.points:
         return [("chosen", ", ".join(rest))] if rest else []
     chosen = ("chosen", ", ".join([f"penalty {plan.lam_0:.3g}", *rest]))
-    return [chosen, ("clients apart", _number(_relative_consensus(run)) + " of the model's norm")]
-
-
-def _relative_consensus(run: Run) -> float | None:
     apart, norm = run.history.last("consensus"), float(run.x.norm())
-    return None if apart is None or norm == 0 else float(apart / run.plan.n**0.5 / norm)
+    relative = None if apart is None or norm == 0 else float(apart / run.plan.n**0.5 / norm)
+    return [chosen, ("clients apart", f"{_number(relative)} of the model's norm")]
 
 
 def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
-    lines = []
+    last = f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN"
     alone = run.problem.ranks.size == 1  # other ranks would have to help with the loss at the start
     if alone and run.problem.convex and config.tol is None and not run.algorithm.contract.shares:
-        lines += _where_drift_costs(run, config, folder)
-    lines.append(f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN")
-    return "\n".join(lines)
+        return "\n".join([*_where_drift_costs(run, config, folder), last])
+    return last
 
 
 def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:

@@ -1,7 +1,5 @@
 """``fedfw compare``: several runs in one table and one picture."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -41,7 +39,9 @@ def execute(options: argparse.Namespace) -> int:
     rows = []
     for folder in options.folders:
         name = folder.name if folder.name not in runs else str(folder)
-        runs[name] = _history(folder)
+        if not (folder / HISTORY).exists():
+            raise ValueError(f"{folder} is no run folder: it has no {HISTORY}")
+        runs[name] = read_history(folder / HISTORY, DeployedRecord)  # a simulation's records have some of its fields
         configs[name] = read_config(folder / CONFIG) if (folder / CONFIG).exists() else None
     notes = _refuse_mixed(configs, allowed=options.mixed)
     optima = {}
@@ -56,13 +56,6 @@ def execute(options: argparse.Namespace) -> int:
     save_figure(plot_runs(runs, optima), options.out)
     print(f"\nplots: {options.out}")
     return 0
-
-
-def _history(folder: Path) -> History:
-    path = folder / HISTORY
-    if not path.exists():
-        raise ValueError(f"{folder} is no run folder: it has no {HISTORY}")
-    return read_history(path, DeployedRecord)  # a simulation's records have some of its fields
 
 
 def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> list[str]:

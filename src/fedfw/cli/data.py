@@ -1,17 +1,14 @@
 """``fedfw data``: which data sets there are, getting them, and who holds what."""
 
-from __future__ import annotations
-
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfw.data import DATASETS, Columns, MissingDataError, Part, data_folder, load_data
+from fedfw.data import DATASETS, Columns, MissingDataError, data_folder, load_data
 from fedfw.data import partition as divided
 from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
@@ -42,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
     show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
-    for verb in (listing, get, show):
-        verb.set_defaults(parser=verb)
+    for verb, do in ((listing, list_data), (get, get_data), (show, show_data)):
+        verb.set_defaults(parser=verb, do=do)
         verb.add_argument(
             "--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)"
         )
@@ -51,26 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Do what the verb says."""
-    if options.verb == "list":
-        return list_data(options.data_dir, as_json=options.json)
-    if options.verb == "get":
-        return get_data(options.name, options.data_dir)
-    return show_data(
-        options.name,
-        options.data_dir,
-        partition=options.partition,
-        clients=options.clients,
-        seed=options.seed,
-        out=options.out,
-        table=Columns(options.target, options.time, options.client_column),
-    )
+    status: int = options.do(options)
+    return status
 
 
-def list_data(data_dir: Path | None, *, as_json: bool) -> int:
+def list_data(options: argparse.Namespace) -> int:
     """Every data set: what it is, how large, its natural partitions, and whether it is at hand."""
-    rows = [_describe(entry, data_dir) for entry in DATASETS.values()]
-    if as_json:
-        print(json.dumps({"folder": str(data_folder(data_dir)), "datasets": rows}))
+    folder = data_folder(options.data_dir)
+    rows = [_describe(entry, options.data_dir) for entry in DATASETS.values()]
+    if options.json:
+        print(json.dumps({"folder": str(folder), "datasets": rows}))
         return 0
     table: list[tuple[str, ...]] = [("name", "what", "train", "test", "input", "classes", "partitions", "")]
     for row in rows:
@@ -86,7 +73,7 @@ def list_data(data_dir: Path | None, *, as_json: bool) -> int:
             )
         )
     print(aligned(table, right=(2, 3, 5)))
-    print(f"\nThe files lie in {data_folder(data_dir)}. With an argument:")
+    print(f"\nThe files lie in {folder}. With an argument:")
     for row in rows:
         if row["argument"]:
             print(f"  {row['name']}:" + f"  {row['name']}:".join(row["argument"].split(" | ")))
@@ -94,16 +81,17 @@ def list_data(data_dir: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def get_data(name: str, data_dir: Path | None) -> int:
+def get_data(options: argparse.Namespace) -> int:
     """Download what is not there yet."""
+    name = options.name
     if name not in SOURCES:
         entry = DATASETS.get(name.partition(":")[0])
-        if entry is not None and not entry.folder:
-            print(f"{name} reads your own file" if entry.reads_path else f"{name} needs no download")
-            return 0
-        raise ValueError(f"no download of {name!r}, expected one of {', '.join(SOURCES)}")
+        if entry is None or entry.folder:
+            raise ValueError(f"no download of {name!r}, expected one of {', '.join(SOURCES)}")
+        print(f"{name} reads your own file" if entry.reads_path else f"{name} needs no download")
+        return 0
     collection = SOURCES[name]
-    folder = data_folder(data_dir) / collection.folder
+    folder = data_folder(options.data_dir) / collection.folder
     if collection.note:
         print(collection.note)
     for source in collection.sources:
@@ -113,38 +101,32 @@ def get_data(name: str, data_dir: Path | None) -> int:
     return 0
 
 
-def show_data(
-    name: str,
-    data_dir: Path | None,
-    *,
-    partition: str | None,
-    clients: int,
-    seed: int,
-    out: Path,
-    table: Columns | None = None,
-) -> int:
+def show_data(options: argparse.Namespace) -> int:
     """Print who holds which training samples, and save a picture of it."""
     from fedfw.report.holdings import plot_holdings
     from fedfw.report.plots import save_figure
 
-    refuse_unused_folder(name, data_dir)
-    data = load_data(name, data_dir, clients, seed, table)
-    chosen = partition or usual_partition(data, clients)
+    clients, seed = options.clients, options.seed
+    refuse_unused_folder(options.name, options.data_dir)
+    columns_named = Columns(options.target, options.time, options.client_column)
+    data = load_data(options.name, options.data_dir, clients, seed, columns_named)
+    chosen = options.partition or usual_partition(data, clients)
     parts = divided(chosen, data, clients, seed=seed)
     title = f"{data.name}, {chosen}, {clients} clients"
     sizes = torch.tensor([len(part) for part in parts])
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
-    if data.classes is None or data.sequences:
-        counts = sizes
-        columns = {"samples": sizes} | _owners_held(data.train, parts)
-    else:
-        counts = torch.stack([data.train.targets[part].bincount(minlength=data.classes) for part in parts])
-        columns = {"samples": sizes, "labels held": (counts > 0).sum(1)} | _owners_held(data.train, parts)
-        if clients <= _ROWS:
-            columns |= {str(label): counts[:, label] for label in range(data.classes)}
+    counts, columns = sizes, {"samples": sizes}
+    labels = range(0 if data.classes is None or data.sequences else data.classes)
+    if labels:
+        counts = torch.stack([data.train.targets[part].bincount(minlength=len(labels)) for part in parts])
+        columns["labels held"] = (counts > 0).sum(1)
+    for kind, ids in data.train.owners.items():  # how many owners of each kind each client's samples have
+        columns[f"{kind}s"] = torch.tensor([len(set(ids[rows].tolist())) for rows in parts])
+    if clients <= _ROWS:
+        columns |= {str(label): counts[:, label] for label in labels}
     print(_one_row_a_client(columns) if clients <= _ROWS else _summary(columns))
-    save_figure(plot_holdings(counts, title), out)
-    print(f"\npicture: {out}")
+    save_figure(plot_holdings(counts, title), options.out)
+    print(f"\npicture: {options.out}")
     return 0
 
 
@@ -171,13 +153,6 @@ def _status(entry: Dataset, data_dir: Path | None) -> str:
     except MissingDataError:
         return f"missing: {how_to_get(entry.name, data_dir).removeprefix('get it with: ')}"
     return "at hand"
-
-
-def _owners_held(part: Part, parts: Sequence[Tensor]) -> dict[str, Tensor]:
-    """How many owners of each kind each client's samples have."""
-    return {
-        f"{kind}s": torch.tensor([len(set(ids[rows].tolist())) for rows in parts]) for kind, ids in part.owners.items()
-    }
 
 
 def _one_row_a_client(columns: dict[str, Tensor]) -> str:

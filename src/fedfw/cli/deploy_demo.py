@@ -10,9 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -44,6 +43,10 @@ from fedfw.config import (
 )
 from fedfw.config.app import app_options
 from fedfw.deployment.consent import USUAL_SETS, Consent, entry_of, sets_of
+from fedfw.deployment.flower import local
+from fedfw.deployment.flower.app_folder import PROJECT, AppFolder
+from fedfw.deployment.flower.apps import deployment_of
+from fedfw.deployment.flower.template.federation.task import make_task
 from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
@@ -60,16 +63,6 @@ from fedfw.rounds.wire import digest
 from fedfw.simulation import Run, Simulation
 from fedfw.simulation.callbacks import Progress
 
-if TYPE_CHECKING:
-    from fedfw.deployment.flower.app_folder import AppFolder
-    from fedfw.deployment.flower.local import LocalFederation
-
-DESCRIPTION = (
-    "Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, run the "
-    "same there, print both in one table, and end everything that was started. With --app it runs an app of yours, as "
-    "it is; an option that is given then takes the place of the setting in the app's pyproject.toml, and the defaults "
-    "below do not count."
-)
 FIRST_CHOICE = {key: APP_DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
 _NOT_HERE = (*SIMULATED_ONLY, "eval_every", "weights")
@@ -79,7 +72,7 @@ _DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
 _LOOK = 0.5  # seconds between looks at a run
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     """What is run and how it is deployed, the folder, and what it is compared to."""
     usual = all_options()["constraint"].otherwise.partition("else ")[2]  # on other data than the digits
     shown = _size() | {
@@ -93,15 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FOLDER", help="a new folder for results and logs [a new one under runs/]"
     )
     parser.add_argument("--compare", action="store_true", help="run FedAvg with projection, too, and compare the bytes")
-    parser.add_argument(
-        "--simulated", action="store_true", help="let Flower simulate the nodes (pip install 'flwr[simulation]')"
-    )
 
 
-def execute(options: argparse.Namespace) -> int:
-    """Simulate, start a federation, run there, show both, and end everything that was started."""
-    from fedfw.deployment.flower.local import FederationError, LocalFederation
-
+def demo(options: argparse.Namespace) -> int:
+    """Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, run the
+    same there, print both in one table, and end everything that was started. With --app it runs an app of yours, as it
+    is; an option that is given then takes the place of the setting in the app's pyproject.toml, and the defaults above
+    do not count.
+    """
     folder: Path = options.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-deployed"
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: give another --out")
@@ -114,16 +106,14 @@ def execute(options: argparse.Namespace) -> int:
     try:
         with ExitStack() as everything:
             nodes = f"with TLS, and {clients} SuperNodes with keys"
-            more = "Flower's simulation" if options.simulated else nodes
-            print(f"starting a SuperLink on 127.0.0.1, {more} ...", file=sys.stderr)
+            print(f"starting a SuperLink on 127.0.0.1, {nodes} ...", file=sys.stderr)
             consent = owners_of(demos)
-            federation = LocalFederation(folder / "federation", clients, options.simulated, consent)
+            federation = local.LocalFederation(folder / "federation", clients, consent)
             print(allowed_by_name(consent), flush=True)
             with progress_bar(len(federation.names), "started") as bar:
                 federation.tell = lambda name: bar.update()
                 everything.enter_context(federation)
-            if not options.simulated:
-                print(WHY_SO_LONG, file=sys.stderr)
+            print(WHY_SO_LONG, file=sys.stderr)
             rows = [_deploy(federation, folder, app, one) for one in demos]
             print("stopping everything ...", file=sys.stderr)
     except KeyboardInterrupt:
@@ -131,7 +121,7 @@ def execute(options: argparse.Namespace) -> int:
         kept = f"{done} of {wanted} rounds are done and kept in {folder}"
         print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
         return 130
-    except FederationError as error:
+    except local.FederationError as error:
         print(f"fedfw deploy: {error}", file=sys.stderr)
         print(f"{folder / 'federation'} has all logs; that of a client has what its code raised", file=sys.stderr)
         return 1
@@ -150,20 +140,19 @@ def _own_demos(options: argparse.Namespace) -> list[Demo]:
     if options.compare and str(configs[0].algorithm).lower() == FedAvg.name:
         raise ValueError(f"--compare runs {FedAvg.name}, too, and --algorithm names it already: leave one of them out")
     if options.compare:
-        configs.append(_as_fedavg(configs[0]))
+        own = tuple((name, value) for name, value in configs[0].own if name in options_of(FedAvg))
+        configs.append(replace(configs[0], algorithm=FedAvg.name, own=own))
     demos = []
-    app = import_module("fedfw.deployment.flower.template.federation.task")
     for config in configs:
         print("simulating ...", file=sys.stderr)
-        one = Demo.of(config).having(deployed)
-        refuse_what_cannot_be_deployed(app.make_task(one.settings), one.settings)
+        one = Demo.of(config)
+        one = replace(one, settings={**one.settings, **deployed})
+        refuse_what_cannot_be_deployed(make_task(one.settings), one.settings)
         demos.append(one)
     return demos
 
 
 def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
-    from fedfw.deployment.flower.app_folder import AppFolder
-
     if options.compare:
         raise ValueError("--compare goes with the demonstration's own app, not with --app: name another --algorithm")
     given = values_given(options) | values_given(options, options_of(Deployment))
@@ -184,15 +173,8 @@ def _size() -> dict[str, Any]:
     return {key: APP_DEFAULTS[key] for key in ("clients", "rounds", "partition")}
 
 
-def _as_fedavg(config: RunConfig) -> RunConfig:
-    own = tuple((name, value) for name, value in config.own if name in options_of(FedAvg))
-    return replace(config, algorithm=FedAvg.name, own=own)
-
-
 def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> None:
     """Make the app's server here, so that what it refuses is refused before any process is started."""
-    from fedfw.deployment.flower.apps import deployment_of
-
     deployment = deployment_of({**settings, "out": ""})
     refuse_vain(task, deployment)
     DeployedServer(task, deployment)
@@ -200,10 +182,8 @@ def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> N
 
 def owners_of(demos: Sequence[Demo]) -> Consent:
     """What the demonstration's owners allow: beside the usual sets, by name those that it trains on."""
-    from fedfw.deployment.flower.local import OPEN
-
     used = [entry_of(one) for demo in demos for one in sets_of(demo.simulated.algorithm)]
-    return replace(OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
+    return replace(local.OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
 
 
 def allowed_by_name(consent: Consent) -> str:
@@ -252,8 +232,6 @@ class Demo:
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
         """Simulate an app as it is, but for some settings; ``changes`` has them by their keys."""
-        from fedfw.deployment.flower.app_folder import PROJECT
-
         settings = NotedSettings(app.settings({"out": "", **changes}))
         task = app.make_task(settings)
         with app.blamed():
@@ -267,10 +245,6 @@ class Demo:
             _refuse_without_effect(app, settings, changes, problem)
             print("simulating ...", file=sys.stderr)
             return cls(changes, _simulate(problem, task.algorithm, task.options), task.options.rounds)
-
-    def having(self, changes: Mapping[str, Any]) -> Demo:
-        """The same with other settings that do not change the simulation."""
-        return replace(self, settings={**self.settings, **changes})
 
     def run_config(self, out: Path, deployed: Mapping[str, Any]) -> dict[str, Any]:
         """For Flower: what is trained, where the results go, and how it is deployed."""
@@ -331,27 +305,25 @@ def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:
         torch.set_num_threads(threads)
 
 
-def _deploy(federation: LocalFederation, folder: Path, app: Path, one: Demo) -> tuple[str, ...]:
+def _deploy(federation: local.LocalFederation, folder: Path, app: Path, one: Demo) -> tuple[str, ...]:
     """One run over Flower: prints its table, and returns its row of the table of bytes."""
-    from fedfw.deployment.flower.local import FederationError
-
     out = one.out(folder)
     print(f"\n{title(one.simulated)}", flush=True)
     process = federation.submit(app, one.run_config(out, {}), f"run-{out.name}")
     records = _watch(federation, process, out, one)
     if not (out / "done.json").exists():
-        raise FederationError(f"the run ended early:\n{federation.log(process)}\n{federation.log('superlink', 5)}")
+        raise local.FederationError(
+            f"the run ended early:\n{federation.log(process)}\n{federation.log('superlink', 5)}"
+        )
     if not any(record.participants for record in records):
-        raise FederationError(f"no answer of a client was ever counted{reasons(records)}")
+        raise local.FederationError(f"no answer of a client was ever counted{reasons(records)}")
     print(f"\n{rounds_table(records, one.simulated)}\n")
     state = federation.folder / "state" / json.loads((out / "done.json").read_text())["run"]
     return totals_row(one.name, records, one.simulated, federation.traffic()[0]["network-traffic"], state)
 
 
-def _watch(federation: LocalFederation, process: str, out: Path, one: Demo) -> list[DeployedRecord]:
+def _watch(federation: local.LocalFederation, process: str, out: Path, one: Demo) -> list[DeployedRecord]:
     """Show the rounds of a run as they are recorded; returns all records when it has ended."""
-    from fedfw.deployment.flower.local import FederationError
-
     with progress_bar(one.rounds, f"{one.name} round") as bar:
         while True:
             running = federation.running(process)
@@ -359,7 +331,7 @@ def _watch(federation: LocalFederation, process: str, out: Path, one: Demo) -> l
             for name in federation.names if running and not (out / "done.json").exists() else ():
                 if not federation.running(name):
                     what = f"{name} or its executor" if name.startswith("client") else name
-                    raise FederationError(f"{what} has ended before the run did:\n{federation.log(name)}")
+                    raise local.FederationError(f"{what} has ended before the run did:\n{federation.log(name)}")
             if records:
                 bar.set_postfix_str(line_of(records[-1]), refresh=False)
                 bar.update(len(records) - bar.n)

@@ -1,7 +1,5 @@
 """``fedfw deploy init``: a complete Flower app, to be changed."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil
@@ -16,35 +14,35 @@ from fedfw.deployment.consent import Consent
 from fedfw.deployment.reveals import leak_table
 from fedfw.deployment.settings import APP_DEFAULTS
 
-DESCRIPTION = "Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."
 _OVERRIDE = """\
 # An empty text stands for an option that is not given. A run can override everything below:
 #   flwr run @fedfw/federation==1.0.0 NAME --run-config 'rounds=50 constraint="l1:5"'
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     """The folder."""
     parser.add_argument("folder", type=Path, help="a new folder")
 
 
-def execute(options: argparse.Namespace) -> int:
-    """Write the app and say what to do next."""
+def init(options: argparse.Namespace) -> int:
+    """Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."""
     folder: Path = options.folder
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty")
     copy_app(folder)
-    print(f"{folder} is a complete Flower app. Next:")
-    print(f"- try it on this machine:         fedfw deploy demo --app {shlex.quote(str(folder))}")
-    print(f"- state your model, data and set: {folder / 'federation' / 'task.py'}")
-    print("- choose a set that owners allow:  what one message reveals of a client with a single image:")
-    print(textwrap.indent(leak_table(), "    "))
     usual = Consent()
-    print(f"  By default owners allow {', '.join(usual.sets)}, and gradients of {usual.least_samples} samples or more;")
     print(
-        f"  the app's own set, {APP_DEFAULTS['constraint']}, has to be allowed by name, as 'fedfw deploy demo' does it."
+        f"""\
+{folder} is a complete Flower app. Next:
+- try it on this machine:         fedfw deploy demo --app {shlex.quote(str(folder))}
+- state your model, data and set: {folder / "federation" / "task.py"}
+- choose a set that owners allow:  what one message reveals of a client with a single image:
+{textwrap.indent(leak_table(), "    ")}
+  By default owners allow {", ".join(usual.sets)}, and gradients of {usual.least_samples} samples or more;
+  the app's own set, {APP_DEFAULTS["constraint"]}, has to be allowed by name, as 'fedfw deploy demo' does it.
+- read how it gets to its hosts:  {folder / "README.md"}"""
     )
-    print(f"- read how it gets to its hosts:  {folder / 'README.md'}")
     return 0
 
 

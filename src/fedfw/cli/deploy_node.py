@@ -1,8 +1,7 @@
-"""``fedfw deploy node``: Flower's SuperNode, closed, and with errors of one line."""
-
-from __future__ import annotations
+"""What runs on a node's host: ``fedfw deploy node`` and ``fedfw deploy executor``, with errors of one line."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedfw.deployment.flower.hub import is_loopback
@@ -16,30 +15,19 @@ from fedfw.deployment.flower.start import (
 )
 from fedfw.deployment.node import NodeSettings
 
-DESCRIPTION = (
-    "Run Flower's SuperNode with TLS, a key of its own, bundles that a trusted key has signed, and tasks for nobody "
-    "but the executor with its secret. It looks at its files, its port and the server first and says in one line what "
-    "is wrong. It runs until it is ended."
-)
+_SECRET = "--superexec-auth-secret-file"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     """The server, the files, what the owner says of the node, and its own port."""
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the federation's public address")
-    parser.add_argument(
-        "--root-certificates", required=True, type=Path, metavar="FILE", help="the server's authority (PEM)"
-    )
-    parser.add_argument("--auth-supernode-private-key", required=True, type=Path, metavar="FILE", help="the node's key")
-    parser.add_argument(
-        "--trusted-entities", required=True, type=Path, metavar="FILE", help="whose bundles the node may run (YAML)"
-    )
-    parser.add_argument(
-        "--superexec-auth-secret-file",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="the secret that the executor is given, too",
-    )
+    for flag, text in (
+        ("--root-certificates", "the server's authority (PEM)"),
+        ("--auth-supernode-private-key", "the node's key"),
+        ("--trusted-entities", "whose bundles the node may run (YAML)"),
+        (_SECRET, "the secret that the executor is given, too"),
+    ):
+        parser.add_argument(flag, required=True, type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--node-config",
         required=True,
@@ -50,40 +38,103 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="where its executor finds it: an address of this machine [%(default)s]"
     )
     parser.add_argument("--port", type=int, default=9094, help="the port for its executor [%(default)s]")
-    parser.add_argument(
-        "--wait", type=float, default=PATIENCE, metavar="SECONDS", help="for the server to be there [%(default)g]"
-    )
+    _add_wait(parser, "for the server to be there")
 
 
-def execute(options: argparse.Namespace) -> int:
-    """Look at everything, then run until the process is ended."""
+def node(options: argparse.Namespace) -> int:
+    """Run Flower's SuperNode with TLS, a key of its own, bundles that a trusted key has signed, and tasks for nobody
+    but the executor with its secret. It looks at its files, its port and the server first and says in one line what is
+    wrong. It runs until it is ended.
+    """
     if not is_loopback(options.host):
         raise ValueError(f"--host {options.host}, expected an address of this machine alone, such as 127.0.0.1")
     if not 1 <= options.port <= 65535:
         raise ValueError(f"--port {options.port}, expected a whole number from 1 to 65535")
-    if not options.wait >= 0:
-        raise ValueError(f"--wait {options.wait:g}, expected a number of at least 0")
+    _refuse_wait(options.wait)
     superlink, own = Address.parse(options.superlink), Address(options.host, options.port)
     settings = NodeSettings.parse(options.node_config)
+    given = {
+        "--superlink": superlink,
+        "--root-certificates": options.root_certificates,
+        "--auth-supernode-private-key": options.auth_supernode_private_key,
+        "--trusted-entities": options.trusted_entities,
+        _SECRET: options.superexec_auth_secret_file,
+        "--node-config": options.node_config,
+        "--isolation": "process",
+        "--host": options.host,
+        "--port": options.port,
+    }
     require_certificates("--root-certificates", options.root_certificates)
-    for flag in ("--auth-supernode-private-key", "--trusted-entities", "--superexec-auth-secret-file"):
-        require_file(flag, getattr(options, flag.removeprefix("--").replace("-", "_")))
+    for flag, value in given.items():
+        if isinstance(value, Path):
+            require_file(flag, value)
     if settings.consent:
         require_file("node-config: consent", Path(settings.consent))
     require_free_port("--port", own)
     wait_for_server("--superlink", superlink, options.root_certificates, options.wait)
     from fedfw.deployment.flower.node import run_node
 
-    given = {
-        "--superlink": superlink,
-        "--root-certificates": options.root_certificates,
-        "--auth-supernode-private-key": options.auth_supernode_private_key,
-        "--trusted-entities": options.trusted_entities,
-        "--superexec-auth-secret-file": options.superexec_auth_secret_file,
-        "--node-config": options.node_config,
-        "--isolation": "process",
-        "--host": options.host,
-        "--port": options.port,
-    }
-    run_node([str(word) for pair in given.items() for word in pair])
+    run_node(_words(given))
     return 0
+
+
+def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
+    """The address, and those arguments of flower-superexec that keep others out."""
+    parser.add_argument(
+        "--runtime-api-address", default="127.0.0.1:9094", metavar="HOST:PORT", help="of the SuperNode [%(default)s]"
+    )
+    parser.add_argument(
+        _SECRET, required=True, type=Path, metavar="FILE", help="the secret that the SuperNode was given, too"
+    )
+    parser.add_argument(
+        "--root-certificates", type=Path, metavar="FILE", help="for a SuperNode that was given --ssl-certfile"
+    )
+    _add_wait(parser, "for the SuperNode to be there")
+    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when the process of this number ends")
+
+
+def executor(options: argparse.Namespace) -> int:
+    """Run the apps of a SuperNode on this machine that was started with --isolation process. Every message has a
+    process of its own, as flower-superexec starts it, but forked from one that has imported torch: that saves seconds a
+    message. It runs until it is ended.
+    """
+    address, certificates = Address.parse(options.runtime_api_address), options.root_certificates
+    if certificates is None and not is_loopback(address.host):
+        raise ValueError(
+            f"--runtime-api-address {address} without --root-certificates, expected an address of this machine such as "
+            "127.0.0.1:9094, or the certificates of a SuperNode that was given --ssl-certfile: tokens and models would "
+            "travel in the clear"
+        )
+    _refuse_wait(options.wait)
+    require_file(_SECRET, options.superexec_auth_secret_file)
+    if certificates is not None:
+        require_certificates("--root-certificates", certificates)
+    from fedfw.deployment.flower.executor import run_executor
+
+    given = {
+        "--runtime-api-address": options.runtime_api_address,
+        _SECRET: options.superexec_auth_secret_file,
+        "--root-certificates": certificates,
+        "--parent-pid": options.parent_pid,
+    }
+    insecure = ["--insecure"] if certificates is None else []
+
+    def wait() -> None:
+        wait_for_server("--runtime-api-address", address, certificates, options.wait)
+
+    run_executor([*_words(given), *insecure], wait)
+    return 0
+
+
+def _add_wait(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--wait", type=float, default=PATIENCE, metavar="SECONDS", help=f"{text} [%(default)g]")
+
+
+def _refuse_wait(seconds: float) -> None:
+    if not seconds >= 0:
+        raise ValueError(f"--wait {seconds:g}, expected a number of at least 0")
+
+
+def _words(given: Mapping[str, object]) -> list[str]:
+    """Return flags and values as the words of a command, without those that are not given."""
+    return [str(word) for pair in given.items() if pair[1] is not None for word in pair]

@@ -1,13 +1,10 @@
 """What ``fedfw deploy demo`` prints of a run: what ran, its rounds, its bytes and seconds, and what the words mean."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from fedfw.deployment.records import DeployedRecord
 from fedfw.options import options_of
@@ -43,14 +40,11 @@ def title(run: Run) -> str:
     algorithm, plan = run.algorithm, run.plan
     numbers = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
     numbers |= {name: value for name, value in (("penalty", plan.lam_0), ("lr", plan.lr)) if name in numbers}
-    chosen = [f"{name.replace('_', '-')} {value:.3g}" for name, value in numbers.items() if _is_number(value)]
+    shown = {name: value for name, value in numbers.items() if type(value) in (int, float)}
+    chosen = [f"{name.replace('_', '-')} {value:.3g}" for name, value in shown.items()]
     with_ = f" with {', '.join(chosen)}" if chosen else ""
     size = f"{run.x.numel():,} parameters, {plan.n} clients, {len(run.history)} rounds"
     return f"{algorithm.title}{with_} on the set {algorithm.constraint!r}: {size}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def legend() -> str:

@@ -1,7 +1,5 @@
 """Flags from the one list of options, and a configuration from a file and flags."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

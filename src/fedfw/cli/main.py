@@ -4,8 +4,6 @@ A command's file is imported only when that command is called: ``fedfw --help`` 
 functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the exit status.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

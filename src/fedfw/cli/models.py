@@ -1,7 +1,5 @@
 """``fedfw models``: every model, and whether its losses are convex."""
 
-from __future__ import annotations
-
 import argparse
 
 from fedfw.models import MODELS

@@ -1,11 +1,8 @@
 """``fedfw privacy``: what a promise of differential privacy costs, before anything is run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
-from typing import Any
 
 from fedfw.cli.flags import add_flags, flags_given
 from fedfw.cli.sets import parse_shape
@@ -49,14 +46,11 @@ def execute(options: argparse.Namespace) -> int:
         raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")
     promise = Privacy(MOST_EPS if options.eps is None else options.eps, options.delta, noise=options.noise)
     constraint = parse_set(options.constraint)
-    algorithm = algorithm_class(options.algorithm)(constraint)
-    bound = constraint.bind({"weight": options.shape})
-    size = math.prod(options.shape)
     plan = PrivacyPlan.of(
         promise,
-        algorithm,
-        bound,
-        shape=(size,),
+        algorithm_class(options.algorithm)(constraint),
+        constraint.bind({"weight": options.shape}),
+        shape=(math.prod(options.shape),),
         fewest_samples=options.samples or 1,
         rounds=run.rounds,
         local_steps=run.local_steps,
@@ -64,10 +58,13 @@ def execute(options: argparse.Namespace) -> int:
     )
     spent = {t: plan.epsilon(t) for t in sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})}
     if options.json:
-        print(json.dumps(_as_json(plan, promise, spent)))
+        found = {"mechanism": plan.how, "noise": plan.noise, "delta": promise.delta, "rate": plan.accountant.rate}
+        print(json.dumps(found | {"most_rounds": plan.most_rounds, "epsilon": spent}))
         return 0
-    rate = f"each sample is looked at with probability {plan.accountant.rate:.4g}"
-    print(f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; {rate}")
+    print(
+        f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; "
+        f"each sample is looked at with probability {plan.accountant.rate:.4g}"
+    )
     print(aligned([("rounds", "epsilon spent"), *((str(t), f"{eps:.4g}") for t, eps in spent.items())], right=(0, 1)))
     if plan.most_rounds < run.rounds:
         print(f"eps {promise.eps:g} is spent after {plan.most_rounds} of {run.rounds} rounds")
@@ -75,14 +72,3 @@ def execute(options: argparse.Namespace) -> int:
     eps = spent[plan.most_rounds] if options.eps is None else options.eps
     print(f"a run with these options keeps it by:  --privacy eps={eps:.6g},delta={promise.delta:g}{noise}")
     return 0
-
-
-def _as_json(plan: PrivacyPlan, promise: Privacy, spent: dict[int, float]) -> dict[str, Any]:
-    return {
-        "mechanism": plan.how,
-        "noise": plan.noise,
-        "delta": promise.delta,
-        "rate": plan.accountant.rate,
-        "most_rounds": plan.most_rounds,
-        "epsilon": spent,
-    }

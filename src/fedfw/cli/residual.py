@@ -1,7 +1,5 @@
 """How much of the way to the optimum is left after a run, where the optimum is known or quickly found."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

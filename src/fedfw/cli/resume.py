@@ -1,7 +1,5 @@
 """``fedfw resume``: continue an interrupted run from its last checkpoint, or a finished one to more rounds."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fedfw run``: simulate, show, store."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import time

@@ -1,7 +1,5 @@
 """``fedfw sets``: every constraint set, what its oracle costs and its atoms weigh."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """``fedfw solve``: the central optimum of a configuration, with its proof."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -56,10 +54,9 @@ def execute(options: argparse.Namespace) -> int:
         f"F* is between {optimum.lower_bound:.6g} and {optimum.value:.6g}; F at the start is {optimum.start_value:.6g}"
     )
     print(f"so F* is known to {optimum.uncertainty:.2g} of the way from the start (asked for: {options.tol:g})")
-    if test.accuracy is not None:
-        print(f"test accuracy of the optimum: {test.accuracy:.4f}")
-    if test.concordance is not None:
-        print(f"test concordance of the optimum: {test.concordance:.4f}")
+    for name in ("accuracy", "concordance"):
+        if found[name] is not None:
+            print(f"test {name} of the optimum: {found[name]:.4f}")
     print(f"{optimum.method}, {optimum.steps} steps, {found['seconds']:.1f} s")
     reached = optimum.uncertainty <= options.tol
     if not reached:

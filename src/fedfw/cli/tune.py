@@ -3,8 +3,6 @@
 The choice is made on samples that the clients lend from their training data; the test data are not looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import hashlib
@@ -73,28 +71,40 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     points = grid_points(config, data, axes)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
     trials = [trial for _, trial in points]
-    table = Table(target.with_suffix(".csv"), trials, f"{base.to_toml()} {passes}")
-    if options.resume and ranks.first:
-        table.read()
-    missing = [trials[i] for i in ranks.tell([i for i, trial in enumerate(trials) if not table.has(trial)])]
+    path = target.with_suffix(".csv")
+    identity = hashlib.sha256(f"{base.to_toml()} {passes}".encode()).hexdigest()[:12]
+    names = [_describe(trial.choice) for trial in trials]
+    found = _read_table(path, identity, trials) if options.resume and ranks.first else {}
+    missing = [trials[i] for i in ranks.tell([i for i, name in enumerate(names) if name not in found])]
     if not ranks.first:
         search(problem, missing, passes, ranks=ranks)
         return 0
-    with tqdm(total=len(points), initial=table.count, file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
+    with tqdm(total=len(points), initial=len(found), file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
 
         def show(trial: Trial) -> None:
-            table.add(trial)
-            bar.write(f"{table.count}/{len(points)}  {_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
+            found[_describe(trial.choice)] = trial
+            _write_table(path, identity, [found[name] for name in names if name in found])
+            outcome = f"{_describe(trial.choice)}  {_outcome(trial)}"
+            bar.write(f"{len(found)}/{len(points)}  {outcome}", file=sys.stderr)
             bar.update()
 
         try:
             search(problem, missing, passes, show, ranks)
         except KeyboardInterrupt:
             bar.close()
-            return _interrupted(table, by)
+            if not found:
+                print("\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr)
+                return 130
+            print(_sorted_table(list(found.values()), by))
+            print(
+                f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were finished are in "
+                f"{path}; the same command with --resume runs the others",
+                file=sys.stderr,
+            )
+            return 130
         except OSError as error:  # a disk that is full, for example
             raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
-    done = table.finished
+    done = [found[name] for name in names]
     best = Tuning(done, by).best
     if not math.isfinite(best.rank(by)):
         raise ValueError("no point of the grid gave a finite result: expected a grid with smaller steps")
@@ -146,84 +156,30 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
     return axes
 
 
-class Table:
-    """The trials of a grid, of which those that are finished stand in a file after each of them.
-
-    Parameters
-    ----------
-    path : Path
-        The file, as CSV, in the order of the grid.
-    points : sequence of Trial
-        All points of the grid.
-    identity : str
-        What the trials depend on beside their choice: only a table of the same is gone on with.
-    """
-
-    def __init__(self, path: Path, points: Sequence[Trial], identity: str) -> None:
-        self.path, self._points = path, points
-        self._identity = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        self._found: dict[str, Trial] = {}
-
-    @property
-    def count(self) -> int:
-        """How many trials are finished."""
-        return len(self._found)
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return len(self._points)
-
-    def has(self, trial: Trial) -> bool:
-        """Whether a trial is finished."""
-        return _describe(trial.choice) in self._found
-
-    @property
-    def finished(self) -> list[Trial]:
-        """The trials that are finished, in the order of the grid."""
-        names = (_describe(point.choice) for point in self._points)
-        return [self._found[name] for name in names if name in self._found]
-
-    def add(self, trial: Trial) -> None:
-        """Keep a finished trial, and write the file."""
-        self._found[_describe(trial.choice)] = trial
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [*trial.choice, *_FOUND, _IDENTITY])
-        writer.writeheader()
-        for one in self.finished:
-            found = {name: getattr(one, name) for name in _FOUND}
-            writer.writerow(one.choice | found | {_IDENTITY: self._identity})
-        write_atomically(self.path, text.getvalue().encode())
-
-    def read(self) -> None:
-        """Take over the finished trials of the file, which must be of the same configuration and grid."""
-        if not self.path.exists():
-            raise ValueError(f"--resume: there is no {self.path} with finished trials")
-        points = {_describe(point.choice): point for point in self._points}
-        for row in csv.DictReader(self.path.read_text().splitlines()):
-            own = {name: value for name, value in row.items() if name not in (*_FOUND, _IDENTITY)}
-            point = points.get(_describe(own))
-            if point is None or row.get(_IDENTITY) != self._identity:
-                raise ValueError(
-                    f"--resume: {self.path} holds trials of another grid or configuration than this command's"
-                )
-            values: dict[str, Any] = {name: parse_number(row[name]) if row[name] else None for name in _FOUND}
-            options = replace(point.options, rounds=values.pop("rounds"))
-            self._found[_describe(own)] = replace(point, options=options, **values)
+def _write_table(path: Path, identity: str, finished: Sequence[Trial]) -> None:
+    """Write the finished trials as CSV, in the order of the grid, with what they depend on beside their choice."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*finished[0].choice, *_FOUND, _IDENTITY])
+    writer.writeheader()
+    for one in finished:
+        writer.writerow({**one.choice, **{name: getattr(one, name) for name in _FOUND}, _IDENTITY: identity})
+    write_atomically(path, text.getvalue().encode())
 
 
-def _interrupted(table: Table, by: str) -> int:
-    """Say what is known of the trials that were finished, and how to go on."""
-    if not table.count:
-        print("\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr)
-        return 130
-    print(_sorted_table(table.finished, by))
-    print(
-        f"\nfedfw tune: interrupted; the {table.count} of {table.total} trials that were finished are in {table.path}; "
-        "the same command with --resume runs the others",
-        file=sys.stderr,
-    )
-    return 130
+def _read_table(path: Path, identity: str, trials: Sequence[Trial]) -> dict[str, Trial]:
+    """Return the finished trials of a file, which must be of the same configuration and grid, by their choices."""
+    if not path.exists():
+        raise ValueError(f"--resume: there is no {path} with finished trials")
+    points = {_describe(point.choice): point for point in trials}
+    found = {}
+    for row in csv.DictReader(path.read_text().splitlines()):
+        name = _describe({key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)})
+        if name not in points or row.get(_IDENTITY) != identity:
+            raise ValueError(f"--resume: {path} holds trials of another grid or configuration than this command's")
+        values: dict[str, Any] = {key: parse_number(row[key]) if row[key] else None for key in _FOUND}
+        options = replace(points[name].options, rounds=values.pop("rounds"))
+        found[name] = replace(points[name], options=options, **values)
+    return found
 
 
 def _sorted_table(trials: Sequence[Trial], by: str) -> str:

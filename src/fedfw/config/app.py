@@ -4,8 +4,6 @@ The table holds every option of the one list, so an option that is declared some
 another line. Flower knows no null, so an empty text stands for an option that is not given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any

@@ -1,7 +1,5 @@
 """From names to objects: what a configuration leaves open is filled in, then problem and algorithm are made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

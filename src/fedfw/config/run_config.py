@@ -5,8 +5,6 @@ The options are not declared here. Those of the problem stand in `fedfw.presets.
 flags, keys of TOML files and keys of a deployed app.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

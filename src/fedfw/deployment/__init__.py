@@ -1,7 +1,5 @@
 """Clients and servers that talk: the same steps as in simulations, whatever carries the messages."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

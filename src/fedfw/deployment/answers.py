@@ -1,13 +1,11 @@
 """How many answers were computed from an owner's data: counted on disk, over all runs, names and restarts."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
+from fedfw.deployment.files import create_private, wait_for_lock
 
 _DIGITS = 12
 _FORM = re.compile(rb"[0-9]{12}\n")
@@ -41,9 +39,7 @@ class AnswerCount:
 
     def create(self) -> None:
         """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
-        make_private_folder(self.path.parent)
-        with open(self.path, "ab", opener=owner_only) as file:
-            os.fsync(file.fileno())
+        create_private(self.path)
 
     def read(self) -> int:
         """Return how many were counted.

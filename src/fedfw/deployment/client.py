@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, GathersSums, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
 from fedfw.algorithms.taking_part import take_part
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
@@ -31,7 +31,7 @@ from fedfw.deployment.ledger import LedgerError, Release, first_name
 from fedfw.deployment.limits import LimitError
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
 from fedfw.deployment.promise import PromiseClosedError
-from fedfw.deployment.store import ClientStore, Contribution, Received, Step, Stored, note_failure
+from fedfw.deployment.store import ClientStore, Received, Step, Stored, note_failure
 from fedfw.deployment.task import Task
 from fedfw.errors import ContradictionError, MessageError, NonFiniteError
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
@@ -66,11 +66,14 @@ def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began
     began : float
         When work on the order began, by `time.perf_counter`.
     """
-    event = f"refused, because {refused.reason}: {refused}"
-    seconds = time.perf_counter() - began
-    store = ClientStore(folder, order.run, number)
-    store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time())
+    _note(ClientStore(folder, order.run, number), order, began, f"refused, because {refused.reason}: {refused}")
     return Answer(order.run, order.t, number, Kind.REFUSED, payload=refused.reason.encode())
+
+
+def _note(store: ClientStore, order: Order, began: float, event: str, **more: float) -> None:
+    """Write to a client's log what it did about an order, and how long that took."""
+    seconds = time.perf_counter() - began
+    store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **more)
 
 
 def _of_run(order: Order, releases: list[Release]) -> list[Release]:
@@ -96,14 +99,6 @@ class _Done(NamedTuple):
     event: str
     answer: Answer
     release: Release | None = None
-
-
-class _Stepped(NamedTuple):
-    """A client's memory after a step, its answer, and what refutes that its loss is convex."""
-
-    state: State
-    answer: Answer
-    refuted: ContradictionError | None
 
 
 def answer_order(
@@ -139,16 +134,13 @@ def answer_order(
     """
     began = time.perf_counter() if began is None else began
     client: Client | None = None
-    if consent.privacy is None:
-        try:
+    required = consent.privacy is not None and consent.privacy.required
+    try:
+        if consent.privacy is None:
             with consent.limits.enforced():
                 client = make_client()
                 if client.task.options.promise is None:
                     return client.answer(order, began)
-        except LimitError as error:
-            return refuse(order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began)
-    required = consent.privacy is not None and consent.privacy.required
-    try:
         # The limits are within the promise: one that strikes closes it, and the server learns no more of it.
         with consent.promise(number, folder).at_work(f"run {order.run}, round {order.t}"), consent.limits.enforced():
             client = make_client() if client is None else client
@@ -162,9 +154,7 @@ def answer_order(
         with suppress(OSError, ValueError):  # the answer is the same where nothing can be written
             if closed.__cause__ is not None:
                 note_failure(folder)
-            store = ClientStore(folder, order.run, number)
-            seconds = time.perf_counter() - began
-            store.note(round=order.t, event=str(closed), counted=order.counted, seconds=seconds, at=time.time())
+            _note(ClientStore(folder, order.run, number), order, began, str(closed))
     return Answer(order.run, order.t, number, Kind.LEAVING)  # as when the budget is spent
 
 
@@ -284,8 +274,7 @@ class Client:
         except NonFiniteError:
             raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
         epsilon = {} if done.release is None else {"epsilon": done.release.epsilon}
-        seconds = time.perf_counter() - began
-        store.note(round=order.t, event=done.event, counted=order.counted, seconds=seconds, at=time.time(), **epsilon)
+        _note(store, order, began, done.event, **epsilon)
         return done.answer
 
     def _refuse_senseless(self, order: Order) -> None:
@@ -340,7 +329,7 @@ class Client:
         if order.ask == Ask.SUM:
             self._admit()
             kept = Stored(counted) if stored is None else stored
-            return _Done(Kind.SUM, self._contribute(order, store, kept, received))
+            return _Done(Kind.SUM, self._contribute(order, store, kept, counted, received))
         given = None
         if order.gathered:
             given = None if stored is None else stored.contribution
@@ -352,14 +341,13 @@ class Client:
             release = self._release(order, counted.state, received)
             if release is None:
                 return _Done("budget spent", self._plain(order, Kind.LEAVING))
-        stepped = self._step(order, counted.state, received, given, release)
-        step = Step(order.t, stepped.state, received)
-        store.save(Stored(counted, step, stepped.answer, _handed(order), given, self._promise))
+        state, answer, refuted = self._step(order, counted.state, received, given, release)
+        store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given, self._promise))
         undone = stored is not None and stored.pending is not None and counted is stored.counted
         event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
-        if stepped.refuted is not None:
-            event += f", without a certificate, because {stepped.refuted}"
-        return _Done(event, stepped.answer, release)
+        if refuted is not None:
+            event += f", without a certificate, because {refuted}"
+        return _Done(event, answer, release)
 
     def _admit(self) -> None:
         """Count an answer that is to be computed from the data, or refuse it."""
@@ -426,7 +414,9 @@ class Client:
             return None
         return Received(order.version, vectors)
 
-    def _contribute(self, order: Order, store: ClientStore, stored: Stored, received: Received) -> Answer:
+    def _contribute(
+        self, order: Order, store: ClientStore, stored: Stored, counted: Step, received: Received
+    ) -> Answer:
         """What it adds to a gathered sum; it is kept, because its memory changes by it once it arrived."""
         algorithm = self._algorithm(order)
         if self._privacy is not None or not isinstance(algorithm, GathersSums):
@@ -437,14 +427,13 @@ class Client:
             raise ValueError(
                 "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
             )
-        counted = self._counted(order, stored)
-        assert counted is not None
         sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient, order.t)
         # What travels is rounded to the model's type; both ends go on from the same bits.
         sent = replace(sent, loss=sent.loss.double())
         # A pending step is kept: this order may be a late copy of one that was answered long ago.
         kept = stored if not order.memory else Stored(counted)
-        store.save(replace(kept, contribution=Contribution(order.t, sent, received)))
+        contribution = Step(order.t, {"loss": sent.loss, "vector": sent.vector}, received)
+        store.save(replace(kept, contribution=contribution))
         return Answer(
             run=order.run,
             t=order.t,
@@ -510,13 +499,15 @@ class Client:
         return release if self.consent.affords([*so_far, release]) else None
 
     def _step(
-        self, order: Order, state: State, received: Received, given: Contribution | None, release: Release | None
-    ) -> _Stepped:
+        self, order: Order, state: State, received: Received, given: Step | None, release: Release | None
+    ) -> tuple[State, Answer, ContradictionError | None]:
+        """Return the memory after a step, the answer, and what refutes that the loss is convex."""
         task, algorithm = self.task, self._algorithm(order)
         plan = replace(task.plan(algorithm, order.n), eta=order.eta)
         if given is not None:
             assert isinstance(algorithm, GathersSums)
-            state = algorithm.take_up(state, given.received.vectors["xbar"], given.sent)
+            sent = Contributed(given.state["loss"], given.state["vector"])
+            state = algorithm.take_up(state, given.received.vectors["xbar"], sent)
         message = self._message(order, received)
         before = point_digest(state["x"][0])
         tol = None if plan.schedule is None else plan.oracle_tol(order.t)
@@ -542,7 +533,7 @@ class Client:
             number=number if refuted is None else None,
             convex=None if refuted is None else False,
         )
-        return _Stepped(after, answer, refuted)
+        return after, answer, refuted
 
     def _refuted(self, seen: Tangents, t: int) -> ContradictionError | None:
         """What refutes that the loss is convex, if the points say so at which it was worked out."""
@@ -562,11 +553,8 @@ class Client:
 
     def _message(self, order: Order, received: Received) -> Message:
         vectors = dict(received.vectors)
-        return Message(order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=self._may_prove(order))
-
-    def _may_prove(self, order: Order) -> bool:
-        told = self._may_tell(order) and self.task.options.batch_size is None
-        return told and self._problem.works_in_float64()
+        proves = self._may_tell(order) and self.task.options.batch_size is None and self._problem.works_in_float64()
+        return Message(order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=proves)
 
     def _may_tell(self, order: Order) -> bool:
         return order.tell and self._privacy is None and "losses" in self.consent.share

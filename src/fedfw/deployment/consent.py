@@ -113,6 +113,13 @@ class DataBudget:
         return eps <= self.eps * _ROUNDING and delta <= self.delta * _ROUNDING
 
 
+_TABLES: tuple[tuple[str, type[Any], str], ...] = (
+    ("privacy", DataBudget, "eps and delta"),
+    ("limits", JobLimits, "memory, seconds or data-memory"),
+)
+"""The tables of an owner's file: what they are read to, and what they have."""
+
+
 @dataclass(frozen=True)
 class Consent:
     """What the owner of a client's data allows.
@@ -341,37 +348,31 @@ class Consent:
         state : Path
             The client's folder, which holds the ledger's witness, and the ledger where there is no file of consent.
         """
-        folder, name = self._home(client, state)
-        return Ledger(folder / f"{name}.ledger.jsonl", state / f"{name}.witness")
+        return Ledger(self._file(client, state, ".ledger.jsonl"), state / f"{self._name(client)}.witness")
 
     def promise(self, client: int, state: Path) -> Promise:
         """Whether orders about the data are taken; parameters as for `ledger`."""
-        return Promise(*self._home(client, state))
+        return Promise(self.folder or state, self._name(client))
 
     def checks(self, client: int, state: Path) -> DataChecks:
         """The checks of the data that their owner has made; parameters as for `ledger`."""
-        folder, name = self._home(client, state)
-        return DataChecks(folder / f"{name}.checks.json")
+        return DataChecks(self._file(client, state, ".checks.json"))
 
     def secret(self, client: int, state: Path) -> bytes:
         """The owner's secret, by which data are recognised and which is never sent; parameters as for `ledger`."""
-        folder, name = self._home(client, state)
-        return owner_secret(folder / f"{name}.secret")
-
-    def _home(self, client: int, state: Path) -> tuple[Path, str]:
-        """Where the files of the data are that last, and what their names begin with."""
-        return self.folder or state, self.data_set or f"client-{client}"
+        return owner_secret(self._file(client, state, ".secret"))
 
     def count(self, client: int, state: Path) -> AnswerCount:
-        """The count of answers that were computed from the data; its file lies beside the ledger.
+        """The count of answers that were computed from the data, beside the ledger; parameters as for `ledger`."""
+        return AnswerCount(self._file(client, state, ".answers"))
 
-        Parameters
-        ----------
-        client, state
-            As for `ledger`.
-        """
-        folder, name = self._home(client, state)
-        return AnswerCount(folder / f"{name}.answers")
+    def _name(self, client: int) -> str:
+        """Return what the names of the files of the data begin with."""
+        return self.data_set or f"client-{client}"
+
+    def _file(self, client: int, state: Path, suffix: str) -> Path:
+        """Return one of the files of the data that last."""
+        return (self.folder or state) / f"{self._name(client)}{suffix}"
 
     # --- the file ---
 
@@ -397,15 +398,14 @@ class Consent:
             raise ValueError(f"{path} is no TOML: {error}") from None
         if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ValueError(f"{path} has mode {mode:04o}, expected 0600: nobody else may read or change it")
-        own = _values(cls, table, str(path), more=("privacy", "limits"))
-        privacy, limits = table.get("privacy"), table.get("limits", {})
-        if privacy is not None:
-            if not isinstance(privacy, dict) or not {"eps", "delta"} <= privacy.keys():
-                raise ValueError(f"{path}: privacy = {privacy!r}, expected a table with eps and delta")
-            own["privacy"] = DataBudget(**_values(DataBudget, privacy, f"{path} [privacy]"))
-        if not isinstance(limits, dict):
-            raise ValueError(f"{path}: limits = {limits!r}, expected a table with memory, seconds or data-memory")
-        own["limits"] = JobLimits(**_values(JobLimits, limits, f"{path} [limits]"))
+        own = _values(cls, table, str(path), more=[key for key, _, _ in _TABLES])
+        for key, kind, expected in _TABLES:
+            inner = table.get(key)
+            if inner is None:
+                continue
+            if not isinstance(inner, dict) or (kind is DataBudget and not {"eps", "delta"} <= inner.keys()):
+                raise ValueError(f"{path}: {key} = {inner!r}, expected a table with {expected}")
+            own[key] = kind(**_values(kind, inner, f"{path} [{key}]"))
         return cls(**own, folder=path.absolute().parent)
 
     def write(self, folder: Path) -> Path:
@@ -443,19 +443,19 @@ class Consent:
     def text(self) -> str:
         """The file, with an explanation of every line."""
         budget = self.privacy or DataBudget(1.0, 1e-6)
-        lines = [f"{key} = {_toml(getattr(budget, key))}" for key in ("eps", "delta", "required", "clip")]
+        lines = [_line(key, getattr(budget, key)) for key in ("eps", "delta", "required", "clip")]
         usual = self.options == usual_options()
-        limits = [f"{key} = {_toml(getattr(self.limits, key))}" for key in ("memory", "seconds")]
+        limits = [_line(key, getattr(self.limits, key)) for key in ("memory", "seconds")]
         return _TEXT.format(
             data_set=_line("data-set", self.data_set or None, "clinic-7"),
-            share=_line("share", list(self.share), []),
+            share=_line("share", list(self.share)),
             algorithms=_line("algorithms", self.algorithms, ["fedfw", "fedfw+"]),
-            sets=_line("sets", self.sets, []),
+            sets=_line("sets", self.sets),
             leaks=_commented(leak_table().splitlines()),
             samples=_commented(textwrap.wrap(f"{samples_sentence()} {promise_sentence()}", 116)),
-            least_samples=_line("least-samples", self.least_samples, 0),
-            most_local_steps=_line("most-local-steps", self.most_local_steps, 0),
-            most_rounds=_line("most-rounds", self.most_rounds, 0),
+            least_samples=_line("least-samples", self.least_samples),
+            most_local_steps=_line("most-local-steps", self.most_local_steps),
+            most_rounds=_line("most-rounds", self.most_rounds),
             never=", ".join(DATA_OPTIONS),
             options=_listed_line("options", self.options, commented=usual),
             most_parameters=_line("most-parameters", self.most_parameters, 1000000),
@@ -530,18 +530,14 @@ def _commented(lines: Sequence[str]) -> str:
 
 def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
     """A key with a list of texts over several lines, as a comment where it is what holds without it."""
-    listed = textwrap.wrap(", ".join(_toml(value) for value in values), 110, break_on_hyphens=False)
+    listed = textwrap.wrap(", ".join(json.dumps(value) for value in values), 110, break_on_hyphens=False)
     lines = [f"{key} = [", *(f"  {line}" for line in listed), "]"]
     return "\n".join(f"# {line}" if commented else line for line in lines)
 
 
-def _line(key: str, value: Any, example: Any) -> str:
-    """A key with its value, or as a comment with an example where it is not given."""
-    return f"# {key} = {_toml(example)}" if value is None else f"{key} = {_toml(value)}"
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value)  # what these values are in JSON they are in TOML
+def _line(key: str, value: Any, example: Any = None) -> str:
+    """A key with its value, or as a comment with an example where it is not given; JSON of such values is TOML."""
+    return f"# {key} = {json.dumps(example)}" if value is None else f"{key} = {json.dumps(value)}"
 
 
 def _listed(names: Sequence[str]) -> str:

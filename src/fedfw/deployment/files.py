@@ -1,7 +1,5 @@
 """Files of a data's owner that nobody else on the machine may read, and that one process at a time works on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -15,7 +13,15 @@ try:
 except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["make_private_folder", "open_unshared", "others_can_write", "owner_only", "wait_for_lock"]
+__all__ = [
+    "create_private",
+    "make_private_folder",
+    "open_regular",
+    "open_unshared",
+    "others_can_write",
+    "owner_only",
+    "wait_for_lock",
+]
 
 
 def open_unshared(path: str, flags: int) -> int:
@@ -32,21 +38,32 @@ def open_unshared(path: str, flags: int) -> int:
         raise PermissionError(errno.EPERM, "its folder is a symbolic link, expected the folder itself", path)
     if others_can_write(folder.stat()):
         raise PermissionError(errno.EPERM, "others can write its folder, expected chmod go-w", path)
+    opened = open_regular(path, flags)
+    if others_can_write(os.fstat(opened)):
+        os.close(opened)
+        raise PermissionError(errno.EPERM, "others can write it, expected mode 0600", path)
+    return opened
+
+
+def open_regular(path: str, flags: int) -> int:
+    """An opener that refuses a symbolic link and what is no regular file, by an OSError with the reason."""
     try:
         opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise PermissionError(errno.EPERM, "it is a symbolic link, expected the file itself", path) from None
         raise
-    found = os.fstat(opened)
-    if not stat.S_ISREG(found.st_mode):
-        reason = "it is no regular file"
-    elif others_can_write(found):
-        reason = "others can write it, expected mode 0600"
-    else:
-        return opened
-    os.close(opened)
-    raise PermissionError(errno.EPERM, reason, path)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise PermissionError(errno.EPERM, "it is no regular file", path)
+    return opened
+
+
+def create_private(path: Path) -> None:
+    """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
+    make_private_folder(path.parent)
+    with open(path, "ab", opener=owner_only) as file:
+        os.fsync(file.fileno())
 
 
 def others_can_write(found: os.stat_result) -> bool:

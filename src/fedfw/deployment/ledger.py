@@ -5,8 +5,6 @@ that a line that was changed, left out or cut off is noticed. A witness elsewher
 that an older copy of the file is noticed, too. Whoever cannot read all of it must release nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -19,7 +17,7 @@ from typing import IO, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedfw.deployment.files import make_private_folder, open_unshared, owner_only, wait_for_lock
+from fedfw.deployment.files import create_private, open_unshared, wait_for_lock
 from fedfw.rounds.files import write_atomically
 
 
@@ -145,9 +143,7 @@ class Ledger:
 
     def create(self) -> None:
         """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
-        make_private_folder(self.path.parent)
-        with open(self.path, "ab", opener=owner_only) as file:
-            os.fsync(file.fileno())
+        create_private(self.path)
 
     def releases(self) -> list[Release]:
         """All lines, oldest first.

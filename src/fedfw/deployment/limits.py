@@ -5,8 +5,6 @@ by the operating system (``setrlimit``), time by an alarm. Where neither is avai
 limited.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal
@@ -84,15 +82,11 @@ class JobLimits:
             try:
                 yield
             except (MemoryError, RuntimeError, OSError) as error:
-                if not _is_out_of_memory(error):
+                if not isinstance(error, MemoryError) and not any(t in str(error).lower() for t in _OUT_OF_MEMORY):
                     raise
                 raise LimitError(
                     f"the job needed more memory than memory = {self.memory:g} GiB under [limits] in the owner's file"
                 ) from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _OUT_OF_MEMORY)
 
 
 @contextmanager
@@ -103,10 +97,8 @@ def _limited_memory(gib: float) -> Iterator[None]:
         yield
         return
     before, most = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = used + int(gib * GIB)
-    for other in (before, most):
-        if other != resource.RLIM_INFINITY:
-            wanted = min(wanted, other)
+    limits = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
+    wanted = min([used + int(gib * GIB), *limits])
     resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
     try:
         yield
@@ -136,25 +128,19 @@ def _limited_time(seconds: float) -> Iterator[None]:
     handler = signal.signal(signal.SIGALRM, interrupt)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        with _ended_after(seconds + GRACE):
-            yield
+        _end_after(seconds + GRACE)
+        yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
 
 
-@contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
+def _end_after(seconds: float) -> None:
     """End this process after so many seconds, and write where it was to the process's log.
 
     An alarm is heard when Python runs its next instruction. A library that computes for hours does not let it.
     """
     log = sys.__stderr__
-    if log is None:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds, exit=True, file=log)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    if log is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=log)

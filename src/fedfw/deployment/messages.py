@@ -5,8 +5,6 @@ anybody looks at it: first its size, by the limits below, then every field by it
 unpickled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum

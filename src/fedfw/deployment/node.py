@@ -1,7 +1,5 @@
 """The settings of a node, which its owner gives it and no server can set: ``--node-config`` of a SuperNode."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Numbers of "auto" in a deployment: worked out from one number of each client's data, told when it is first met."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from fedfw.algorithms.base import Algorithm
@@ -39,7 +37,9 @@ class Reported:
 
     def resolved(self) -> Algorithm:
         """The algorithm with its penalty and its step size as numbers."""
-        setting = self.task.setting(self.steepness, self.smoothness, self.local_smoothness)
+        setting = self.task.setting(
+            steepness=self.steepness, smoothness=self.smoothness, local_smoothness=self.local_smoothness
+        )
         plan = self.task.resolved().plan(setting)
         return self.task.resolved(penalty=plan.lam_0, lr=plan.lr)
 

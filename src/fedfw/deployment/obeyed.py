@@ -4,9 +4,8 @@
 shows is compared with the settings one by one; for the rest it is noted which settings were read.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
@@ -21,7 +20,7 @@ _CURE = "expected make_task to take it over (see the federation/task.py of 'fedf
 _CONSTRAINT, _EACH = "constraint", "per-parameter"
 
 
-class NotedSettings(dict[str, Any]):
+class NotedSettings(UserDict[str, Any]):
     """The settings of an app, which note the keys that were read.
 
     Examples
@@ -42,34 +41,9 @@ class NotedSettings(dict[str, Any]):
         self.read.add(key)
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, which counts as read, or the default."""
-        if key not in self:
-            return default
-        return self[key]
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Remove a value, which counts as read."""
-        if key in self:
-            self.read.add(key)
-        return super().pop(key, *default)
-
-    def __iter__(self) -> Iterator[str]:
-        return super().__iter__()  # with an own one, dict(self) and {**self} ask for the values one by one
-
-    def items(self) -> Any:
-        """Return all pairs: every value counts as read."""
-        self.read |= set(self)
-        return super().items()
-
-    def values(self) -> Any:
-        """Return all values, which count as read."""
-        self.read |= set(self)
-        return super().values()
-
-    def copy(self) -> dict[str, Any]:
+    def copy(self) -> Any:
         """Return a plain dictionary: every value counts as read."""
-        return dict(self.items())
+        return dict(self)
 
     def __or__(self, other: Any) -> Any:
         return self.copy() | other

@@ -6,8 +6,6 @@ in between, the promise is closed: the client answers as it does when the budget
 owner has acted. A process that is killed leaves the mark behind, and the next order finds it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -116,7 +114,7 @@ class Promise:
                 raise
             except Exception as error:
                 # Where even this cannot be written, the mark stays, and closes the promise as well.
-                self._close(order, _in_one_line(error))
+                self._close(order, " ".join("".join(traceback.format_exception_only(error)).split()))
                 raise PromiseClosedError(f"closed, see {self._path(CLOSED)}") from error
             mark.unlink()
 
@@ -126,11 +124,16 @@ class Promise:
             self._close(order, reason)
 
     def closing(self) -> Closing | None:
-        """Return why the promise is closed; None while it is open, also while an order is worked on."""
+        """Return why the promise is closed; None while it is open, also while an order is worked on.
+
+        A file that cannot be read is a closed promise all the same.
+        """
         path = self._path(CLOSED)
-        if path.exists():
-            return _read(path)
-        return None
+        if not path.exists():
+            return None
+        with suppress(OSError, ValueError, TypeError):
+            return Closing(**json.loads(path.read_text(encoding="utf-8")))
+        return Closing("unknown", f"{path} cannot be read", "unknown")
 
     def settle(self) -> Closing | None:
         """Return why the promise is closed, after an order that was killed has closed it; waits for one at work."""
@@ -165,14 +168,3 @@ class Promise:
         write_atomically(self._path(CLOSED), json.dumps(closing).encode(), private=True)
         sync_folder(self.folder)
         self._path(AT_WORK).unlink(missing_ok=True)
-
-
-def _read(path: Path) -> Closing:
-    """Return what a file of this module says; one that cannot be read is a closed promise all the same."""
-    with suppress(OSError, ValueError, TypeError):
-        return Closing(**json.loads(path.read_text(encoding="utf-8")))
-    return Closing("unknown", f"{path} cannot be read", "unknown")
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join("".join(traceback.format_exception_only(error)).split())

@@ -1,7 +1,5 @@
 """What a deployed server remembers of each round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from fedfw.rounds.records import Record

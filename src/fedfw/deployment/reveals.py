@@ -1,7 +1,5 @@
 """What the choices in an owner's file reveal, with the numbers of the leakage study (docs/privacy-study.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Who takes part: the clients' numbers, whose they are, their last counted round, and who is handed its memory."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection

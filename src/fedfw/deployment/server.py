@@ -4,8 +4,6 @@ Each round is appended to a journal before anybody hears of it, and now and then
 begins again loads that and goes through the journal's rounds once more.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -55,17 +53,13 @@ class DeployedServer(TrainingServer):
         if self._folder is not None and self.settings.resume:
             self._restore(self._folder)
             self.roster.unbind(self.settings.rebound)
-        self._refuse_open_numbers()
+        if task.is_open and not (self.settings.tell_loss or self._numbers):
+            raise ValueError(
+                f'{task.algorithm.name} has a penalty or a step size of "auto", which is worked out from a number of '
+                "each client's data: tell-loss says that clients may send such numbers; or give a number"
+            )
         if self._folder is not None:
             self._folder.claim()
-
-    def _refuse_open_numbers(self) -> None:
-        if self.task.is_open and not (self.settings.tell_loss or self._numbers):
-            algorithm = self.task.algorithm
-            raise ValueError(
-                f'{algorithm.name} has a penalty or a step size of "auto", which is worked out from a number of each '
-                "client's data: tell-loss says that clients may send such numbers; or give a number"
-            )
 
     # --- writing rounds down ---
 

@@ -4,8 +4,6 @@ A run's configuration comes from two sides. The app's own values lie in its ``py
 rest of it. Whoever starts the run may replace values, and no signature covers those.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache

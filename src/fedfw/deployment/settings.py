@@ -1,7 +1,5 @@
 """How a training is deployed, beside the task: each option declared once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """A client's memory on its own disk: Flower keeps none, and a client's process may end at any time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,16 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Contributed, State
+from fedfw.algorithms.base import State
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, joined, load_checkpoint, part, save_checkpoint
 from fedfw.terminal import escape_controls
 
 _RUN = re.compile("[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_STEPS = ("counted", "pending", "gathered")
+"""What a client's file has, by the names of `Stored`'s first, second and third step."""
 FAILURES = "failures.log"
 """In the folder of all clients on a machine: what went wrong, in full."""
 
@@ -57,19 +56,13 @@ class Received:
 
 @dataclass(frozen=True)
 class Step:
-    """What a client holds after round t: its memory (a stack of one), and the message of that round."""
+    """What a client holds after round t: its memory (a stack of one), and the message of that round.
+
+    For a contribution to the sum that round t gathers, ``state`` has its loss and its vector instead.
+    """
 
     t: int
     state: State
-    received: Received
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What a client contributed to the sum that round t gathered, and the message that asked for it."""
-
-    t: int
-    sent: Contributed
     received: Received
 
 
@@ -87,7 +80,7 @@ class Stored:
         That answer.
     handed : str
         Stands for the memory that the pending step's order handed over.
-    contribution : Contribution, optional
+    contribution : Step, optional
         To the sum that the present round gathers.
     promise : str
         What a private client had promised when it wrote this; empty for others. What it remembers of its data is used
@@ -98,7 +91,7 @@ class Stored:
     pending: Step | None = None
     answer: Answer | None = None
     handed: str = ""
-    contribution: Contribution | None = None
+    contribution: Step | None = None
     promise: str = ""
 
     def at(self, t: int) -> Step | None:
@@ -152,41 +145,36 @@ class ClientStore:
         if meta["schema"] != SCHEMA:
             raise ValueError(f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}")
 
-        def received(name: str) -> Received:
-            return Received(meta[name]["version"], part(tensors, f"{name}.received"))
-
-        def step(name: str) -> Step:
-            return Step(meta[name]["t"], part(tensors, f"{name}.state"), received(name))
-
-        contribution = None
-        if "contribution" in meta:
-            sent = Contributed(tensors["contribution.loss"], tensors["contribution.vector"])
-            contribution = Contribution(meta["contribution"]["t"], sent, received("contribution"))
-        promise = meta.get("promise", "")
-        if "answer" not in meta:
-            return Stored(step("counted"), contribution=contribution, promise=promise)
-        payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
-        answer = Answer.of(meta["answer"] | payloads)
-        return Stored(step("counted"), step("pending"), answer, meta["handed"], contribution, promise)
+        steps: dict[str, Step] = {}
+        for name in _STEPS:
+            if name in meta:
+                received = Received(meta[name]["version"], part(tensors, f"{name}.received"))
+                steps[name] = Step(meta[name]["t"], part(tensors, f"{name}.state"), received)
+        answer = None
+        if "answer" in meta:
+            payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
+            answer = Answer.of(meta["answer"] | payloads)
+        return Stored(
+            counted=steps["counted"],
+            pending=steps.get("pending"),
+            answer=answer,
+            handed=meta.get("handed", ""),
+            contribution=steps.get("gathered"),
+            promise=meta.get("promise", ""),
+        )
 
     def save(self, stored: Stored) -> None:
         """Replace the file in one piece."""
         meta: dict[str, Any] = {"schema": SCHEMA, "promise": stored.promise}
         parts: dict[str, dict[str, Tensor]] = {}
-        for name, kept in (("counted", stored.counted), ("pending", stored.pending)):
+        for name, kept in zip(_STEPS, (stored.counted, stored.pending, stored.contribution), strict=True):
             if kept is not None:
                 meta[name] = {"t": kept.t, "version": kept.received.version}
                 parts |= {f"{name}.state": kept.state, f"{name}.received": kept.received.vectors}
-        if stored.pending is not None and stored.answer is not None:
+        if stored.answer is not None:
             answer = stored.answer.fields()
             meta["handed"] = stored.handed
             meta["answer"] = {key: v.hex() if isinstance(v, bytes) else v for key, v in answer.items()}
-        if (given := stored.contribution) is not None:
-            meta["contribution"] = {"t": given.t, "version": given.received.version}
-            parts |= {
-                "contribution": {"loss": torch.as_tensor(given.sent.loss), "vector": given.sent.vector},
-                "contribution.received": given.received.vectors,
-            }
         self._make_folder()
         save_checkpoint(self.path, joined(parts), meta)
         self.path.chmod(0o600)

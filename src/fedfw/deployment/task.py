@@ -1,7 +1,5 @@
 """What is trained: stated once, in a file that the server and every client have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -31,10 +29,6 @@ from fedfw.sets.base import ConstraintSet, shapes_of
 
 _OPEN = ("penalty", "lr")
 """Options of algorithms that may be left to be worked out from the clients' data."""
-
-
-def _unknown() -> float | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -163,18 +157,13 @@ class Task:
         """The algorithm with those defaults filled in that say what travels."""
         return self.algorithm.resolved(self.setting())
 
-    def setting(
-        self,
-        steepness: Callable[[], float | None] = _unknown,
-        smoothness: Callable[[], float | None] = _unknown,
-        local_smoothness: Callable[[], float | None] = _unknown,
-    ) -> Setting:
-        """What is known of the run: nothing of the data but what clients reported."""
+    def setting(self, **reported: Callable[[], float | None]) -> Setting:
+        """What is known of the run: nothing of the data but the numbers that clients reported, by their names."""
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex
         options, promise = self.options, self.options.promise
         if promise is not None:
             clip = promise.clip
-            steepness = lambda: clip  # noqa: E731
+            reported["steepness"] = lambda: clip
         return Setting(
             n=self.clients,
             constraint=self.constraint,
@@ -186,10 +175,8 @@ class Task:
             local_steps=options.local_steps,
             tells=False,
             whole=promise is None and options.batch_size is None,
-            steepness=steepness,
-            smoothness=smoothness,
-            local_smoothness=local_smoothness,
             shapes=tuple(shapes_of(self.model).values()),
+            **reported,
         )
 
     def plan(self, algorithm: Algorithm, n: int, setting: Setting | None = None) -> Plan:

@@ -4,8 +4,6 @@ It knows nothing of Flower, nor of files. A round is `ask_for_sums` (for algorit
 for each answer that comes in, and `close`; any transport will do. The round itself is `fedfw.rounds.coordinator`'s.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -463,27 +461,22 @@ class TrainingServer:
         """Hold and report no bound any more, for no round, if the present round refutes it."""
         if not self.coordinator.convex:
             return
-        error = self._contradiction(counted)
+        t, bound = self.t + 1, self.coordinator.best_bound
+        clients = [client for client in counted if self._exchange.answers[client].convex is False]
+        error = self._losses.compare(t, bound, self.coordinator.floor)
+        if clients:
+            error = ContradictionError(
+                f"round {t}: the losses of clients {clients} are not convex: each lies below a tangent "
+                f"of it, as the client's own log says with the numbers. So {bound} is no lower bound on "
+                "the optimum, and none is reported. Likely cause: convex=True is stated for a loss that "
+                "is not convex. State convex=False in the task: it then goes without a certificate"
+            )
         if error is None:
             return
         self.refuted = str(error)
         self.coordinator.withdraw()
         self.history.withdraw_bounds()
         self._note(self.refuted)
-
-    def _contradiction(self, counted: list[int]) -> ContradictionError | None:
-        """What refutes the lower bound in the present round, if anything does."""
-        t, bound = self.t + 1, self.coordinator.best_bound
-        answers = self._exchange.answers
-        clients = [client for client in counted if answers[client].convex is False]
-        if not clients:
-            return self._losses.compare(t, bound, self.coordinator.floor)
-        return ContradictionError(
-            f"round {t}: the losses of clients {clients} are not convex: each lies below a tangent "
-            f"of it, as the client's own log says with the numbers. So {bound} is no lower bound on "
-            "the optimum, and none is reported. Likely cause: convex=True is stated for a loss that "
-            "is not convex. State convex=False in the task: it then goes without a certificate"
-        )
 
     def _keep(self, counted: list[int]) -> None:
         """Called at the end of a round in which these clients were counted, before anybody hears of it."""

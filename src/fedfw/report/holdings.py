@@ -1,7 +1,5 @@
 """Pictures of who holds what."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """A report as one self-contained HTML page: inline SVG plots and their data, nothing to be fetched."""
 
-from __future__ import annotations
-
 import base64
 import re
 from html import escape

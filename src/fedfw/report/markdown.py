@@ -1,7 +1,5 @@
 """A report as a Markdown page with its plots as SVG files beside it; the numbers behind them are in the HTML."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedfw.report.document import Attachment, Block, Cell, Document, Footer, Heading, Plot, Table, Text, text_of

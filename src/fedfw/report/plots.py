@@ -25,7 +25,7 @@ Residual = Callable[[float], float]
 Colors = Mapping[str, Any]
 """A colour for every run, by its name."""
 _LEAST, _WORST = 1e-4, 10.0  # residuals below are drawn there, as optima are not known much better; those above are not
-_PALETTE = 10
+_PALETTE, _MANY = 10, colormaps["turbo"]
 _STRETCH = 10.0  # a loss that changes by this factor is drawn on a logarithmic axis
 
 
@@ -50,7 +50,8 @@ def plot_runs(runs: Mapping[str, History], residuals: Mapping[str, Residual] | N
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     axes = figure.subplots(2, 2)
     (loss, accuracy), (gap, sent) = axes
-    colors = dict(zip(runs, _colors(len(runs)), strict=True))
+    # Of more runs than the palette has, those next to each other are alike.
+    colors = {n: f"C{i}" if len(runs) <= _PALETTE else _MANY(i / (len(runs) - 1)) for i, n in enumerate(runs)}
     if residuals and all(name in residuals for name in runs):
         _plot_residuals(loss, gap, runs, residuals, colors)
     else:
@@ -85,11 +86,6 @@ def save_figure(figure: Figure, path: Path, *, private: bool = False) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=kind, dpi=110)
     write_atomically(path, drawn.getvalue(), private=private)
-
-
-def _colors(count: int) -> list[Any]:
-    """Colours that can be told apart; of more runs than the palette has, those next to each other are alike."""
-    return [f"C{i}" if count <= _PALETTE else colormaps["turbo"](i / (count - 1)) for i in range(count)]
 
 
 def _plot_residuals(

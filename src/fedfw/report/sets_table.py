@@ -1,13 +1,11 @@
 """The table that ``fedfw sets`` prints: one row a set, measured on a random direction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 
 from fedfw.report.tables import aligned
-from fedfw.sets.base import ConstraintSet, Shape, parameters_of
+from fedfw.sets.base import Shape, parameters_of
 from fedfw.sets.registry import SETS
 
 
@@ -35,19 +33,11 @@ def _describe(name: str, shape: Shape) -> dict[str, Any]:
     }
     try:
         example = SETS[name].example(shape)
-        return row | _measure(example, shape)
+        atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        nbytes, diameter = len(atom.to_bytes()), example.diameter(shape)
+        return row | {"example": repr(example), "atom": atom.kind, "bytes": nbytes, "diameter": diameter}
     except ValueError as error:
         return row | {"note": str(error)}
-
-
-def _measure(example: ConstraintSet, shape: Shape) -> dict[str, Any]:
-    atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-    return {
-        "example": repr(example),
-        "atom": atom.kind,
-        "bytes": len(atom.to_bytes()),
-        "diameter": example.diameter(shape),
-    }
 
 
 def format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:

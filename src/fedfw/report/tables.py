@@ -1,7 +1,5 @@
 """Plain tables for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

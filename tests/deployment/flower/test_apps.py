@@ -229,17 +229,6 @@ def test_a_server_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path: P
     check_invariants(history, tmp_path / "federation")
 
 
-@pytest.mark.faults
-def test_the_same_app_in_flowers_simulation(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    copy_app(tmp_path / "app")
-    demo = Demo.of(merge(BASE, {"algorithm": "fedfw+", "constraint": "l2:10"}, "test"))
-    out = tmp_path / "out"
-    with LocalFederation(tmp_path / "federation", 3, simulated=True) as federation:
-        history = finished(federation, deploy(federation, tmp_path / "app", demo, out), out)
-    assert history[-1].digest == demo.digest
-
-
 # --- A new user's first two commands, over real processes. Run by ``bash scripts/test-deployment.sh`` ---
 
 

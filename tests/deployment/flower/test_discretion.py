@@ -20,6 +20,7 @@ from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment, Ta
 from fedfw.deployment.consent import Refusal
 from fedfw.deployment.flower.apps import FAILED, ClientFailedError, client_app, settings_of
 from fedfw.deployment.flower.bundles import Bundle
+from fedfw.deployment.flower.keys import make_signing_key
 from fedfw.deployment.flower.local import LocalFederation
 from fedfw.deployment.flower.strategy import RECORD
 from fedfw.deployment.limits import JobLimits
@@ -369,16 +370,21 @@ def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
 ) -> None:
     copy_app(tmp_path / "app")
     before = (tmp_path / "app" / "pyproject.toml").read_bytes()
-    federation = LocalFederation(tmp_path / "federation", 3, simulated=True)
-    federation.folder.mkdir()
+    federation = LocalFederation(tmp_path / "federation", 3)
+    (federation.folder / "keys").mkdir(parents=True)
+    (federation.folder / "bundles").mkdir()
+    make_signing_key(federation.folder / "keys" / "signing")
     started: list[tuple[str, ...]] = []
+    read: list[Path] = []
     monkeypatch.setattr(federation, "start", lambda name, *command: started.append(command))
+    monkeypatch.setattr(Bundle, "read", lambda app, plain=Bundle.read: read.append(app) or plain(app))
     own = settings_in(tmp_path / "app")
     assert own is not None
     federation.submit(tmp_path / "app", own | {"rounds": 2})
     federation.submit(tmp_path / "app", own | {"rounds": 2, "clients": 2, "dataset": "diabetes"})
     federation.submit(tmp_path / "app", own | {"clients": 4})
-    apps = [Path(command[2]) for command in started]
+    apps = list(read)
+    assert [command[2] for command in started] == [Bundle.read(app).spec for app in apps]
     assert apps[0] == tmp_path / "app"
     assert (tmp_path / "app" / "pyproject.toml").read_bytes() == before
     copies = [settings_in(app) for app in apps]

@@ -61,7 +61,7 @@ def settings_in(folder: Path, **changes: object) -> ProxySettings:
         "certificate": folder / "server.pem",
         "key": folder / "server.key",
         "ca": folder / "ca.crt",
-        "work": folder,
+        "work_dir": folder,
     }
     return ProxySettings(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -94,7 +94,7 @@ def test_the_command_prints_the_configuration(program: str, capsys: pytest.Captu
         ({"key": Path("/a;b")}, "key='/a;b': expected an absolute path"),
         ({"ca": Path("ca.crt")}, "ca='ca.crt': expected an absolute path"),
         ({"stream_module": "x;y"}, "stream_module='x;y': expected an absolute path"),
-        ({"work": Path("/" + "w" * 110)}, "has 120 bytes; expected at most 107"),
+        ({"work_dir": Path("/" + "w" * 110)}, "has 120 bytes; expected at most 107"),
         ({"listen": Address("a;b", 1)}, "listen='a;b:1': expected an IP address or a host name"),
         ({"superlink_name": "a b"}, "superlink_name='a b': expected a DNS name"),
         ({"largest": 0}, "largest=0: expected at least 1"),
@@ -259,7 +259,7 @@ def running(
     work.mkdir(mode=0o700)
     text = write_config(
         program,
-        settings_in(keys, listen=Address(HOST, port), superlink=Address(HOST, superlink), work=work, **limits),
+        settings_in(keys, listen=Address(HOST, port), superlink=Address(HOST, superlink), work_dir=work, **limits),
     )
     for old, new in (changes or {}).items():
         assert old in text

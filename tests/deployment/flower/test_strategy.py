@@ -283,7 +283,7 @@ def test_silent_nodes_of_a_fleet_hold_it_up_once_and_late_answers_count(fleet: S
         strategy._meet(fleet)  # type: ignore[arg-type]
     assert fleet.clock == met  # a question that is open already is not waited for
     assert len(fleet.asked) == 200
-    name = next(name for name, question in strategy._questions.items() if question.node == 1001)
+    name = next(name for name, (node, _) in strategy._questions.items() if node == 1001)
     late = Message(RecordDict({RECORD: ConfigRecord(Hello(1).fields())}), reply_to=asked(1001, name))
     late.metadata.__dict__["_src_node_id"] = 1001
     fleet.waiting[name] = (fleet.clock, late)

@@ -3,8 +3,6 @@
 It needs the extra ``fedfw[flower]``.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from fedfw.errors import missing_extra

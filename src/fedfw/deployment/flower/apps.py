@@ -1,13 +1,11 @@
 """The two Flower apps, made from a function that states the task."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache, wraps
+from functools import wraps
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -138,16 +136,14 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.query()
     @_discreet
     def hello(message: Message, context: Context) -> Message:
-        refuse_unknown_variables()
-        node = NodeSettings.read(context.node_config)
-        consent = _consent(node)
+        node, consent = _of_node(context)
         said = Hello(node.partition_id, node.leaving)
         if consent.privacy is not None and consent.privacy.required:
             return _reply(message, said.fields())  # it says nothing of its data, and so does not read them
         try:
             _check_settings(node, consent, own, context)
             with consent.limits.enforced():
-                said = _client_of(make_task, node, consent, context).hello()
+                said = _client(make_task, node, consent, context).hello()
         except (RefusedError, LimitError):
             _note_failure(_folder(context))
         return _reply(message, said.fields())
@@ -157,9 +153,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         order = Order.of(content(message))
-        refuse_unknown_variables()
-        node = NodeSettings.read(context.node_config)
-        consent = _consent(node)
+        node, consent = _of_node(context)
         folder = _folder(context)
         try:
             _check_settings(node, consent, own, context)
@@ -167,7 +161,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
             return _reply(message, refuse(order, node.partition_id, folder, refused, began).fields())
         answer = answer_order(
             order,
-            lambda: _client_of(make_task, node, consent, context),
+            lambda: _client(make_task, node, consent, context),
             number=node.partition_id,
             folder=folder,
             consent=consent,
@@ -217,11 +211,9 @@ def _note_failure(folder: Path) -> None:
     """
     try:
         note_failure(folder)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        print(f"fedfw: {folder / FAILURES} cannot be written ({reason})", file=sys.stderr, flush=True)
     except Exception as error:
-        print(f"fedfw: {folder / FAILURES} cannot be written ({type(error).__name__})", file=sys.stderr, flush=True)
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        print(f"fedfw: {folder / FAILURES} cannot be written ({reason})", file=sys.stderr, flush=True)
 
 
 def _check_settings(node: NodeSettings, consent: Consent, own: Mapping[str, Any], context: Context) -> None:
@@ -230,26 +222,21 @@ def _check_settings(node: NodeSettings, consent: Consent, own: Mapping[str, Any]
         consent.check_settings(context.run_config, own)
 
 
-def _client_of(make_task: MakeTask, node: NodeSettings, consent: Consent, context: Context) -> Client:
-    config = tuple(sorted(context.run_config.items()))
-    return _client(make_task, config, node.partition_id, state_folder(node.state_dir), node.leaving, consent)
-
-
-@lru_cache(maxsize=64)  # Flower's simulation keeps processes; a deployment starts one for each message
-def _client(
-    make_task: MakeTask,
-    config: tuple[tuple[str, Any], ...],
-    number: int,
-    folder: Path,
-    leaving: bool,
-    consent: Consent,
-) -> Client:
-    return Client(make_task(dict(config)), number, folder, leaving, consent)
+def _client(make_task: MakeTask, node: NodeSettings, consent: Consent, context: Context) -> Client:
+    task = make_task(dict(context.run_config))
+    return Client(task, node.partition_id, state_folder(node.state_dir), node.leaving, consent)
 
 
 def _folder(context: Context) -> Path:
     """The folder of the log of failures, also where the node's settings are refused."""
     return state_folder(str(context.node_config.get("state-dir", "")))
+
+
+def _of_node(context: Context) -> tuple[NodeSettings, Consent]:
+    """Return what a node's owner says of it, and what may be done with its data."""
+    refuse_unknown_variables()
+    node = NodeSettings.read(context.node_config)
+    return node, _consent(node)
 
 
 def _consent(node: NodeSettings) -> Consent:

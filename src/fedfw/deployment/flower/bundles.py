@@ -32,6 +32,7 @@ from flwr.common.constant import FAB_MAX_SIZE
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supercore.utils import parse_app_spec
 
+from fedfw.deployment.files import open_regular
 from fedfw.rounds.files import write_atomically
 
 _MOST_UNPACKED = 64 << 20
@@ -246,18 +247,14 @@ def read_shared_file(path: Path, most: int = FAB_MAX_SIZE) -> bytes:
         If it cannot be read.
     """
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError(f"{path} is a symbolic link, expected the file itself") from None
+        with open(path, "rb", opener=open_regular) as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise ValueError(f"others can write {path}: chmod 444")
+            return _read_at_most(file, most, path)
+    except PermissionError as error:
+        if error.errno == errno.EPERM:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         raise
-    with open(opened, "rb") as file:
-        mode = os.fstat(opened).st_mode
-        if not stat.S_ISREG(mode):
-            raise ValueError(f"{path} is no regular file")
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError(f"others can write {path}: chmod 444")
-        return _read_at_most(file, most, path)
 
 
 def _read_at_most(file: IO[bytes], most: int, path: Path) -> bytes:

@@ -9,8 +9,6 @@ own executor writes it into the arguments of a process, which everybody on the m
 of its user, and an executor that ends waits for its forks there.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

@@ -7,8 +7,6 @@ Every user of the machine can reach it, so all that it reads has a limit: a requ
 connections there are.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

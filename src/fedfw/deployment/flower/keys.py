@@ -1,7 +1,5 @@
 """Throw-away certificates and secrets for one machine, and keys by which clients and signers prove who they are."""
 
-from __future__ import annotations
-
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

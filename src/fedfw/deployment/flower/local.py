@@ -1,7 +1,5 @@
 """A whole Flower federation on this machine, with keys, signatures and secrets as in docs/deployment.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -32,7 +30,6 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
 }
 """What everything that we start has in its environment: nothing is reported, looked up or installed."""
 _COPIES_VERSION = "0.0"
@@ -77,8 +74,6 @@ class LocalFederation:
         For certificates, keys, logs and the clients' memory.
     clients
         SuperNodes to start, with ``partition-id`` 0, 1, ...
-    simulated
-        Let Flower simulate the nodes (with Ray) in the SuperLink instead; then there is nothing else.
     consent
         What the nodes allow; each has a file of its own, with a data set and a ledger of its own.
     proxies
@@ -99,17 +94,16 @@ class LocalFederation:
         self,
         folder: Path,
         clients: int,
-        simulated: bool = False,
         consent: Consent = OPEN,
         proxies: Sequence[str] = (),
     ) -> None:
-        self.folder, self.clients, self.simulated = folder.absolute(), clients, simulated
+        self.folder, self.clients = folder.absolute(), clients
         self.consent = consent
         self.port, self._hub = free_port(), free_port()
         self._proxies = {program: free_port() for program in proxies}
         self.addresses = [f"{HOST}:{port}" for port in self._proxies.values() or [self.port]]
         nodes = [f"client-{client}" for client in range(clients)]
-        self.names = ["superlink"] if simulated else [*proxies, "superexec", "hub", "superlink", *nodes]
+        self.names = [*proxies, "superexec", "hub", "superlink", *nodes]
         self.tell: Callable[[str], object] = lambda name: None
         self._copies = 0  # of apps
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -123,7 +117,7 @@ class LocalFederation:
                 "FLWR_SUPERGRID_API_URL": f"http://{HOST}:{self._hub}/v1",
                 "OMP_NUM_THREADS": "1",
                 "FEDFW_STATE": str(self.folder / "state"),
-                "FEDFW_CONSENT": str(self.folder / "consent" / CONSENT) if simulated else "",
+                "FEDFW_CONSENT": "",
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             }
         )
@@ -155,19 +149,10 @@ class LocalFederation:
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
             f'address = "{HOST}:{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
         )
-        if not self.simulated:
-            self.start("hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}")
-            for program, port in self._proxies.items():
-                self._start_proxy(program, port)
-        if self.simulated:  # its nodes have one environment, and their data sets are told apart by their numbers
-            consent, folder = replace(self.consent, data_set=""), self.folder / "consent"
-            consent.write(folder)
-            for client in range(self.clients):
-                consent.ledger(client, folder).create()
-                consent.count(client, folder).create()
+        self.start("hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}")
+        for program, port in self._proxies.items():
+            self._start_proxy(program, port)
         self.start_superlink()
-        if self.simulated:
-            return
         for name, port in (("hub", self._hub), *self._proxies.items()):
             self._wait_for(name, port)
         for client in range(self.clients):
@@ -183,12 +168,11 @@ class LocalFederation:
             *("flower-superlink", "--host", HOST, "--port", str(self.port)),
             *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
             *("--ssl-keyfile", str(keys / "server.key"), "--database", str(self.folder / "superlink.db")),
-            *(("--simulation",) if self.simulated else ("--enable-supernode-auth", "--isolation", "process", *secret)),
+            *("--enable-supernode-auth", "--isolation", "process", *secret),
         )
         self._wait_for("superlink", self.port)
-        if not self.simulated:
-            where = ("--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(keys / "ca.crt"))
-            self.start("superexec", "flower-superexec", *where, *secret)
+        where = ("--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(keys / "ca.crt"))
+        self.start("superexec", "flower-superexec", *where, *secret)
 
     def _start_proxy(self, program: str, port: int) -> None:
         """Start nginx or HAProxy in front of the SuperLink, by the configuration that `write_config` writes."""
@@ -202,7 +186,7 @@ class LocalFederation:
             certificate=keys / "server.pem",
             key=keys / "server.key",
             ca=keys / "ca.crt",
-            work=work,
+            work_dir=work,
         )
         config = work / "config"
         config.write_text(write_config(program, settings))
@@ -311,18 +295,10 @@ class LocalFederation:
         own = {key: value for key, value in config.items() if key in DATA_OPTIONS}
         config = {key: value for key, value in config.items() if key not in own}
         app = self._with_settings(app, {key: value for key, value in own.items() if usual.get(key) != value})
-        what = str(app.absolute())
-        if not self.simulated:
-            bundle = Bundle.read(app)
-            bundle.sign(read_signing_key(self.folder / "keys" / "signing"), self.folder / "bundles")
-            what = bundle.spec
+        bundle = Bundle.read(app)
+        bundle.sign(read_signing_key(self.folder / "keys" / "signing"), self.folder / "bundles")
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        nodes = ("--federation-config", f"num-supernodes={self.clients} client-resources-num-cpus=1")
-        self.start(
-            name,
-            *("flwr", "run", what, _CONNECTION, "--stream", "--run-config", settings),
-            *(nodes if self.simulated else ()),
-        )
+        self.start(name, "flwr", "run", bundle.spec, _CONNECTION, "--stream", "--run-config", settings)
         return name
 
     def _with_settings(self, app: Path, settings: Mapping[str, Any]) -> Path:

@@ -1,7 +1,5 @@
 """A SuperNode as docs/deployment.md wants it: with TLS, a key, signed bundles alone, and an executor with a secret."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -100,7 +100,7 @@ class ProxySettings:
         The certificate of the authority that issued the SuperLink's own certificate.
     superlink_name : str
         A DNS name in the SuperLink's certificate. Neither program verifies IP addresses.
-    work : Path
+    work_dir : Path
         A folder that only the proxy's user can read: nginx's process id, its socket, and bodies that are on their way.
     stream_module : str
         The file of nginx's stream module; empty where nginx has it built in.
@@ -112,11 +112,11 @@ class ProxySettings:
 
     listen: Address
     superlink: Address
-    certificate: Path
-    key: Path
-    ca: Path
+    certificate: Path = Path("/etc/fedfw/server.pem")
+    key: Path = Path("/etc/fedfw/server.key")
+    ca: Path = Path("/etc/fedfw/ca.crt")
     superlink_name: str = "localhost"
-    work: Path = Path("/var/cache/fedfw-proxy")
+    work_dir: Path = Path("/var/cache/fedfw-proxy")
     stream_module: str = "/usr/lib/nginx/modules/ngx_stream_module.so"
     largest: int = 64
     connections: int = 100
@@ -124,7 +124,7 @@ class ProxySettings:
     bodies: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("certificate", "key", "ca", "work", "stream_module"):
+        for name in ("certificate", "key", "ca", "work_dir", "stream_module"):
             text = str(getattr(self, name))
             plain = _PLAIN_PATH.fullmatch(text) is not None and text.startswith("/")
             if not plain and not (name == "stream_module" and text == ""):
@@ -144,10 +144,10 @@ class ProxySettings:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
-        socket = len(str(self.work / SOCKET).encode())
+        socket = len(str(self.work_dir / SOCKET).encode())
         if socket > _LONGEST_SOCKET:
             raise ValueError(
-                f"work={str(self.work)!r}: the path of the socket in it has {socket} bytes; "
+                f"work_dir={str(self.work_dir)!r}: the path of the socket in it has {socket} bytes; "
                 f"expected at most {_LONGEST_SOCKET}, so choose a shorter path"
             )
 
@@ -171,9 +171,9 @@ def write_config(program: str, settings: ProxySettings) -> str:
         "key": str(settings.key),
         "ca": str(settings.ca),
         "superlink_name": settings.superlink_name,
-        "work": str(settings.work),
+        "work": str(settings.work_dir),
         "load_module": f"load_module {settings.stream_module};" if settings.stream_module else "",
-        "socket": str(settings.work / SOCKET),
+        "socket": str(settings.work_dir / SOCKET),
         "largest_mb": str(settings.largest),
         "largest_bytes": str(settings.largest * 2**20),
         "connections": str(settings.connections),

@@ -4,8 +4,6 @@ Flower ends with a traceback, or waits without a word, where one of them is not 
 neither Flower nor torch, so that a refusal takes no seconds.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 import ssl

@@ -1,18 +1,14 @@
 """Flower's side of the server: turns orders into Flower messages and Flower's replies into answers."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -33,14 +29,6 @@ _NO_ANSWER = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE
 """What the SuperLink says in a node's place, where the node did not answer in time."""
 
 
-@dataclass(frozen=True)
-class _Question:
-    """A node that was asked who it is, and until when its answer is taken."""
-
-    node: int
-    until: float
-
-
 class FedFWStrategy(Strategy):
     """Drives a `DeployedServer` over a Flower grid.
 
@@ -55,7 +43,7 @@ class FedFWStrategy(Strategy):
         clients = max(server.task.clients, len(server.roster))
         self.round_seconds = server.settings.round_seconds(clients)
         self._start_seconds = server.settings.start_seconds(clients)
-        self._questions: dict[str, _Question] = {}  # by message: those that may still be answered
+        self._questions: dict[str, tuple[int, float]] = {}  # by message: the node that was asked, and until when
         self._clients: dict[int, int] = {}  # by node: those that are here
         self._asked_again: dict[int, tuple[float, float]] = {}  # by node: when to ask who it is, and when after that
         self._asked = 0.0
@@ -134,16 +122,19 @@ class FedFWStrategy(Strategy):
         Nodes that are here and no client, because they do not answer, are asked less and less often: asking takes time.
         A question lives as long as a fleet of this size needs to answer, and no node has two at the same time.
         """
-        nodes, members = {node.node_id: _identity(node) for node in grid.get_nodes()}, set(self.server.roster.members)
+        # What stands for a node's key, of which Flower's SuperLink demands a signature with every call of the node.
+        nodes = {
+            node.node_id: hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
+            for node in grid.get_nodes()
+        }
+        members = set(self.server.roster.members)
         self._clients = {n: client for n, client in self._clients.items() if n in nodes and client in members}
         self._asked_again = {n: when for n, when in self._asked_again.items() if n in nodes}
         now = time.monotonic()
         self._questions = {
-            name: question
-            for name, question in self._questions.items()
-            if question.until > now and question.node in nodes
+            name: (node, until) for name, (node, until) in self._questions.items() if until > now and node in nodes
         }
-        asked = {question.node for question in self._questions.values()}
+        asked = {node for node, _ in self._questions.values()}
         unknown = [n for n in nodes if n not in self._clients and n not in asked]
         due = {n: self._asked_again.get(n, (now, _ASK_AGAIN)) for n in unknown}
         strangers = [n for n, (when, _) in due.items() if when <= now]
@@ -152,7 +143,7 @@ class FedFWStrategy(Strategy):
         questions = [_message(node, MessageType.QUERY, {}, life) for node in strangers]
         names = list(grid.push_messages(questions)) if questions else []
         # A message that Flower does not take has no name, and its node is asked again later.
-        new = {name: _Question(node, now + life) for name, node in zip(names, strangers, strict=False) if name}
+        new = {name: (node, now + life) for name, node in zip(names, strangers, strict=False) if name}
         self._questions |= new
         self._hear(grid, nodes, set(new))
 
@@ -167,11 +158,11 @@ class FedFWStrategy(Strategy):
         while self._questions:
             replies = list(grid.pull_messages(list(self._questions)))
             for reply in replies:
-                question = self._questions.pop(reply.metadata.reply_to_message_id, None)
-                if question is None or (reply.has_error() and reply.error.code in _NO_ANSWER):
+                node, _ = self._questions.pop(reply.metadata.reply_to_message_id, (None, 0.0))
+                if node is None or (reply.has_error() and reply.error.code in _NO_ANSWER):
                     continue
                 try:
-                    self._introduce(reply, question.node, nodes.get(question.node, ""))
+                    self._introduce(reply, node, nodes.get(node, ""))
                 except MessageError as error:
                     self.server.refuse(None, str(error))
             now = time.monotonic()
@@ -208,11 +199,6 @@ class FedFWStrategy(Strategy):
                 raise TimeoutError(f"no client came within {self._start_seconds:.0f} s; resume=true goes on later")
             time.sleep(_LOOK_AGAIN)
             self._meet(grid)
-
-
-def _identity(node: NodeInfo) -> str:
-    """What stands for a node's key, which Flower's SuperLink demands a signature of with every call of the node."""
-    return hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
 
 
 def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Message:

@@ -3,8 +3,6 @@
 The questions change nothing: their bodies are empty, or name a key that was made for the occasion.
 """
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Commands are read from the ``ExecStart`` lines of the folder's ``*.service`` files.
 """
 
-from __future__ import annotations
-
 import shlex
 import stat
 from collections.abc import Callable, Iterator
@@ -38,8 +36,11 @@ def secrets_kept(folder: Path) -> Finding:
     """Private keys and secrets are readable by their owner alone."""
     loose = []
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.stat().st_mode & _OTHERS and (path.suffix == ".secret" or _is_private_key(path)):
-            loose.append(path.name)
+        if path.is_file() and path.stat().st_mode & _OTHERS:
+            with open(path, "rb") as file:
+                private = b"PRIVATE KEY-----" in file.read(4096)
+            if private or path.suffix == ".secret":
+                loose.append(path.name)
     if loose:
         return Finding(Verdict.FAIL, f"others can read {', '.join(loose)} in {folder}: chmod 600")
     return Finding(Verdict.OK, f"no private key or secret in {folder} is open to others")
@@ -237,11 +238,6 @@ def _value(words: list[str], option: str) -> str | None:
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
     return None
-
-
-def _is_private_key(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return b"PRIVATE KEY-----" in file.read(4096)
 
 
 NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
