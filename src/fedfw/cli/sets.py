@@ -2,8 +2,13 @@
 
 import argparse
 import json
+from typing import Any
 
-from fedfw.report.sets_table import describe_sets, format_sets
+import torch
+
+from fedfw.report.tables import aligned
+from fedfw.sets.base import Shape, parameters_of
+from fedfw.sets.registry import SETS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the table."""
-    rows = describe_sets(options.shape)
+    rows = _describe_sets(options.shape)
     report = {"shape": options.shape, "sets": rows}
-    print(json.dumps(report) if options.json else format_sets(options.shape, rows))
+    print(json.dumps(report) if options.json else _format_sets(options.shape, rows))
     return 0
 
 
@@ -29,3 +34,63 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers joined by x, such as 10x784")
     return shape
+
+
+def _describe_sets(shape: Shape) -> list[dict[str, Any]]:
+    """For every set: what it is, its flags and, where an example fits ``shape``, the atom and its real bytes."""
+    return [_describe(name, shape) for name in SETS]
+
+
+def _describe(name: str, shape: Shape) -> dict[str, Any]:
+    cls = SETS[name].cls
+    row: dict[str, Any] = {
+        "name": name,
+        "class": cls.__name__,
+        "parameters": list(parameters_of(cls)),
+        "definition": cls.summary,
+        "oracle": cls.oracle_cost,
+        "projection": cls.projection_cost,
+        "polytope": cls.is_polytope,
+        "strongly_convex": cls.strongly_convex,
+        "example": None,
+        "atom": None,
+        "bytes": None,
+        "diameter": None,
+        "note": "",
+    }
+    try:
+        example = SETS[name].example(shape)
+        atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        nbytes, diameter = len(atom.to_bytes()), example.diameter(shape)
+        return row | {"example": repr(example), "atom": atom.kind, "bytes": nbytes, "diameter": diameter}
+    except ValueError as error:
+        return row | {"note": str(error)}
+
+
+def _format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
+    header = ("set", "definition", "oracle", "projection", "atom", "bytes", "flags")
+    table = [header]
+    notes = []
+    for row in rows:
+        flags = [flag for flag in ("polytope", "strongly_convex") if row[flag]]
+        table.append(
+            (
+                row["name"] + (":" + ",".join(row["parameters"]) if row["parameters"] else ""),
+                row["definition"],
+                row["oracle"],
+                row["projection"],
+                row["atom"] or "-",
+                "-" if row["bytes"] is None else f"{row['bytes']:,}",
+                " ".join(flags).replace("_", " "),
+            )
+        )
+        if row["note"]:
+            notes.append(f"  {row['name']}: {row['note']}")
+    size = torch.Size(shape).numel()
+    title = (
+        f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "
+        f"dense float32: {4 * size:,} bytes). Costs are orders of operations."
+    )
+    footer = ["", "No example at this shape:", *notes] if notes else []
+    return "\n".join([title, "", aligned(table, right=(5,)), *footer])
