@@ -20,7 +20,7 @@ from fedfw.config.run_config import (
     merge,
     owners,
 )
-from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
+from fedfw.deployment.settings import APP_DEFAULTS, DEPLOYMENT_KEYS, SIMULATED_ONLY, Deployment
 from fedfw.models import is_own
 from fedfw.options import Option, options_of
 from fedfw.presets import refuse_unused_folder
@@ -101,8 +101,7 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     >>> read_app_config({"rounds": 3, "algorithm": "fedavg", "lr": "", "out": "/tmp/out"}).items()["rounds"]
     3
     """
-    elsewhere = {declared.key for declared in options_of(Deployment).values()}
-    given = {key: value for key, value in config.items() if key not in elsewhere and value != ""}
+    given = {key: value for key, value in config.items() if key not in DEPLOYMENT_KEYS and value != ""}
     for key in ("penalty", "momentum"):
         if "algorithm" in given and given.get(key) == APP_DEFAULTS[key]:
             # The table's value is for the table's algorithm: one that has none, or a number of its own, keeps to that.

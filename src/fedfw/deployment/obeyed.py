@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.deployment.settings import APP_DEFAULTS, Deployment
+from fedfw.deployment.settings import APP_DEFAULTS, DEPLOYMENT_KEYS, Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import Option, options_of
 from fedfw.presets import ProblemOptions
@@ -101,11 +101,10 @@ def given_in_table(settings: Mapping[str, Any]) -> set[str]:
 
 def unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
     """Return those of the given keys that are options of a run and that make_task never looked at."""
-    elsewhere = {option.key for option in options_of(Deployment).values()}
     known = {option.key for option in _problem_and_run().values()} | {"algorithm", _CONSTRAINT, _EACH}
     for algorithm in ALGORITHMS.values():
         known |= {option.key for option in options_of(algorithm).values()}
-    return sorted((set(given) & known) - settings.read - elsewhere)
+    return sorted((set(given) & known) - settings.read - DEPLOYMENT_KEYS)
 
 
 def contradictions(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:

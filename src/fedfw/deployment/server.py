@@ -46,8 +46,7 @@ class DeployedServer(TrainingServer):
 
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
         super().__init__(task, settings)
-        self._kept_as = ""  # the run's name in the last checkpoint
-        self._kept_refuted = ""  # what had refuted the bound then; a journal's rounds keep theirs
+        self._kept_as = ("", "")  # the run's name in the last checkpoint, and what had refuted the bound then
         folder = self.settings.folder
         self._folder = None if folder is None else RunFolder(folder, self.settings.resume, private=True)
         if self._folder is not None and self.settings.resume:
@@ -63,9 +62,6 @@ class DeployedServer(TrainingServer):
 
     # --- writing rounds down ---
 
-    def _keep(self, counted: list[int]) -> None:
-        self._save(*self._entry(counted))
-
     @cached_property
     def _fingerprint(self) -> Fingerprint:
         """What must agree for a checkpoint to be continued; of the data the server knows nothing."""
@@ -75,10 +71,11 @@ class DeployedServer(TrainingServer):
         known = describe_model(task.model, task.loss, task.l2, task.weights)
         return known | fingerprint(plan, self.algorithm, options, task.start, participation)
 
-    def _save(self, moved: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-        """Write the round down before anybody hears of it: what moved the coordinator, and now and then everything."""
+    def _keep(self, counted: list[int]) -> None:
+        """Write the round down before it is announced: what moved the coordinator, and now and then everything."""
         if self._folder is None:
             return
+        moved, told = self._entry(counted)
         meta = {
             "schema": SCHEMA,
             "round": self.t,
@@ -90,17 +87,16 @@ class DeployedServer(TrainingServer):
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # A journal is of one name of the run: under a new one everything is written.
-        same = self.run == self._kept_as and self.refuted == self._kept_refuted
+        same = self._kept_as == (self.run, self.refuted)
         if not same or not self._folder.append(moved, {**meta, **told}, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
-            self._kept_as = self.run
-            self._kept_refuted = self.refuted
+            self._kept_as = (self.run, self.refuted)
 
     def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
         exchange, now = self._exchange, self._now
         told = {"moves": exchange.moves, "history": self.history[-2:].to_jsonl()}
-        if now is None or self._folder is None:
+        if now is None:
             return {}, told
         answers = [exchange.answers[client] for client in counted]
         payloads = b"".join(answer.payload for answer in answers)
@@ -181,13 +177,14 @@ class DeployedServer(TrainingServer):
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self._load_proof(meta)
-        self._kept_refuted = self.refuted
+        refuted = self.refuted  # a journal's rounds keep theirs
         self.run = meta["run"]
         self._refuse_another_name(folder)
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew("what is damaged was skipped: all are handed what was remembered before it")
         else:
-            self._kept_as, self._may_be_ahead = self.run, set(self.roster.members)
+            self._kept_as = (self.run, refuted)
+            self._may_be_ahead = set(self.roster.members)
 
     def _load_proof(self, meta: Mapping[str, Any]) -> None:
         """Take over what is known of losses and of the bound; earlier versions wrote nothing."""

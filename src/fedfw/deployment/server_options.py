@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
+from fedfw.deployment.settings import DEPLOYMENT_KEYS, SIMULATED_ONLY
 from fedfw.options import Option, options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
@@ -77,11 +77,10 @@ def set_by_server(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
     own : mapping
         The values of the signed app.
     """
-    servers_own = {declared.key for declared in options_of(Deployment).values()}
     found = {}
     for key, value in config.items():
         unchanged = key in own and type(own[key]) is type(value) and own[key] == value
-        if key not in servers_own and not unchanged:
+        if key not in DEPLOYMENT_KEYS and not unchanged:
             found[key] = value
     return found
 

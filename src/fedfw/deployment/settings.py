@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedfw.options import check_options, option
+from fedfw.options import check_options, option, options_of
 
 APP_DEFAULTS: dict[str, Any] = {
     "rounds": 5,
@@ -125,3 +125,7 @@ class Deployment:
     def folder(self) -> Path | None:
         """Where the server keeps its files."""
         return None if not self.out else Path(self.out).expanduser()
+
+
+DEPLOYMENT_KEYS = frozenset(declared.key for declared in options_of(Deployment).values())
+"""The keys of the options that say how a task is deployed."""

@@ -24,7 +24,7 @@ from fedfw.deployment.node import NodeSettings
 from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
-from fedfw.deployment.settings import Deployment
+from fedfw.deployment.settings import DEPLOYMENT_KEYS, Deployment
 from fedfw.deployment.store import FAILURES, note_failure, state_folder
 from fedfw.deployment.task import Task
 from fedfw.environment import read_variable, refuse_unknown_variables
@@ -45,9 +45,8 @@ class ClientFailedError(RuntimeError):
 
 def deployment_of(config: Config) -> Deployment:
     """How it is deployed, from the run configuration; an empty text stands for an option that is not given."""
-    declared = {option.key: option for option in options_of(Deployment).values()}
-    given = {key: value for key, value in config.items() if key in declared and value != ""}
-    return Deployment(**parse_table(declared.values(), given, "run configuration"))
+    given = {key: value for key, value in config.items() if key in DEPLOYMENT_KEYS and value != ""}
+    return Deployment(**parse_table(options_of(Deployment).values(), given, "run configuration"))
 
 
 def server_app(make_task: MakeTask) -> ServerApp:
