@@ -2,8 +2,9 @@
 
 It is a file of JSON lines to which lines are only ever appended. Each line holds the SHA-256 of the line before it, so
 that a line that was changed, left out or cut off is noticed. A witness elsewhere has the SHA-256 of the last line, so
-that an older copy of the file is noticed, too. Whoever cannot read all of it must release nothing. Beside it lies the
-count of all answers, private or not, over all runs, names and restarts.
+that an older copy of the file is noticed, too. A database would notice neither, so this is written here. A client that
+cannot read all of it must release nothing. Beside it lies the count of all answers, private or not, over all runs,
+names and restarts.
 """
 
 import hashlib

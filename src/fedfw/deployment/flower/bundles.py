@@ -5,7 +5,8 @@ A folder holds bundles and, beside each, one file for every signature::
     fedfw.federation.1.0.0.fab
     fedfw.federation.1.0.0.fab.fpk_0123456789abcdef.sig
 
-Signatures are Ed25519, over what Flower checks: the bundle's SHA-256 and the time of signing.
+Signatures are Ed25519, over what Flower checks: the bundle's SHA-256 and the time of signing. They are made here
+because Flower's own command (``flwr app review``) signs only apps that are published on Flower's platform.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A hub of one's own: hands the SuperLink of this machine bundles with their signatures.
 
-Flower attaches signatures only to bundles that a SuperLink fetches from a hub. This one answers what the SuperLink asks
-(``FLWR_SUPERGRID_API_URL``) from a folder that `fedfw.deployment.flower.bundles` fills. It holds no key.
+Flower attaches signatures only to bundles that a SuperLink fetches from a hub, and has no hub to install. This one
+answers what the SuperLink asks (``FLWR_SUPERGRID_API_URL``) from a folder that `fedfw.deployment.flower.bundles` fills.
+It holds no key.
 
 Every user of the machine can reach it, so all that it reads has a limit: a request's body, the files, and how many
 connections there are.
