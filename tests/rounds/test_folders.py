@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw.cli.main import main
+from fedfw.config.run_config import RunConfig
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.checkpoints import FORMAT, DamagedCheckpointError, _checksum, load_checkpoint, save_checkpoint
@@ -164,7 +165,7 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path: Path, capsys: pytest.Captu
     whole = fedfw.simulate(q.problem, algorithm, rounds=20)
     fedfw.simulate(q.problem, algorithm, rounds=10, out=run)  # which lets others in when it is done
     new.mkdir()
-    (run / "config.toml").write_text("rounds = 20\n")
+    (run / "config.toml").write_text(RunConfig.of(rounds=20).to_toml())
     with somebody_at_work(run) as owner:
         told = rf"{run} is in use by another process \({owner}\)"
         with pytest.raises(ValueError, match=told):
