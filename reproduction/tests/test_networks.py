@@ -12,6 +12,7 @@ from fedfw.cli.main import main
 from fedfw.config import RunConfig
 from fedfw_reproduction import reproduce
 from fedfw_reproduction.catalogue import sections
+from fedfw_reproduction.figures import Done
 from fedfw_reproduction.lab import Json, Lab, Site
 from fedfw_reproduction.networks import protocol, study
 from fedfw_reproduction.networks.trainings import Best, Training, all_seeds
@@ -101,10 +102,14 @@ def _result(**last: Any) -> Json:
     return {"runs": [{"seed": 0, "curve": {name: [value] for name, value in last.items()}}]}
 
 
+def _done(**last: Any) -> Done:
+    return Done(None, _result(**last))
+
+
 def test_the_bars_hold_from_their_numbers_on() -> None:
     def cifar(ours: float, half: float, peer: float) -> list[bool | None]:
-        found = {"FedLMO": _result(accuracy=ours), "FedLMO, half the rounds": _result(accuracy=half)}
-        found |= {"FedAvg": _result(accuracy=peer - 0.1), "SCAFFOLD": _result(accuracy=peer)}
+        found = {"FedLMO": _done(accuracy=ours), "FedLMO, half the rounds": _done(accuracy=half)}
+        found |= {"FedAvg": _done(accuracy=peer - 0.1), "SCAFFOLD": _done(accuracy=peer)}
         return [holds for _, holds, _ in study.cifar_bars(found)]
 
     assert cifar(0.625, 0.5, 0.5) == [True, True]
@@ -112,8 +117,8 @@ def test_the_bars_hold_from_their_numbers_on() -> None:
 
     def four_bits(accuracy: float, bytes_up: int, distance: float) -> bool | None:
         found = {
-            "FedLMO": _result(accuracy=0.65, bytes_up=8000),
-            "FedLMO, 4 bits": _result(accuracy=accuracy, bytes_up=bytes_up, distance=distance),
+            "FedLMO": _done(accuracy=0.65, bytes_up=8000),
+            "FedLMO, 4 bits": _done(accuracy=accuracy, bytes_up=bytes_up, distance=distance),
         }
         ((_, holds, _),) = study.payload_bars(found)
         return holds
@@ -122,15 +127,15 @@ def test_the_bars_hold_from_their_numbers_on() -> None:
     assert not four_bits(0.635, 1000, 0.0)
     assert not four_bits(0.645, 1100, 0.0)
     assert not four_bits(0.645, 1000, 1e-6)
-    text = {"FedLMO": _result(test_loss=1.52), "local AdamW, shared state": _result(test_loss=1.51)}
+    text = {"FedLMO": _done(test_loss=1.52), "local AdamW, shared state": _done(test_loss=1.51)}
     assert [holds for _, holds, _ in study.shakespeare_bars(text)] == [True, False]
-    robust = {"FedLMO": _result(accuracy=0.98, certified={"0.5": 0.88, "1": 0.59})}
+    robust = {"FedLMO": _done(accuracy=0.98, certified={"0.5": 0.88, "1": 0.59})}
     assert [holds for _, holds, _ in study.certified_bars(robust)] == [True, True, False]
 
 
 def test_peers_that_did_better_than_in_the_prototype_are_named() -> None:
     comparison = protocol.Comparison(())
-    found = {"FedAvg": _result(accuracy=0.6), "SCAFFOLD": _result(accuracy=0.4)}
+    found = {"FedAvg": _done(accuracy=0.6), "SCAFFOLD": _done(accuracy=0.4)}
     told = study._against_prototype({"FedAvg": 0.5, "SCAFFOLD": 0.5, "FedAvgM": 0.5}, comparison, found)
     assert "FedAvg (60.0%, 50.0%)" in told
     assert "SCAFFOLD" not in told
