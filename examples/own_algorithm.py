@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, State
+from fedfw.algorithms import Contract, Kept, Message, Plan, Rates, State
 from fedfw.options import option
 
 

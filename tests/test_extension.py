@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import (
+from fedfw.algorithms import (
     Aggregate,
     Contract,
     Gradient,

@@ -10,7 +10,7 @@ import torch.nn.functional as nnf
 from torch import nn
 
 import fedfw
-from fedfw.algorithms.base import Aggregate, Message, Plan, Server, Setting, State
+from fedfw.algorithms import Aggregate, Message, Plan, Server, Setting, State
 from fedfw.rounds.options import Options
 from fedfw.tuning import Trial, Tuning, points_of, tune, usual_grid
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Contract, Kept, Message, Plan, Rates, State
+from fedfw.algorithms import Contract, Kept, Message, Plan, Rates, State
 from fedfw.atoms import Atom, Dense, ReadAtom
 from fedfw.atoms.floats import round_inside
 from fedfw.linalg.selection import row_norms, unit_rows

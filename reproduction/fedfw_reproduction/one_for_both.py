@@ -23,11 +23,12 @@ from typing import ClassVar
 
 import torch
 
-from fedfw.algorithms import FedFWAnchored, FedFWPlus
-from fedfw.algorithms.base import (
+from fedfw.algorithms import (
     Algorithm,
     Contract,
     Contributed,
+    FedFWAnchored,
+    FedFWPlus,
     Gathered,
     GathersSums,
     Gradient,

@@ -15,8 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms import FedFW
-from fedfw.algorithms.base import Contract, Gradient, Lmo, Message, Payload, Plan, State
+from fedfw.algorithms import Contract, FedFW, Gradient, Lmo, Message, Payload, Plan, State
 from fedfw.atoms import Atom, Dense
 from fedfw.config import constraint_of
 from fedfw.randomness import generator

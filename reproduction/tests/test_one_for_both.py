@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fedfw.algorithms import FedFW, FedFWAnchored
-from fedfw.algorithms.base import Message, Plan
+from fedfw.algorithms import FedFW, FedFWAnchored, Message, Plan
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import Atom
 from fedfw.problems import Problem

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import pacing
-from fedfw.algorithms.base import Kept, Setting, scaled
+from fedfw.algorithms import Kept, Setting, pacing, scaled
 from fedfw.algorithms.penalties import AVERAGED, PLAIN, atom_density
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.algorithms.taking_part import public_direction

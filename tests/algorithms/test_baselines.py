@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Aggregate, Plan, Server
+from fedfw.algorithms import Aggregate, Plan, Server
 from fedfw.algorithms.projected import dense
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import TupleAtom

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import Message
+from fedfw.algorithms import Message
 from fedfw.atoms import TupleAtom
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms.base import Server
+from fedfw.algorithms import Server
 from fedfw.algorithms.taking_part import follow, unpack
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms.base import Server, Setting
+from fedfw.algorithms import Server, Setting
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.simulation import Simulation
 

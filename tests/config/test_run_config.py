@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfw
-from fedfw.algorithms.base import Message, Plan, State
+from fedfw.algorithms import Message, Plan, State
 from fedfw.config import (
     RunConfig,
     all_options,

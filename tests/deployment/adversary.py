@@ -35,7 +35,7 @@ from torch import Tensor
 
 import fedfw
 from fedfw import Privacy
-from fedfw.algorithms.base import Kept
+from fedfw.algorithms import Kept
 from fedfw.atoms import Atom
 from fedfw.deployment import Client, Consent, DataBudget, Task
 from fedfw.deployment.data_checks import check_data

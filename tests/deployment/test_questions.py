@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fedfw
 from fedfw import Privacy
-from fedfw.algorithms.base import Message
+from fedfw.algorithms import Message
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.client import answer_order
 from fedfw.deployment.consent import Refusal

@@ -11,7 +11,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.algorithms.base import Message, Plan, Rates, State
+from fedfw.algorithms import Message, Plan, Rates, State
 from fedfw.algorithms.steps import RoundSteps
 from fedfw.errors import NonFiniteError
 from fedfw.gpu.replay import ReplayedRounds

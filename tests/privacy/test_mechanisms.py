@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw import Privacy
-from fedfw.algorithms.base import Kept, Message, Plan, Rates, Setting, State
+from fedfw.algorithms import Kept, Message, Plan, Rates, Setting, State
 from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.options import options_of
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for, rounded

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms.base import (
-    Algorithm,
-    Evidence,
-    Message,
-    Plan,
-    State,
-    Up,
-    Upload,
-)
+from fedfw.algorithms import Algorithm, Evidence, Message, Plan, State, Up, Upload
 from fedfw.algorithms.parcels import parcel_readers
 from fedfw.algorithms.steps import step_server, upload_of
 from fedfw.algorithms.taking_part import take_part

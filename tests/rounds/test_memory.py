@@ -9,7 +9,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.algorithms.base import Algorithm, Evidence, Plan, State, Upload
+from fedfw.algorithms import Algorithm, Evidence, Plan, State, Upload
 from fedfw.atoms import Atom, mix
 from fedfw.atoms.base import stack_atoms
 from fedfw.rounds.coordinator import Coordinator

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as nnf
 
 import fedfw
-from fedfw.algorithms.base import Aggregate, Upload
+from fedfw.algorithms import Aggregate, Upload
 from fedfw.simulation import Options, Simulation
 from fedfw_reproduction.bench.contenders import fedavg, frank_wolfe
 from fedfw_reproduction.bench.pages import machine, markdown, publish

@@ -20,7 +20,7 @@ times the average so far.
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import State
+from fedfw.algorithms.contract import State
 from fedfw.atoms import Atom
 
 FIRST_STEP = 0.01

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedfw.algorithms import FedAvg
-from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.contract import Algorithm
 from fedfw.cli.deploy_init import copy_app
 from fedfw.cli.deploy_report import (
     TOTALS_HEADER,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.contract import Algorithm
 from fedfw.config.run_config import RunConfig, algorithm_class, algorithm_options, merge, owners, run_options
 from fedfw.data import Data, data_folder, load_data
 from fedfw.data.datasets import find_dataset

@@ -15,7 +15,7 @@ import tomlkit
 import torch
 
 from fedfw._version import __version__
-from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.contract import Algorithm
 from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.options import Option, nearest, option, options_of, parse_table
 from fedfw.presets import ProblemOptions

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Contributed, GathersSums, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.contract import Algorithm, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.gathering import Contributed, GathersSums
 from fedfw.algorithms.taking_part import take_part
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest

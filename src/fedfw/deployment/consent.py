@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from fedfw.algorithms.base import Algorithm, Contract, Reveals
+from fedfw.algorithms.contract import Algorithm, Contract, Reveals
 from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.deployment.data_checks import DataChecks, owner_secret
 from fedfw.deployment.files import make_private_folder, others_can_write, owner_only

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fedfw.algorithms.base import Algorithm
+from fedfw.algorithms.contract import Algorithm
 from fedfw.deployment.messages import TOO_LARGE, Hello
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Contributed
+from fedfw.algorithms.gathering import Contributed
 from fedfw.deployment.ledger import first_name
 from fedfw.deployment.messages import SCHEMA, Answer, Kind
 from fedfw.deployment.records import DeployedRecord

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfw.algorithms.base import State
+from fedfw.algorithms.contract import State
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, joined, load_checkpoint, part, save_checkpoint

@@ -11,7 +11,8 @@ from math import prod
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Contract, Gradient, Kept, Lmo, Message, Plan, State
+from fedfw.algorithms.contract import Algorithm, Contract, Gradient, Kept, Lmo, Message, State
+from fedfw.algorithms.plan import Plan
 from fedfw.atoms import Atom
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.guarantee import Privacy

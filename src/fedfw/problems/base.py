@@ -246,7 +246,7 @@ class WeightedGradient:
     def __call__(
         self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The weighted losses and gradients; see `fedfw.algorithms.base.Gradient`."""
+        """The weighted losses and gradients; see `fedfw.algorithms.contract.Gradient`."""
         # A weight that was rounded to float32 is the weight of another problem, with another optimum.
         factors = 1.0 if plain else self._weights.times(times, exact=exact)
         if exact:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Gradient, Lmo
+from fedfw.algorithms.contract import Gradient, Lmo
 from fedfw.atoms import Atom
 from fedfw.errors import NonFiniteError
 from fedfw.problems.base import ClientLosses, WeightedGradient, Weights

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import Message, Server
+from fedfw.algorithms.contract import Message, Server
 from fedfw.atoms import Atom, Mixture, SparseAtom, SparseValues, TupleAtom, is_sparse
 
 

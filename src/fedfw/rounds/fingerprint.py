@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedfw.algorithms.base import Algorithm, Plan
+from fedfw.algorithms.contract import Algorithm
+from fedfw.algorithms.plan import Plan
 from fedfw.problems.digest import digest_of, text_of
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.base import State
+from fedfw.algorithms.contract import State
 from fedfw.ranks import Ranks
 from fedfw.rounds.columns import on_columns, spread_out
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from fedfw.algorithms.base import Aggregate, Algorithm, Kept, State, Up, Upload
+from fedfw.algorithms.aggregate import Aggregate, Upload
+from fedfw.algorithms.contract import Algorithm, Kept, State, Up
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.algorithms.taking_part import follow, take_part, unpack
 from fedfw.atoms import Dense, TupleAtom
