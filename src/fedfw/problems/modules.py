@@ -130,9 +130,11 @@ class ModuleLosses(ClientLosses):
 
     def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
         if len(self._select(who)) == 1 and not x.is_cuda:
-            # One call for all clients, in their order: copies of x and of gradients would cost a sixth of a small MLP's.
+            # One call for all clients, in their order. Copies of x and of the gradients would cost
+            # a sixth of a small MLP's round.
             _, inputs, targets, sizes = next(self._calls(who, picks))
-            gradients, values = self._in_pieces(x, inputs, targets, self._shares(targets, sizes, x.dtype))
+            shares = self._shares(targets, sizes, x.dtype)
+            gradients, values = self._in_pieces(x, inputs, targets, shares)
             return values, gradients.contiguous()  # one that is the same for all clients is a single row
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for at, inputs, targets, sizes in self._calls(who, picks):
