@@ -59,6 +59,8 @@ GRID = 1e-3
 """Of privacy losses; they are rounded so that the epsilon that is found is none too large."""
 
 
+LARGEST_DEVIATION = 1e4
+"""Relative to the distance of two gradients; what is released with more noise is not counted."""
 MEMORY = Path("/dev/shm")
 """Where each file need not wait for a disk."""
 
@@ -126,10 +128,10 @@ def losses(first: Call, second: Call) -> Iterator[Any]:
     """The distribution of the privacy loss of each part of what was released."""
     if isinstance(first.mechanism, GaussianNoise):
         distance = float((first.scores - second.scores).norm())
-        if distance:
-            # Rounded up to three digits, so that few distributions are worked out, and none has too little noise.
+        if first.scale / LARGEST_DEVIATION < distance:
+            # Rounded up to four digits, so that few distributions are worked out, and none has too little noise.
             deviation = first.scale / distance
-            digits = 10 ** (math.floor(math.log10(deviation)) - 3)
+            digits = 10.0 ** (math.floor(math.log10(deviation)) - 3)
             yield _gaussian(math.ceil(deviation / digits) * digits, first.rate)
         return
     for with_sample, without in zip(laws(first), laws(second), strict=True):

@@ -15,6 +15,7 @@ from fedfw.data.limits import MemoryMeter
 
 ENDINGS = ("", ".gz", ".bz2")
 _DENSE = 4  # bytes of a dense input
+_CLASSES = 24  # bytes a line, while the classes of labels are worked out
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -65,14 +66,15 @@ def read_libsvm(
 
     found = read_isolated("libsvm", path)
     values, labels, columns = found["data"], found["labels"], max(1, int(found["columns"]))
+    shape = len(labels), features or columns
+    nbytes = sum(array.nbytes for array in found.values()) + shape[0] * (_DENSE * shape[1] + _CLASSES)
+    MemoryMeter(path).check(nbytes, f"{shape[0]} lines of {shape[1]} features as dense inputs")
     if not all((np.abs(numbers) <= _FLOAT32).all() for numbers in (values, labels)):
         raise ValueError(f"{path} is damaged or no LIBSVM text: a number that float32 does not hold, or NaN")
     kinds = len(np.unique(labels))
     if features is not None and (columns > features or len(labels) != samples or kinds != 2):
         held = f"{len(labels)} samples of {columns} features, {kinds} kinds of labels"
         raise ValueError(f"{path} is damaged: {held}, expected {samples} of at most {features}, and 2")
-    shape = len(labels), features or columns
-    MemoryMeter(path).check(_DENSE * shape[0] * shape[1], f"{shape[0]} lines of {shape[1]} features as dense inputs")
     return csr_matrix((values.astype(np.float32), found["indices"], found["indptr"]), shape), labels
 
 
