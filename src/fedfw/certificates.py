@@ -125,7 +125,7 @@ def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, 
             # The projection misses the set, so it bounds no distance; the last check of a run refuses such points.
             return
         # A projection that iterates ends a little outside of the set.
-        distance = float((x.double() - nearest).norm()) + outside * diameter * math.sqrt(len(x))
+        distance = float((x.double() - nearest).norm()) + max(outside, 0.0) * diameter * math.sqrt(len(x))
     elif constraint.contains(x, _INSIDE):
         # As far as a point may be outside that counts as inside, in each of its coordinates.
         distance = _INSIDE * diameter * math.sqrt(len(x))

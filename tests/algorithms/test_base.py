@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import Kept, Setting, pacing, scaled
+from fedfw.algorithms import Kept, Setting, pacing
 from fedfw.algorithms.penalties import AVERAGED, PLAIN, atom_density
 from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.setting import scaled
 from fedfw.algorithms.taking_part import public_direction
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
