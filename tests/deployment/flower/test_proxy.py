@@ -539,11 +539,15 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
+PATIENT = {time: "600s" for time in ("30s", "60s", "65s")}
+"""Nothing is closed for its silence while a slow machine opens connections."""
+
+
 @pytest.mark.parametrize("tls", [False, True], ids=["TCP", "TLS"])
 def test_silent_connections_of_one_address_leave_the_others_served(
     program: str, keys: Path, superlink: FakeSuperLink, descriptors: None, tls: bool
 ) -> None:
-    with running(program, keys, superlink.port) as front, ExitStack() as stack:
+    with running(program, keys, superlink.port, PATIENT) as front, ExitStack() as stack:
         found = [hold(front, stack, OTHER, tls) for _ in range(CONNECTIONS)]
         held = [connection for connection in found if connection is not None]
         for _ in range(10):
@@ -560,7 +564,7 @@ def test_silent_connections_of_many_addresses_leave_the_others_served(
     program: str, keys: Path, superlink: FakeSuperLink, descriptors: None, tls: bool
 ) -> None:
     share = ProxySettings.connections
-    with running(program, keys, superlink.port) as front, ExitStack() as stack:
+    with running(program, keys, superlink.port, PATIENT) as front, ExitStack() as stack:
         sources = [f"127.0.0.{2 + number // share}" for number in range(CONNECTIONS)]
         held = [hold(front, stack, source, tls) for source in sources]
         for _ in range(10):
