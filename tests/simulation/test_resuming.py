@@ -148,12 +148,12 @@ def test_a_run_has_no_fewer_rounds_than_it_has_done(tmp_path: Path) -> None:
 
 
 class AtAnchor(Callback):
-    """Ends a run at the gathered sum of one round."""
+    """Ends a run after one round."""
 
     def __init__(self, at: int) -> None:
         self._at = at
 
-    def after_gather(self, simulation: Simulation) -> bool:
+    def after_round(self, simulation: Simulation) -> bool:
         return simulation.t == self._at
 
 
@@ -185,9 +185,6 @@ def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
     straight = fedfw.simulate(problem, algorithm, out=tmp_path / "straight", **options)
     first = fedfw.simulate(problem, algorithm, out=tmp_path / "run", callbacks=AtAnchor(at), **options)
     assert len(first.history) == at
-    again = fedfw.simulate(problem, algorithm, out=tmp_path / "run", resume=True, callbacks=AtAnchor(at), **options)
-    assert torch.equal(again.x, first.x)  # it stops where it did
-    assert kept(again) == kept(first)
     resumed = fedfw.simulate(problem, algorithm, out=tmp_path / "run", resume=True, **options)
     assert torch.equal(resumed.x, straight.x)
     assert kept(resumed) == kept(straight)

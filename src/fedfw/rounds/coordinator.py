@@ -119,24 +119,6 @@ class Round:
         self.traffic.bytes_up = before.bytes_up + payload
         self.traffic.evidence_up = before.evidence_up + evidence
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold of a round that ended with its gathered sum, beside the coordinator's memory."""
-        assert self.gathered is not None
-        gap = float("nan") if self.anchor_gap is None else self.anchor_gap
-        held = {
-            "numbers": torch.tensor([self.gathered.loss, gap], dtype=torch.float64),
-            "traffic": torch.tensor([*vars(self.traffic).values()]),
-        }
-        return held if self.gathered.gradient is None else held | {"gradient": self.gathered.gradient}
-
-    def load(self, held: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`: the round was opened anew and goes on behind its gathered sum."""
-        device = self.before.xbar.device
-        gradient = held["gradient"].to(device) if "gradient" in held else None
-        loss, gap = held["numbers"].tolist()
-        self.gathered, self.anchor_gap = Gathered(loss, gradient), None if gap != gap else gap
-        self.traffic = Traffic(*held["traffic"].tolist())
-
 
 def _rebased(current: Server, before: Server, after: Server) -> Server:
     """The change from ``before`` to ``after``, made to the server's memory of now: another round was closed since."""

@@ -199,8 +199,7 @@ class Simulation:
         if self.certificate.proves:
             self.contradictions = ContradictionCheck(self.problem, self.constraint)
         self.stopped: str | None = None
-        self.ended_at_gather = self.evaluates = self.refuted = False
-        self._halfway: dict[str, Tensor] = {}  # of a round that ended with its gathered sum, to go on from there
+        self.evaluates = self.refuted = False
         self.callbacks = self._all_callbacks(folder, callbacks)
         self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
         self._folder = folder
@@ -273,8 +272,7 @@ class Simulation:
         self.resumed_at = self.t
         try:
             self._check_start()
-            # A round that goes on behind its gathered sum has begun already.
-            while self.t < self.options.rounds and (self._halfway or not self._call("before_round")):
+            while self.t < self.options.rounds and not self._call("before_round"):
                 self.t += 1
                 self.clock.begin()
                 self._round()
@@ -346,15 +344,8 @@ class Simulation:
         tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
         # Step 2: the dense sum before the step, for algorithms that have one.
         if coordinator.gathers(now):
-            if self._halfway:
-                now.load(self._halfway)
-                self._halfway = {}
-            else:
-                self._gather(cohorts, tol)
+            self._gather(cohorts, tol)
             self._check_gathered()
-            if self._call("after_gather"):
-                self.ended_at_gather = True
-                return
         # Step 3: what goes down.
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
@@ -423,7 +414,7 @@ class Simulation:
         coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)
 
     def _check_gathered(self) -> None:
-        """Compare F(xbar), where a sum of everyone gave it, with the bound, before `tol` may stop."""
+        """Compare F(xbar), where a sum of everyone gave it, with the bound."""
         gathered = self.now.gathered
         if self.contradictions is None or gathered is None or gathered.gradient is None:
             return
@@ -475,7 +466,7 @@ class Simulation:
             except StopRun as asked:
                 self.stopped = self.stopped or str(asked)
         count = len(now.bases)
-        rates = None if self.ended_at_gather else self.rates
+        rates = self.rates
         values = {
             "round": self.t,
             "anchor_gap": now.anchor_gap,
@@ -546,12 +537,10 @@ class Simulation:
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold to go on to the same bits."""
         parts = {name: callback.state() for name, callback in self._named_callbacks().items()}
-        halfway = self.now.state() if self.ended_at_gather else {}
         lowest = {} if self.contradictions is None else self.contradictions.state()
         return joined(
             {
                 "coordinator": self.coordinator.state(),
-                "halfway": halfway,
                 "lowest": lowest,
                 **parts,
             }
@@ -585,10 +574,6 @@ class Simulation:
                 callback.load(kept)
         self.t = self.resumed_at = meta["round"]
         self.history = History.from_jsonl(meta["history"])
-        self._halfway = part(held, "halfway")
-        if self._halfway:  # its record is written anew, when the round is done
-            self.t = self.resumed_at = meta["round"] - 1
-            self.history = self.history[:-1]
 
 
 def _listed(wanted: Callbacks) -> list[Callback]:

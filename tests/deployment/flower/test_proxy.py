@@ -539,7 +539,7 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
-PATIENT = {time: "600s" for time in ("30s", "60s", "65s")}
+PATIENT = dict.fromkeys(("30s", "60s", "65s"), "600s")
 """Nothing is closed for its silence while a slow machine opens connections."""
 
 

@@ -17,7 +17,7 @@ PlainCallback = Callable[["Simulation"], Any]
 """A function that is called after every round; it ends the run by returning True or raising `StopRun`."""
 
 
-HOOKS = ("before_round", "after_gather", "record", "after_round")
+HOOKS = ("before_round", "record", "after_round")
 """The methods that are called in every round."""
 
 
@@ -79,9 +79,6 @@ class Callback:
 
     def before_round(self, simulation: Simulation) -> bool | None:
         """Called before a round; True ends the run without it."""
-
-    def after_gather(self, simulation: Simulation) -> bool | None:
-        """Called when a round has gathered its dense sum; True ends the run with what the sum says."""
 
     def record(self, simulation: Simulation) -> Mapping[str, Any]:
         """Called when the round's steps are done: fields of its `Record`."""
@@ -155,9 +152,6 @@ class OnFirstRank(Callback):
 
     def before_round(self, simulation: Simulation) -> bool | None:
         return bool(self._call("before_round", simulation))
-
-    def after_gather(self, simulation: Simulation) -> bool | None:
-        return bool(self._call("after_gather", simulation))
 
     def after_round(self, simulation: Simulation) -> bool | None:
         return bool(self._call("after_round", simulation))

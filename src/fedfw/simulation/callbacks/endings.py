@@ -70,12 +70,6 @@ class EarlyStop(Callback):
         first = simulation.t == simulation.resumed_at
         return first and bool(simulation.history) and self._within(simulation)
 
-    def after_gather(self, simulation: Simulation) -> bool | None:
-        gathered, bound = simulation.now.gathered, simulation.best_bound
-        if gathered is None or gathered.gradient is None or bound is None or simulation.relaxed:
-            return False
-        return gathered.loss - bound <= self._tol
-
     def after_round(self, simulation: Simulation) -> bool | None:
         return self._within(simulation)
 

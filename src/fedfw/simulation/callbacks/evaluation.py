@@ -25,8 +25,6 @@ class Evaluation(Callback):
     """Fills in what a record says of the model, in the rounds that are evaluated."""
 
     def record(self, simulation: Simulation) -> dict[str, Any]:
-        if simulation.ended_at_gather:
-            return self._after_gather(simulation)
         if not simulation.evaluates:
             return {}
         judge = simulation.clock.timed("evaluation", self._judge)
@@ -93,16 +91,3 @@ class Evaluation(Callback):
             loss, gradient = simulation.problem.value_and_gradient(xbar, simulation.t, exact=True)
             gap = frank_wolfe_gap(simulation.constraint, xbar.double(), gradient)
         coordinator.improve(loss - gap)
-
-    def _after_gather(self, simulation: Simulation) -> dict[str, Any]:
-        """A round that ended with its gathered sum: xbar is good enough and nobody took another step."""
-        now = simulation.now
-        assert now.gathered is not None
-        test = simulation.problem.test(simulation.xbar)
-        return {
-            "loss": None if now.gathered.gradient is None else now.gathered.loss,  # a sum over some clients is not F
-            "gap": now.anchor_gap,
-            **_tested(test),
-            "distance": 0.0,
-            **certified(simulation.problem, simulation.xbar, simulation.options),
-        }
