@@ -35,8 +35,8 @@ from tests.deployment.adversary import (
 @pytest.mark.deployment
 def test_no_order_option_point_restart_or_change_of_data_breaks_the_promise() -> None:
     """About a minute of random sequences."""
-    attack(examples=60)
-    assert FOUND.sequences >= 60
+    attack(examples=120)
+    assert FOUND.sequences >= 120
     assert FOUND.observed[Kind.STEP] > 100
     assert 0.5 < FOUND.worst[0] / FOUND.worst[1] <= 1  # it comes near to what it must not reach
 
