@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
-from fedfw.algorithms.contract import Algorithm
-from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.contract import Algorithm, Setting
 from fedfw.errors import InfeasibleError, NonFiniteError
 from fedfw.options import declare_keywords, options_of, refuse_unknown
 from fedfw.problems.problem import Problem

@@ -45,13 +45,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Contract, Gradient, Kept, Message, Reveals, Server, State
+from fedfw.algorithms.contract import Contract, Gradient, Kept, Message, Plan, Rates, Reveals, Server, Setting, State
 from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, mean_of, sent_down, with_mean
-from fedfw.algorithms.plan import Plan, Rates
 from fedfw.algorithms.scheduled import Momentum, running_average
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom
 from fedfw.compression import Compress, Readers, make_compressor
 from fedfw.linalg.sums import exact_sum

@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms import pacing
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Reveals, Server, Up
+from fedfw.algorithms.contract import Aggregate, Contract, Plan, Reveals, Server, Setting, Up
 from fedfw.algorithms.feedback import SendsGradients
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.scheduled import Momentum
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom
 
 

@@ -29,14 +29,35 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
+from fedfw.algorithms.aggregate import Aggregate, Evidence, Upload
 from fedfw.algorithms.parcels import parcel_readers
-from fedfw.algorithms.plan import Plan
-from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.plan import Plan, Rates
+from fedfw.algorithms.setting import Setting, scaled
 from fedfw.atoms import Atom
 from fedfw.compression import Compressor, Readers
 from fedfw.options import check_options
 from fedfw.sets.registry import as_set
+
+__all__ = [
+    "Aggregate",
+    "Algorithm",
+    "Contract",
+    "Evidence",
+    "Gradient",
+    "Kept",
+    "Lmo",
+    "Message",
+    "Payload",
+    "Plan",
+    "Rates",
+    "Reveals",
+    "Server",
+    "Setting",
+    "State",
+    "Up",
+    "Upload",
+    "scaled",
+]
 
 State = dict[str, Tensor]
 """A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
@@ -219,7 +240,7 @@ class Algorithm(ABC):
     >>> from dataclasses import dataclass, replace
     >>> import fedfw
     >>> from fedfw.algorithms.contract import Contract, Up
-    >>> from fedfw.algorithms.plan import Plan
+    >>> from fedfw.algorithms.plan import Plan, Rates
     >>> @dataclass(frozen=True)
     ... class Descent(fedfw.Algorithm):
     ...     name, title, contract = "descent", "Gradient descent", Contract(up=Up.VECTOR)

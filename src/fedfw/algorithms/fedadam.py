@@ -37,11 +37,21 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Reveals, Server, State, Up
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+)
 from fedfw.algorithms.projected import LocalChanges
-from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 Beta1 = Annotated[float, option("weight of the past in Adam's first moment", ge=0, lt=1)]

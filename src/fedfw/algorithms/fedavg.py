@@ -17,10 +17,20 @@ networks" (2020).
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Reveals, Server, State, Up
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Server,
+    State,
+    Up,
+)
 from fedfw.algorithms.feedback import Feedback
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.projected import ProjectedAlgorithm, descend
 from fedfw.options import option
 

@@ -16,11 +16,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Server
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Aggregate, Plan, Server, Setting
 from fedfw.algorithms.projected import LocalChanges
-from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 

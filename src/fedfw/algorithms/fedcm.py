@@ -18,12 +18,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Message, Server
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Aggregate, Contract, Message, Plan, Server, Setting
 from fedfw.algorithms.projected import LocalChanges
 from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta
-from fedfw.algorithms.setting import Setting
 
 
 @dataclass(frozen=True)

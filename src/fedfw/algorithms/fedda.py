@@ -16,9 +16,19 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Reveals, Server, State, Up
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Server,
+    State,
+    Up,
+)
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.options import option
 

@@ -18,10 +18,8 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Reveals, State, Up
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Plan, Reveals, Setting, State, Up
 from fedfw.algorithms.projected import SplittingAlgorithm, descend, vital
-from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 

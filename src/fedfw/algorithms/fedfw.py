@@ -24,11 +24,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Message, State
+from fedfw.algorithms.contract import Message, Plan, Rates, Setting, State
 from fedfw.algorithms.oracle_steps import OracleAlgorithm
-from fedfw.algorithms.plan import Plan, Rates
 from fedfw.algorithms.scheduled import Momentum, running_average
-from fedfw.algorithms.setting import Setting
 from fedfw.linalg.pull import pulled
 from fedfw.schedules import Schedule, nonconvex, stochastic
 

@@ -17,10 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Contract, Kept, Message, Server, State
+from fedfw.algorithms.contract import Contract, Kept, Message, Plan, Rates, Server, State
 from fedfw.algorithms.fedfw import FedFW
 from fedfw.algorithms.oracle_steps import sent_down
-from fedfw.algorithms.plan import Plan, Rates
 from fedfw.linalg.pull import pulled
 
 

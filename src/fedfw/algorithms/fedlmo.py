@@ -36,15 +36,26 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Kept, Lmo, Message, Payload, Reveals, Server, State, Up
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Kept,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+)
 from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.local_oracle import LocalOracleSteps, to_the_mean
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
 from fedfw.algorithms.parcels import parcel_readers
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.projected import dense
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 from fedfw.compression import Compress, Compressor, Readers, make_compressor

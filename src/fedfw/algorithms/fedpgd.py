@@ -21,12 +21,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Reveals, Server, State, Up
+from fedfw.algorithms.contract import Aggregate, Contract, Plan, Reveals, Server, Setting, State, Up
 from fedfw.algorithms.feedback import SendsGradients
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 

@@ -26,11 +26,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Algorithm, Gradient, Kept, Lmo, Message, Payload, Server, State
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Algorithm,
+    Gradient,
+    Kept,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Server,
+    Setting,
+    State,
+)
 from fedfw.algorithms.projected import dense
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom
 from fedfw.checks import holds
 from fedfw.compression import Compress, CompressDown, Compressor, Readers, make_compressor

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Gradient, Server, State
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Gradient, Plan, Server, State
 from fedfw.atoms import Atom
 from fedfw.compression import Readers
 

@@ -14,12 +14,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Lmo, Message, Server, State
+from fedfw.algorithms.contract import Aggregate, Lmo, Message, Plan, Server, Setting, State
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta, Momentum, StepSizes
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 from fedfw.schedules import AUTO, Schedule, make_schedule

@@ -12,11 +12,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Kept, Message, State
+from fedfw.algorithms.contract import Aggregate, Contract, Kept, Message, Plan, Rates, Setting, State
 from fedfw.algorithms.oracle_steps import OracleSteps
-from fedfw.algorithms.plan import Plan, Rates
-from fedfw.algorithms.setting import Setting
 
 
 @dataclass(frozen=True)

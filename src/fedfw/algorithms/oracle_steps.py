@@ -15,12 +15,23 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms import pacing
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Kept, Lmo, Message, Payload, Server, State
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Kept,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Rates,
+    Server,
+    Setting,
+    State,
+    scaled,
+)
 from fedfw.algorithms.penalties import GRID, usual_multiple
-from fedfw.algorithms.plan import Plan, Rates
 from fedfw.algorithms.scheduled import Scheduled
-from fedfw.algorithms.setting import Setting, scaled
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 from fedfw.options import option

@@ -10,8 +10,7 @@ docs/algorithms.md says how the numbers below were chosen, and where they are ba
 
 import torch
 
-from fedfw.algorithms.contract import Algorithm
-from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.contract import Algorithm, Setting
 from fedfw.sets.base import ConstraintSet
 
 GRID = tuple(f"auto:{multiple}" for multiple in (0.03, 0.1, 0.3, 1, 3, 10))

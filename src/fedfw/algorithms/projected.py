@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
 from fedfw.algorithms.contract import (
+    Aggregate,
     Algorithm,
     Contract,
     Gradient,
@@ -24,13 +24,14 @@ from fedfw.algorithms.contract import (
     Lmo,
     Message,
     Payload,
+    Plan,
     Reveals,
     Server,
+    Setting,
     State,
     Up,
+    scaled,
 )
-from fedfw.algorithms.plan import Plan
-from fedfw.algorithms.setting import Setting, scaled
 from fedfw.atoms import Dense
 from fedfw.errors import NonFiniteError
 from fedfw.options import option

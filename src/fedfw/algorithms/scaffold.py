@@ -23,8 +23,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
 from fedfw.algorithms.contract import (
+    Aggregate,
     Algorithm,
     Contract,
     Gradient,
@@ -32,12 +32,12 @@ from fedfw.algorithms.contract import (
     Lmo,
     Message,
     Payload,
+    Plan,
     Reveals,
     Server,
     State,
     Up,
 )
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.atoms import Atom
 

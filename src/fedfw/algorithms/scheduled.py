@@ -7,11 +7,9 @@ from typing import Annotated, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, State
+from fedfw.algorithms.contract import Algorithm, Plan, Setting, State
 from fedfw.algorithms.pacing import FIRST_STEP, SPARSE, factor
 from fedfw.algorithms.penalties import atom_density
-from fedfw.algorithms.plan import Plan
-from fedfw.algorithms.setting import Setting
 from fedfw.options import limits, option
 from fedfw.schedules import AUTO, CURVATURE, NAMES, Schedule, make_schedule
 

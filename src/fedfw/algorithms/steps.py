@@ -5,9 +5,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate, Evidence, Upload
-from fedfw.algorithms.contract import Algorithm, Gradient, Lmo, Message, Server, State
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Algorithm,
+    Evidence,
+    Gradient,
+    Lmo,
+    Message,
+    Plan,
+    Server,
+    State,
+    Upload,
+)
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import Atom, Dense, Moved, Quantised, TupleAtom
 from fedfw.checks import Mask, all_finite, beyond_float32, other_bits

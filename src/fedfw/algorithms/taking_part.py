@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms import pacing
-from fedfw.algorithms.aggregate import Evidence
-from fedfw.algorithms.contract import Algorithm, Gradient, Lmo, Message, Payload, State, Up
+from fedfw.algorithms.contract import Algorithm, Evidence, Gradient, Lmo, Message, Payload, Plan, State, Up
 from fedfw.algorithms.parcels import parcel
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom, TupleAtom
 

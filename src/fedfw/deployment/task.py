@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.contract import Algorithm, Message, Up
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Algorithm, Message, Plan, Setting, Up
 from fedfw.algorithms.projected import dense
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader

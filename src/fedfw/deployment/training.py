@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.aggregate import Evidence, Upload
-from fedfw.algorithms.contract import Algorithm, Kept, Reveals
+from fedfw.algorithms.contract import Algorithm, Evidence, Kept, Plan, Reveals, Upload
 from fedfw.algorithms.gathering import Contributed, GathersSums
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.steps import ServerStep, upload_of
 from fedfw.atoms import Atom
 from fedfw.atoms.base import read_framed, stack_atoms, structure

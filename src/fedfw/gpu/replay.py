@@ -22,8 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Message, Server, State
-from fedfw.algorithms.plan import Plan, Rates
+from fedfw.algorithms.contract import Message, Plan, Rates, Server, State
 from fedfw.algorithms.steps import RoundSteps, ServerStep
 from fedfw.checks import postponed
 from fedfw.graphs import Replayed

@@ -11,8 +11,7 @@ from math import prod
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Contract, Gradient, Kept, Lmo, Message, State
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Algorithm, Contract, Gradient, Kept, Lmo, Message, Plan, State
 from fedfw.atoms import Atom
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.guarantee import Privacy

@@ -19,10 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Upload
-from fedfw.algorithms.contract import Algorithm, Message, Server, State
+from fedfw.algorithms.contract import Algorithm, Message, Plan, Server, State, Upload
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.algorithms.taking_part import follow, public_direction, unpack
 from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap

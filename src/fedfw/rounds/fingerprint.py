@@ -6,8 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Algorithm, Plan
 from fedfw.problems.digest import digest_of, text_of
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation

@@ -9,8 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm
-from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.contract import Algorithm, Setting
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
 from fedfw.problems.base import refuse_non_finite

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedfw.algorithms.contract import Algorithm
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Algorithm, Plan
 from fedfw.notebook import html_card
 from fedfw.problems.problem import Problem
 from fedfw.report.tables import human_bytes

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, State
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import Algorithm, Plan, State
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.checks import refuse_splitting

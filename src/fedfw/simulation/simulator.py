@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Message, Server, State
+from fedfw.algorithms.contract import Algorithm, Message, Plan, Rates, Server, State
 from fedfw.algorithms.gathering import GathersSums
-from fedfw.algorithms.plan import Plan, Rates
 from fedfw.algorithms.steps import Party, RoundSteps, take_steps
 from fedfw.errors import ContradictionError
 from fedfw.gpu.replay import ReplayedRounds

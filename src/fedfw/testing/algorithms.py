@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from fedfw.algorithms.aggregate import Aggregate, Upload
-from fedfw.algorithms.contract import Algorithm, Kept, State, Up
+from fedfw.algorithms.contract import Aggregate, Algorithm, Kept, State, Up, Upload
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.algorithms.taking_part import follow, take_part, unpack
 from fedfw.atoms import Dense, TupleAtom

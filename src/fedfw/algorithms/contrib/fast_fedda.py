@@ -30,11 +30,21 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Reveals, Server, State, Up
-from fedfw.algorithms.plan import Plan
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+    Up,
+)
 from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 

@@ -58,14 +58,23 @@ from typing import Annotated, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.aggregate import Aggregate
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Reveals, Server, State
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Gradient,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Server,
+    Setting,
+    State,
+)
 from fedfw.algorithms.local_oracle import LocalOracleSteps
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.algorithms.plan import Plan
 from fedfw.algorithms.scaffold import REMEMBERS, KeepsControls, mean_renewed
 from fedfw.algorithms.scheduled import Beta
-from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom
 from fedfw.options import option
 
