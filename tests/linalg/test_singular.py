@@ -65,37 +65,6 @@ def test_bound_is_true_even_when_stopped_early(dtype: torch.dtype) -> None:
     assert float((pair.upper[10:] / sigma[10:]).max()) < 1.03
 
 
-DOMINATED = [3.0, *np.linspace(0.4, 0.0, 50)]  # sigma_1 is so large that the Frobenius norm proves much
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("sides", [(80, 60), (60, 80)])
-def test_warm_start_takes_fewer_steps(dtype: torch.dtype, sides: tuple[int, int]) -> None:
-    g = with_spectrum(DOMINATED, *sides)[None]
-    cold = top_singular(g.to(dtype), tol=1e-3)
-    moved = g + 1e-3 * torch.randn(g.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    warm = top_singular(moved.to(dtype), tol=1e-3, start=cold.v)
-    assert warm.steps == 1 < cold.steps
-    sigma = float(torch.linalg.matrix_norm(moved, ord=2))
-    assert float(warm.value) >= (1 - 1e-3) * float(warm.upper) >= (1 - 1e-3) * sigma * (1 - 1e-7)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["gaussian", "clustered", "decaying", "rank two", "dominated", "equal"])
-def test_no_start_spoils_the_answer(name: str, dtype: torch.dtype) -> None:
-    """A start gives what is proven, or what no start gives, to the bit: even one at another pair, or of zeros."""
-    g = with_spectrum(DOMINATED, 80, 60) if name == "dominated" else MATRICES[name]
-    _, sigma, vh = torch.linalg.svd(g, full_matrices=False)
-    starts = [vh[1], vh[-1], vh[1] + vh[2], vh[0] + 1e-6 * vh[1], torch.zeros_like(vh[0]), torch.ones_like(vh[0])]
-    cold = top_singular(g[None].to(dtype), tol=1e-3)
-    for start in starts:
-        warm = top_singular(g[None].to(dtype), tol=1e-3, start=start[None])
-        assert float(warm.value) >= (1 - 1e-3) * float(sigma[0])
-        if warm.steps != 1:
-            assert torch.equal(warm.u, cold.u)
-            assert torch.equal(warm.v, cold.v)
-
-
 # --- Bounds on the largest singular value are above it, and hardly so ---
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedfw.linalg.lanczos import advance
 from fedfw.linalg.selection import row_norms
 from fedfw.linalg.squaring import leading_vector
+from fedfw.linalg.stacks import one_by_one
 
 # Up to this smaller side a dense decomposition is faster than Lanczos:
 # python -m fedfw_reproduction.bench.oracles --crossover measures it.
@@ -31,10 +32,8 @@ class TopSingular:
         ``u'Gv``, a lower bound on sigma_1, of shape (n,).
     upper : Tensor
         A true upper bound on sigma_1, up to rounding, of shape (n,).
-    error : Tensor
-        An estimate of the accuracy ``(sigma_1 - value) / sigma_1``, or a bound on it, of shape (n,).
-    steps : int
-        The number of products with G'G, which is 0 for a dense decomposition.
+    steps : Tensor
+        The number of products with G'G, which is 0 for a dense decomposition, of shape (n,).
 
     Examples
     --------
@@ -49,11 +48,10 @@ class TopSingular:
     v: Tensor
     value: Tensor
     upper: Tensor
-    error: Tensor
-    steps: int
+    steps: Tensor
 
 
-def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_steps: int = 300) -> TopSingular:
+def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingular:
     """The largest singular value, with its left and right vectors, of each matrix of a stack.
 
     Parameters
@@ -62,9 +60,6 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
         Shape (n, rows, columns), float32 or float64; finite.
     tol : float, default 1e-7
         Relative accuracy wanted for the largest singular value.
-    start : Tensor, optional
-        Right vectors of shape (n, columns), such as those of the round before. They are tried first: where one step
-        from them is proven to be accurate enough, it is the answer. Otherwise they change nothing.
     max_steps : int, default 300
         The largest number of Lanczos steps.
 
@@ -79,8 +74,8 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
     Lanczos iterations on G'G with full reorthogonalisation, until the relative error of every matrix is proven to be at
     most ``tol``, or estimated to be after ``_LEAST_STEPS`` steps or more.
 
-    The search always begins at the same pseudo-random vector. A search that began near ``start`` would take fewer steps
-    only if it were less careful: residuals alone cannot tell the first pair from a second one, and whatever rules
+    The search always begins at the same pseudo-random vector. One that began at an earlier answer would take fewer
+    steps only if it were less careful: residuals alone cannot tell the first pair from a second one, and whatever rules
     out a larger singular value has to come from a vector that is not close to any pair.
 
     Examples
@@ -88,25 +83,15 @@ def top_singular(g: Tensor, tol: float = 1e-7, start: Tensor | None = None, max_
     >>> import torch
     >>> from fedfw.linalg.singular import top_singular
     >>> pair = top_singular(torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None])
-    >>> round(float(pair.value[0]), 6), pair.u.shape, pair.steps
+    >>> round(float(pair.value[0]), 6), pair.u.shape, int(pair.steps[0])
     (3.0, torch.Size([1, 3]), 0)
     """
-    n, rows, columns = g.shape
-    if n > 1 and min(rows, columns) > DENSE_UP_TO and g.device.type == "cpu":
-        # One matrix after another: each is read dozens of times, and a single one may fit into the processor's cache.
-        each = [slice(i, i + 1) for i in range(n)]
-        return _stacked([top_singular(g[i], tol, None if start is None else start[i], max_steps) for i in each])
     g, size = normalised(g)
-    pair = _dense(g.double()) if min(rows, columns) <= DENSE_UP_TO else _iterated(g, tol, start, max_steps)
+    if min(g.shape[1:]) <= DENSE_UP_TO:
+        pair = _dense(g.double())
+    else:  # each is read dozens of times, and a single one may fit into the processor's cache
+        pair = one_by_one(lambda stack: _iterated(stack, tol, max_steps), g)
     return replace(pair, value=pair.value * size, upper=pair.upper * size)
-
-
-def _stacked(pairs: list[TopSingular]) -> TopSingular:
-    """The results for single matrices as one result for a stack."""
-    u, v, value, upper, error = (
-        torch.cat([getattr(pair, name) for pair in pairs]) for name in ("u", "v", "value", "upper", "error")
-    )
-    return TopSingular(u, v, value, upper, error, max(pair.steps for pair in pairs))
 
 
 def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,27 +138,15 @@ def _dense(g: Tensor) -> TopSingular:
     value = row_norms(other)
     u, v = (one, _unit(other)) if wide else (_unit(other), one)
     upper = torch.maximum(largest.sqrt(), value) * (1 + 1e-14)
-    return TopSingular(u, v, value, upper, torch.zeros_like(value), 0)
+    return TopSingular(u, v, value, upper, torch.zeros_like(value))
 
 
-def _iterated(g: Tensor, tol: float, start: Tensor | None, max_steps: int) -> TopSingular:
-    """The pair from ``start`` where its accuracy can be proven at once, and otherwise from Lanczos iterations."""
-    known = None if start is None else _from_start(g, start)
-    if known is not None and bool((known.error <= tol).all()):
-        return known
+def _iterated(g: Tensor, tol: float, max_steps: int) -> TopSingular:
+    """The pair from Lanczos iterations on the smaller side, so that the full Krylov space contains the solution."""
     if g.shape[1] >= g.shape[2]:
-        pair = _lanczos(g, tol, min(max_steps, g.shape[2]))
-    else:  # on the smaller side, so that the full Krylov space contains the solution
-        pair = _lanczos(g.mT.contiguous(), tol, min(max_steps, g.shape[1]))
-        pair = replace(pair, u=pair.v, v=pair.u)
-    if known is None:
-        return pair
-    proven = known.error <= tol
-    kept = {
-        name: torch.where(proven[:, None] if name in "uv" else proven, getattr(known, name), getattr(pair, name))
-        for name in ("u", "v", "value", "upper", "error")
-    }
-    return replace(pair, **kept)  # type: ignore[arg-type]
+        return _lanczos(g, tol, min(max_steps, g.shape[2]))
+    pair = _lanczos(g.mT.contiguous(), tol, min(max_steps, g.shape[1]))
+    return replace(pair, u=pair.v, v=pair.u)
 
 
 def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
@@ -209,16 +182,7 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
         if bool(fresh.any()):
             error[fresh] = latest[fresh]
             top_v[fresh] = _unit(torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1))
-    return replace(_certified(g, top_v, frobenius), error=error, steps=k)
-
-
-def _from_start(g: Tensor, start: Tensor) -> TopSingular:
-    """The pair after one step of the power method from right vectors (n, columns), with its proven error."""
-    v = _unit(start.double())
-    forward = torch.bmm(g, v.to(g.dtype).unsqueeze(2))
-    backward = torch.bmm(g.mT, forward).squeeze(2)
-    pair = _certified(g, _unit(backward.double()), _frobenius(g))
-    return replace(pair, error=_proven_error(pair.value, pair.upper), steps=1)
+    return replace(_certified(g, top_v, frobenius), steps=torch.full_like(error, k))
 
 
 @lru_cache(maxsize=16)
@@ -280,7 +244,7 @@ def _certified(g: Tensor, v: Tensor, frobenius: Tensor) -> TopSingular:
     backward = torch.bmm(g.mT, u.to(g.dtype).unsqueeze(2)).squeeze(2).double()
     upper = _upper_bound(theta, row_norms(backward - theta[:, None] * v), frobenius) * _slack(g)
     # G'u is at hand, and the unit vector in its direction reaches at least theta.
-    return TopSingular(u, _unit(backward), row_norms(backward), upper, torch.zeros_like(theta), 0)
+    return TopSingular(u, _unit(backward), row_norms(backward), upper, torch.zeros_like(theta))
 
 
 def _unit(x: Tensor) -> Tensor:

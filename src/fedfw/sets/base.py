@@ -43,8 +43,6 @@ class Request:
         The precision to which the atom's numbers are rounded and in which they are sent.
     tol : float or None, default None
         Relative accuracy for oracles that iterate; None means their default.
-    warm : Atom or None, default None
-        The atoms of an earlier call, which an oracle that iterates may try first.
 
     Examples
     --------
@@ -56,7 +54,6 @@ class Request:
 
     precision: torch.dtype = torch.float32
     tol: float | None = None
-    warm: Atom | None = None
 
 
 class ConstraintSet(ABC):
@@ -262,7 +259,6 @@ class ConstraintSet(ABC):
         *,
         precision: torch.dtype = torch.float32,
         tol: float | None = None,
-        warm: Atom | None = None,
     ) -> Atom:
         """The linear minimization oracle: an atom s of the set with ``<g, s> <= <g, u>`` for every u in the set.
 
@@ -280,9 +276,6 @@ class ConstraintSet(ABC):
         tol : float, optional
             Relative accuracy for oracles that iterate (`NuclearBall`, `SpectralBall`, `PartialIsometry`,
             `Spectrahedron`). The others are exact.
-        warm : Atom, optional
-            Atoms of an earlier call, which an oracle that iterates may try first. Where one step from them is proven to
-            be accurate to ``tol`` it is the answer, and otherwise they change nothing.
 
         Returns
         -------
@@ -308,9 +301,8 @@ class ConstraintSet(ABC):
         if precision not in (torch.float16, torch.float32, torch.float64):
             raise ValueError(f"precision {precision}, expected torch.float16, torch.float32 or torch.float64")
         rows, shape = self._stack(g, batch)
-        request = Request(precision, tol, warm)
         check_finite(rows)
-        atoms = self._lmo(rows, shape, request)
+        atoms = self._lmo(rows, shape, Request(precision, tol))
         return atoms if batch else atoms[0]
 
     def project(self, x: Tensor, batch: bool = False) -> Tensor:

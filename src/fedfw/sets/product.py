@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from math import prod
@@ -119,8 +120,93 @@ class Product:
         return BoundProduct(tuple(shapes), tuple(chosen.values()), tuple(shapes.values()))
 
 
+class FlatSet(ConstraintSet):
+    """Base class of the sets on flat vectors that are made of sets of their parts."""
+
+    @abstractmethod
+    def _parts(self) -> list[tuple[ConstraintSet, Shape]]:
+        """The sets of the parts, each with the shape of what it acts on."""
+
+    def _pieces(self, x: Tensor) -> Sequence[Tensor]:
+        """What each part acts on of the flat vectors x (n, p): the columns of its parameter, as views."""
+        return split_columns(x, [prod(shape) for _, shape in self._parts()])
+
+    def _joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        """The flat vectors (n, p) of such pieces."""
+        return torch.cat(list(pieces), 1)
+
+    def _each(self, x: Tensor, apply: Callable[[ConstraintSet, Tensor, Shape], Tensor]) -> list[Tensor]:
+        """The results of ``apply(set, piece, shape)`` for all parts, in order."""
+        pairs = zip(self._parts(), self._pieces(x), strict=True)
+        return [apply(part, piece, shape) for (part, shape), piece in pairs]
+
+    @property
+    def is_polytope(self) -> bool:  # type: ignore[override]
+        """Whether all parts are polytopes."""
+        return all(part.is_polytope for part, _ in self._parts())
+
+    @property
+    def diameter_is_exact(self) -> bool:  # type: ignore[override]
+        """Whether the diameters of all parts are exact."""
+        return all(part.diameter_is_exact for part, _ in self._parts())
+
+    @property
+    def strongly_convex(self) -> bool:  # type: ignore[override]
+        """Whether there is one part only, and this is strongly convex."""
+        parts = self._parts()
+        return len(parts) == 1 and parts[0][0].strongly_convex
+
+    @property
+    def has_projection(self) -> bool:
+        return all(part.has_projection for part, _ in self._parts())
+
+    @property
+    def fixed_size(self) -> int | None:
+        return sum(prod(shape) for _, shape in self._parts())
+
+    def _check_shape(self, shape: Shape) -> None:
+        size = self.fixed_size
+        if shape != (size,):
+            raise ValueError(f"expected the flat vector of all parameters, shape ({size},), got {shape}")
+
+    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        return torch.stack(self._each(x, lambda part, piece, s: part._violation(piece, s))).amax(0)
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
+            inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
+            return piece if inside else part._nearest(piece, s)
+
+        return self._joined(self._each(x, nearest))
+
+    def _extent(self, shape: Shape) -> float:
+        return math.inf  # a point that is near for one part can be far for another: each part finds out for itself
+
+    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
+        return any(part._frame(s, dtype).coarse for part, s in self._parts())
+
+    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        if self._frame(shape, dtype).coarse:
+            return self._joined(self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype)))
+        return x.to(dtype)
+
+    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        return self._joined(self._each(x, lambda part, piece, s: part._shrink(piece, s, precision)))
+
+    def diameter(self, shape: Shape) -> float:
+        return math.hypot(*(part.diameter(s) for part, s in self._parts()))
+
+    def _norms(self, shape: Shape) -> dict[str, float]:
+        from fedfw.sets.enclosing import largest_norm
+
+        def norms(norm: str) -> list[float]:
+            return [largest_norm(part, norm, s) for part, s in self._parts()]
+
+        return {"l1": sum(norms("l1")), "l2": math.hypot(*norms("l2")), "linf": max(norms("linf"))}
+
+
 @dataclass(frozen=True, eq=False)
-class BoundProduct(ConstraintSet):
+class BoundProduct(FlatSet):
     """A product of sets over consecutive pieces of one flat vector, made by `Product.bind`.
 
     Parameters
@@ -151,8 +237,6 @@ class BoundProduct(ConstraintSet):
     names: tuple[str, ...]
     parts: tuple[ConstraintSet, ...]
     shapes: tuple[Shape, ...]
-    is_polytope: bool = field(init=False)  # type: ignore[misc]
-    diameter_is_exact: bool = field(init=False)  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         for name, part, shape in zip(self.names, self.parts, self.shapes, strict=True):
@@ -160,47 +244,17 @@ class BoundProduct(ConstraintSet):
                 part._check_shape(shape)
             except ValueError as error:
                 raise ValueError(f"parameter {name!r}: {error}") from None
-        object.__setattr__(self, "is_polytope", all(part.is_polytope for part in self.parts))
-        object.__setattr__(self, "diameter_is_exact", all(part.diameter_is_exact for part in self.parts))
 
-    @property
-    def strongly_convex(self) -> bool:  # type: ignore[override]
-        """A product is strongly convex only when it has one part."""
-        return len(self.parts) == 1 and self.parts[0].strongly_convex
-
-    @property
-    def has_projection(self) -> bool:
-        return all(part.has_projection for part in self.parts)
-
-    @property
-    def fixed_size(self) -> int | None:
-        return sum(map(prod, self.shapes))
-
-    def _check_shape(self, shape: Shape) -> None:
-        size = self.fixed_size
-        if shape != (size,):
-            raise ValueError(f"expected the flat vector of all parameters, shape ({size},), got {shape}")
-
-    def _pieces(self, x: Tensor) -> Sequence[Tensor]:
-        """The columns of x (n, p) that belong to each parameter, as views."""
-        return split_columns(x, [prod(shape) for shape in self.shapes])
-
-    def _each(self, x: Tensor, apply: Callable[[ConstraintSet, Tensor, Shape], Tensor]) -> list[Tensor]:
-        """The results of ``apply(set, piece, shape)`` for all parameters, in order."""
-        return [
-            apply(part, piece, shape)
-            for part, piece, shape in zip(self.parts, self._pieces(x), self.shapes, strict=True)
-        ]
+    def _parts(self) -> list[tuple[ConstraintSet, Shape]]:
+        return list(zip(self.parts, self.shapes, strict=True))
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        warm = request.warm.parts if isinstance(request.warm, TupleAtom) else [None] * len(self.parts)
         pieces = [piece.contiguous() for piece in self._pieces(g)]
         atoms: dict[int, Atom] = {}
         for numbers in self._calls():
-            first, alone = numbers[0], len(numbers) == 1
-            asked = Request(request.precision, request.tol, warm[first] if alone else None)
-            together = pieces[first] if alone else torch.cat([pieces[i] for i in numbers])
-            answer = self.parts[first]._lmo(together, self.shapes[first], asked)
+            first, *others = (pieces[i] for i in numbers)
+            together = torch.cat([first, *others]) if others else first
+            answer = self.parts[numbers[0]]._lmo(together, self.shapes[numbers[0]], request)
             atoms |= zip(numbers, _parted(answer, len(numbers)), strict=True)
         parts = tuple(atoms[i] for i in range(len(pieces)))
         bounds = [
@@ -216,30 +270,6 @@ class BoundProduct(ConstraintSet):
         for i, (part, shape) in enumerate(zip(self.parts, self.shapes, strict=True)):
             calls.setdefault((part, shape) if part.likes_long_stacks else i, []).append(i)
         return list(calls.values())
-
-    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return torch.stack(self._each(x, lambda part, piece, s: part._violation(piece, s))).amax(0)
-
-    def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
-            inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
-            return piece if inside else part._nearest(piece, s)
-
-        return torch.cat(self._each(x, nearest), 1)
-
-    def _extent(self, shape: Shape) -> float:
-        return math.inf  # a point that is near for one part can be far for another: each part finds out for itself
-
-    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
-        return any(part._frame(s, dtype).coarse for part, s in zip(self.parts, self.shapes, strict=True))
-
-    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        if self._frame(shape, dtype).coarse:
-            return torch.cat(self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype)), 1)
-        return x.to(dtype)
-
-    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
-        return torch.cat(self._each(x, lambda part, piece, s: part._shrink(piece, s, precision)), 1)
 
     def pieces(self, shape: Shape) -> tuple[int, ...]:
         return tuple(map(prod, self.shapes))
@@ -267,17 +297,6 @@ class BoundProduct(ConstraintSet):
         parts = [part.net_readers(s, weights) for part, s in zip(self.parts, self.shapes, strict=True)]
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 
-    def diameter(self, shape: Shape) -> float:
-        return math.hypot(*(part.diameter(s) for part, s in zip(self.parts, self.shapes, strict=True)))
-
-    def _norms(self, shape: Shape) -> dict[str, float]:
-        from fedfw.sets.enclosing import largest_norm
-
-        def norms(norm: str) -> list[float]:
-            return [largest_norm(part, norm, s) for part, s in zip(self.parts, self.shapes, strict=True)]
-
-        return {"l1": sum(norms("l1")), "l2": math.hypot(*norms("l2")), "linf": max(norms("linf"))}
-
 
 def _parted(atom: Atom, count: int) -> list[Atom]:
     """A stack of ``count`` times n atoms as ``count`` stacks of n."""
@@ -288,7 +307,7 @@ def _parted(atom: Atom, count: int) -> list[Atom]:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearLayerSet(ConstraintSet):
+class LinearLayerSet(FlatSet):
     """A matrix set on the matrix [W | b] of a linear layer, made by `ConstraintSet.bind`.
 
     The matrix has one row per output, and its last column is the bias. The set itself acts on the flat vector of the
@@ -331,61 +350,23 @@ class LinearLayerSet(ConstraintSet):
         """The shape of [W | b]."""
         return (self.rows, self.columns + 1)
 
-    @property
-    def strongly_convex(self) -> bool:  # type: ignore[override]
-        """Whether the matrix set is strongly convex."""
-        return self.inner.strongly_convex
-
-    @property
-    def is_polytope(self) -> bool:  # type: ignore[override]
-        """Whether the matrix set is a polytope."""
-        return self.inner.is_polytope
-
-    @property
-    def has_projection(self) -> bool:
-        return self.inner.has_projection
-
-    @property
-    def fixed_size(self) -> int | None:
-        return prod(self._matrix)
-
-    def _check_shape(self, shape: Shape) -> None:
-        size = self.fixed_size
-        if shape != (size,):
-            raise ValueError(f"expected the layer's flat vector, shape ({size},), got {shape}")
+    def _parts(self) -> list[tuple[ConstraintSet, Shape]]:
+        return [(self.inner, self._matrix)]
 
     def _order(self, device: torch.device) -> Tensor:
         """The place in [W | b] of each coordinate of the flat vector."""
         return _flat_order(self._matrix, device)
 
-    def _into_matrix(self, x: Tensor) -> Tensor:
+    def _pieces(self, x: Tensor) -> Sequence[Tensor]:
         """The flat vectors (n, p) with their coordinates in the order of [W | b]."""
-        return torch.empty_like(x).index_copy_(1, self._order(x.device), x)
+        return [torch.empty_like(x).index_copy_(1, self._order(x.device), x)]
+
+    def _joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        return pieces[0][:, self._order(pieces[0].device)]
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        warm = request.warm.inner if isinstance(request.warm, Rearranged) else None
-        inner = self.inner._lmo(self._into_matrix(g), self._matrix, Request(request.precision, request.tol, warm))
+        inner = self.inner._lmo(self._pieces(g)[0], self._matrix, request)
         return Rearranged.wrap(inner, self._order(g.device), shape)
-
-    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return self.inner._violation(self._into_matrix(x), self._matrix)
-
-    def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        return self.inner._nearest(self._into_matrix(x), self._matrix)[:, self._order(x.device)]
-
-    def _extent(self, shape: Shape) -> float:
-        return math.inf  # the matrix set finds the points that are far
-
-    def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
-        return self.inner._frame(self._matrix, dtype).coarse
-
-    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        if self._frame(shape, dtype).coarse:
-            return self.inner._rounded(self._into_matrix(x), self._matrix, dtype)[:, self._order(x.device)]
-        return x.to(dtype)
-
-    def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
-        return self.inner._shrink(self._into_matrix(x), self._matrix, precision)[:, self._order(x.device)]
 
     def pieces(self, shape: Shape) -> tuple[int, ...]:
         return self.rows * self.columns, self.rows
@@ -405,14 +386,6 @@ class LinearLayerSet(ConstraintSet):
             return lambda reader, precision: Rearranged.wrap(read(reader, precision), order, shape)
 
         return {kind: rearranged(read) for kind, read in self.inner.readers(self._matrix).items()}
-
-    def diameter(self, shape: Shape) -> float:
-        return self.inner.diameter(self._matrix)
-
-    def _norms(self, shape: Shape) -> dict[str, float]:
-        from fedfw.sets.enclosing import largest_norm
-
-        return {norm: largest_norm(self.inner, norm, self._matrix) for norm in ("l1", "l2", "linf")}
 
 
 @lru_cache(maxsize=32)

@@ -68,12 +68,6 @@ def _accuracy(request: Request, shape: Shape) -> float:
     return DEFAULT_TOL if min(_sides(shape)) <= DENSE_UP_TO else request.tol or DEFAULT_TOL
 
 
-def _warm_start(request: Request, n: int) -> Tensor | None:
-    """Right vectors (n, columns) of the earlier atoms in the request, or None if it has none that fit."""
-    warm = request.warm
-    return warm.v[:, :, 0] if isinstance(warm, LowRank) and len(warm) == n else None
-
-
 @dataclass(frozen=True, eq=False)
 class NuclearBall(_MatrixSet):
     """The nuclear-norm ball ``{X : sum of singular values <= r}``, which favours matrices of low rank.
@@ -120,7 +114,7 @@ class NuclearBall(_MatrixSet):
     r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        pair = top_singular(_matrices(g, shape), _accuracy(request, shape), _warm_start(request, len(g)))
+        pair = top_singular(_matrices(g, shape), _accuracy(request, shape))
         return _rank_one(pair, self.r, shape, request)
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
@@ -175,7 +169,7 @@ class _Isometries(_MatrixSet):
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         k, matrices = self._rank(shape), _matrices(g, shape)
         if k == 1 and self._as_factors(shape):
-            pair = top_singular(matrices, _accuracy(request, shape), _warm_start(request, len(g)))
+            pair = top_singular(matrices, _accuracy(request, shape))
             return _rank_one(pair, self.r, shape, request)
         if k == min(_sides(shape)):
             found = polar_factor(matrices, request.tol, _opposite(request.precision))
@@ -385,7 +379,7 @@ class Spectrahedron(_MatrixSet):
             row_sums = symmetric.abs().sum(2).amax(1)
             shift = torch.minimum(row_sums, torch.linalg.matrix_norm(symmetric))
             shifted = shift[:, None, None] * torch.eye(shape[0], dtype=symmetric.dtype, device=g.device) - symmetric
-            pair = top_singular(shifted, request.tol or DEFAULT_TOL, _warm_start(request, len(g)))
+            pair = top_singular(shifted, request.tol or DEFAULT_TOL)
             v, lowest = pair.v, shift - pair.upper
         v = round_inside(unit_rows(v)[0], request.precision).unsqueeze(2)
         return LowRank(
