@@ -7,11 +7,10 @@ import torch
 from tests.data.files import DATA, needs
 
 from fedfw.cli.main import main
-from fedfw.data.cifar import load_cifar100_images
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.leakage import readings
 from fedfw_reproduction.leakage import study as leakage
-from fedfw_reproduction.leakage.readings import ClosedForm
+from fedfw_reproduction.leakage.readings import ClosedForm, cifar100_images
 from fedfw_reproduction.leakage.study import Attack
 
 needs_images = needs("cifar100-small")
@@ -78,6 +77,6 @@ def test_the_binary_version_of_cifar100(tmp_path: Path) -> None:
     records = torch.randint(0, 100, (3, 2 + 3072), dtype=torch.uint8)
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(records.numpy().tobytes())
-    images, labels = load_cifar100_images(tmp_path)
+    images, labels = cifar100_images(tmp_path)
     assert torch.equal(labels, records[:, 1].long())
     assert torch.equal(images.flatten(1), records[:, 2:])

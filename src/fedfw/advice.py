@@ -7,14 +7,13 @@ between the measured problem and the one that is asked about is said.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedfw.report.tables import human_bytes
 from fedfw.sets import ConstraintSet, parse_set
@@ -39,8 +38,7 @@ _SHOWS = {
 # --- the table ---
 
 
-@dataclass(frozen=True)
-class MeasuredPoint:
+class MeasuredPoint(NamedTuple):
     """What a method had cost and reached.
 
     Bytes of all clients together, rounds, residual, test score, the number of its setting, and for how many rounds to
@@ -98,23 +96,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         """A form that JSON can hold, with points as short lists."""
-        table = asdict(self)
-        for problem in table["problems"]:
-            for method in problem["methods"]:
-                method["points"] = [list(point.values()) for point in method["points"]]
-        return table
-
-    @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> Measured:
-        """The inverse of `to_json`."""
-        problems = []
-        for problem in table["problems"]:
-            methods = (
-                MeasuredMethod(**one | {"settings": tuple(one["settings"]), "points": _points(one["points"])})
-                for one in problem["methods"]
-            )
-            problems.append(MeasuredProblem(**problem | {"methods": tuple(methods)}))
-        return cls(tuple(problems), table["quick"])
+        return asdict(self)
 
     @classmethod
     def read(cls, path: Path) -> Measured:
@@ -122,15 +104,14 @@ class Measured:
         return _read(path.read_text(encoding="utf-8"), str(path))
 
 
-def _points(rows: list[list[Any]]) -> tuple[MeasuredPoint, ...]:
-    return tuple(MeasuredPoint(*row) for row in rows)
-
-
 def _read(text: str, name: str) -> Measured:
+    from pydantic import TypeAdapter, ValidationError  # which takes a while to import
+
     try:
-        found = Measured.from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{name} is damaged, expected what fedfw reproduce frontier writes: {error!r}") from None
+        found = TypeAdapter(Measured).validate_json(text)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ValueError(f"{name} is damaged, expected what fedfw reproduce frontier writes: {reason}") from None
     if not found.problems:
         raise ValueError(f"{name} has no problems, expected at least one that was measured")
     return found

@@ -10,8 +10,7 @@ import torch
 from scipy.io import savemat
 
 from fedfw.data import MissingDataError, load_data, partition
-from fedfw.data.cifar import read_batches
-from fedfw.data.idx import read_idx
+from fedfw.data.images import read_batches, read_idx
 from tests.data.files import DATA, Array, idx_bytes, images, labels, needs, write_gz, write_mnist
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"

@@ -43,7 +43,7 @@ def _with_points(method: MeasuredMethod, kept: set[MeasuredPoint]) -> MeasuredMe
     """Return a method with some of its points and the settings that these have."""
     points = [point for point in method.points if point in kept]
     used = sorted({point.setting for point in points})
-    renumbered = tuple(replace(point, setting=used.index(point.setting)) for point in points)
+    renumbered = tuple(point._replace(setting=used.index(point.setting)) for point in points)
     return replace(method, settings=tuple(method.settings[i] for i in used), points=renumbered)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.data.cifar import load_cifar100_images
+from fedfw.data import MissingDataError
 from fedfw.report import Document
 from fedfw.sets import Product, parse_set, shapes_of
 from fedfw_reproduction.lab import Json, Results, Site
@@ -23,11 +24,24 @@ from fedfw_reproduction.schema import Identity, identity
 GRADIENT = "gradient"
 
 
+def cifar100_images(folder: Path) -> tuple[Tensor, Tensor]:
+    """CIFAR-100's training images (m, 3, 32, 32) in bytes and their 100 fine labels, or those of a piece of it."""
+    whole = folder / "cifar-100-binary" / "train.bin"
+    piece = folder / "cifar100-small" / "cifar100_5_per_class.npz"
+    if whole.is_file():
+        records = np.fromfile(whole, np.uint8).reshape(-1, 2 + 3 * 32 * 32)  # coarse label, fine label, pixels
+        return torch.from_numpy(records[:, 2:].reshape(-1, 3, 32, 32)), torch.from_numpy(records[:, 1]).long()
+    if not piece.is_file():
+        raise MissingDataError(f"neither {whole} nor {piece} is there: CIFAR-100's publisher has its binary version")
+    with np.load(piece, allow_pickle=False) as held:
+        return torch.from_numpy(held["x"]), torch.from_numpy(held["y"]).long()
+
+
 def victims_of(
     site: Site, *, clients: int, batch: int = 1, kind: str, trained: bool = False, seed: int = 0
 ) -> tuple[Victims, Tensor]:
     """Clients with CIFAR-100 images and a model of a kind, and public images that are nobody's."""
-    images, labels = load_cifar100_images(site.folder)
+    images, labels = cifar100_images(site.folder)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=generator)
     count = clients * batch

@@ -1,4 +1,4 @@
-"""Members of .zip and .tar.gz archives: plain files of a sensible size and name, or none."""
+"""Packed files, and members of .zip and .tar.gz archives: plain files of a sensible size and name, or none."""
 
 import gzip
 import stat
@@ -7,8 +7,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import PurePosixPath
-from typing import IO
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO
 
 LARGEST = 2 << 30  # bytes of a member; EMNIST's largest has 0.65 GB
 UNREADABLE = (
@@ -21,6 +22,18 @@ UNREADABLE = (
 def reason(error: BaseException) -> str:
     """An error's text on one line: zipfile quotes whole files in some of its messages."""
     return " ".join(str(error).split())[:200]
+
+
+@contextmanager
+def open_packed(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """Open a file that is gzipped or not; damaged packing is a ValueError that names the file."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            yield gzip.GzipFile(fileobj=file) if packed else file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tuple[str, IO[bytes]]]:

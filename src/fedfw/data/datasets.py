@@ -6,17 +6,21 @@ from functools import partial
 from pathlib import Path
 
 from fedfw.data.base import Columns, Data, Request
-from fedfw.data.builtin import load_diabetes, load_digits
-from fedfw.data.cifar import load_cifar10
-from fedfw.data.emnist import emnist_layouts, load_emnist
+from fedfw.data.builtin import (
+    FEATURES,
+    FORMS,
+    SPARSE_SAMPLES,
+    load_diabetes,
+    load_digits,
+    load_sparse,
+    load_synthetic,
+)
 from fedfw.data.folder import find_files
+from fedfw.data.images import emnist_layouts, load_cifar10, load_emnist, load_idx_images, load_mnist
 from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
-from fedfw.data.mnist import load_idx_images, load_mnist
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
 from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
 from fedfw.data.sources import CIFAR10_FILES, IDX_FILES, TCGA_BRCA_FILES
-from fedfw.data.sparse import SAMPLES, load_sparse
-from fedfw.data.synthetic import FEATURES, FORMS, load_synthetic
 from fedfw.data.tables import load_table
 from fedfw.data.tcga_brca import PATIENTS, VARIABLES, load_tcga_brca
 from fedfw.options import nearest
@@ -96,7 +100,7 @@ _ENTRIES = (
         "two classes, ten of many features matter",
         load_sparse,
         classes=2,
-        samples=SAMPLES,
+        samples=SPARSE_SAMPLES,
         argument="P",
     ),
     Dataset(

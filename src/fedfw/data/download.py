@@ -6,15 +6,15 @@ pooch has no limits for the size of a download and of archives' members, and wou
 import hashlib
 import http.client
 import os
-import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shutil import copyfileobj
-from typing import IO, Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO
+
+from tqdm import tqdm
 
 from fedfw._version import __version__
 from fedfw.data.archives import UNREADABLE, members, reason
@@ -22,6 +22,7 @@ from fedfw.data.sources import Source
 
 LARGEST = 2 << 30  # bytes of a download; EMNIST's archive, the largest, has 0.7 GB
 _CHUNK = 1 << 18
+_SHOWN_S = 0.5  # between two looks at how far a download is
 _SILENCE_S = 60  # a server that sends nothing for so long is given up
 
 
@@ -60,26 +61,6 @@ def is_present(source: Source, folder: Path) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == source.sha256
 
 
-class Meter:
-    """How far a download is: a terminal sees one line that changes, a file a line every two seconds."""
-
-    def __init__(self, what: str, total: int | None, stream: TextIO | None = None) -> None:
-        self._what = what
-        self._of = "" if total is None else f" of {total / 1e6:.1f}"
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
-        self._shown = time.monotonic()
-
-    def show(self, done: int, last: bool = False) -> None:
-        """``done`` bytes have come."""
-        if not last and time.monotonic() - self._shown < (0.1 if self._live else 2.0):
-            return
-        self._shown = time.monotonic()
-        line = f"{self._what}: {done / 1e6:.1f}{self._of} MB"
-        self._stream.write(f"\r{line:<80}" + "\n" * last if self._live else line + "\n")
-        self._stream.flush()
-
-
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
@@ -98,21 +79,20 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
         with urllib.request.build_opener(_SafeRedirects).open(request, timeout=_SILENCE_S) as response:
             length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdigit() else None
-            meter = Meter(source.file, total)
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                if max(done, total or 0) > LARGEST:
-                    raise OSError(f"{max(done, total or 0)} bytes, expected at most {LARGEST}")
-                meter.show(done)
+            with tqdm(desc=source.file, total=total, unit="B", unit_scale=True, mininterval=_SHOWN_S) as bar:
+                while chunk := response.read(_CHUNK):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    if max(done, total or 0) > LARGEST:
+                        raise OSError(f"{max(done, total or 0)} bytes, expected at most {LARGEST}")
+                    bar.update(len(chunk))
     except (OSError, http.client.HTTPException) as error:
         raise OSError(f"{source.url}: {error}") from None
     if total is not None and done != total:
         raise OSError(f"{source.url}: the connection ended after {done} of {total} bytes")
     if digest.hexdigest() != source.sha256:
         raise ValueError(f"{source.url}: SHA-256 {digest.hexdigest()} of {done} bytes, expected {source.sha256}")
-    meter.show(done, last=True)
 
 
 def _unpack(source: Source, archive: IO[bytes], folder: Path) -> None:

@@ -1,8 +1,6 @@
 """Tiny Shakespeare: speeches, each after the name of its speaker; whoever says enough is a client."""
 
-import gzip
 import re
-import zlib
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfw.data.archives import open_packed
 from fedfw.data.base import Data, Part, Request
 
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -44,13 +43,8 @@ def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
     A speech is all that stands between the line "Name:", which begins the file or follows an empty line, and the next
     such line. A text that is not of so many ``characters`` or that has others than those is a ValueError.
     """
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        try:
-            text = (gzip.GzipFile(fileobj=file) if packed else file).read(characters + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
+    with open_packed(path) as stream:
+        text = stream.read(characters + 1)
     if len(text) != characters:
         found = "more" if len(text) > characters else len(text)
         raise ValueError(f"{path} is damaged: {found} characters, expected {characters}")
