@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedfw
 from fedfw.algorithms import Aggregate, Plan, Server
-from fedfw.algorithms.projected import dense
+from fedfw.algorithms.channels import dense
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import TupleAtom
 from fedfw.problems.quadratics import quadratic_problem

@@ -8,7 +8,8 @@ import torch
 
 import fedfw
 from fedfw.algorithms import Server
-from fedfw.algorithms.taking_part import follow, unpack
+from fedfw.algorithms.channels import unpack
+from fedfw.algorithms.taking_part import follow
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation

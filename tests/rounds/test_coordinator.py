@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms import Algorithm, Evidence, Message, Plan, State, Up, Upload
-from fedfw.algorithms.parcels import parcel_readers
+from fedfw.algorithms import Algorithm, Evidence, Message, Plan, State, Upload
+from fedfw.algorithms.channels import readers
 from fedfw.algorithms.steps import step_server, upload_of
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms.base import read_framed, stack_atoms
@@ -84,9 +84,8 @@ class Federation:
 
     def arrived(self, data: bytes, t: int) -> fedfw.Atom:
         """A stack of one, of the atom that the server reads."""
-        readers = self.plan.constraint.net_readers((P,), self.plan.mixing(t)[1])
-        parcels = parcel_readers(readers, self.algorithm.sends(t, P), P)
-        return stack_atoms([read_framed(Reader(data), parcels)])
+        allowed = readers(self.algorithm, self.plan, Message(t, self.problem.start))
+        return stack_atoms([read_framed(Reader(data), allowed)])
 
     def open(self, t: int, who: list[int], wants_evidence: bool = False) -> tuple[Round, list[Upload]]:
         """A round up to the point where every client has stepped; the uploads have not arrived yet."""
@@ -100,8 +99,7 @@ class Federation:
             own = Message(t, vectors.pop("xbar", self.problem.start), vectors, message.wants_evidence)
             gradient, lmo = self.oracles(torch.tensor([i]), t)
             self.clients[i], atoms, evidence = take_part(self.algorithm, self.plan, self.clients[i], own, gradient, lmo)
-            if self.algorithm.contract.up is Up.ATOM:
-                atoms = self.arrived(atoms[0].to_bytes(), t)
+            atoms = self.arrived(atoms[0].to_bytes(), t)
             told = None if evidence is None else Evidence(evidence.number, None)
             known = coordinator.memory.gather(torch.tensor([i]))
             uploads.append(upload_of(self.algorithm, torch.tensor([i]), atoms, known, told))

@@ -40,18 +40,18 @@ gradient of F, so anchors prove nothing then.
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedfw.algorithms.channels import compress, compressor_of
 from fedfw.algorithms.contract import Contract, Gradient, Kept, Message, Plan, Rates, Reveals, Server, Setting, State
-from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, mean_of, sent_down, with_mean
 from fedfw.algorithms.scheduled import Momentum, running_average
 from fedfw.atoms import Atom
-from fedfw.compression import Compress, Readers, make_compressor
+from fedfw.compression import Compress
 from fedfw.linalg.sums import exact_sum
 from fedfw.options import limits, option
 
@@ -131,10 +131,6 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
             "penalty": ("auto:0.3", "auto", "auto:3"),
         }
 
-    def resolved(self, setting: Setting) -> Self:
-        refuse_useless(self.compress, setting)
-        return super().resolved(setting)
-
     def may_pace(self, setting: Setting) -> bool:
         # Curvature is seen along a client's own way, and not where its points jump in every round.
         return super().may_pace(setting) and self.gradient_at == "own" and self.anchor_every != 1
@@ -171,21 +167,16 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         """
         points = xbar.expand_as(state["x"])
         loss, a = gradient(points, full=True)
-        compressor = bound_to(plan, make_compressor(self.compress))
-        if compressor is not None:
-            sent = encoded(compressor, plan, a - state["c"], t)
-            return Contributed(loss, self.received(plan, state, sent), sent)
-        if plan.convex and a.dtype is not torch.float64:
+        compressor = compressor_of(self, plan, gathered=True)
+        if compressor is None and plan.convex and a.dtype is not torch.float64:
             loss, exact = gradient(points, exact=True)
             loss -= (exact - a).norm(dim=1) * plan.constraint.diameter(tuple(xbar.shape))
-        return Contributed(loss, a)
+        sent = compress(compressor, plan, a if compressor is None else a - state["c"], t)
+        return Contributed(loss, self.received(state, sent), sent)
 
-    def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:
-        compressor = bound_to(plan, make_compressor(self.compress))
-        return None if compressor is None else compressor.readers((p,), plan.constraint.pieces((p,)), draw=t)
-
-    def received(self, plan: Plan, state: State, sent: Atom) -> Tensor:
-        return state["c"] + sent.dense(state["c"].dtype)
+    def received(self, state: State, sent: Atom) -> Tensor:
+        vector = sent.dense(state["c"].dtype)
+        return vector if self.compressor is None else state["c"] + vector
 
     def gather(
         self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
@@ -200,7 +191,7 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
             zeros = torch.zeros_like(server.xbar)
             (total,) = ranks.sums(_added([piece.vector.sum(0, dtype=torch.float64) for piece in sent], zeros))
             server = _with_anchors(server, torch.stack([total, zeros]), plan.n)
-            learnt = Gathered(loss, total if make_compressor(self.compress) is None else None)
+            learnt = Gathered(loss, total if self.compressor is None else None)
             if self.gradient_at == "own" and "rest" in server.vectors:  # all points are xbar
                 server = replace(server, vectors=server.vectors | {"rest": torch.zeros_like(server.vectors["rest"])})
         else:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedfw.algorithms import pacing
 from fedfw.algorithms.contract import Aggregate, Contract, Plan, Reveals, Server, Setting, Up
-from fedfw.algorithms.feedback import SendsGradients
+from fedfw.algorithms.feedback import REMEMBERS, SendsGradients
 from fedfw.algorithms.scheduled import Momentum
 from fedfw.atoms import Atom
 
@@ -53,6 +53,7 @@ class FrankWolfe(SendsGradients, Momentum):
     paces: ClassVar[bool] = True
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,
+        remembers=REMEMBERS,
         reveals=Reveals.GRADIENTS,
         shares="every client's whole gradient in each round",
         weighted=True,
@@ -70,8 +71,8 @@ class FrankWolfe(SendsGradients, Momentum):
         return None  # who is absent changes the gradient, as noise does
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        server, g = self.received(plan, server, aggregate)
-        vectors, a = server.vectors, g
+        vectors, a = server.vectors, aggregate.mean
+        g = a
         if self.beta:
             g = torch.lerp(vectors["d"], g, 1 - self.beta) if "d" in vectors else g
             vectors = vectors | {"d": g}

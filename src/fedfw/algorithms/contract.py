@@ -30,11 +30,10 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.aggregate import Aggregate, Evidence, Upload
-from fedfw.algorithms.parcels import parcel_readers
 from fedfw.algorithms.plan import Plan, Rates
 from fedfw.algorithms.setting import Setting, scaled
 from fedfw.atoms import Atom
-from fedfw.compression import Compressor, Readers
+from fedfw.compression import Compressor, make_compressor, refuse_useless
 from fedfw.options import check_options
 from fedfw.sets.registry import as_set
 
@@ -276,7 +275,8 @@ class Algorithm(ABC):
         return {}
 
     def resolved(self, setting: Setting) -> Self:
-        """The algorithm with those defaults filled in that depend on the problem."""
+        """The algorithm with those defaults filled in that depend on the problem; a useless compressor is refused."""
+        refuse_useless(getattr(self, "compress", "none"), setting.constraint, setting.shape, setting.shapes)
         return self
 
     @abstractmethod
@@ -311,6 +311,11 @@ class Algorithm(ABC):
         """Gradients of all of its samples that a client computes a round, when a step looks at a ``share`` of them."""
         return local_steps * share
 
+    @property
+    def down(self) -> tuple[str, ...]:
+        """The vectors (p,) that go down, by name."""
+        return self.contract.down
+
     def sends(self, t: int, p: int) -> dict[str, int]:
         """The dense vectors that clients send in round t beside what the contract says, by name, and their lengths."""
         return {}
@@ -330,16 +335,17 @@ class Algorithm(ABC):
 
     @property
     def compressor(self) -> Compressor | None:
-        """What makes dense vectors shorter that clients send; None where they travel as they are."""
-        return None
+        """What the option ``compress`` does to vectors that clients send; None where they travel as they are."""
+        return make_compressor(getattr(self, "compress", "none"))
 
-    def readers(self, plan: Plan, message: Message) -> Readers | None:
-        """The functions that decode what a client answers to a message; None for one vector, which the wire reads."""
-        p = len(message.xbar)
-        beside = self.sends(message.t, p)
-        if self.contract.up is Up.VECTOR:
-            return parcel_readers(None, beside, p) if beside else None
-        return parcel_readers(plan.constraint.net_readers((p,), plan.mixing(message.t)[1]), beside, p)
+    def predicted(
+        self, plan: Plan, state: State, message: Message, name: str, sent: Mapping[str, Atom]
+    ) -> Tensor | float:
+        """Return what both ends expect of a vector (m, p) of the payload: where it is compressed the rest travels.
+
+        ``sent`` are the entries before it, as they travel. It is what error feedback holds (`channels`), or zero.
+        """
+        return state.get("h", 0.0)
 
     def start_clients(self, x: Tensor) -> State:
         """Memory of m clients that begin at x (m, p)."""
@@ -356,7 +362,7 @@ class Algorithm(ABC):
 
         Where several ranks share a run, x has the points of those of them that this rank keeps.
         """
-        vectors = {name: server.vectors[name] for name in self.contract.down if name in server.vectors}
+        vectors = {name: server.vectors[name] for name in self.down if name in server.vectors}
         return server, Message(t, server.xbar, vectors)
 
     def receive(self, plan: Plan, shared: State, message: Message) -> State:

@@ -30,7 +30,7 @@ from fedfw.algorithms.contract import (
     State,
     Up,
 )
-from fedfw.algorithms.feedback import Feedback
+from fedfw.algorithms.feedback import REMEMBERS, Feedback
 from fedfw.algorithms.projected import ProjectedAlgorithm, descend
 from fedfw.options import option
 
@@ -69,7 +69,11 @@ class FedAvg(Feedback, ProjectedAlgorithm):
     title: ClassVar[str] = "FedAvg"
     revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR, reveals=Reveals.MODELS, shares="every client's local model in each round", weighted=True
+        up=Up.VECTOR,
+        remembers=REMEMBERS,
+        reveals=Reveals.MODELS,
+        shares="every client's local model in each round",
+        weighted=True,
     )
     tuned_step: ClassVar[float] = 1.6
 
@@ -80,13 +84,12 @@ class FedAvg(Feedback, ProjectedAlgorithm):
         x = descend(plan, message.t, gradient, z.expand_as(state["x"]), z, self.mu, plain=True)
         if self._sends_models:
             return {}, {"vector": x}
-        return {}, {"vector": self.encoded(plan, state, z - x, message.t)}
+        return {}, {"vector": z - x}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         if self._sends_models:
             return Server(plan.project(aggregate.mean), server.vectors)
-        server, way = self.received(plan, server, aggregate)
-        return replace(server, xbar=plan.project(server.xbar - way))
+        return replace(server, xbar=plan.project(server.xbar - aggregate.mean))
 
     @property
     def _sends_models(self) -> bool:

@@ -51,14 +51,11 @@ from fedfw.algorithms.contract import (
     State,
     Up,
 )
-from fedfw.algorithms.feedback import bound_to, encoded, refuse_useless
 from fedfw.algorithms.local_oracle import LocalOracleSteps, to_the_mean
 from fedfw.algorithms.oracle_steps import exact_server, mean_of, move_server, sent_down, with_mean
-from fedfw.algorithms.parcels import parcel_readers
-from fedfw.algorithms.projected import dense
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
-from fedfw.compression import Compress, Compressor, Readers, make_compressor
+from fedfw.compression import Compress, refuse_useless
 from fedfw.options import option
 
 
@@ -124,17 +121,13 @@ class FedLMO(LocalOracleSteps):
     # --- before the first round ---
 
     def plan(self, setting: Setting) -> Plan:
-        refuse_useless(self.compress, setting)
+        refuse_useless(self.compress, setting.constraint, setting.shape, setting.shapes)
         if self.compressor is not None and self.compressor.keeps_all and not setting.constraint.has_projection:
             raise ValueError(
                 f"compress={self.compress!r}, expected none with {setting.constraint!r}: what was decoded may lie "
                 "outside of the set, and without a projection there is no way back into it"
             )
         return super().plan(setting)
-
-    @property
-    def compressor(self) -> Compressor | None:
-        return make_compressor(self.compress)
 
     def renews(self, t: int) -> bool:
         """Whether the control variates change in round t."""
@@ -143,8 +136,8 @@ class FedLMO(LocalOracleSteps):
     def sends(self, t: int, p: int) -> dict[str, int]:
         if self.oracle_at == "server":
             return {}
-        shared = {"m": p} if self.beta and self.renew_every == 1 else {}
-        return shared | ({"change": p} if self.renews(t) else {})
+        change = {"change": p} if self.renews(t) else {}
+        return change | ({"m": p} if self.beta and self.renew_every == 1 else {})
 
     def start_clients(self, x: Tensor) -> State:
         controls = {"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {}
@@ -171,7 +164,7 @@ class FedLMO(LocalOracleSteps):
         begin = message.xbar.expand(len(state["x"]), -1)
         if self.oracle_at == "server":
             gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
-            return {}, {"vector": self._encoded(plan, gradients.mean(0) - state.get("c", 0), message.t)}
+            return {}, {"vector": gradients.mean(0) - state.get("c", 0)}
         x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
         eta, atoms = plan.rates(message.t).eta, list[Atom]()
         counted = plan.local_steps if self.renew_every == 1 else 1  # of the gradients, in the new c_i
@@ -184,17 +177,13 @@ class FedLMO(LocalOracleSteps):
             x = atoms[-1].step(x.clone(), eta)
         assert m is not None
         _, shares = plan.mixing(message.t)
-        net = mix(atoms, shares)
-        if self.compressor is not None:
-            net = self.compressor.encode_net(net, message.xbar, plan.constraint, tuple(message.xbar.shape))
-        beside, change = self.sends(message.t, 1), dict[str, Atom]()
+        payload: Payload = {"atom": mix(atoms, shares)}
+        beside = self.sends(message.t, 1)
         if "change" in beside:
-            change["change"] = self._encoded(plan, total / counted - state["c"], message.t)
-        if "m" not in beside:
-            return {}, {"atom": net, **change}
-        sent = change["change"].dense() if change else None
-        m = m - self._expected(plan, message.vectors, sent, state.get("visited", 0.0))
-        return {}, {"atom": net, "m": self._encoded(plan, m, message.t), **change}
+            payload["change"] = total / counted - state["c"]
+        if "m" in beside:
+            payload["m"] = m
+        return {}, payload
 
     def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
         change = payload.get("vector" if self.oracle_at == "server" else "change")
@@ -202,10 +191,13 @@ class FedLMO(LocalOracleSteps):
             return shared
         return shared | {"c": shared["c"] + change.dense(), "visited": torch.ones_like(shared["visited"])}
 
-    def _encoded(self, plan: Plan, x: Tensor, t: int) -> Atom:
-        """Vectors x (m, p) as they are sent in round t."""
-        compressor = bound_to(plan, self.compressor)
-        return dense(x) if compressor is None else encoded(compressor, plan, x, t)
+    def predicted(
+        self, plan: Plan, state: State, message: Message, name: str, sent: Mapping[str, Atom]
+    ) -> Tensor | float:
+        if name != "m":
+            return 0.0
+        change = sent["change"].dense() if "change" in sent else None
+        return self._expected(plan, message.vectors, change, state.get("visited", 0.0))
 
     def _expected(
         self,
@@ -227,17 +219,6 @@ class FedLMO(LocalOracleSteps):
             return weight * shared["m"]
         g = change + visited * shared["c"] if "c" in shared else change
         return g if m is None else torch.lerp(g, weight * m, self.beta**plan.local_steps)
-
-    def readers(self, plan: Plan, message: Message) -> Readers | None:
-        compressor, shape, t = bound_to(plan, self.compressor), tuple(message.xbar.shape), message.t
-        if compressor is None:
-            return super().readers(plan, message)
-        pieces = plan.constraint.pieces(shape)
-        alone = compressor.readers(shape, pieces, draw=t)
-        if self.oracle_at == "server":
-            return alone
-        net = compressor.net_readers(message.xbar, plan.constraint, shape, plan.mixing(t)[1])
-        return parcel_readers(net, self.sends(t, shape[0]), shape[0], {"m": alone, "change": alone})
 
     def _corrected(self, g: Tensor, state: State, message: Message) -> Tensor:
         """g - c_i + c, (m, p), of the clients that have a c_i; of the others g."""

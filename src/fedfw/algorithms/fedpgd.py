@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import Aggregate, Contract, Plan, Reveals, Server, Setting, State, Up
-from fedfw.algorithms.feedback import SendsGradients
+from fedfw.algorithms.feedback import REMEMBERS, SendsGradients
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.options import option
 
@@ -65,6 +65,7 @@ class FedPGD(SendsGradients, ProjectedAlgorithm):
     revision: ClassVar[int] = 2
     contract: ClassVar[Contract] = Contract(
         up=Up.VECTOR,
+        remembers=REMEMBERS,
         reveals=Reveals.GRADIENTS,
         shares="every client's gradient, or how it changes, in each round",
         weighted=True,
@@ -92,9 +93,8 @@ class FedPGD(SendsGradients, ProjectedAlgorithm):
         return server.vectors.get("z", server.xbar)
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        server, slope = self.received(plan, server, aggregate)
         z = self.next_point(server)
-        x = plan.project(z - plan.lr_at(t) * slope)
+        x = plan.project(z - plan.lr_at(t) * aggregate.mean)
         if self.extrapolation == "none":
             return replace(server, xbar=x)
         step, theta = x - server.xbar, server.vectors["theta"]

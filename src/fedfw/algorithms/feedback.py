@@ -1,25 +1,16 @@
-"""Error feedback: clients send compressed changes of a vector that both sides remember (EF21).
+"""Algorithms whose clients send one vector with error feedback (`fedfw.algorithms.channels`), from one point.
 
-    client i:  sends C(v_i - h_i);   h_i <- h_i + C(v_i - h_i)
-    server:    h <- h + sum over those present of n w_i C(v_i - h_i), the weighted sum of all h_i, present or not
-
-v_i is what the client would send whole: a gradient, or how far it came. h_i begins at zero and follows v_i: what one
-message loses is part of the next. The h_i are kept in float64, so that their sum at the server does not drift from
-theirs. A client that lost its h_i is handed the server's.
-
-Down. With `compress_down` clients work at a point w that both sides hold, which follows the server's point z:
+With `compress_down` clients work at a point w that both sides hold, which follows the server's point z:
 
     server:    w <- w + C(z - w), and w goes down
 
 The wire sends a vector by the coordinates that differ from what a client holds, so with the K largest changes about K
 numbers travel; a client that was away is sent all coordinates that changed meanwhile, or w whole, whichever is shorter.
 
-References: Richtarik, Sokolov and Fatkhullin, "EF21: A new, simpler, theoretically better, and practically faster error
-feedback" (2021); Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improved theoretical communication complexity
+Reference: Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improved theoretical communication complexity
 for distributed optimization with bidirectional compression" (2023).
 """
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Self
 
@@ -27,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import (
-    Aggregate,
     Algorithm,
     Gradient,
     Kept,
@@ -39,10 +29,10 @@ from fedfw.algorithms.contract import (
     Setting,
     State,
 )
-from fedfw.algorithms.projected import dense
-from fedfw.atoms import Atom
-from fedfw.checks import holds
-from fedfw.compression import Compress, CompressDown, Compressor, Readers, make_compressor
+from fedfw.compression import Compress, CompressDown, make_compressor
+
+REMEMBERS = {"x": Kept.REBUILT, "h": Kept.REBUILT}
+"""h is there where vectors are compressed."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +51,14 @@ class Feedback(Algorithm):
     compress: Compress = "none"
     compress_down: CompressDown = "none"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        contract = self.contract
-        if self.compressor is not None:
-            contract = replace(contract, remembers={**contract.remembers, "h": Kept.REBUILT})
-        if self.sends_another_point:
-            contract = replace(contract, down=("z",))
-        object.__setattr__(self, "contract", contract)
-
-    @property
-    def compressor(self) -> Compressor | None:
-        return make_compressor(self.compress)
-
     @property
     def sends_another_point(self) -> bool:
         """Whether what goes down is not the model but a point near it, z."""
         return self.compress_down != "none"
 
-    def resolved(self, setting: Setting) -> Self:
-        refuse_useless(self.compress, setting)
-        return super().resolved(setting)
+    @property
+    def down(self) -> tuple[str, ...]:
+        return ("z",) if self.sends_another_point else super().down
 
     # --- memories ---
 
@@ -116,36 +93,6 @@ class Feedback(Algorithm):
         """The point (p,) that a message brings."""
         return message.vectors.get("z", message.xbar)
 
-    # --- up ---
-
-    def encoded(self, plan: Plan, state: State, v: Tensor, t: int) -> Atom:
-        """What travels from clients that send v (m, p) in round t."""
-        compressor = bound_to(plan, self.compressor)
-        if compressor is None:
-            return dense(v)
-        return encoded(compressor, plan, (v - state["h"]).to(v.dtype), t)
-
-    def received(self, plan: Plan, server: Server, aggregate: Aggregate) -> tuple[Server, Tensor]:
-        """Return the server's new memory, and the mean (p,) with the weights w_i of what all clients would send.
-
-        Without error feedback it is the mean over those present.
-        """
-        if self.compressor is None:
-            return server, aggregate.mean
-        h = server.vectors["h"] + aggregate.total
-        return replace(server, vectors=server.vectors | {"h": h}), (h / plan.n).to(server.xbar.dtype)
-
-    def readers(self, plan: Plan, message: Message) -> Readers | None:
-        compressor, shape = bound_to(plan, self.compressor), tuple(message.xbar.shape)
-        if compressor is None:
-            return super().readers(plan, message)
-        return compressor.readers(shape, plan.constraint.pieces(shape), draw=message.t)
-
-    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
-        if self.compressor is None:
-            return shared
-        return shared | {"h": shared["h"] + payload["vector"].dense(torch.float64)}
-
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         if self.compressor is None:
             return super().regroup(server, clients, weights)
@@ -166,31 +113,4 @@ class SendsGradients(Feedback):
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Payload]:
         _, a = gradient(self.point(message).expand(len(state["x"]), -1).clone(), plain=True)
-        return {}, {"vector": self.encoded(plan, state, a, message.t)}
-
-
-def bound_to(plan: Plan, compressor: Compressor | None) -> Compressor | None:
-    """The compressor for the vectors of a run."""
-    return None if compressor is None else compressor.bind(plan.constraint, plan.shapes)
-
-
-def encoded(compressor: Compressor, plan: Plan, x: Tensor, t: int) -> Atom:
-    """Vectors x (m, p) as they are sent in round t."""
-    if not holds(x.sum(1).isfinite()):
-        return dense(x)  # which whoever takes it in refuses, and can say whose it is
-    return compressor.encode(x, (x.shape[1],), plan.constraint.pieces((x.shape[1],)), draw=t)
-
-
-def refuse_useless(compress: str, setting: Setting) -> None:
-    """Refuse a compressor whose messages would be longer than the vector itself, or that fits no parameter."""
-    compressor, (p,) = make_compressor(compress), setting.shape
-    if compressor is None:
-        return
-    pieces = setting.constraint.pieces(setting.shape)
-    bound = compressor.bind(setting.constraint, setting.shapes)
-    nbytes = bound.encode(torch.ones(1, p), setting.shape, pieces).nbytes
-    if nbytes > 1 + 4 * p:
-        raise ValueError(
-            f"compress={compress!r}, expected something shorter: with {setting.constraint!r} a message has {nbytes} "
-            f"bytes, and {p} numbers as they are have {1 + 4 * p}"
-        )
+        return {}, {"vector": a}

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Gradient, Plan, Server, State
 from fedfw.atoms import Atom
-from fedfw.compression import Readers
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Contributed:
     vector : Tensor
         (m, p): w_i grad f_i at xbar, or what an algorithm gathers in its place.
     sent : Atom or None
-        What travels, where it is not the vector itself: the vector is what both sides make of it.
+        What travelled, if it did: the vector is what both sides make of it.
     """
 
     loss: Tensor
@@ -73,12 +72,8 @@ class GathersSums(ABC):
         share a run, these are the clients of this rank, and ``plan.ranks`` adds up over all of them.
         """
 
-    def sum_readers(self, plan: Plan, p: int, t: int) -> Readers | None:
-        """The functions that decode a contribution to the sum of round t; None for a vector, which the wire reads."""
-        return None
-
-    def received(self, plan: Plan, state: State, sent: Atom) -> Tensor:
-        """The vectors (m, p) of contributions that travelled as atoms, from what the server knows of the clients."""
+    def received(self, state: State, sent: Atom) -> Tensor:
+        """The vectors (m, p) of contributions, from what travelled and from what the server knows of the clients."""
         return sent.dense()
 
     @abstractmethod

@@ -32,7 +32,6 @@ from fedfw.algorithms.contract import (
     Up,
     scaled,
 )
-from fedfw.atoms import Dense
 from fedfw.errors import NonFiniteError
 from fedfw.options import option
 
@@ -201,8 +200,3 @@ def descend(
             slope = slope.add_(x - centre, alpha=weight)
         x = torch.add(x, slope, alpha=-step, out=slope if slope.dtype is x.dtype else None)
     return x
-
-
-def dense(values: Tensor) -> Dense:
-    """A stack of vectors (m, p) that travel whole."""
-    return Dense(shape=(values.shape[1],), batched=True, precision=values.dtype, values=values)

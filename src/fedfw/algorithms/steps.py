@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedfw.algorithms import channels
 from fedfw.algorithms.contract import (
     Aggregate,
     Algorithm,
@@ -133,7 +134,7 @@ def _add_up(
 
 def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> ServerStep:
     aggregate = aggregate.over(plan.ranks)
-    after = algorithm.server_step(plan, server, aggregate, t)
+    after = channels.server_step(algorithm, plan, server, aggregate, t)
     changed = other_bits(server.xbar, after.xbar)
     if not aggregate.sparse:
         return ServerStep(after, aggregate, changed)

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedfw.algorithms import pacing
-from fedfw.algorithms.contract import Algorithm, Evidence, Gradient, Lmo, Message, Payload, Plan, State, Up
-from fedfw.algorithms.parcels import parcel
-from fedfw.algorithms.projected import dense
-from fedfw.atoms import Atom, TupleAtom
+from fedfw.algorithms import channels, pacing
+from fedfw.algorithms.contract import Algorithm, Evidence, Gradient, Lmo, Message, Plan, State
+from fedfw.atoms import Atom
 
 
 def take_part(
@@ -31,8 +29,9 @@ def take_part(
     private, payload = algorithm.local_update(plan, begun, message, gradient, lmo)
     if witness is not None and algorithm.tells:
         payload = payload | {"told": witness.measure_curvature()}
-    sent = pack(payload)
-    shared = algorithm.apply(plan, algorithm.contract.rebuilt(begun), message, unpack(algorithm, message.t, sent))
+    sent = channels.encode(algorithm, plan, begun, message, payload)
+    decoded = channels.unpack(algorithm, message.t, sent)
+    shared = channels.apply(algorithm, plan, algorithm.contract.rebuilt(begun), message, decoded)
     after = begun | private | shared
     if witness is not None and algorithm.tells:
         after = after | witness.remember_step(after)
@@ -41,7 +40,7 @@ def take_part(
 
 def follow(algorithm: Algorithm, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
     """The rebuilt part of the memory of clients that sent this, for somebody who sees no data."""
-    return algorithm.apply(plan, algorithm.receive(plan, shared, message), message, payload)
+    return channels.apply(algorithm, plan, algorithm.receive(plan, shared, message), message, payload)
 
 
 def public_direction(algorithm: Algorithm, plan: Plan, shared: State, message: Message) -> Tensor | None:
@@ -54,23 +53,6 @@ def public_direction(algorithm: Algorithm, plan: Plan, shared: State, message: M
 def is_certifying(algorithm: Algorithm) -> bool:
     """Whether rounds prove bounds: averages of past gradients prove nothing."""
     return algorithm.exact and algorithm.contract.proves
-
-
-def pack(payload: Payload) -> Atom:
-    """What travels: one stack of atoms, or several that stand beside each other."""
-    (first, *_), (name, *_) = payload.values(), payload
-    sent = first if isinstance(first, Atom) else dense(first)
-    return parcel(sent, {other: value for other, value in payload.items() if other != name})
-
-
-def unpack(algorithm: Algorithm, t: int, sent: Atom) -> Mapping[str, Atom]:
-    """The payload of round t by name, from what travelled."""
-    first = "atom" if algorithm.contract.up is Up.ATOM else "vector"
-    beside = algorithm.sends(t, 0)
-    if not beside:
-        return {first: sent}
-    assert isinstance(sent, TupleAtom)
-    return dict(zip((first, *beside), sent.parts, strict=True))
 
 
 class Witness:

@@ -1,11 +1,15 @@
 """Compressors: vectors in fewer bytes, with the same bits on both sides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
 
 from fedfw.compression.base import Compress, CompressDown, Compressor, Readers
 from fedfw.compression.numbers import Bits, RandK, Sign, TopK
 from fedfw.compression.pursuit import Pursuit
 from fedfw.compression.rank import Rank
+from fedfw.sets.base import ConstraintSet, Shape
 
 _WITH_A_NUMBER: dict[str, Callable[[int], Compressor]] = {
     "topk": TopK,
@@ -31,6 +35,20 @@ def make_compressor(text: str) -> Compressor | None:
     return Sign() if name == "sign" else None
 
 
+def refuse_useless(text: str, constraint: ConstraintSet, shape: Shape, shapes: Sequence[Shape]) -> None:
+    """Refuse a compressor whose messages would be longer than the vector itself, or that fits no parameter."""
+    compressor, p = make_compressor(text), prod(shape)
+    if compressor is None:
+        return
+    bound = compressor.bind(constraint, shapes)
+    nbytes = bound.encode(torch.ones(1, p), shape, constraint.pieces(shape)).nbytes
+    if nbytes > 1 + 4 * p:
+        raise ValueError(
+            f"compress={text!r}, expected something shorter: with {constraint!r} a message has {nbytes} "
+            f"bytes, and {p} numbers as they are have {1 + 4 * p}"
+        )
+
+
 __all__ = [
     "Bits",
     "Compress",
@@ -43,4 +61,5 @@ __all__ = [
     "Sign",
     "TopK",
     "make_compressor",
+    "refuse_useless",
 ]

@@ -40,7 +40,7 @@ from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.contradictions import Tangents, compare_with_tangent, not_convex
 from fedfw.rounds.setup import steepness_of
-from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest, whole
+from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest
 
 _LEAST_WEIGHT = 2.0**-30
 """Of a private client: no federation has so many clients, and tiny numbers are where floating-point numbers end."""
@@ -292,7 +292,7 @@ class Client:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
         if (order.eta is not None) != (order.ask == Ask.STEP and self._algorithm(order).tells):
             raise MessageError(f"a step size of {order.eta}, expected one where and only where the server works it out")
-        down = self.task.algorithm.contract.down
+        down = self.task.algorithm.down
         if "xbar" in down and "xbar" not in order.vectors:
             raise MessageError("an order without the model")
         strange = [name for name in order.vectors if name not in down]
@@ -431,6 +431,7 @@ class Client:
         sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient, order.t)
         # What travels is rounded to the model's type; both ends go on from the same bits.
         sent = replace(sent, loss=sent.loss.double())
+        assert sent.sent is not None
         # A pending step is kept: this order may be a late copy of one that was answered long ago.
         kept = stored if not order.memory else Stored(counted)
         contribution = Step(order.t, {"loss": sent.loss, "vector": sent.vector}, received)
@@ -440,7 +441,7 @@ class Client:
             t=order.t,
             client=self.number,
             kind=Kind.SUM,
-            payload=whole(sent.vector[0]).write() if sent.sent is None else sent.sent[0].to_bytes(),
+            payload=sent.sent[0].to_bytes(),
             digest=point_digest(counted.state["x"][0]),
             loss=float(sent.loss[0]),
         )
@@ -528,7 +529,7 @@ class Client:
             t=order.t,
             client=self.number,
             kind=Kind.STEP,
-            payload=task.encode(atoms),
+            payload=atoms[0].to_bytes(),
             digest=before,
             loss=loss,
             number=number if refuted is None else None,
@@ -562,7 +563,7 @@ class Client:
 
     def _loss(self, order: Order, xbar: Tensor, tangents: Tangents | None) -> float | None:
         """w_i f_i(xbar), where the server asks and may know; in float64 where it is compared."""
-        if not self._may_tell(order) or "xbar" not in self.task.algorithm.contract.down:
+        if not self._may_tell(order) or "xbar" not in self.task.algorithm.down:
             return None
         if tangents is not None:
             return float(tangents(xbar[None], exact=True)[0])

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfw.algorithms.channels import compressor_of, readers
 from fedfw.algorithms.contract import Algorithm, Message, Plan, Setting, Up
-from fedfw.algorithms.projected import dense
-from fedfw.atoms import Atom, Dense, TupleAtom
+from fedfw.atoms import Atom, TupleAtom
 from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
+from fedfw.compression import Readers
 from fedfw.deployment.messages import MOST_CLIENTS, TOO_LARGE
 from fedfw.errors import AtomError
 from fedfw.problems.base import normalised_weights
@@ -24,7 +25,6 @@ from fedfw.problems.problem import Problem, declared_convex, softmax_classes
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.setup import feasible_start, refuse_telling
-from fedfw.rounds.wire import decoded_alone, whole
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _OPEN = ("penalty", "lr")
@@ -203,43 +203,34 @@ class Task:
 
     # --- what clients send ---
 
-    def encode(self, sent: Atom) -> bytes:
-        """What one client sends, a stack of one."""
-        if isinstance(sent, Dense) and self.algorithm.contract.up is Up.VECTOR:
-            return whole(sent.dense(self.start.dtype)[0]).write()
-        return sent[0].to_bytes()
-
     def decode(self, data: bytes, plan: Plan, message: Message) -> Atom:
         """What a client answered to a message, a single atom; raises `AtomError` for what is no encoding or lies
         outside the set.
         """
-        algorithm, shape, reader = self._settled, tuple(self.start.shape), Reader(data)
-        readers = algorithm.readers(plan, message.to(self.start.dtype))
-        if readers is None:
-            return dense(self.decode_vector(data)[None])[0]
-        sent = read_framed(reader, readers)
-        reader.finish()
-        widest = torch.promote_types(self.start.dtype, torch.float32).itemsize
-        if any(precision.itemsize > widest for precision in precisions(sent)):
-            raise AtomError("the atom's numbers are wider than the model's, which they could overflow")
+        algorithm, shape = self._settled, tuple(self.start.shape)
+        sent = self.read(data, readers(algorithm, plan, message.to(self.start.dtype)))
         vectors, beside = algorithm.contract.up is Up.VECTOR, algorithm.sends(message.t, len(self.start))
         atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
         for vector in (atom, *rest) if vectors else rest:
             refuse_large(vector.dense())
         # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. Nor is
         # what was compressed and shrunk into the set.
-        compressor = algorithm.compressor
+        compressor = compressor_of(algorithm, plan)
         extreme = plan.local_steps == 1 and (compressor is None or not compressor.keeps_all)
         accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
         if not vectors and not accepts(atom, shape):
             raise AtomError("the atom is not in the set")
         return sent
 
-    def decode_vector(self, data: bytes) -> Tensor:
-        """A vector (p,) that a client sent; raises `AtomError`, also for numbers that would overflow a sum."""
-        vector = decoded_alone(data, self.start)
-        refuse_large(vector)
-        return vector
+    def read(self, data: bytes, allowed: Readers) -> Atom:
+        """A single atom of these kinds, whose numbers are not wider than the model's; raises `AtomError`."""
+        reader = Reader(data)
+        sent = read_framed(reader, allowed)
+        reader.finish()
+        widest = torch.promote_types(self.start.dtype, torch.float32).itemsize
+        if any(precision.itemsize > widest for precision in precisions(sent)):
+            raise AtomError("the atom's numbers are wider than the model's, which they could overflow")
+        return sent
 
 
 def refuse_large(vector: Tensor) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfw.algorithms.channels import vector_readers
 from fedfw.algorithms.contract import Algorithm, Evidence, Kept, Plan, Reveals, Upload
 from fedfw.algorithms.gathering import Contributed, GathersSums
 from fedfw.algorithms.steps import ServerStep, upload_of
 from fedfw.atoms import Atom
-from fedfw.atoms.base import read_framed, stack_atoms, structure
-from fedfw.atoms.bits import Reader
+from fedfw.atoms.base import stack_atoms, structure
 from fedfw.deployment.consent import TOLD, Refusal
 from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order, refuse_oversized
 from fedfw.deployment.numbers import Reported
@@ -271,13 +271,9 @@ class TrainingServer:
         """What one client contributed, from what it sent and from what the server knows of it."""
         algorithm = self.algorithm
         assert isinstance(algorithm, GathersSums)
-        readers = algorithm.sum_readers(self.plan, len(self.task.start), self.t + 1)
-        if readers is None:
-            return Contributed(loss, self.task.decode_vector(payload)[None])
-        reader = Reader(payload)
-        sent = stack_atoms([read_framed(reader, readers)])
-        reader.finish()
-        vector = algorithm.received(self.plan, self.coordinator.known(row), sent)
+        readers = vector_readers(algorithm, self.plan, len(self.task.start), self.t + 1, gathered=True)
+        sent = stack_atoms([self.task.read(payload, readers)])
+        vector = algorithm.received(self.coordinator.known(row), sent)
         refuse_large(vector)
         return Contributed(loss, vector, sent)
 

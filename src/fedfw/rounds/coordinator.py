@@ -19,10 +19,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedfw.algorithms.channels import unpack
 from fedfw.algorithms.contract import Algorithm, Message, Plan, Server, State, Upload
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.steps import ServerStep, step_server
-from fedfw.algorithms.taking_part import follow, public_direction, unpack
+from fedfw.algorithms.taking_part import follow, public_direction
 from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import Ranks
@@ -223,9 +224,9 @@ class Coordinator:
         now.at = self._at(now, groups)
         self.holds[now.at] = now.version
         now.bases = self.holds[now.at].copy()
-        before, whole = replace(now.traffic), self.wire.dense_nbytes
+        before = replace(now.traffic)
         for one in sent:
-            now.traffic.bytes_up += len(one.loss) * whole if one.sent is None else one.sent.nbytes
+            now.traffic.bytes_up += 0 if one.sent is None else one.sent.nbytes
             now.traffic.evidence_up += len(one.loss) * (DIGEST_NBYTES + NUMBER_NBYTES)
         now.sum_over(self.plan.ranks, before)
         now.gathered, now.before, now.after = learnt, self.server, self.server
@@ -278,7 +279,7 @@ class Coordinator:
 
     def vectors(self, message: Message) -> dict[str, Tensor]:
         """What a message holds of vectors (p,), by name."""
-        model = {"xbar": message.xbar} if "xbar" in self.algorithm.contract.down else {}
+        model = {"xbar": message.xbar} if "xbar" in self.algorithm.down else {}
         return model | message.vectors
 
     def count_down(self, now: Round) -> None:

@@ -359,7 +359,7 @@ class Simulation:
             self._refuse_lost_noise(cohorts, message)
             parties = self._parties(cohorts, tol)
             steps = take_steps(self.algorithm, self.plan, now.after, message, parties, count)
-        with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.contract.down
+        with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.down
         before = replace(now.traffic)
         for upload, state in zip(steps.uploads, steps.states, strict=True):
             now.arrive(upload, state, with_loss=with_loss)

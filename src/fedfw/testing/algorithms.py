@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from fedfw.algorithms.channels import unpack
 from fedfw.algorithms.contract import Aggregate, Algorithm, Kept, State, Up, Upload
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.algorithms.taking_part import follow, take_part, unpack
+from fedfw.algorithms.taking_part import follow, take_part
 from fedfw.atoms import Dense, TupleAtom
 from fedfw.options import options_of
 from fedfw.problems.oracles import Cohort, PlainOracles
@@ -100,8 +101,8 @@ class _AlgorithmChecker:
         plan = simulation.coordinator.plan_of(now)
         contract, message, shape = algorithm.contract, now.message, tuple(self.problem.start.shape)
         assert message is not None
-        strange = [name for name in message.vectors if name not in contract.down]
-        assert not strange, f"{strange} go down, and the contract lists {contract.down}"
+        strange = [name for name in message.vectors if name not in algorithm.down]
+        assert not strange, f"{strange} go down, and the algorithm says {algorithm.down}"
         (upload,), (state,) = now.uploads, now.states
         beside = algorithm.sends(now.t, len(now.after.xbar))
         first, *rest = upload.atoms.parts if beside and isinstance(upload.atoms, TupleAtom) else (upload.atoms,)
