@@ -1,7 +1,8 @@
-"""How Sphinx makes the documentation site from these pages, the examples and the docstrings; scripts/docs.sh runs it.
+"""How Sphinx makes the documentation site from these pages, the examples and the docstrings;
+scripts/docs.sh runs it.
 
-The reference is generated: every name in `fedfw.__all__` has a page in docs/api/, sorted by the module it lives in.
-Nothing is downloaded, so the site can be built and read without a network.
+The reference is generated: every name in `fedfw.__all__` has a page in docs/api/, sorted by the
+module it lives in. Nothing is downloaded, so the site can be built and read without a network.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ author = "the authors of fedfw"
 copyright = f"{author}, Apache-2.0"
 release = version = fedfw.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "sphinx_gallery.gen_gallery"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "numpydoc",
+    "sphinx_gallery.gen_gallery",
+]
 exclude_patterns = ["_build", "*/cache", "performance/gpu.md"]
 templates_path = ["_templates"]
 
@@ -52,7 +59,9 @@ EXAMPLES = (
 
 
 def scripts_to_run() -> str:
-    """A pattern of the examples that are run: all of them where the hospitals' data are at hand, else all others."""
+    """A pattern of the examples that are run: all of them where the hospitals' data are at hand,
+    else all others.
+    """
     try:
         DATASETS["tcga-brca"].find(None)
     except MissingDataError:
@@ -91,7 +100,9 @@ TITLES = {
     "fedfw.testing": "Testing sets and algorithms of your own",
     "fedfw.errors": "Errors",
 }
-"""What stands above the names of a module in the reference, in this order; other modules follow by their own names."""
+"""What stands above the names of a module in the reference, in this order; other modules follow by
+their own names.
+"""
 
 
 def public_names() -> dict[str, list[str]]:
@@ -126,8 +137,12 @@ def write_reference() -> None:
         page.write_text(text)
 
 
-def list_names(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Let the tables `ALGORITHMS` and `SETS`, whose docstrings Sphinx cannot find, say which names they have."""
+def list_names(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Let the tables `ALGORITHMS` and `SETS`, whose docstrings Sphinx cannot find, say which names
+    they have.
+    """
     if what == "data" and isinstance(thing, dict):
         lines[:] = ["All of them by name: " + ", ".join(f"``{key}``" for key in thing) + "."]
 

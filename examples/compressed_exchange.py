@@ -2,10 +2,11 @@
 Compressed exchange beside atoms
 ================================
 
-Atoms are not the only way to save bytes. If the server may see gradients, clients can send them compressed: only the
-k largest entries of how the gradient *changed* (EF21, a form of error feedback). This example puts three ways of
-exchange beside each other on the same l1 ball: residual against the bytes that all clients sent up. The residual is
-the share of the way from the start to the optimum that is left.
+Atoms are not the only way to save bytes. If the server may see gradients, clients can send them
+compressed: only the k largest entries of how the gradient *changed* (EF21, a form of error
+feedback). This example puts three ways of exchange beside each other on the same l1 ball: residual
+against the bytes that all clients sent up. The residual is the share of the way from the start to
+the optimum that is left.
 """
 
 import matplotlib.pyplot as plt
@@ -41,5 +42,6 @@ axis.legend()
 plt.show()
 
 # %%
-# What the server sees differs, too: an atom tells one coordinate and a sign, compressed gradients add up to the
-# client's gradient. ``fedfw advise`` weighs bytes, rounds and what may be seen, and names a method.
+# What the server sees differs, too: an atom tells one coordinate and a sign, compressed gradients
+# add up to the client's gradient. ``fedfw advise`` weighs bytes, rounds and what may be seen, and
+# names a method.

@@ -2,8 +2,9 @@
 The digits with FedFW+
 ======================
 
-Ten clients hold three kinds of digits each, and together they learn to tell all ten. The model must stay inside an l2
-ball of radius 10. Each client sends one extreme point of that ball a round, and never its data or a gradient.
+Ten clients hold three kinds of digits each, and together they learn to tell all ten. The model must
+stay inside an l2 ball of radius 10. Each client sends one extreme point of that ball a round, and
+never its data or a gradient.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +17,8 @@ algorithm = fedfw.FedFWPlus(fedfw.L2Ball(10.0), momentum=0.9)
 run = fedfw.simulate(problem, algorithm, rounds=100, eval_every=10)
 
 # %%
-# A record is kept of every round. Those that were evaluated have the loss, the test accuracy and the Frank-Wolfe gap:
-# for convex losses the loss is at most the gap above the optimum.
+# A record is kept of every round. Those that were evaluated have the loss, the test accuracy and
+# the Frank-Wolfe gap: for convex losses the loss is at most the gap above the optimum.
 
 evaluated = [record for record in run.history if record.loss is not None]
 print("round    loss  accuracy     gap")
@@ -31,7 +32,8 @@ norm = torch.cat([p.detach().flatten() for p in run.model.parameters()]).norm()
 print(f"norm of the trained model: {norm:.3f}, at most 10")
 
 # %%
-# The shaded band is the proven range of the optimum. The central solver, which sees all the data, ends inside of it.
+# The shaded band is the proven range of the optimum. The central solver, which sees all the data,
+# ends inside of it.
 
 optimum = fedfw.solve(problem, fedfw.L2Ball(10.0))
 rounds = [record.round for record in evaluated]

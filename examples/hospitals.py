@@ -2,9 +2,10 @@
 A sparse Cox model across hospitals
 ===================================
 
-Six regions' hospitals find together what a patient's risk depends on, and nobody's patients leave their region. The
-data are not part of fedfw: ``fedfw data get tcga-brca`` downloads 140 kB and shows the terms of use. The radius 8 is
-what cross-validation on the training data chose (docs/hospitals.md).
+Six regions' hospitals find together what a patient's risk depends on, and nobody's patients leave
+their region. The data are not part of fedfw: ``fedfw data get tcga-brca`` downloads 140 kB and
+shows the terms of use. The radius 8 is what cross-validation on the training data chose
+(docs/hospitals.md).
 """
 
 import fedfw
@@ -17,7 +18,9 @@ except MissingDataError as missing:
 
 ball = fedfw.L1Ball(8.0)
 optimum = fedfw.solve(problem, ball)
-print(f"all data in one place: loss {optimum.value:.4f}, concordance {problem.test(optimum.x).concordance:.3f}")
+print(
+    f"all data in one place: loss {optimum.value:.4f}, concordance {problem.test(optimum.x).concordance:.3f}"
+)
 
 for algorithm in (fedfw.FedFWPlus(ball, momentum=0.9), fedfw.FedFWAnchored(ball, momentum=0.9)):
     run = fedfw.simulate(problem, algorithm, rounds=300, eval_every=300)

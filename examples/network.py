@@ -2,8 +2,9 @@
 A network with FedLMO
 =====================
 
-FedLMO trains networks by oracle steps, each layer inside a spectral ball: no layer can stretch its input by more than
-the radius of its ball. Clients send averaged gradients beside their atoms, so their owners must allow that.
+FedLMO trains networks by oracle steps, each layer inside a spectral ball: no layer can stretch its
+input by more than the radius of its ball. Clients send averaged gradients beside their atoms, so
+their owners must allow that.
 """
 
 import matplotlib.pyplot as plt
@@ -18,13 +19,17 @@ parts = partition("dirichlet:0.1", data.train, clients=20, classes=10, seed=0)
 torch.manual_seed(0)
 network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 problem = fedfw.Problem(
-    network, nn.functional.cross_entropy, [data.train.take(part) for part in parts], test=data.test.take()
+    network,
+    nn.functional.cross_entropy,
+    [data.train.take(part) for part in parts],
+    test=data.test.take(),
 )
 
 # %%
-# ``LayerBalls(2)`` chooses a ball for each parameter. Five of the 20 clients take part in a round, with five local
-# steps on minibatches. FedAvg has the same clients, rounds and gradients, and the step size that gave it the best
-# test accuracy of 0.03, 0.1, 0.3 and 1; nothing was tuned for FedLMO.
+# ``LayerBalls(2)`` chooses a ball for each parameter. Five of the 20 clients take part in a round,
+# with five local steps on minibatches. FedAvg has the same clients, rounds and gradients, and the
+# step size that gave it the best test accuracy of 0.03, 0.1, 0.3 and 1; nothing was tuned for
+# FedLMO.
 
 options = {"rounds": 40, "participation": 5, "local_steps": 5, "batch_size": 32, "eval_every": 5}
 sets = fedfw.LayerBalls(2.0)

@@ -2,12 +2,14 @@
 An algorithm of your own in one class
 =====================================
 
-An algorithm says what a client remembers and which direction it gives to the oracle. The simulator, the count of
-bytes, checkpoints, partial participation and deployments then work as for the others. Its options are declared where
-they stand. A package that names the class as an entry point of the group ``fedfw.algorithms`` puts both on the command
-line and into configuration files; the folder ``examples/package`` of the repository is one.
+An algorithm says what a client remembers and which direction it gives to the oracle. The simulator,
+the count of bytes, checkpoints, partial participation and deployments then work as for the others.
+Its options are declared where they stand. A package that names the class as an entry point of the
+group ``fedfw.algorithms`` puts both on the command line and into configuration files; the folder
+``examples/package`` of the repository is one.
 
-This one is FedFW whose penalty pulls towards a slowly moving average of xbar, the mean of the clients' points.
+This one is FedFW whose penalty pulls towards a slowly moving average of xbar, the mean of the
+clients' points.
 """
 
 from dataclasses import dataclass, replace
@@ -24,13 +26,18 @@ from fedfw.options import option
 class SlowFW(fedfw.OracleAlgorithm):
     """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- slowness z_i + (1 - slowness) xbar once a round."""
 
-    slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = 0.5
+    slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = (
+        0.5
+    )
 
     name: ClassVar[str] = "slow"
     title: ClassVar[str] = "SlowFW"
     contract: ClassVar[Contract] = replace(
         fedfw.OracleAlgorithm.contract,
-        remembers={"x": Kept.REBUILT, "z": Kept.REBUILT},  # z_i comes from messages: the server knows it, too
+        remembers={
+            "x": Kept.REBUILT,
+            "z": Kept.REBUILT,
+        },  # z_i comes from messages: the server knows it, too
         proves=False,  # the penalties do not add up to zero
     )
 
@@ -40,7 +47,9 @@ class SlowFW(fedfw.OracleAlgorithm):
     def receive(self, plan: Plan, shared: State, message: Message) -> State:
         return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])
 
 
@@ -54,4 +63,6 @@ for algorithm in (
     fedfw.FedFWPlus(box, penalty=1.0),
 ):
     run = fedfw.simulate(problem, algorithm, rounds=500, eval_every=500)
-    print(f"{algorithm.name:10s} ends at {float(run.x):6.3f}, proven within {run.history[-1].gap:.3f} of the optimum")
+    print(
+        f"{algorithm.name:10s} ends at {float(run.x):6.3f}, proven within {run.history[-1].gap:.3f} of the optimum"
+    )

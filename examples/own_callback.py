@@ -2,9 +2,10 @@
 A callback of your own
 ======================
 
-A callback looks at a run while it goes on, and may end it. A function that is given the simulation after every round
-is enough; it ends the run by returning True. A class has more to say: it may put numbers of its own into the record,
-and it names the reason. Either way the run is kept and returned.
+A callback looks at a run while it goes on, and may end it. A function that is given the simulation
+after every round is enough; it ends the run by returning True. A class has more to say: it may put
+numbers of its own into the record, and it names the reason. Either way the run is kept and
+returned.
 """
 
 import fedfw

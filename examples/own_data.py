@@ -2,12 +2,12 @@
 Your own data
 =============
 
-Three clinics measured 30 variables of their patients, of which five matter for the outcome. Each clinic has its own
-number of patients, and its own way of measuring. A sparse model is wanted that serves all of them: logistic
-regression whose coefficients lie in an l1 ball.
+Three clinics measured 30 variables of their patients, of which five matter for the outcome. Each
+clinic has its own number of patients, and its own way of measuring. A sparse model is wanted that
+serves all of them: logistic regression whose coefficients lie in an l1 ball.
 
-The data are drawn here. Replace ``clinic`` by whatever reads yours: a client is a pair of tensors (inputs, targets),
-or a torch dataset.
+The data are drawn here. Replace ``clinic`` by whatever reads yours: a client is a pair of tensors
+(inputs, targets), or a torch dataset.
 """
 
 import matplotlib.pyplot as plt
@@ -41,10 +41,12 @@ problem = fedfw.Problem(
 )
 
 # %%
-# The radius of the ball decides how sparse the model is. Anchored FedFW shares sums of gradients now and then, and
-# the run ends when its loss is proven to be within 0.01 of the optimum.
+# The radius of the ball decides how sparse the model is. Anchored FedFW shares sums of gradients
+# now and then, and the run ends when its loss is proven to be within 0.01 of the optimum.
 
-run = fedfw.simulate(problem, fedfw.FedFWAnchored(fedfw.L1Ball(6.0)), rounds=200, eval_every=10, tol=0.01)
+run = fedfw.simulate(
+    problem, fedfw.FedFWAnchored(fedfw.L1Ball(6.0)), rounds=200, eval_every=10, tol=0.01
+)
 last = run.history[-1]
 print(f"{len(run.history)} rounds, {run.stopped}")
 print(f"loss {last.loss:.3f}, and the optimum is proven to be at least {run.lower_bound:.3f}")
@@ -56,7 +58,9 @@ print(f"test accuracy {last.accuracy:.3f}, {run.history.total('bytes_up') / 1e3:
 found = run.model.weight.detach()[0].numpy()
 print("largest coefficients:", sorted(np.argsort(-np.abs(found))[:5].tolist()))
 figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
-axis.stem(np.arange(30) - 0.15, truth, linefmt="0.7", markerfmt="o", basefmt=" ", label="drawn from")
+axis.stem(
+    np.arange(30) - 0.15, truth, linefmt="0.7", markerfmt="o", basefmt=" ", label="drawn from"
+)
 axis.stem(np.arange(30) + 0.15, found, linefmt="C0", markerfmt="C0o", basefmt=" ", label="found")
 axis.set(xlabel="variable", ylabel="coefficient")
 axis.legend()

@@ -2,8 +2,9 @@
 A model and a constraint set of your own
 ========================================
 
-A small network is trained whose layers each have a set. One of the sets is written here, in one class: the ellipsoid
-of all x with ``||x / axes||_2 <= 1``. `check_constraint` tests it against the promises that algorithms rely on.
+A small network is trained whose layers each have a set. One of the sets is written here, in one
+class: the ellipsoid of all x with ``||x / axes||_2 <= 1``. `check_constraint` tests it against the
+promises that algorithms rely on.
 """
 
 from collections.abc import Mapping
@@ -60,7 +61,10 @@ network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32
 with torch.no_grad():
     network[3].bias.zero_()  # a set without a projection needs a start inside
 problem = fedfw.Problem(
-    network, nn.functional.cross_entropy, [data.train.take(part) for part in parts], test=data.test.take()
+    network,
+    nn.functional.cross_entropy,
+    [data.train.take(part) for part in parts],
+    test=data.test.take(),
 )
 sets = fedfw.Product(
     {

@@ -2,9 +2,9 @@
 Constraint sets, their atoms and their bytes
 ============================================
 
-For a direction g, the linear minimization oracle of a set answers with the extreme point s of the set that has the
-least inner product with g. fedfw calls that point an *atom*. This example draws the oracle's answers in the plane,
-and counts the bytes that an atom takes on the wire.
+For a direction g, the linear minimization oracle of a set answers with the extreme point s of the
+set that has the least inner product with g. fedfw calls that point an *atom*. This example draws
+the oracle's answers in the plane, and counts the bytes that an atom takes on the wire.
 """
 
 import matplotlib.pyplot as plt
@@ -35,9 +35,9 @@ for axis, (name, constraint) in zip(axes, sets.items(), strict=True):
 plt.show()
 
 # %%
-# Grey points are the directions -g of 32 clients, red points are the atoms that they send. An atom of a polytope
-# takes as many bits as it needs to be told from the other vertices; an atom of a round ball takes as many numbers as
-# the model has.
+# Grey points are the directions -g of 32 clients, red points are the atoms that they send. An atom
+# of a polytope takes as many bits as it needs to be told from the other vertices; an atom of a
+# round ball takes as many numbers as the model has.
 
 torch.manual_seed(0)
 g = torch.randn(28, 28)
@@ -47,7 +47,8 @@ for text in ("l1:10", "ksparse:k=10,r=1", "linf:1", "l2:10", "nuclear:10", "birk
     print(f"  {text:18s} {len(atom.to_bytes()):5d} bytes")
 
 # %%
-# The server trusts no bytes. It decodes them for the set that it knows, and refuses whatever is no atom of it.
+# The server trusts no bytes. It decodes them for the set that it knows, and refuses whatever is no
+# atom of it.
 
 ball = fedfw.L1Ball(10.0)
 data = ball.lmo(g).to_bytes()

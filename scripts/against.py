@@ -1,7 +1,9 @@
-"""Time rounds of an earlier revision and of the working tree in turn: python scripts/against.py REVISION [REPEATS].
+"""Time rounds of an earlier revision and of the working tree in turn: python scripts/against.py
+REVISION [REPEATS].
 
-Both trees are compiled, every measurement is a process of its own on one thread, and the least time of each counts.
-With "kernels" in the place of a revision it times the working tree with its C code and without.
+Both trees are compiled, every measurement is a process of its own on one thread, and the least time
+of each counts. With "kernels" in the place of a revision it times the working tree with its C code
+and without.
 """
 
 from __future__ import annotations
@@ -68,7 +70,14 @@ for shape in ((1000, 1000), (2000, 500)):
 
 def compile_in(tree: Path) -> None:
     """Compile the C code of a tree, beside its sources."""
-    command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", "--inplace"]
+    command = [
+        sys.executable,
+        "-c",
+        "from setuptools import setup; setup()",
+        "-q",
+        "build_ext",
+        "--inplace",
+    ]
     subprocess.run(command, cwd=tree, check=True, capture_output=True)
 
 
@@ -89,7 +98,9 @@ def main() -> None:
     revision, repeats = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", before, revision], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", before, revision], cwd=ROOT, check=True
+        )
         try:
             for tree in (before, ROOT):
                 compile_in(tree)

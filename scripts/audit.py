@@ -1,4 +1,6 @@
-"""Read pip-audit's JSON from standard input, say what it means, and exit with 0, 1 or 2 as audit.sh explains."""
+"""Read pip-audit's JSON from standard input, say what it means, and exit with 0, 1 or 2 as audit.sh
+explains.
+"""
 
 from __future__ import annotations
 

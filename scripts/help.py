@@ -1,4 +1,6 @@
-"""Write src/fedfw/cli/help.json: the arguments of ``fedfw run``, so that its help is shown before torch is imported."""
+"""Write src/fedfw/cli/help.json: the arguments of ``fedfw run``, so that its help is shown before
+torch is imported.
+"""
 
 from __future__ import annotations
 

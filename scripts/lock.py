@@ -1,16 +1,19 @@
-"""Write the lock files: exact versions, with hashes, of what scripts/setup.sh and scripts/audit.sh install.
+"""Write the lock files: exact versions, with hashes, of what scripts/setup.sh and scripts/audit.sh
+install.
 
     python3 scripts/lock.py                 # about ten minutes; then run the tests and commit the files
     python3 scripts/lock.py --only torch    # or audit: one of the smaller files alone
 
-requirements.lock is what fedfw needs, requirements-all.lock what every extra adds. Versions are resolved for the Python
-that runs this script. Hashes are of the wheels that pip chooses for every Python in `PYTHONS` on every machine in
-`MACHINES`; the head of requirements.lock says for which of them that went well.
+requirements.lock is what fedfw needs, requirements-all.lock what every extra adds. Versions are
+resolved for the Python that runs this script. Hashes are of the wheels that pip chooses for every
+Python in `PYTHONS` on every machine in `MACHINES`; the head of requirements.lock says for which of
+them that went well.
 
-requirements-torch.lock is torch by itself, in the version of constraints.txt. The builds of one version differ between
-indexes (with and without CUDA): it has the hashes of the package index's builds, and of the build that pip would
-install here, whose hash no index publishes. The CUDA libraries of the index's builds are not locked: set-up takes the
-exact versions that torch's own metadata names, without hashes.
+requirements-torch.lock is torch by itself, in the version of constraints.txt. The builds of one
+version differ between indexes (with and without CUDA): it has the hashes of the package index's
+builds, and of the build that pip would install here, whose hash no index publishes. The CUDA
+libraries of the index's builds are not locked: set-up takes the exact versions that torch's own
+metadata names, without hashes.
 
 scripts/audit.lock is pip-audit with all that it needs.
 """
@@ -61,20 +64,29 @@ def lock_requirements(pip: Pip) -> None:
     pins = pip.write_pins(everything)
     needed = pip.resolve(str(ROOT), ROOT / "constraints.txt", pins)
     hashes, covered = pip.all_hashes(pins)
-    head = HEAD + "".join(f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered)
+    head = HEAD + "".join(
+        f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered
+    )
     plain = {name: version for name, version in everything.items() if name in needed}
     added = {name: version for name, version in everything.items() if name not in needed}
     (ROOT / "requirements.lock").write_text(head + blocks(plain, hashes))
-    (ROOT / "requirements-all.lock").write_text(HEAD + "-r requirements.lock\n" + blocks(added, hashes))
+    (ROOT / "requirements-all.lock").write_text(
+        HEAD + "-r requirements.lock\n" + blocks(added, hashes)
+    )
 
 
 def lock_torch(pip: Pip) -> None:
-    """Write requirements-torch.lock: a block for the index's builds, and one for what pip would install here."""
+    """Write requirements-torch.lock: a block for the index's builds, and one for what pip would
+    install here.
+    """
     version = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
     [here] = pip.report("--no-deps", f"torch=={version}")
-    builds = {here["metadata"]["version"]: {here["download_info"]["archive_info"]["hashes"]["sha256"]}}
+    builds = {
+        here["metadata"]["version"]: {here["download_info"]["archive_info"]["hashes"]["sha256"]}
+    }
     for python, machine in product(PYTHONS, MACHINES):
-        # Three signs of equality: the build of exactly this name, not one with a local version such as 2.13.0+cpu.
+        # Three signs of equality: the build of exactly this name, not one with a local version such
+        # as 2.13.0+cpu.
         pins = pip.write_text(f"torch==={version}\n")
         builds.setdefault(version, set()).add(pip.hashes(pins, python, machine)["torch"])
     text = HEAD + "# scripts/setup.sh takes the block of the build that pip would choose.\n"
@@ -87,7 +99,9 @@ def lock_audit(pip: Pip) -> None:
     """Write scripts/audit.lock."""
     versions = pip.resolve(AUDIT)
     hashes, covered = pip.all_hashes(pip.write_pins(versions))
-    head = HEAD + "".join(f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered)
+    head = HEAD + "".join(
+        f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered
+    )
     (ROOT / "scripts" / "audit.lock").write_text(head + blocks(versions, hashes))
 
 
@@ -95,7 +109,10 @@ def blocks(versions: dict[str, str], hashes: dict[str, set[str]]) -> str:
     """Lines of a lock file: each version with its hashes."""
     found = []
     for name in sorted(versions):
-        lines = [f"{name}=={versions[name]}", *(f"    --hash=sha256:{one}" for one in sorted(hashes[name]))]
+        lines = [
+            f"{name}=={versions[name]}",
+            *(f"    --hash=sha256:{one}" for one in sorted(hashes[name])),
+        ]
         found.append(" \\\n".join(lines) + "\n")
     return "".join(found)
 
@@ -113,8 +130,16 @@ class Pip:
         return {name: version for name, version in found.items() if name not in ("torch", "fedfw")}
 
     def hashes(self, pins: Path, python: str, machine: str = "") -> dict[str, str]:
-        """The SHA-256 by name of the wheels that pip chooses for a Python, on this or on another kind of machine."""
-        place = ["--target", str(self.environment / "nothing"), "--python-version", python, "--only-binary=:all:"]
+        """The SHA-256 by name of the wheels that pip chooses for a Python, on this or on another
+        kind of machine.
+        """
+        place = [
+            "--target",
+            str(self.environment / "nothing"),
+            "--python-version",
+            python,
+            "--only-binary=:all:",
+        ]
         if machine:
             tags = [
                 *(f"manylinux_2_{minor}" for minor in range(GLIBC, 4, -1)),
@@ -124,10 +149,14 @@ class Pip:
             ]
             place += [f"--platform={tag}_{machine}" for tag in tags]
         report = self.report("--no-deps", *place, "-r", str(pins))
-        return {_name(one): one["download_info"]["archive_info"]["hashes"]["sha256"] for one in report}
+        return {
+            _name(one): one["download_info"]["archive_info"]["hashes"]["sha256"] for one in report
+        }
 
     def all_hashes(self, pins: Path) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
-        """The SHA-256s by name for every Python and machine, and those that have wheels of all packages."""
+        """The SHA-256s by name for every Python and machine, and those that have wheels of all
+        packages.
+        """
         hashes: dict[str, set[str]] = {}
         covered = []
         for python in PYTHONS:
@@ -137,7 +166,10 @@ class Pip:
             try:
                 found = self.hashes(pins, python, machine)
             except subprocess.CalledProcessError:
-                print(f"{machine}, Python {python}: no wheel of some package, so hashes are left out", file=sys.stderr)
+                print(
+                    f"{machine}, Python {python}: no wheel of some package, so hashes are left out",
+                    file=sys.stderr,
+                )
                 continue
             covered.append((python, machine))
             for name, digest in found.items():
@@ -146,7 +178,9 @@ class Pip:
 
     def write_pins(self, versions: dict[str, str]) -> Path:
         """A file of exact versions."""
-        return self.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+        return self.write_text(
+            "".join(f"{name}=={version}\n" for name, version in versions.items())
+        )
 
     def write_text(self, text: str) -> Path:
         """A file for pip."""
@@ -157,8 +191,18 @@ class Pip:
     def report(self, *arguments: str) -> list[dict[str, Any]]:
         """What pip would install, from its own report."""
         out = self.environment / "report.json"
-        options = ("--quiet", "--disable-pip-version-check", "--dry-run", "--ignore-installed", "--report", str(out))
-        subprocess.run([self.environment / "bin/python", "-m", "pip", "install", *options, *arguments], check=True)
+        options = (
+            "--quiet",
+            "--disable-pip-version-check",
+            "--dry-run",
+            "--ignore-installed",
+            "--report",
+            str(out),
+        )
+        subprocess.run(
+            [self.environment / "bin/python", "-m", "pip", "install", *options, *arguments],
+            check=True,
+        )
         installed: list[dict[str, Any]] = json.loads(out.read_text())["install"]
         return installed
 

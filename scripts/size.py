@@ -1,4 +1,5 @@
-"""Print the size of the sources by room: statements, and lines of code, of docstrings and of comments.
+"""Print the size of the sources by room: statements, and lines of code, of docstrings and of
+comments.
 
 A statement is an ``ast.stmt`` that is not a docstring, so no formatting changes the count.
 Only files that git tracks count.

@@ -14,18 +14,25 @@ gc.disable()  # until a worker has collected its tests: nothing of what that mak
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts the tests in the background does that
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # and tests that interrupt a process would wait for it
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell that starts the tests in the background does that
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # and tests that interrupt a process would wait for it
     if config.getoption("dist", "no") != "no":
         gc.enable()
-        return  # workers run the tests: who hands them out would spend seconds on torch before they start
+        # workers run the tests: who hands them out would spend seconds on torch before they start
+        return
     import torch
 
     torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # modules and thousands of tests stay until the end: to look through them again and again is no use
+    # modules and thousands of tests stay until the end: to look through them again and again is no
+    # use
+    gc.freeze()
     gc.enable()
 
 
@@ -47,12 +54,16 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (fedfw.report.plots, fedfw.cli.compare):  # the second imported both by name
         monkeypatch.setattr(module, "plot_runs", lambda runs, residuals=None: None)
-        monkeypatch.setattr(module, "save_figure", lambda figure, path, private=False: Path(path).write_bytes(b""))
+        monkeypatch.setattr(
+            module, "save_figure", lambda figure, path, private=False: Path(path).write_bytes(b"")
+        )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker takes all cases of a test, so that what they share is worked out once; groups are as they were."""
+    """One worker takes all cases of a test, so that what they share is worked out once; groups are
+    as they were.
+    """
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling

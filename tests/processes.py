@@ -1,8 +1,9 @@
 """Python processes for tests, without the seconds in which each would import torch and Matplotlib.
 
-One process a test worker has them and fedfw imported; it forks whenever a test wants a process, and the fork runs what
-``python ARGUMENTS`` would run: an own process with its own number, folder locks, signals, output and exit status. What
-is about the start of the interpreter itself, or about what is imported, belongs into ``subprocess``.
+One process a test worker has them and fedfw imported; it forks whenever a test wants a process, and
+the fork runs what ``python ARGUMENTS`` would run: an own process with its own number, folder locks,
+signals, output and exit status. What is about the start of the interpreter itself, or about what is
+imported, belongs into ``subprocess``.
 """
 
 import atexit
@@ -29,7 +30,9 @@ PRELOADED = (
     "fedfw.report.plots, fedfw.simulation; fedfw.FedFW"
 )
 NETWORKS = ("torch._dynamo",)
-"""What torch imports with the first gradient of a network, in two seconds: for processes that train one."""
+"""What torch imports with the first gradient of a network, in two seconds: for processes that train
+one.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,18 @@ def start_python(
     together: bool = False,
     loaded: Sequence[str] = (),
 ) -> Started:
-    """``python ARGUMENTS`` with these additions to the environment; ``together`` has errors among what is printed.
+    """``python ARGUMENTS`` with these additions to the environment; ``together`` has errors among
+    what is printed.
 
-    What is ``loaded`` is imported already, in this process and in all that come later, and only once for all of them.
+    What is ``loaded`` is imported already, in this process and in all that come later, and only
+    once for all of them.
     """
     ours, theirs = socket.socketpair()
-    asked = {"arguments": list(map(str, arguments)), "env": {**os.environ, **(env or {})}, "cwd": os.getcwd()}
+    asked = {
+        "arguments": list(map(str, arguments)),
+        "env": {**os.environ, **(env or {})},
+        "cwd": os.getcwd(),
+    }
     asked["loaded"] = list(loaded)
     outputs = [os.memfd_create(name) for name in ("output", "errors")]
     request = json.dumps(asked).encode()
@@ -93,7 +102,10 @@ def start_python(
 
 
 def run_python(
-    arguments: Sequence[Any], env: Mapping[str, str] | None = None, check: bool = True, loaded: Sequence[str] = ()
+    arguments: Sequence[Any],
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    loaded: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """What ``python ARGUMENTS`` ended with; with ``check`` it has to end well."""
     done = start_python(arguments, env, loaded=loaded).wait()
@@ -123,10 +135,13 @@ def _server() -> socket.socket:
 
 
 def serve(number: int) -> dict[str, Any]:
-    """Fork for every request, of which this is what the fork is to do; the server itself ends in here."""
+    """Fork for every request, of which this is what the fork is to do; the server itself ends in
+    here.
+    """
     requests = socket.socket(fileno=number)
     while True:
-        gc.freeze()  # what is imported stays: forks would look through it, and copy it, again and again
+        # what is imported stays: forks would look through it, and copy it, again and again
+        gc.freeze()
         head, given, _, _ = socket.recv_fds(requests, 8, 3)
         if not head:
             os._exit(0)
@@ -169,7 +184,9 @@ def _reap() -> None:
 
 
 def end_with(asked: dict[str, Any]) -> None:
-    """Run what was asked for and end as Python does, but without taking down what the server has imported."""
+    """Run what was asked for and end as Python does, but without taking down what the server has
+    imported.
+    """
     status: Any = 0
     try:
         _run(asked)

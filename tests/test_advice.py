@@ -11,7 +11,10 @@ from fedfw.config import RunConfig, build_algorithm
 
 
 def method(title: str, sees: str, projects: bool, *points: tuple[int, float]) -> MeasuredMethod:
-    found = tuple(MeasuredPoint(up, 10 * up, i + 1, far, 0.9 - far, 0, i + 1) for i, (up, far) in enumerate(points))
+    found = tuple(
+        MeasuredPoint(up, 10 * up, i + 1, far, 0.9 - far, 0, i + 1)
+        for i, (up, far) in enumerate(points)
+    )
     return MeasuredMethod(title, "fedfw", sees, projects, ({"momentum": 0.9},), found)
 
 
@@ -37,7 +40,12 @@ TABLE = Measured(
 @pytest.mark.parametrize(
     ("sees", "projection", "bytes_up", "expected"),
     [
-        ("atoms", "cheap", None, "atoms"),  # nobody reaches 0.01, so it is the one that comes nearest
+        (
+            "atoms",
+            "cheap",
+            None,
+            "atoms",
+        ),  # nobody reaches 0.01, so it is the one that comes nearest
         ("sums", "cheap", None, "sums"),
         ("gradients", "cheap", None, "feedback"),
         ("gradients", "costly", None, "sums"),
@@ -47,7 +55,9 @@ TABLE = Measured(
         ("sums", "cheap", 0.1, "atoms"),  # nothing is so small, and atoms are the smallest
     ],
 )
-def test_the_best_of_those_that_may_be_used(sees: str, projection: str, bytes_up: float | None, expected: str) -> None:
+def test_the_best_of_those_that_may_be_used(
+    sees: str, projection: str, bytes_up: float | None, expected: str
+) -> None:
     advice = advise("l1:10", sees=sees, projection=projection, bytes_up=bytes_up, table=TABLE)
     assert advice.method.title == expected
     assert expected in advice.reasons[0]
@@ -57,10 +67,17 @@ def test_the_best_of_those_that_may_be_used(sees: str, projection: str, bytes_up
 
 
 def test_more_permission_is_never_worse() -> None:
-    rising = (("atoms", "costly"), ("sums", "costly"), ("gradients", "costly"), ("gradients", "cheap"))
+    rising = (
+        ("atoms", "costly"),
+        ("sums", "costly"),
+        ("gradients", "costly"),
+        ("gradients", "cheap"),
+    )
     for budget in (10.0, 100.0, 1e3, 1e4, 1e5):
         far = [
-            advise("l1:10", sees=sees, projection=projection, bytes_up=budget, table=TABLE).point.residual
+            advise(
+                "l1:10", sees=sees, projection=projection, bytes_up=budget, table=TABLE
+            ).point.residual
             for sees, projection in rising
         ]
         assert far == sorted(far, reverse=True)
@@ -108,9 +125,17 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
     file.write_text(json.dumps(TABLE.to_json()))
     assert Measured.read(file) == TABLE
-    for damaged in ("", "[]", "{}", '{"problems": [{}], "quick": false}', '{"problems": [], "quick": false}'):
+    for damaged in (
+        "",
+        "[]",
+        "{}",
+        '{"problems": [{}], "quick": false}',
+        '{"problems": [], "quick": false}',
+    ):
         file.write_text(damaged)
-        with pytest.raises(ValueError, match=r"measured\.json (is damaged|has no problems), expected"):
+        with pytest.raises(
+            ValueError, match=r"measured\.json (is damaged|has no problems), expected"
+        ):
             Measured.read(file)
 
 
@@ -121,5 +146,11 @@ def test_everything_in_the_table_of_the_package_can_be_run() -> None:
             residuals = [point.residual for point in one.points]
             assert residuals == sorted(residuals, reverse=True)
             for setting in one.settings:
-                build_algorithm(RunConfig.of(algorithm=one.algorithm, constraint=problem.constraint, **setting))
-    assert {one.sees for problem in measured().problems for one in problem.methods} >= {"atoms", "sums", "gradients"}
+                build_algorithm(
+                    RunConfig.of(algorithm=one.algorithm, constraint=problem.constraint, **setting)
+                )
+    assert {one.sees for problem in measured().problems for one in problem.methods} >= {
+        "atoms",
+        "sums",
+        "gradients",
+    }

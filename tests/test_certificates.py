@@ -1,4 +1,6 @@
-"""The certificate: a lower bound that never exceeds the optimum, in any precision and whoever takes part."""
+"""The certificate: a lower bound that never exceeds the optimum, in any precision and whoever takes
+part.
+"""
 
 import copy
 from functools import lru_cache
@@ -35,12 +37,18 @@ def clients(n: int, p: int, seed: int, alike: bool) -> tuple[Tensor, Tensor]:
     return A.float().double(), (0.3 * c + 3).float().double()
 
 
-def problem(A: Tensor, c: Tensor, dtype: torch.dtype, weights: tuple[float, ...] | None = None) -> Problem:
-    return quadratic_problem(A.to(dtype), c.to(dtype), torch.zeros(A.shape[1], dtype=dtype), weights)
+def problem(
+    A: Tensor, c: Tensor, dtype: torch.dtype, weights: tuple[float, ...] | None = None
+) -> Problem:
+    return quadratic_problem(
+        A.to(dtype), c.to(dtype), torch.zeros(A.shape[1], dtype=dtype), weights
+    )
 
 
 @lru_cache(maxsize=64)
-def optimum(name: str, n: int, p: int, seed: int, alike: bool, weights: tuple[float, ...] | None = None) -> float:
+def optimum(
+    name: str, n: int, p: int, seed: int, alike: bool, weights: tuple[float, ...] | None = None
+) -> float:
     exact = problem(*clients(n, p, seed, alike), torch.float64, weights)
     return fedfw.solve(exact, SETS[name], tol=1e-13).value
 
@@ -99,7 +107,9 @@ def test_the_bound_over_ten_thousand_rounds(
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("penalty", [1.0, 30.0, 1000.0])
 @pytest.mark.parametrize("method", ["fedfw", "fedfw+"])
-def test_the_bound_with_large_penalties(method: str, penalty: float, alike: bool, dtype: torch.dtype) -> None:
+def test_the_bound_with_large_penalties(
+    method: str, penalty: float, alike: bool, dtype: torch.dtype
+) -> None:
     algorithm = fedfw.ALGORITHMS[method](SETS["box"], penalty=penalty)
     check("box", algorithm, dtype, alike=alike, rounds=200, eval_every=10)
 
@@ -114,7 +124,9 @@ def test_a_tolerance_is_met_when_a_float32_run_stops() -> None:
     A, c = clients(n, p, 0, False)
     least = optimum("box", n, p, 0, False)
     tol = 1e-3 * (1 + least)
-    run = fedfw.simulate(problem(A, c, torch.float32), fedfw.FedFWPlus(SETS["box"]), rounds=1000, tol=tol)
+    run = fedfw.simulate(
+        problem(A, c, torch.float32), fedfw.FedFWPlus(SETS["box"]), rounds=1000, tol=tol
+    )
     assert "tol" in run.stopped
     assert problem(A, c, torch.float64).value(run.x.double()) - least <= tol
 
@@ -129,10 +141,14 @@ def test_the_mean_and_the_duals_do_not_drift_in_float32(name: str, participation
     def watch(simulation: Any) -> None:
         held, server = simulation.clients, simulation.server
         points.append((held["x"].mean(0), server.xbar.clone()))
-        duals.append((held["y"].mean(0), server.vectors["owed"].clone(), server.vectors["ybar"].clone()))
+        duals.append(
+            (held["y"].mean(0), server.vectors["owed"].clone(), server.vectors["ybar"].clone())
+        )
 
     options = {"rounds": 300, "eval_every": 300, "participation": participation, "callbacks": watch}
-    run = fedfw.simulate(problem(*clients(n, p, 0, False), torch.float32), fedfw.FedFWPlus(SETS[name]), **options)
+    run = fedfw.simulate(
+        problem(*clients(n, p, 0, False), torch.float32), fedfw.FedFWPlus(SETS[name]), **options
+    )
     mean, xbar = (torch.stack(each) for each in zip(*points, strict=True))
     y, owed, ybar = (torch.stack(each) for each in zip(*duals, strict=True))
     assert len(mean) == 300
@@ -146,11 +162,17 @@ def test_the_mean_and_the_duals_do_not_drift_in_float32(name: str, participation
 
 def samples(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(m, 4, generator=generator), torch.randint(3, (m,), generator=generator)) for m in sizes]
+    return [
+        (torch.randn(m, 4, generator=generator), torch.randint(3, (m,), generator=generator))
+        for m in sizes
+    ]
 
 
 def completion() -> tuple[Problem, Problem]:
-    pairs = [(torch.tensor([[0, 1], [2, 0]]), torch.tensor([0.1, 0.2])), (torch.tensor([[1, 1]]), torch.tensor([0.3]))]
+    pairs = [
+        (torch.tensor([[0, 1], [2, 0]]), torch.tensor([0.1, 0.2])),
+        (torch.tensor([[1, 1]]), torch.tensor([0.3])),
+    ]
     wide = [(at, values.double()) for at, values in pairs]
     models = MatrixCompletion(3, 2), MatrixCompletion(3, 2).double()
     return Problem(models[0], nnf.mse_loss, pairs), Problem(models[1], nnf.mse_loss, wide)
@@ -164,17 +186,24 @@ def classifiers(kind: str) -> tuple[Problem, Problem]:
     data = samples([9, 7, 3])
     wide = [(x.double(), y) for x, y in data]
     narrow = Problem(model, nnf.cross_entropy, data, l2=l2, weights=[1.0, 2.0, 3.0])
-    return narrow, Problem(copy.deepcopy(model).double(), nnf.cross_entropy, wide, l2=l2, weights=[1.0, 2.0, 3.0])
+    return narrow, Problem(
+        copy.deepcopy(model).double(), nnf.cross_entropy, wide, l2=l2, weights=[1.0, 2.0, 3.0]
+    )
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear l2", "module", "completion"])
 def test_exact_losses_are_those_of_the_same_problem_in_float64(kind: str) -> None:
     narrow, wide = completion() if kind == "completion" else classifiers(kind)
-    x = torch.randn(len(narrow.start), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x = torch.randn(
+        len(narrow.start), generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     for who in ([*range(narrow.n)], [1]):
         rows = torch.tensor(who)
         points = x.expand(len(who), -1)
-        got, wanted = narrow.losses.exactly(points, rows), wide.losses.value_and_gradient(points, rows, None)
+        got, wanted = (
+            narrow.losses.exactly(points, rows),
+            wide.losses.value_and_gradient(points, rows, None),
+        )
         for one, other in zip(got, wanted, strict=True):
             assert one.dtype is torch.float64
             assert torch.allclose(one, other, rtol=1e-13, atol=1e-14)
@@ -191,7 +220,9 @@ def test_functions_that_work_in_float32_only_prove_nothing() -> None:
     run = fedfw.simulate(stuck, fedfw.FedFW(fedfw.L2Ball(1.0)), rounds=3)
     assert run.certificate is Certificate.ONLY_FLOAT32
     assert run.lower_bound is None
-    free = Problem.from_losses([lambda x: (matrix.to(x) @ x).square().sum()] * 2, torch.ones(2), convex=True)
+    free = Problem.from_losses(
+        [lambda x: (matrix.to(x) @ x).square().sum()] * 2, torch.ones(2), convex=True
+    )
     run = fedfw.simulate(free, fedfw.FedFW(fedfw.L2Ball(1.0)), rounds=3)
     assert run.certificate is Certificate.EVERY_ROUND
     assert run.lower_bound is not None
@@ -224,18 +255,24 @@ FAR_AWAY = 29999.0**2
     ],
     ids=lambda algorithm: algorithm.name,
 )
-def test_weights_enter_the_bound_in_float64(algorithm: Any, weights: list[float] | None, dtype: torch.dtype) -> None:
+def test_weights_enter_the_bound_in_float64(
+    algorithm: Any, weights: list[float] | None, dtype: torch.dtype
+) -> None:
     """1/3 in float32 is too large by 3e-8, which is 27 above an optimum of 9e8."""
     run = fedfw.simulate(far_away(3, dtype, weights), algorithm, rounds=30)
     assert run.lower_bound is not None
     assert run.lower_bound <= FAR_AWAY * (1 + 1e-14)
-    assert run.lower_bound >= FAR_AWAY * (1 - 1e-6)  # float32 changes where the certificate is made, not more
+    assert run.lower_bound >= FAR_AWAY * (
+        1 - 1e-6
+    )  # float32 changes where the certificate is made, not more
 
 
 @pytest.mark.parametrize("weights", [None, [0.7, 0.2, 0.1]])
 def test_absentees_weights_enter_the_bound_in_float64(weights: list[float] | None) -> None:
     algorithm = fedfw.FedFW("l2:1", penalty=1.0)
-    run = fedfw.simulate(far_away(3, torch.float32, weights), algorithm, rounds=60, participation=0.6)
+    run = fedfw.simulate(
+        far_away(3, torch.float32, weights), algorithm, rounds=60, participation=0.6
+    )
     assert run.lower_bound is not None
     assert run.lower_bound <= FAR_AWAY * (1 + 1e-14)
     assert run.lower_bound > 0

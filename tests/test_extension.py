@@ -1,4 +1,6 @@
-"""One file and one line: an algorithm with a new option and one without options run, tune, compare and deploy."""
+"""One file and one line: an algorithm with a new option and one without options run, tune, compare
+and deploy.
+"""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +48,9 @@ class SlowFW(fedfw.OracleAlgorithm):
     name: ClassVar[str] = "slow"
     title: ClassVar[str] = "SlowFW"
     contract: ClassVar[Contract] = replace(
-        fedfw.OracleAlgorithm.contract, remembers={"x": Kept.REBUILT, "z": Kept.REBUILT}, proves=False
+        fedfw.OracleAlgorithm.contract,
+        remembers={"x": Kept.REBUILT, "z": Kept.REBUILT},
+        proves=False,
     )
 
     @classmethod
@@ -59,7 +63,9 @@ class SlowFW(fedfw.OracleAlgorithm):
     def receive(self, plan: Plan, shared: State, message: Message) -> State:
         return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])
 
 
@@ -69,7 +75,9 @@ class Descent(fedfw.Algorithm):
 
     name: ClassVar[str] = "descent"
     title: ClassVar[str] = "Descent"
-    contract: ClassVar[Contract] = Contract(up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's gradient")
+    contract: ClassVar[Contract] = Contract(
+        up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's gradient"
+    )
 
     def plan(self, setting: Setting) -> Plan:
         return Plan(setting.n, setting.constraint, lr=0.1)
@@ -91,15 +99,30 @@ def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", [SlowFW(fedfw.L2Ball(1.0), penalty=0.1), Descent(fedfw.L2Ball(1.0))])
+@pytest.mark.parametrize(
+    "algorithm", [SlowFW(fedfw.L2Ball(1.0), penalty=0.1), Descent(fedfw.L2Ball(1.0))]
+)
 def test_they_keep_their_contract(algorithm: fedfw.Algorithm) -> None:
     fedfw.testing.check_algorithm(algorithm)
 
 
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(("name", "flags"), [("slow", ["--slowness", "0.2"]), ("descent", [])])
-def test_they_run_resume_tune_and_compare(name: str, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--algorithm", name, "--constraint", "l2:10", "--rounds", "3", "--clients", "3", "--partition", "iid"]
+def test_they_run_resume_tune_and_compare(
+    name: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [
+        "--algorithm",
+        name,
+        "--constraint",
+        "l2:10",
+        "--rounds",
+        "3",
+        "--clients",
+        "3",
+        "--partition",
+        "iid",
+    ]
     assert main(["run", *common, *flags, "--out", "one", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["rounds"] == 3
@@ -123,17 +146,29 @@ def test_a_bad_value_of_the_new_option_is_refused(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", ["slow", "descent"])
 def test_they_deploy_from_the_keys_of_an_app(name: str, tmp_path: Path) -> None:
     """The app's table has the new option, and the deployed run has the simulator's bits."""
-    table = {key: value.unwrap() if hasattr(value, "unwrap") else value for key, value in app_table().items()}
+    table = {
+        key: value.unwrap() if hasattr(value, "unwrap") else value
+        for key, value in app_table().items()
+    }
     assert table["slowness"] == ""
-    chosen = {"algorithm": name, "constraint": "l2:10", "rounds": 4, "penalty": 0.01 if name == "slow" else ""}
+    chosen = {
+        "algorithm": name,
+        "constraint": "l2:10",
+        "rounds": 4,
+        "penalty": 0.01 if name == "slow" else "",
+    }
     chosen |= {"slowness": 0.3} if name == "slow" else {}
     config = read_app_config(table | chosen)
     data = load(config)
     config = completed(config, data)
     assert config.model is not None
     kind = MODELS[config.model]
-    problem = fedfw.load_problem("digits", "mclr", clients=config.clients, partition=config.partition)
-    parts = fedfw.data.partition(config.partition or "", data.train, config.clients, data.classes, config.seed)
+    problem = fedfw.load_problem(
+        "digits", "mclr", clients=config.clients, partition=config.partition
+    )
+    parts = fedfw.data.partition(
+        config.partition or "", data.train, config.clients, data.classes, config.seed
+    )
     task = Task(
         make_model(config.model, data, config.seed),
         kind.loss,

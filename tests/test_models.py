@@ -23,7 +23,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def images(channels: int, side: int, samples: int = 24, classes: int = 4) -> Data:
-    pixels = torch.randint(0, 256, (samples, channels, side, side), generator=generator(), dtype=torch.uint8)
+    pixels = torch.randint(
+        0, 256, (samples, channels, side, side), generator=generator(), dtype=torch.uint8
+    )
     part = Part(pixels, torch.arange(samples) % classes)
     return Data("made up", part, part, classes)
 
@@ -55,7 +57,10 @@ def texts(classes: int = 7, length: int = 6, samples: int = 24) -> Data:
 
 def survival(samples: int = 40) -> Data:
     inputs = torch.randn(samples, 5, generator=generator())
-    events, times = torch.arange(samples) % 2, torch.rand(samples, generator=generator(1)).mul(9).ceil()
+    events, times = (
+        torch.arange(samples) % 2,
+        torch.rand(samples, generator=generator(1)).mul(9).ceil(),
+    )
     part = Part(inputs, torch.stack([events.float(), times], 1))
     return Data("made up", part, part, None)
 
@@ -114,7 +119,10 @@ def test_smoothness_bounds_how_fast_gradients_change(name: str) -> None:
         x = torch.randn(4, p, generator=generator(seed)) * 10 ** (seed % 5 - 3)
         y = x + torch.randn(4, p, generator=generator(1000 + seed)) * 1e-2
         who = torch.arange(4)
-        change = problem.losses.value_and_gradient(x, who, None)[1] - problem.losses.value_and_gradient(y, who, None)[1]
+        change = (
+            problem.losses.value_and_gradient(x, who, None)[1]
+            - problem.losses.value_and_gradient(y, who, None)[1]
+        )
         steepest = max(steepest, float((change.norm(dim=1) / (x - y).norm(dim=1)).max()))
     assert steepest <= L * 1.01
 
@@ -155,11 +163,18 @@ def test_low_rank_ratings_are_completed() -> None:
     matrix = u @ v.T
     cells = torch.randperm(30 * 25, generator=generator(2))
     pairs = torch.stack([cells // 25, cells % 25], 1)
-    seen, unseen = (Part(p, matrix[p[:, 0], p[:, 1]], {"user": p[:, 0]}) for p in (pairs[:500], pairs[500:]))
-    problem = problem_of(Data("made up", seen, unseen, None, (30, 25)), "completion", clients=5, partition="user")
+    seen, unseen = (
+        Part(p, matrix[p[:, 0], p[:, 1]], {"user": p[:, 0]}) for p in (pairs[:500], pairs[500:])
+    )
+    problem = problem_of(
+        Data("made up", seen, unseen, None, (30, 25)), "completion", clients=5, partition="user"
+    )
     radius = float(torch.linalg.svdvals(matrix).sum())
     run = fedfw.simulate(
-        problem, fedfw.FedFWAnchored(fedfw.NuclearBall(radius), anchor_every=5), rounds=400, eval_every=400
+        problem,
+        fedfw.FedFWAnchored(fedfw.NuclearBall(radius), anchor_every=5),
+        rounds=400,
+        eval_every=400,
     )
     start = problem.test(problem.start).loss
     assert start is not None
@@ -187,7 +202,10 @@ def test_the_scaled_loss_is_the_cross_entropy_of_scaled_scores(dtype: torch.dtyp
     """Also where clients of different sizes share a call and are padded for it."""
     model = nn.Linear(6, 4, dtype=dtype)
     scaled = nn.Sequential(nn.Linear(6, 4, dtype=dtype), fedfw.lipschitz.Scaled(3.0))
-    clients = [(torch.randn(m, 6, generator=generator(m), dtype=dtype), torch.arange(m) % 4) for m in (5, 6, 5, 2)]
+    clients = [
+        (torch.randn(m, 6, generator=generator(m), dtype=dtype), torch.arange(m) % 4)
+        for m in (5, 6, 5, 2)
+    ]
     one = fedfw.Problem(nn.Sequential(model), ScaledCrossEntropy(3.0), clients, test=clients[0])
     other = fedfw.Problem(scaled, nnf.cross_entropy, clients, test=clients[0])
     assert isinstance(one.losses, ModuleLosses)

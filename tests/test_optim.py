@@ -1,4 +1,6 @@
-"""fedfw.optim.LMO beside torch's Muon, Scion's published update, an SVD, and what it promises of its points."""
+"""fedfw.optim.LMO beside torch's Muon, Scion's published update, an SVD, and what it promises of
+its points.
+"""
 
 import copy
 import io
@@ -19,19 +21,30 @@ SHAPES = [(6, 4), (4, 9), (6, 4), (5, 5)]  # tall, wide, square, and two that ar
 ACCURATE = 1e-12
 
 
-def matrices(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int = 0) -> list[nn.Parameter]:
+def matrices(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int = 0
+) -> list[nn.Parameter]:
     random = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) / 3) for shape in shapes]
+    return [
+        nn.Parameter(torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) / 3)
+        for shape in shapes
+    ]
 
 
 def loss_of(params: Sequence[Tensor], step: int) -> Tensor:
     """A smooth loss that depends on the step, whose gradients have no zeros."""
     random = torch.Generator().manual_seed(100 + step)
-    targets = [torch.randn(p.shape, generator=random, dtype=torch.float64).to(p.dtype) for p in params]
-    return sum(((p - t).square() + (p * t).sin()).sum() for p, t in zip(params, targets, strict=True))  # type: ignore[return-value]
+    targets = [
+        torch.randn(p.shape, generator=random, dtype=torch.float64).to(p.dtype) for p in params
+    ]
+    return sum(
+        ((p - t).square() + (p * t).sin()).sum() for p, t in zip(params, targets, strict=True)
+    )  # type: ignore[return-value]
 
 
-def train(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: int, first: int = 0) -> None:
+def train(
+    optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: int, first: int = 0
+) -> None:
     for step in range(first, first + steps):
         optimizer.zero_grad()
         loss_of(params, step).backward()
@@ -76,7 +89,9 @@ EQUAL_TO_MUON = [
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     for nesterov in (True, False)
     for momentum in (0.95, 0.5, 0.0)
-    if nesterov or momentum == 0 or dtype is not torch.bfloat16  # the one exception has a test of its own
+    if nesterov
+    or momentum == 0
+    or dtype is not torch.bfloat16  # the one exception has a test of its own
 ]
 
 
@@ -86,7 +101,12 @@ EQUAL_TO_MUON = [
 def test_with_muons_oracle_it_is_torchs_muon_to_the_bit(
     adjust: str, nesterov: bool, momentum: float, weight_decay: float, dtype: torch.dtype
 ) -> None:
-    shared: Any = {"lr": 0.03, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    shared: Any = {
+        "lr": 0.03,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+    }
     ours, optimizer, theirs, reference = beside_torchs_muon(MUON_SHAPES, dtype, adjust, **shared)
     for step in range(10):
         same_gradients(ours, theirs, step)
@@ -101,7 +121,13 @@ def test_transposed_parameters_take_the_steps_of_torchs_muon_to_the_bit(dtype: t
     for shape in MUON_SHAPES:
         stored = matrices([shape[::-1]], dtype)[0].detach()
         x, y = nn.Parameter(stored.clone().T), nn.Parameter(stored.clone().T)
-        optimizer = LMO([x], [fedfw.SpectralBall(RADII["original"](*shape))], oracle="muon", unconstrained=True, lr=0.1)
+        optimizer = LMO(
+            [x],
+            [fedfw.SpectralBall(RADII["original"](*shape))],
+            oracle="muon",
+            unconstrained=True,
+            lr=0.1,
+        )
         reference = torch.optim.Muon([y], lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0)
         for step in range(1 if dtype is torch.bfloat16 else 5):
             same_gradients([x], [y], step)
@@ -110,10 +136,16 @@ def test_transposed_parameters_take_the_steps_of_torchs_muon_to_the_bit(dtype: t
             assert torch.equal(x, y), f"step {step}, shape {shape}"
 
 
-def test_without_nesterov_torch_normalises_its_momentum_in_bfloat16_and_that_is_the_whole_difference() -> None:
-    """With the momentum that torch would have had put back after each step, the two are equal to the bit."""
+def test_without_nesterov_torch_normalises_its_momentum_in_bfloat16_and_that_is_the_whole_difference() -> (
+    None
+):
+    """With the momentum that torch would have had put back after each step, the two are equal to
+    the bit.
+    """
     shared: Any = {"lr": 0.03, "momentum": 0.95, "nesterov": False, "weight_decay": 0.1}
-    ours, optimizer, theirs, reference = beside_torchs_muon(MUON_SHAPES, torch.bfloat16, "original", **shared)
+    ours, optimizer, theirs, reference = beside_torchs_muon(
+        MUON_SHAPES, torch.bfloat16, "original", **shared
+    )
     normalised = []
     for step in range(10):
         same_gradients(ours, theirs, step)
@@ -123,13 +155,27 @@ def test_without_nesterov_torch_normalises_its_momentum_in_bfloat16_and_that_is_
             assert torch.equal(x, y), f"step {step}, shape {tuple(x.shape)}"
             own = optimizer.state[x]["momentum"]
             buffer = reference.state[y]["momentum_buffer"]
-            normalised.append(not torch.equal(buffer, own) and abs(float(buffer.double().norm()) - 1) < 0.01)
+            normalised.append(
+                not torch.equal(buffer, own) and abs(float(buffer.double().norm()) - 1) < 0.01
+            )
             buffer.copy_(own)
-    assert all(normalised), "torch no longer normalises its momentum: the docs of LMO name an exception that is none"
+    assert all(normalised), (
+        "torch no longer normalises its momentum: the docs of LMO name an exception that is none"
+    )
 
 
-def scion(params: list[Tensor], norms: list[str], *, alpha: float, gamma: float, rho: float, constrained: bool) -> None:
-    """Twenty steps of Pethick et al. 2025, algorithms 1 (uSCG) and 2 (SCG), written down from the paper."""
+def scion(
+    params: list[Tensor],
+    norms: list[str],
+    *,
+    alpha: float,
+    gamma: float,
+    rho: float,
+    constrained: bool,
+) -> None:
+    """Twenty steps of Pethick et al. 2025, algorithms 1 (uSCG) and 2 (SCG), written down from the
+    paper.
+    """
     averages = [torch.zeros_like(p) for p in params]
     for step in range(20):
         for p in params:
@@ -144,12 +190,16 @@ def scion(params: list[Tensor], norms: list[str], *, alpha: float, gamma: float,
                 u, _, vh = torch.linalg.svd(averages[i].flatten(1), full_matrices=False)
                 lmo = -(u @ vh).reshape(p.shape)
             with torch.no_grad():
-                p.copy_((1 - gamma) * p + gamma * rho * lmo if constrained else p + gamma * rho * lmo)
+                p.copy_(
+                    (1 - gamma) * p + gamma * rho * lmo if constrained else p + gamma * rho * lmo
+                )
 
 
 @BOTH
 @pytest.mark.parametrize("constrained", [True, False], ids=["SCG", "uSCG"])
-def test_signs_and_spectral_balls_are_scions_published_update(constrained: bool, dtype: torch.dtype) -> None:
+def test_signs_and_spectral_balls_are_scions_published_update(
+    constrained: bool, dtype: torch.dtype
+) -> None:
     shapes = [(6, 4), (3, 2, 2, 2), (7,), (5, 3), (6, 4)]
     norms = ["spectral", "spectral", "sign", "sign", "spectral"]
     ours, theirs = matrices(shapes, dtype), matrices(shapes, dtype)
@@ -167,17 +217,23 @@ def test_signs_and_spectral_balls_are_scions_published_update(constrained: bool,
 @BOTH
 def test_the_exact_oracle_reaches_the_nuclear_norm_of_an_svd(dtype: torch.dtype) -> None:
     params = matrices(SHAPES, dtype)
-    optimizer = LMO(params, fedfw.Product({"*": fedfw.SpectralBall(2.0)}), lr=1.0, momentum=0.0, tol=ACCURATE)
+    optimizer = LMO(
+        params, fedfw.Product({"*": fedfw.SpectralBall(2.0)}), lr=1.0, momentum=0.0, tol=ACCURATE
+    )
     train(optimizer, params, 1)  # with lr = 1 the parameter is the atom
     for p in params:
         assert p.grad is not None
         u, sigma, vh = torch.linalg.svd(p.grad.double(), full_matrices=False)
         torch.testing.assert_close(p.detach().double(), -2 * u @ vh, atol=1e-4, rtol=0)
-        assert float((p.grad * p.detach()).double().sum()) == pytest.approx(-2 * float(sigma.sum()), rel=1e-5)
+        assert float((p.grad * p.detach()).double().sum()) == pytest.approx(
+            -2 * float(sigma.sum()), rel=1e-5
+        )
 
 
 def test_without_momentum_it_is_frank_wolfe_and_finds_the_optimum() -> None:
-    """The nearest point of the simplex to a target; Frank-Wolfe is within 2 L d^2 / (t + 2) of the least loss."""
+    """The nearest point of the simplex to a target; Frank-Wolfe is within 2 L d^2 / (t + 2) of the
+    least loss.
+    """
     target = torch.tensor([0.9, 0.6, -1.0, 0.1], dtype=torch.float64)
     nearest = fedfw.Simplex(1.0).project(target)
     w = nn.Parameter(torch.full((4,), 0.25, dtype=torch.float64))
@@ -208,7 +264,9 @@ def test_parameters_never_leave_their_sets(dtype: torch.dtype, tol: float, lr: f
     params = matrices([(4, 3)] * len(sets), dtype)
     optimizer = LMO(params, sets, lr=lr)
     for _ in range(50):
-        train(optimizer, params, 1)  # always the same loss, so that points go to the boundary and stay there
+        train(
+            optimizer, params, 1
+        )  # always the same loss, so that points go to the boundary and stay there
         for constraint, p in zip(sets, params, strict=True):
             assert inside(constraint, p, tol), constraint
             assert p.dtype == dtype
@@ -237,7 +295,9 @@ def test_low_precision_is_refused_in_constrained_steps_and_else_moved_by_an_orac
     dtype: torch.dtype,
 ) -> None:
     p, other = matrices([(4, 3)] * 2, dtype)
-    with pytest.raises(TypeError, match=rf"parameter '0' has dtype {dtype}, expected .* of 32 or 64 bits, because"):
+    with pytest.raises(
+        TypeError, match=rf"parameter '0' has dtype {dtype}, expected .* of 32 or 64 bits, because"
+    ):
         LMO([p], fedfw.SpectralBall(1.0))
     start, p.grad = p.detach().float(), other.detach()
     LMO([p], fedfw.SpectralBall(1.0), lr=0.25, momentum=0.0, unconstrained=True).step()
@@ -263,7 +323,10 @@ def test_a_single_vector_set_is_bound_to_all_parameters_together() -> None:
     optimizer = LMO([a, b], fedfw.L1Ball(2.0), lr=0.5)
     a.grad, b.grad = torch.ones(2, 2), torch.tensor([0.0, 5.0, 0.0])
     optimizer.step()
-    assert a.tolist() == [[0.0, 0.0], [0.0, 0.0]]  # one atom of the whole vector, which is at the largest entry
+    assert a.tolist() == [
+        [0.0, 0.0],
+        [0.0, 0.0],
+    ]  # one atom of the whole vector, which is at the largest entry
     assert b.tolist() == [0.0, -1.0, 0.0]
 
 
@@ -273,7 +336,9 @@ def test_a_single_matrix_set_is_bound_to_weights_and_bias_of_a_linear_layer() ->
     layer(torch.eye(3)).square().sum().backward()
     optimizer.step()
     whole = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
-    torch.testing.assert_close(torch.linalg.svdvals(whole), torch.full((4,), 0.5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.linalg.svdvals(whole), torch.full((4,), 0.5), atol=1e-5, rtol=0
+    )
 
 
 # --- torch's machinery ---
@@ -287,7 +352,9 @@ def test_a_saved_run_goes_on_to_the_same_bits(dtype: torch.dtype) -> None:
         optimizer = LMO(params, sets, lr=0.2, nesterov=True)
         return optimizer, LinearLR(optimizer, 1.0, 0.0, total_iters=30)
 
-    def go(params: list[nn.Parameter], optimizer: LMO, decay: LinearLR, first: int, steps: int) -> None:
+    def go(
+        params: list[nn.Parameter], optimizer: LMO, decay: LinearLR, first: int, steps: int
+    ) -> None:
         for step in range(first, first + steps):
             train(optimizer, params, 1, step)
             decay.step()
@@ -298,7 +365,14 @@ def test_a_saved_run_goes_on_to_the_same_bits(dtype: torch.dtype) -> None:
     optimizer, decay = fresh(params)
     go(params, optimizer, decay, 0, 10)
     file = io.BytesIO()
-    torch.save({"x": [p.detach() for p in params], "optimizer": optimizer.state_dict(), "lr": decay.state_dict()}, file)
+    torch.save(
+        {
+            "x": [p.detach() for p in params],
+            "optimizer": optimizer.state_dict(),
+            "lr": decay.state_dict(),
+        },
+        file,
+    )
     file.seek(0)
     saved = torch.load(file, weights_only=True)  # numbers, texts and tensors alone
     resumed = [nn.Parameter(x) for x in saved["x"]]
@@ -311,7 +385,9 @@ def test_a_saved_run_goes_on_to_the_same_bits(dtype: torch.dtype) -> None:
 
 def test_a_state_of_other_sets_is_refused() -> None:
     one, other = (LMO([nn.Parameter(torch.zeros(2))], fedfw.LinfBall(r)) for r in (1.0, 2.0))
-    with pytest.raises(ValueError, match=r"constraint=LinfBall\(r=1.0\), expected LinfBall\(r=2.0\)"):
+    with pytest.raises(
+        ValueError, match=r"constraint=LinfBall\(r=1.0\), expected LinfBall\(r=2.0\)"
+    ):
         other.load_state_dict(one.state_dict())
 
 
@@ -324,7 +400,9 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name_and_nothing_moves(bad:
     optimizer = LMO(model, fedfw.Product({"*": fedfw.LinfBall(1.0)}))
     before = copy.deepcopy(model.state_dict())
     model.weight.grad, model.bias.grad = torch.ones(2, 2), torch.tensor([1.0, bad])
-    with pytest.raises(fedfw.NonFiniteError, match="gradient of parameter 'bias' has a NaN or an infinity"):
+    with pytest.raises(
+        fedfw.NonFiniteError, match="gradient of parameter 'bias' has a NaN or an infinity"
+    ):
         optimizer.step()
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
     assert not optimizer.state
@@ -337,11 +415,20 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name_and_nothing_moves(bad:
         ({"lr": 1.5}, "lr=1.5, expected a number of at least 0 and at most 1"),
         ({"lr": math.nan, "unconstrained": True}, "lr=nan, expected a number of at least 0"),
         ({"momentum": 1.0}, "momentum=1.0, expected a number of at least 0 and below 1"),
-        ({"weight_decay": 0.1}, "weight_decay=0.1, expected 0, because constrained steps shrink by lr"),
-        ({"weight_decay": -1.0, "unconstrained": True}, "weight_decay=-1.0, expected a number of at least 0"),
+        (
+            {"weight_decay": 0.1},
+            "weight_decay=0.1, expected 0, because constrained steps shrink by lr",
+        ),
+        (
+            {"weight_decay": -1.0, "unconstrained": True},
+            "weight_decay=-1.0, expected a number of at least 0",
+        ),
         ({"oracle": "svd"}, "oracle='svd', expected exact or muon"),
         ({"oracle": "muon"}, "unconstrained=False, expected True, because"),
-        ({"oracle": "muon", "unconstrained": True}, r"constraint=.*L2Ball.*, expected a SpectralBall for each"),
+        (
+            {"oracle": "muon", "unconstrained": True},
+            r"constraint=.*L2Ball.*, expected a SpectralBall for each",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -351,9 +438,13 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 def test_sets_that_do_not_fit_are_refused() -> None:
     params = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 3))]
-    with pytest.raises(ValueError, match="constraint has 1 sets, expected one for each of 2 parameters"):
+    with pytest.raises(
+        ValueError, match="constraint has 1 sets, expected one for each of 2 parameters"
+    ):
         LMO(params, [fedfw.L2Ball(1.0)])
-    with pytest.raises(TypeError, match="constraint=7, expected a set, a Product or a sequence of sets"):
+    with pytest.raises(
+        TypeError, match="constraint=7, expected a set, a Product or a sequence of sets"
+    ):
         LMO(params, 7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give a set for each parameter"):
         LMO(params, fedfw.SpectralBall(1.0))

@@ -31,17 +31,27 @@ DECLARED: dict[str, type] = {
     "Deployment": Deployment,
     **{cls.__name__: cls for cls in fedfw.ALGORITHMS.values()},
 }
-WHOLE, POSITIVE, SHARE = "a whole number of at least 1", "a number above 0", "a number of at least 0"
+WHOLE, POSITIVE, SHARE = (
+    "a whole number of at least 1",
+    "a number above 0",
+    "a number of at least 0",
+)
 REFUSED: dict[str, tuple[list[Any], str]] = {
     # of a run
     "rounds": ([0, -1, 2.0, "3", True, None], WHOLE),
-    "participation": (["half", None, True, math.nan, {0: 1.0}], "a probability, a number of clients"),
+    "participation": (
+        ["half", None, True, math.nan, {0: 1.0}],
+        "a probability, a number of clients",
+    ),
     "relax": ([[1], 3, "l2:1"], "a dictionary {client: set}"),
     "local_steps": ([0, 1.0, None], WHOLE),
     "batch_size": ([0, 2.5, "64"], WHOLE),
     "tol": ([0.0, -1.0, math.inf, math.nan, "1"], POSITIVE),
     "eval_every": ([0, -1, True], WHOLE),
-    "certify": (["", "0.1;0.2", "-1", 0.0, [0.1, -1.0], [], True], "positive numbers, or text such as 0.1,0.25,0.5"),
+    "certify": (
+        ["", "0.1;0.2", "-1", 0.0, [0.1, -1.0], [], True],
+        "positive numbers, or text such as 0.1,0.25,0.5",
+    ),
     "seed": ([-1, 2**63, 1.0, None], "a whole number of at least 0 and below 9223372036854775808"),
     "device": ([3, True], "cpu or cuda"),
     "privacy": ([4.0, ("eps", 4)], "a Privacy, or text such as eps=4,delta=1e-5"),
@@ -68,19 +78,31 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "round_timeout": ([0.0, -1.0, math.inf], POSITIVE),
     "start_timeout": ([0.0, math.nan], POSITIVE),
     "leave_after": ([-1, 1.5], "a whole number of at least 0"),
-    "rebind": (["three", "1,", "-1", 3, None], "clients' numbers with commas between them, or 'all'"),
+    "rebind": (
+        ["three", "1,", "-1", 3, None],
+        "clients' numbers with commas between them, or 'all'",
+    ),
     "tell_loss": ([1, None], "true or false"),
     "share_gradients": (["yes"], "true or false"),
     # of algorithms
     "schedule": ([3, 0.5, ["convex"]], "one of convex, nonconvex, stochastic"),
-    "penalty": ([-1.0, "some", "auto:x", "theory:-2", True, None, math.nan, math.inf], "a number of at least 0"),
-    "momentum": ([1.0, -0.1, "much", True, None, math.nan], "a number of at least 0 and below 1, or auto"),
+    "penalty": (
+        [-1.0, "some", "auto:x", "theory:-2", True, None, math.nan, math.inf],
+        "a number of at least 0",
+    ),
+    "momentum": (
+        [1.0, -0.1, "much", True, None, math.nan],
+        "a number of at least 0 and below 1, or auto",
+    ),
     "anchor_every": ([0, 2.0, None, "often"], WHOLE),
     "gradient_at": (["x", None, 1], "one of xbar, own"),
     "correction": ([1, "yes", None], "true or false"),
     "renew_every": ([0, 2.0, None], WHOLE),
     "oracle_at": (["client", None, 1], "one of clients, server"),
-    "compress": (["4", "bits", "bits:3", "topk:0", "bits:4 ", None, 4], "none, topk:K (the K largest numbers)"),
+    "compress": (
+        ["4", "bits", "bits:3", "topk:0", "bits:4 ", None, 4],
+        "none, topk:K (the K largest numbers)",
+    ),
     "compress_down": (["4", "bits:4", "topk:0", "topk", None, 4], "none, or topk:K"),
     "extrapolation": (["some", None, 1], "one of none, nesterov"),
     "lr": ([0.0, -1.0, "fast", "auto:0", True, None, math.inf], "a "),
@@ -99,7 +121,9 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "multiplier_every": ([0, 2.0, None], WHOLE),
     "weight_decay": ([-0.1, math.inf, None], SHARE),
 }
-"""Values that are refused, by the name of the option, and how the sentence that says what was expected begins."""
+"""Values that are refused, by the name of the option, and how the sentence that says what was
+expected begins.
+"""
 ALLOWED: dict[str, list[Any]] = {
     "rounds": [1, 10**9],
     "participation": [0.5, 3, 1, [0.1, 0.2], (0.5,), lambda t: [0]],
@@ -113,7 +137,17 @@ ALLOWED: dict[str, list[Any]] = {
     "schedule": [None, "convex", "constant:0.1", lambda t: 0.5],
     "penalty": [0, 0.0, 2.5, "auto", "theory", "auto:0.3", "theory:10"],
     "momentum": [0, 0.0, 0.99, "auto"],
-    "compress": ["none", "bits:2", "bits:4", "bits:8", "topk:64", "randk:7", "sign", "rank:4", "atoms:8"],
+    "compress": [
+        "none",
+        "bits:2",
+        "bits:4",
+        "bits:8",
+        "topk:64",
+        "randk:7",
+        "sign",
+        "rank:4",
+        "atoms:8",
+    ],
     "anchor_every": [1, 50, "auto"],
     "compress_down": ["none", "topk:1"],
     "lr": [1, 0.5, "auto", "theory", "auto:2"],
@@ -135,7 +169,9 @@ def test_every_option_has_values_that_are_refused_here() -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), every_option())
-def test_what_is_out_of_range_is_refused_with_the_value_and_what_was_expected(name: str, key: str) -> None:
+def test_what_is_out_of_range_is_refused_with_the_value_and_what_was_expected(
+    name: str, key: str
+) -> None:
     cls, (values, expected) = DECLARED[name], REFUSED[key]
     for value in [*values, object()]:
         with pytest.raises(ValueError) as caught:
@@ -176,7 +212,10 @@ def test_every_field_is_an_option_with_help_and_a_default_that_is_allowed(name: 
 def test_signatures_and_help_list_exactly_what_is_declared(
     function: Callable[..., Any], declared: type, own: set[str]
 ) -> None:
-    parameters, text = inspect.signature(function).parameters, pydoc.render_doc(function, renderer=pydoc.plaintext)
+    parameters, text = (
+        inspect.signature(function).parameters,
+        pydoc.render_doc(function, renderer=pydoc.plaintext),
+    )
     assert set(parameters) == own | set(options_of(declared))
     assert "{options}" not in text
     for key, one in options_of(declared).items():
@@ -209,7 +248,9 @@ class Garden:
     fence: Annotated[bool, option("whether there is a fence")] = False
     soil: Annotated[Literal["clay", "sand"] | None, option("kind of soil")] = None
     water: Annotated[int | float | str, option("water a day", expected="litres, or auto")] = "auto"
-    keeper: Annotated[Callable[[int], str] | None, option("who comes", scope="python", expected="a function")] = None
+    keeper: Annotated[
+        Callable[[int], str] | None, option("who comes", scope="python", expected="a function")
+    ] = None
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -277,7 +318,9 @@ def test_text_becomes_what_is_declared(key: str, text: Any, value: Any) -> None:
     ],
 )
 def test_text_that_is_refused_names_its_source_and_key(key: str, text: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^garden\.toml: {key} = .*, expected {GARDEN[key].expected}$"):
+    with pytest.raises(
+        ValueError, match=rf"^garden\.toml: {key} = .*, expected {GARDEN[key].expected}$"
+    ):
         GARDEN[key].parse(text, "garden.toml")
 
 
@@ -333,16 +376,21 @@ def test_every_number_has_bounds(key: str, value: float, accepted: bool) -> None
 )
 def test_numbers_of_a_run_have_bounds(name: str, value: float) -> None:
     with pytest.raises(
-        ValueError, match=rf"{name}={value!r}, expected a (whole )?number .*(at most|below)".replace("+", r"\+")
+        ValueError,
+        match=rf"{name}={value!r}, expected a (whole )?number .*(at most|below)".replace(
+            "+", r"\+"
+        ),
     ):
         Options(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("clients", 10**9), ("width", 10**6), ("depth", 10**6), ("heads", 10**6), ("l2", 1e39)]
+    ("name", "value"),
+    [("clients", 10**9), ("width", 10**6), ("depth", 10**6), ("heads", 10**6), ("l2", 1e39)],
 )
 def test_numbers_of_a_problem_have_bounds(name: str, value: float) -> None:
     with pytest.raises(
-        ValueError, match=rf"{name}={value!r}, expected a (whole )?number .*at most".replace("+", r"\+")
+        ValueError,
+        match=rf"{name}={value!r}, expected a (whole )?number .*at most".replace("+", r"\+"),
     ):
         ProblemOptions(**{name: value})  # type: ignore[arg-type]

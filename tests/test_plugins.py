@@ -16,7 +16,9 @@ PACKAGE = Path(__file__).parents[1] / "examples" / "package"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment that has the example package, and everything that this one has."""
+    """The interpreter of a new environment that has the example package, and everything that this
+    one has.
+    """
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
@@ -33,7 +35,16 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in PACKAGE.iterdir():
         if file.is_file():
             (build / file.name).write_bytes(file.read_bytes())
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
     subprocess.run([*command, "--no-build-isolation", "--no-index", str(build)], check=True)
     return python
 
@@ -41,7 +52,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(python: Path, *arguments: str, cwd: Path) -> str:
     """What the command line says in that environment."""
     done = subprocess.run(
-        [python, "-m", "fedfw", *arguments], check=False, capture_output=True, text=True, cwd=cwd, timeout=120
+        [python, "-m", "fedfw", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -49,7 +65,18 @@ def ask(python: Path, *arguments: str, cwd: Path) -> str:
 
 def test_an_installed_package_adds_an_algorithm_and_a_set(python: Path, tmp_path: Path) -> None:
     chosen = ("--algorithm", "slow", "--slowness", "0.25", "--constraint", "ellipsoid:3")
-    said = ask(python, "run", "--dataset", "digits", *chosen, "--rounds", "3", "--clients", "4", cwd=tmp_path)
+    said = ask(
+        python,
+        "run",
+        "--dataset",
+        "digits",
+        *chosen,
+        "--rounds",
+        "3",
+        "--clients",
+        "4",
+        cwd=tmp_path,
+    )
     assert "ellipsoid:3" in said
 
 
@@ -58,7 +85,9 @@ def test_names_are_those_of_the_entry_points() -> None:
     from fedfw.sets.registry import SETS
 
     assert find_algorithms_problem("fedfw", ALGORITHMS["fedfw"]) is None
-    assert "expected that of its entry point" in str(find_algorithms_problem("other", ALGORITHMS["fedfw"]))
+    assert "expected that of its entry point" in str(
+        find_algorithms_problem("other", ALGORITHMS["fedfw"])
+    )
     assert "expected a subclass" in str(find_algorithms_problem("mine", str))
     assert "expected a subclass" in str(find_algorithms_problem("mine", 3))
     assert find_sets_problem("l1", SETS["l1"]) is None
@@ -70,7 +99,12 @@ def test_a_package_that_breaks_is_left_out(tmp_path: Path, monkeypatch: pytest.M
     folder = tmp_path / "broken-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    lines = ["[fedfw.tests]", "absent = no_such_module:Thing", "good = pathlib:Path", "taken = pathlib:PurePath"]
+    lines = [
+        "[fedfw.tests]",
+        "absent = no_such_module:Thing",
+        "good = pathlib:Path",
+        "taken = pathlib:PurePath",
+    ]
     (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(tmp_path)
     table: PluginTable[object] = PluginTable("fedfw.tests", {"taken": 1}, lambda name, found: None)

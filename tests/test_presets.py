@@ -17,7 +17,9 @@ from fedfw.presets import (
 )
 
 
-def data(classes: int | None = 5, sides: tuple[int, int] | None = None, **owners: torch.Tensor) -> Data:
+def data(
+    classes: int | None = 5, sides: tuple[int, int] | None = None, **owners: torch.Tensor
+) -> Data:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, 4, generator=generator)
     targets = inputs[:, 0] if classes is None else torch.arange(60) % classes
@@ -28,12 +30,16 @@ def data(classes: int | None = 5, sides: tuple[int, int] | None = None, **owners
 
 
 def text(*sizes: int, context: int = 12) -> Data:
-    drawn = (torch.randint(5, (size,), generator=torch.Generator().manual_seed(size)) for size in sizes)
+    drawn = (
+        torch.randint(5, (size,), generator=torch.Generator().manual_seed(size)) for size in sizes
+    )
     return Data("made up", *cut_windows([each.to(torch.int8) for each in drawn], context), 5)
 
 
 def same(one: fedfw.Problem, other: fedfw.Problem) -> bool:
-    x = torch.randn(one.start.shape, generator=torch.Generator().manual_seed(0), dtype=one.start.dtype)
+    x = torch.randn(
+        one.start.shape, generator=torch.Generator().manual_seed(0), dtype=one.start.dtype
+    )
     everyone = torch.arange(one.n)
     if one.n != other.n or not torch.equal(one.start, other.start):
         return False
@@ -42,8 +48,12 @@ def same(one: fedfw.Problem, other: fedfw.Problem) -> bool:
 
 
 def test_a_problem_by_its_names_is_the_problem_of_its_options() -> None:
-    by_name = load_problem("digits", "mclr", clients=6, partition="labels:5", l2=0.1, weights="samples", seed=3)
-    options = ProblemOptions(clients=6, model="mclr", partition="labels:5", l2=0.1, weights="samples")
+    by_name = load_problem(
+        "digits", "mclr", clients=6, partition="labels:5", l2=0.1, weights="samples", seed=3
+    )
+    options = ProblemOptions(
+        clients=6, model="mclr", partition="labels:5", l2=0.1, weights="samples"
+    )
     assert same(by_name, make_problem(load_data("digits"), options, seed=3))
     assert not same(by_name, make_problem(load_data("digits"), options, seed=4))
     assert fedfw.load_problem is load_problem
@@ -86,7 +96,10 @@ def test_models_and_partitions_by_the_data(made: Data, model: str, rule: str) ->
 
 def test_lent_samples_take_the_place_of_the_test_data() -> None:
     made = data(5)
-    whole, lending = (make_problem(made, ProblemOptions(clients=3, partition="iid"), held_out=h) for h in (0.0, 0.25))
+    whole, lending = (
+        make_problem(made, ProblemOptions(clients=3, partition="iid"), held_out=h)
+        for h in (0.0, 0.25)
+    )
     assert whole.losses.sizes is not None
     assert lending.losses.sizes is not None
     assert whole.losses.sizes.tolist() == [20, 20, 20]
@@ -94,9 +107,14 @@ def test_lent_samples_take_the_place_of_the_test_data() -> None:
     assert lending.test_data is not None
     assert len(lending.test_data[0]) == 15
     held = torch.cat(
-        [lending.test_data[0].flatten(1), *(stack.inputs.flatten(0, 1) for stack in lending.losses._stacks)]
+        [
+            lending.test_data[0].flatten(1),
+            *(stack.inputs.flatten(0, 1) for stack in lending.losses._stacks),
+        ]
     )
-    assert sorted(held[:, 0].tolist()) == sorted(made.train.inputs[:, 0].tolist())  # nothing is lost or used twice
+    assert sorted(held[:, 0].tolist()) == sorted(
+        made.train.inputs[:, 0].tolist()
+    )  # nothing is lost or used twice
     with pytest.raises(ValueError, match="too few samples to lend some"):
         make_problem(made, ProblemOptions(clients=60, partition="iid"), held_out=0.5)
 

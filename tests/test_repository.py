@@ -1,4 +1,6 @@
-"""The documentation site has every page and every public name, and the paper stands where people look for it."""
+"""The documentation site has every page and every public name, and the paper stands where people
+look for it.
+"""
 
 import inspect
 import io
@@ -34,8 +36,14 @@ DOI = "10.1007/978-3-031-70352-2_4"
 def test_every_page_stands_in_one_table_of_contents() -> None:
     found: list[str] = []
     for page in DOCS.glob("*.md"):
-        for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
-            entries = [line.strip() for line in tree.splitlines() if line.strip() and not line.startswith(":")]
+        for tree in re.findall(
+            r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+        ):
+            entries = [
+                line.strip()
+                for line in tree.splitlines()
+                if line.strip() and not line.startswith(":")
+            ]
             found += [re.sub(r".*<(.*)>", r"\1", entry) for entry in entries]
     pages = {page.stem for page in DOCS.glob("*.md")} - {"index"} | {"gallery/index", "api/index"}
     assert sorted(found) == sorted(pages)
@@ -45,10 +53,18 @@ def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
     pytest.importorskip("sphinx_gallery")
     space = {"__file__": str(tmp_path / "conf.py")}  # it writes beside itself
     exec(compile((DOCS / "conf.py").read_text(), "conf.py", "exec"), space)
-    listed = set(re.findall(r"^   (fedfw\.\S+)$", (tmp_path / "api" / "index.rst").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^   (fedfw\.\S+)$", (tmp_path / "api" / "index.rst").read_text(), re.MULTILINE)
+    )
     modules = {"contrib", "optim", "testing"}
-    assert {f"fedfw.{name}" for name in fedfw.__all__ if name not in modules | {"__version__"}} <= listed
-    assert {"fedfw.optim.LMO", "fedfw.testing.check_constraint", "fedfw.algorithms.contrib.FedMuon"} <= listed
+    assert {
+        f"fedfw.{name}" for name in fedfw.__all__ if name not in modules | {"__version__"}
+    } <= listed
+    assert {
+        "fedfw.optim.LMO",
+        "fedfw.testing.check_constraint",
+        "fedfw.algorithms.contrib.FedMuon",
+    } <= listed
 
 
 def test_the_paper_is_cited_on_top_of_readme_and_site_and_in_the_citation_file() -> None:
@@ -57,15 +73,24 @@ def test_the_paper_is_cited_on_top_of_readme_and_site_and_in_the_citation_file()
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     paper = citation["references"][0]
     assert paper["doi"] == DOI
-    assert [author["family-names"] for author in paper["authors"]] == ["Dadras", "Banerjee", "Prakhya", "Yurtsever"]
-    assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+    assert [author["family-names"] for author in paper["authors"]] == [
+        "Dadras",
+        "Banerjee",
+        "Prakhya",
+        "Yurtsever",
+    ]
+    assert (
+        citation["license"]
+        == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+    )
 
 
 def test_the_page_of_sets_says_how_long_blocks_are() -> None:
     assert f"Blocks have {quantised.BLOCK} numbers" in (DOCS / "sets.md").read_text()
 
 
-# --- The pages run as written: Python blocks print the text that follows them, and fedfw's commands work ---
+# --- The pages run as written: Python blocks print the text that follows them, and fedfw's commands
+# work ---
 
 BLOCK = re.compile(r"^```(python|text|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -79,12 +104,19 @@ def blocks(page: str) -> list[tuple[str, str]]:
     "page",
     [
         "CONTRIBUTING.md",
-        *(f"docs/{page}.md" for page in ("getting-started", "problems", "sets", "certificates", "faq")),
+        *(
+            f"docs/{page}.md"
+            for page in ("getting-started", "problems", "sets", "certificates", "faq")
+        ),
     ],
 )
-def test_python_runs_and_prints_what_the_page_says(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_runs_and_prints_what_the_page_says(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look for the module of their class
+    monkeypatch.setitem(
+        sys.modules, "page", module
+    )  # dataclasses look for the module of their class
     said = ""
     ran = 0
     for language, text in blocks(page):
@@ -100,8 +132,12 @@ def test_python_runs_and_prints_what_the_page_says(page: str, monkeypatch: pytes
 
 def test_commands_of_getting_started_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shell = "".join(text for language, text in blocks("docs/getting-started.md") if language == "bash")
-    commands = [shlex.split(line, comments=True) for line in shell.splitlines() if line.startswith("fedfw ")]
+    shell = "".join(
+        text for language, text in blocks("docs/getting-started.md") if language == "bash"
+    )
+    commands = [
+        shlex.split(line, comments=True) for line in shell.splitlines() if line.startswith("fedfw ")
+    ]
     assert commands
     for _, *arguments in commands:
         run_python(["-m", "fedfw", *arguments])
@@ -141,7 +177,9 @@ def parameters_of(thing: Any) -> list[str]:
     return [p.name for p in found if p.kind not in plain]
 
 
-@pytest.mark.parametrize("name", [*DOCUMENTED, *METHODS, "optim.LMO", *(f"testing.{check}" for check in CHECKS)])
+@pytest.mark.parametrize(
+    "name", [*DOCUMENTED, *METHODS, "optim.LMO", *(f"testing.{check}" for check in CHECKS)]
+)
 def test_it_says_what_it_does_with_every_parameter_and_an_example(name: str) -> None:
     thing: Any = fedfw
     for part in name.split("."):
@@ -179,7 +217,9 @@ print(len(wanted))
 
 
 def test_every_package_and_the_modules_of_privacy_can_be_imported_first() -> None:
-    """A circle of imports shows itself only to who comes in at the wrong place; torch stays loaded meanwhile."""
+    """A circle of imports shows itself only to who comes in at the wrong place; torch stays loaded
+    meanwhile.
+    """
     assert int(run_python(["-c", _ONE_AFTER_ANOTHER]).stdout) > 30
 
 
@@ -189,7 +229,9 @@ ENTRY = re.compile(r"^([a-z0-9-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64}
 
 
 def locked(file: str) -> dict[str, str]:
-    """Versions by name; a line of the file is a comment, another lock file's name, or a version with its hashes."""
+    """Versions by name; a line of the file is a comment, another lock file's name, or a version
+    with its hashes.
+    """
     text = (ROOT / file).read_text()
     rest = ENTRY.sub("", text).split("\n")
     assert all(not line or line.startswith(("#", "-r requirements.lock")) for line in rest)
@@ -198,20 +240,27 @@ def locked(file: str) -> dict[str, str]:
 
 def test_what_pyproject_asks_for_is_locked() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    project, needed = pyproject["project"], pyproject["project"]["dependencies"] + pyproject["build-system"]["requires"]
+    project, needed = (
+        pyproject["project"],
+        pyproject["project"]["dependencies"] + pyproject["build-system"]["requires"],
+    )
     torch = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
     plain = locked("requirements.lock") | {"torch": torch}
     everything = plain | locked("requirements-all.lock")
     extras = [one for extra in project["optional-dependencies"].values() for one in extra]
     for wanted, versions in ((needed, plain), (extras, everything)):
         for requirement in map(Requirement, wanted):
-            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), (
+                requirement
+            )
 
 
 def test_torch_is_locked_by_itself() -> None:
     plain, added = locked("requirements.lock"), locked("requirements-all.lock")
     assert not set(plain) & set(added)
-    assert not any(name == "torch" or name.startswith(("nvidia", "cuda", "triton")) for name in plain | added)
+    assert not any(
+        name == "torch" or name.startswith(("nvidia", "cuda", "triton")) for name in plain | added
+    )
     text = (ROOT / "requirements-torch.lock").read_text()
     assert all(not line or line.startswith("#") for line in ENTRY.sub("", text).split("\n"))
     torch = (ROOT / "constraints.txt").read_text().strip().removeprefix("torch==")
@@ -221,7 +270,9 @@ def test_torch_is_locked_by_itself() -> None:
         assert version.partition("+")[0] == torch
         builds[version] = hashes.count("--hash=sha256:")
     covered = [
-        line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith("# hashes for")
+        line
+        for line in (ROOT / "requirements.lock").read_text().splitlines()
+        if line.startswith("# hashes for")
     ]
     assert builds[torch] == len(covered)  # a wheel for each Python on each kind of machine
 
@@ -237,7 +288,9 @@ def test_the_audits_own_packages_are_locked() -> None:
 def test_set_up_takes_the_hashes_of_the_build_that_it_installs(tmp_path: Path, build: str) -> None:
     """The line of scripts/setup.sh that picks a block of the lock file, on a file of two builds."""
     [line] = re.findall(
-        r"^ *(awk .*) requirements-torch\.lock >\S+$", (ROOT / "scripts" / "setup.sh").read_text(), re.M
+        r"^ *(awk .*) requirements-torch\.lock >\S+$",
+        (ROOT / "scripts" / "setup.sh").read_text(),
+        re.M,
     )
     blocks = {
         version: f"torch=={version} \\\n    --hash=sha256:{digit * 64} \\\n    --hash=sha256:{digit * 63}f\n"
@@ -265,7 +318,9 @@ SKIPPED = {"name": "c", "skip_reason": "it could not be looked up"}
         (None, 2, "could not be asked about any version"),
     ],
 )
-def test_the_audit_tells_apart_clean_flawed_and_unknown(audited: Any, status: int, told: str) -> None:
+def test_the_audit_tells_apart_clean_flawed_and_unknown(
+    audited: Any, status: int, told: str
+) -> None:
     report = "" if audited is None else json.dumps({"dependencies": audited})
     command = [sys.executable, str(ROOT / "scripts" / "audit.py")]
     done = subprocess.run(command, input=report, capture_output=True, text=True, check=False)
@@ -320,7 +375,10 @@ def test_the_steps_of_the_theorem_have_their_lines_of_code() -> None:
         found: object = import_module(module)
         for name in names:
             found = getattr(found, name)
-        assert line in [text.strip() for text in inspect.getsource(found).splitlines()], (place, line)  # type: ignore[arg-type]
+        assert line in [text.strip() for text in inspect.getsource(found).splitlines()], (
+            place,
+            line,
+        )  # type: ignore[arg-type]
 
 
 def test_the_trust_model_names_tests_that_there_are() -> None:

@@ -27,8 +27,12 @@ def test_softmax_regression_against_scikit_learn() -> None:
     problem = fedfw.load_problem("digits", "mclr", clients=4, partition="iid", weights="samples")
     data = fedfw.data.load_data("digits")
     inputs, labels = data.train.take()
-    features = np.hstack([inputs.flatten(1).numpy(), np.ones((len(inputs), 1))])  # the bias is in the ball too
-    ridge = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=2000).fit(features, labels.numpy())
+    features = np.hstack(
+        [inputs.flatten(1).numpy(), np.ones((len(inputs), 1))]
+    )  # the bias is in the ball too
+    ridge = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-8, max_iter=2000).fit(
+        features, labels.numpy()
+    )
     x = torch.from_numpy(np.concatenate([ridge.coef_[:, :-1].ravel(), ridge.coef_[:, -1]])).float()
     optimum = fedfw.solve(problem, fedfw.L2Ball(float(x.norm())), tol=1e-4)
     assert optimum.uncertainty <= 1e-4
@@ -46,7 +50,9 @@ def test_what_cannot_be_solved_is_refused() -> None:
 
 def test_giving_up_gives_a_warning() -> None:
     q = Quadratics.on("box")
-    with pytest.warns(UserWarning, match=r"solve gave up after 10 steps: F\* is known to .*, expected tol=1e-12"):
+    with pytest.warns(
+        UserWarning, match=r"solve gave up after 10 steps: F\* is known to .*, expected tol=1e-12"
+    ):
         optimum = fedfw.solve(q.problem, q.constraint, tol=1e-12, max_steps=10)
     assert optimum.stopped is not None
     assert optimum.steps == 10
@@ -56,7 +62,9 @@ def test_giving_up_gives_a_warning() -> None:
 
 @pytest.mark.parametrize("constraint", ["l1:0.01", "l1:30", "l2:0.01", "simplex:1"])
 def test_tight_tolerances_in_float32(constraint: str) -> None:
-    """At a vertex the step is zero, and near the optimum decreases drown in rounding: neither may lead astray."""
+    """At a vertex the step is zero, and near the optimum decreases drown in rounding: neither may
+    lead astray.
+    """
     problem = fedfw.load_problem("digits", "mclr", clients=3, partition="iid")
     optimum = fedfw.solve(problem, fedfw.parse_set(constraint), tol=2e-5, max_steps=1500)
     assert 0 <= optimum.uncertainty <= 2e-5
@@ -64,7 +72,9 @@ def test_tight_tolerances_in_float32(constraint: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_problem_of_one_matrix_has_matrices_for_answers(dtype: torch.dtype) -> None:
-    """The nearest matrix of nuclear norm 1 to diag(3, 1): diag(1, 0); the set itself can be asked about it."""
+    """The nearest matrix of nuclear norm 1 to diag(3, 1): diag(1, 0); the set itself can be asked
+    about it.
+    """
     target = torch.diag(torch.tensor([3.0, 1.0], dtype=dtype))
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +88,11 @@ def test_a_problem_of_one_matrix_has_matrices_for_answers(dtype: torch.dtype) ->
     run = fedfw.simulate(problem, fedfw.FedFWPlus(ball, penalty=0.1), rounds=20)
     assert run.x.shape == run.feasible.shape == (2, 2)
     assert ball.contains(run.x, 1e-5)
-    assert problem.value(run.x) == problem.value(run.x.flatten()) == pytest.approx(run.history[-1].loss, rel=1e-5)
+    assert (
+        problem.value(run.x)
+        == problem.value(run.x.flatten())
+        == pytest.approx(run.history[-1].loss, rel=1e-5)
+    )
     _, gradient = problem.value_and_gradient(run.x)
     assert gradient.shape == (2, 2)
     assert torch.allclose(gradient, 2 * (run.x - target), atol=1e-5)
@@ -111,7 +125,9 @@ def kinked(loss: torch.nn.Module, dtype: torch.dtype, **options: object) -> fedf
     return fedfw.Problem(torch.nn.Linear(3, 1, dtype=dtype), loss, clients, **options)  # type: ignore[arg-type]
 
 
-def by_linear_programming(problem: fedfw.Problem, loss: torch.nn.Module, low: float, high: float) -> float:
+def by_linear_programming(
+    problem: fedfw.Problem, loss: torch.nn.Module, low: float, high: float
+) -> float:
     """The least mean of |score - target|, or of hinges, over a box: one more variable a sample."""
     from scipy.optimize import linprog
 
@@ -122,7 +138,10 @@ def by_linear_programming(problem: fedfw.Problem, loss: torch.nn.Module, low: fl
     costs, rows, most = np.zeros(4), [], []
     if isinstance(loss, torch.nn.HingeEmbeddingLoss):
         costs = design[targets[:, 0] > 0].sum(0) / m
-        design, targets = -design[targets[:, 0] < 0], np.full((int((targets < 0).sum()), 1), -loss.margin)
+        design, targets = (
+            -design[targets[:, 0] < 0],
+            np.full((int((targets < 0).sum()), 1), -loss.margin),
+        )
         rows, most = [np.hstack([design, -np.eye(len(design))])], [targets[:, 0]]
     else:
         rows = [np.hstack([sign * design, -np.eye(m)]) for sign in (1, -1)]
@@ -149,7 +168,9 @@ def test_losses_with_kinks_are_solved_to_the_tolerance(name: str, dtype: torch.d
     assert optimum.uncertainty <= 1e-3
     assert optimum.lower_bound <= least + at
     assert least <= optimum.value + at
-    assert optimum.value == pytest.approx(problem.value_and_gradient(optimum.x, exact=True)[0], rel=1e-12)
+    assert optimum.value == pytest.approx(
+        problem.value_and_gradient(optimum.x, exact=True)[0], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("constraint", ["l1:1.5", "l2:1", "birkhoff"])
@@ -165,9 +186,14 @@ def test_kinks_on_other_sets_and_with_other_terms(constraint: str) -> None:
     assert optimum.uncertainty <= 1e-3
     D = problem.bind(constraint)
     for seed in range(30):  # no point of the set is below the bound
-        noise = torch.randn(len(problem.start), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        noise = torch.randn(
+            len(problem.start), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         for scale in (0.0, 1e-3, 1.0):
-            assert problem.value(D.project(optimum.x.flatten() + scale * noise)) >= optimum.lower_bound - 1e-12
+            assert (
+                problem.value(D.project(optimum.x.flatten() + scale * noise))
+                >= optimum.lower_bound - 1e-12
+            )
 
 
 @DTYPES
@@ -181,7 +207,11 @@ def test_smoothed_losses_are_just_below(name: str, dtype: torch.dtype) -> None:
         for seed in range(6):
             draw = torch.Generator().manual_seed(seed)
             x, y = (3 * torch.randn(2, 4, generator=draw, dtype=torch.float64)).to(dtype)
-            value, (below, slope), there = problem.value(x), smooth.value_and_gradient(x), smooth.value(y)
+            value, (below, slope), there = (
+                problem.value(x),
+                smooth.value_and_gradient(x),
+                smooth.value(y),
+            )
             assert below - rounding <= value <= below + width / 2 + rounding
             assert there >= below + float((slope * (y - x)).sum()) - rounding * 100  # convex
     assert problem.smoothed(1e-8) is None or name != "smooth absolute, beta 1e-7"
@@ -197,8 +227,13 @@ def test_functions_with_kinks_stall_with_a_warning() -> None:
     def corner(x: torch.Tensor) -> torch.Tensor:
         return (x[0] - x[1]).abs() + 0.1 * (x - 1).square().sum() + (x[0] + x[1] - 0.7).abs()
 
-    problem = fedfw.Problem.from_losses([corner], torch.tensor([2.0, -1.0], dtype=torch.float64), convex=True)
-    with pytest.warns(UserWarning, match=r"solve gave up .* expected tol=0\.0001.*with kinks, such as \|x\|, stall"):
+    problem = fedfw.Problem.from_losses(
+        [corner], torch.tensor([2.0, -1.0], dtype=torch.float64), convex=True
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"solve gave up .* expected tol=0\.0001.*with kinks, such as \|x\|, stall",
+    ):
         optimum = fedfw.solve(problem, "linf:3", tol=1e-4, max_steps=100)
     assert optimum.uncertainty > 1e-4
     assert optimum.lower_bound <= 0.2 * 0.65**2 <= optimum.value  # at (0.35, 0.35)

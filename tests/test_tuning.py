@@ -1,4 +1,6 @@
-"""A grid search: the same budget for every point, the best by what was asked for, runs that blew up last."""
+"""A grid search: the same budget for every point, the best by what was asked for, runs that blew up
+last.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,10 +22,16 @@ D = fedfw.L2Ball(5.0)
 def problem(test: bool = True, network: bool = False) -> fedfw.Problem:
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.randn(20, 4, generator=generator) + i, torch.randint(0, 3, (20,), generator=generator)) for i in range(4)
+        (
+            torch.randn(20, 4, generator=generator) + i,
+            torch.randint(0, 3, (20,), generator=generator),
+        )
+        for i in range(4)
     ]
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)) if network else nn.Linear(4, 3)
+    model = (
+        nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)) if network else nn.Linear(4, 3)
+    )
     return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0] if test else None)
 
 
@@ -36,7 +44,9 @@ class Bare(fedfw.Algorithm):
     def plan(self, setting: Setting) -> Plan:
         return Plan(setting.n, setting.constraint)
 
-    def local_update(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+    def local_update(
+        self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any
+    ) -> Any:
         _, a = gradient(message.xbar.expand_as(state["x"]).clone())
         return {}, {"atom": lmo(a)}
 
@@ -69,7 +79,9 @@ def test_the_best_is_the_one_that_a_run_of_its_own_confirms() -> None:
         assert told == found.trials
         assert len(found.trials) == 6
         for trial in found.trials:
-            last = fedfw.simulate(problem(), fedfw.FedAvg(D, **trial.choice), rounds=6, eval_every=6).history[-1]
+            last = fedfw.simulate(
+                problem(), fedfw.FedAvg(D, **trial.choice), rounds=6, eval_every=6
+            ).history[-1]
             assert trial.held_out_loss == pytest.approx(last.test_loss)
             assert trial.held_out_accuracy == last.accuracy
             assert trial.loss == pytest.approx(last.loss)
@@ -109,7 +121,9 @@ def test_every_algorithm_is_tuned_on_its_own_grid(name: str) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="grid: 'rounds' cannot vary here, expected one of schedule, penalty"):
+    with pytest.raises(
+        ValueError, match="grid: 'rounds' cannot vary here, expected one of schedule, penalty"
+    ):
         tune(problem(), fedfw.FedFW(D), grid={"rounds": (1, 2)})
     with pytest.raises(ValueError, match="grid: 'lr' cannot vary here"):
         tune(problem(), fedfw.FedFW(D), grid={"lr": (0.1,)})

@@ -21,7 +21,9 @@ from fedfw.sets.registry import Entry
 class SlowFW(fedfw.OracleAlgorithm):
     """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- slowness z_i + (1 - slowness) xbar once a round."""
 
-    slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = 0.5
+    slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = (
+        0.5
+    )
 
     name: ClassVar[str] = "slow"
     title: ClassVar[str] = "SlowFW"
@@ -37,7 +39,9 @@ class SlowFW(fedfw.OracleAlgorithm):
     def receive(self, plan: Plan, shared: State, message: Message) -> State:
         return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - state["z"])
 
 
@@ -59,7 +63,9 @@ class Squashed(ConstraintSet):
         axes = self._axes(g)
         unit, norms = unit_rows(axes * g)
         values = round_inside(-axes * unit, request.precision)
-        return Dense(shape=shape, batched=True, precision=request.precision, bound=-norms, values=values)
+        return Dense(
+            shape=shape, batched=True, precision=request.precision, bound=-norms, values=values
+        )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return row_norms(x / self._axes(x)) - 1

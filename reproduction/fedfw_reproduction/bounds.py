@@ -42,7 +42,11 @@ class StudyTask:
         return self.effort.rounds / 20
 
     def identity(self) -> Identity:
-        effort = {"rounds": self.effort.rounds, "seeds": self.effort.seeds, "every": self.effort.every}
+        effort = {
+            "rounds": self.effort.rounds,
+            "seeds": self.effort.seeds,
+            "every": self.effort.every,
+        }
         return identity("bound", name=self.study, effort=effort)
 
     def compute(self, site: Site) -> Json:
@@ -68,9 +72,22 @@ def show(scale: Scale, done: list[Done], page: Document) -> None:
         if not group:
             continue
         page.heading(title, 3)
-        header = ("setting", "bound held", "largest share of the bound", "slope", "exponent", "asked for", "")
+        header = (
+            "setting",
+            "bound held",
+            "largest share of the bound",
+            "slope",
+            "exponent",
+            "asked for",
+            "",
+        )
         page.table(header, [_cells(study) for study in group])
-        page.plot(_plot(group), f"{title} (solid: measured; dotted: the bound)", _csv(group), f"theory-{bound}")
+        page.plot(
+            _plot(group),
+            f"{title} (solid: measured; dotted: the bound)",
+            _csv(group),
+            f"theory-{bound}",
+        )
 
 
 def claims(scale: Scale, done: list[Done]) -> list[Claim]:

@@ -74,7 +74,9 @@ class Section:
     partial: bool = False
 
     def complete(self, scale: Scale, results: Results) -> bool:
-        """Whether everything it needs was computed; what has no data is left out by the sections themselves."""
+        """Whether everything it needs was computed; what has no data is left out by the sections
+        themselves.
+        """
         return all(results[task].get("not_run") != NOT_YET for task in self.tasks(scale))
 
     @classmethod
@@ -89,7 +91,9 @@ class Section:
         summary: Callable[[Any], str] | None = None,
         columns: Sequence[str] | None = None,
     ) -> Section:
-        """A section that gives its cells, in mappings and lists, and is shown with their results in these places."""
+        """A section that gives its cells, in mappings and lists, and is shown with their results in
+        these places.
+        """
         made = lru_cache(cells)
 
         def fill(scale: Scale, results: Results) -> Any:
@@ -98,7 +102,9 @@ class Section:
         return cls(
             name,
             title,
-            lambda scale: tasks_in(made(scale)) if columns is None else by_columns(made(scale), columns),
+            lambda scale: (
+                tasks_in(made(scale)) if columns is None else by_columns(made(scale), columns)
+            ),
             lambda scale, results, page: show(scale, fill(scale, results), page),
             lambda scale, results: claims(scale, fill(scale, results)),
             lambda scale, results: failures(fill(scale, results)),
@@ -124,15 +130,21 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             return judged(module.lines(scale))
 
         claims: Claims = getattr(module, "claims", _no_claims)
-        return Section.of(name, title, lines, module.show, claims, summary=verdict, columns=module.COLUMNS)
+        return Section.of(
+            name, title, lines, module.show, claims, summary=verdict, columns=module.COLUMNS
+        )
 
     def small(name: str, title: str) -> Section:
-        cells, show = (getattr(figures, part) for part in (f"{_word(name)}_cells", f"show_{_word(name)}"))
+        cells, show = (
+            getattr(figures, part) for part in (f"{_word(name)}_cells", f"show_{_word(name)}")
+        )
         claims: Claims = getattr(figures, f"{_word(name)}_claims", _no_claims)
         return Section.of(name, title, cells, show, claims)
 
     def alone(module: Any, name: str, title: str, partial: bool = False) -> Section:
-        made = Section.of(name, title, module.cells, module.show, getattr(module, "claims", _no_claims))
+        made = Section.of(
+            name, title, module.cells, module.show, getattr(module, "claims", _no_claims)
+        )
         return replace(made, apart=True, partial=partial)
 
     found = (
@@ -146,19 +158,40 @@ def sections(baselines: bool = False) -> dict[str, Section]:
         small("anchors", "Anchors"),
         small("certificate", "The certificate"),
         small("momentum", "Momentum and schedules"),
-        Section.of("one-for-both", "One algorithm for both kinds of set", one_for_both.cells, one_for_both.show),
         Section.of(
-            "counterexample", "Counterexample", counterexample.cells, counterexample.show, counterexample.claims
+            "one-for-both",
+            "One algorithm for both kinds of set",
+            one_for_both.cells,
+            one_for_both.show,
+        ),
+        Section.of(
+            "counterexample",
+            "Counterexample",
+            counterexample.cells,
+            counterexample.show,
+            counterexample.claims,
         ),
         small("split", "Split constraints"),
         small("local-steps", "Local steps"),
         small("oracle-errors", "Oracle errors"),
-        Section.of("theory", "Theory", bounds.cells, bounds.show, bounds.claims, failures=bounds.failures),
+        Section.of(
+            "theory", "Theory", bounds.cells, bounds.show, bounds.claims, failures=bounds.failures
+        ),
         alone(steps, "steps", "Steps from curvature", partial=True),
-        Section("privacy", "What an atom reveals", leakage.tasks, leakage.show, leakage.claims, apart=True),
+        Section(
+            "privacy",
+            "What an atom reveals",
+            leakage.tasks,
+            leakage.show,
+            leakage.claims,
+            apart=True,
+        ),
         alone(private_training, "dp", "What privacy costs"),
         alone(hospitals, "hospitals", "Real hospitals"),
-        *(Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True) for s in networks.STUDIES),
+        *(
+            Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True)
+            for s in networks.STUDIES
+        ),
         alone(convex_lmo, "networks-convex", "FedLMO on convex problems", partial=True),
         Section(
             "frontier",

@@ -1,4 +1,6 @@
-"""The tasks that most tables and figures are made of: one algorithm on one problem, and that problem's optimum."""
+"""The tasks that most tables and figures are made of: one algorithm on one problem, and that
+problem's optimum.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,16 @@ _MODEL_COSTS = {"mclr": 1.0, "logistic": 0.2, "mlp": 4.0, "cnn": 300.0}
 
 @dataclass(frozen=True)
 class Cell:
-    """One algorithm on one problem: tuned on lent samples if there is a grid, then run with several seeds.
+    """One algorithm on one problem: tuned on lent samples if there is a grid, then run with several
+    seeds.
 
     Parameters
     ----------
     config : RunConfig
         It names its algorithm. Data folder, device and seed are filled in where and when it runs.
     grid : tuple
-        Tried with seed 0, every point with the gradients that the configuration's rounds cost; the least loss on a
-        fifth of the training data wins.
+        Tried with seed 0, every point with the gradients that the configuration's rounds cost; the
+        least loss on a fifth of the training data wins.
     seeds : int
         How many runs, with the seeds 0, 1, ...
     samples : int or None
@@ -75,7 +78,11 @@ class Cell:
     @property
     def weight(self) -> float:
         points = prod(len(values) for _, values in self.grid) if self.grid else 0
-        return (points * self.tune_share + self.seeds) * self.config.rounds * _round_cost(self.config, self.samples)
+        return (
+            (points * self.tune_share + self.seeds)
+            * self.config.rounds
+            * _round_cost(self.config, self.samples)
+        )
 
     def identity(self) -> Identity:
         return identity(
@@ -107,7 +114,9 @@ class Cell:
         data = data_of(config, self.samples)
         if share < 1:
             data = shrunk(data, round(share * len(data.train)), seed=0)
-            config = replace(config, batch_size=config.batch_size and max(1, round(share * config.batch_size)))
+            config = replace(
+                config, batch_size=config.batch_size and max(1, round(share * config.batch_size))
+            )
         problem = build_problem(config, data, HELD_OUT).to(device_of(config))
         config = self._with_epoch(config, problem)
         points = grid_points(config, data, dict(self.grid))
@@ -154,7 +163,9 @@ class Central:
             constraint=c.constraint,
             per_parameter=c.per_parameter,
         )
-        if c.rounds < 50:  # nobody needs the optimum to three digits to judge a run that was cut short
+        if (
+            c.rounds < 50
+        ):  # nobody needs the optimum to three digits to judge a run that was cut short
             return cls(problem, seeds=cell.seeds, samples=cell.samples, tol=0.05, max_steps=60)
         return cls(problem, seeds=cell.seeds, samples=cell.samples)
 
@@ -216,7 +227,9 @@ def _loaded(dataset: str, data_dir: str | Path | None, clients: int, seed: int) 
 def data_of(config: RunConfig, samples: int | None) -> Data:
     """The data set, or so many samples of it."""
     drawn = config.dataset.startswith("synthetic")
-    data = _loaded(config.dataset, config.data_dir, config.clients if drawn else 1, config.seed if drawn else 0)
+    data = _loaded(
+        config.dataset, config.data_dir, config.clients if drawn else 1, config.seed if drawn else 0
+    )
     return data if samples is None else shrunk(data, samples, config.seed)
 
 
@@ -262,10 +275,15 @@ def _round_cost(config: RunConfig, samples: int | None) -> float:
 
 
 def columns_of(run: Run) -> Json:
-    """The evaluated rounds of a run as columns, bytes summed up to each, and its seconds by their use."""
+    """The evaluated rounds of a run as columns, bytes summed up to each, and its seconds by their
+    use.
+    """
     history = run.history
     kept = [record for record in history if record.loss is not None]
-    totals = {way: list(accumulate(getattr(r, way) for r in history)) for way in ("bytes_up", "bytes_down")}
+    totals = {
+        way: list(accumulate(getattr(r, way) for r in history))
+        for way in ("bytes_up", "bytes_down")
+    }
     curve: dict[str, list[Any]] = {name: [getattr(r, name) for r in kept] for name in CURVE}
     at = {record.round: index for index, record in enumerate(history)}
     for way, summed in totals.items():

@@ -1,9 +1,10 @@
-"""FedLMO on convex problems: everybody, some clients a round, and control variates that are renewed now and then.
+"""FedLMO on convex problems: everybody, some clients a round, and control variates that are renewed
+now and then.
 
-Softmax regression, three labels a client, full gradients. Every row has the same six settings (`LMO_SIX`), chosen by
-the loss on lent samples with seed 0, and F* is known to 1e-5. The lazy variant sends nothing but atoms between two
-renewals. It stands beside anchored FedFW with as many rounds between two anchors, each with the better of two
-schedules.
+Softmax regression, three labels a client, full gradients. Every row has the same six settings
+(`LMO_SIX`), chosen by the loss on lent samples with seed 0, and F* is known to 1e-5. The lazy
+variant sends nothing but atoms between two renewals. It stands beside anchored FedFW with as many
+rounds between two anchors, each with the better of two schedules.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ BARS: dict[tuple[str, int], float | None] = {
     ("l2:10", 10): None,
     ("nuclear:10", 3): None,
 }
-"""Everybody of 10 clients: by set and local steps, the residual that is asked for; None where there is none."""
+"""Everybody of 10 clients: by set and local steps, the residual that is asked for; None where there
+is none.
+"""
 PARTIAL_BARS: dict[tuple[str, int], float | None] = {("l1:10", 3): 5e-4, ("l2:10", 3): 0.002}
 """9 of 30 clients a round."""
 LAZY = {
@@ -56,10 +59,14 @@ def judged(cell: Cell) -> Judged:
     return Judged(cell, optimum if short else replace(optimum, tol=1e-5, max_steps=10_000))
 
 
-def tuned(bars: Mapping[tuple[str, int], float | None], scale: Scale, **setting: Any) -> dict[tuple[str, int], Judged]:
+def tuned(
+    bars: Mapping[tuple[str, int], float | None], scale: Scale, **setting: Any
+) -> dict[tuple[str, int], Judged]:
     """By set and local steps."""
     samples = setting.pop("samples")
-    base = RunConfig.of(dataset="mnist", model="mclr", partition="labels:3", rounds=scale.rounds, **setting)
+    base = RunConfig.of(
+        dataset="mnist", model="mclr", partition="labels:3", rounds=scale.rounds, **setting
+    )
     grid = scale.thinned(LMO_SIX)
     return {
         (constraint, K): judged(
@@ -75,7 +82,9 @@ def tuned(bars: Mapping[tuple[str, int], float | None], scale: Scale, **setting:
 
 
 def cells(scale: Scale) -> dict[str, Any]:
-    """Ten clients, all present; thirty clients, nine of them a round; and control variates that are renewed."""
+    """Ten clients, all present; thirty clients, nine of them a round; and control variates that are
+    renewed.
+    """
     return {
         "everybody": tuned(BARS, scale, clients=10, participation=1.0, samples=scale.samples),
         "some": tuned(PARTIAL_BARS, scale, clients=30, participation=9, samples=scale.some),
@@ -84,7 +93,9 @@ def cells(scale: Scale) -> dict[str, Any]:
 
 
 def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Judged]]:
-    """Lazy FedLMO and anchored FedFW, by name, rounds between two sums, and local steps: a row for each schedule."""
+    """Lazy FedLMO and anchored FedFW, by name, rounds between two sums, and local steps: a row for
+    each schedule.
+    """
     dataset, partition, constraint = LAZY[setting]
     base = RunConfig.of(
         dataset=dataset,
@@ -94,7 +105,9 @@ def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Judge
         momentum=0.0,
         rounds=scale.rounds,
     )
-    anchored = base.having(algorithm="fedfw-anchored", gradient_at="own", penalty=0.0)  # its first form
+    anchored = base.having(
+        algorithm="fedfw-anchored", gradient_at="own", penalty=0.0
+    )  # its first form
     found = {}
     for m in RENEWALS:
         for K in LOCAL_STEPS:
@@ -125,12 +138,27 @@ def show(scale: Scale, found: dict[str, Any], page: Document) -> None:
     for part, title in parts.items():
         page.heading(title, 3)
         bars = BARS if part == "everybody" else PARTIAL_BARS
-        run = {key: done for key, done in found[part].items() if was_run(done.result) and done.has_optimum}
+        run = {
+            key: done
+            for key, done in found[part].items()
+            if was_run(done.result) and done.has_optimum
+        }
         if run:
-            header = ("set", "local steps", "residual", "asked for", "F* known to", "accuracy %", "up", "chosen")
+            header = (
+                "set",
+                "local steps",
+                "residual",
+                "asked for",
+                "F* known to",
+                "accuracy %",
+                "up",
+                "chosen",
+            )
             page.table(header, [_row(key, done, bars[key], scale) for key, done in run.items()])
         if left := [
-            f"{constraint} with {K} local steps" for constraint, K in found[part] if (constraint, K) not in run
+            f"{constraint} with {K} local steps"
+            for constraint, K in found[part]
+            if (constraint, K) not in run
         ]:
             page.text(f"Not run: {', '.join(left)}.")
     _show_lazy(scale, found["lazy"], page)
@@ -151,8 +179,12 @@ def _row(setting: tuple[str, int], done: Done, bar: float | None, scale: Scale) 
     ]
 
 
-def _show_lazy(scale: Scale, lazy: Mapping[str, Mapping[tuple[str, int, int], list[Done]]], page: Document) -> None:
-    page.heading("Control variates that are renewed every m rounds, beside anchors every m rounds", 3)
+def _show_lazy(
+    scale: Scale, lazy: Mapping[str, Mapping[tuple[str, int, int], list[Done]]], page: Document
+) -> None:
+    page.heading(
+        "Control variates that are renewed every m rounds, beside anchors every m rounds", 3
+    )
     shown = {setting: rows for setting, rows in lazy.items() if all_run(rows)}
     if not shown:
         page.text("Not run.")
@@ -164,7 +196,11 @@ def _show_lazy(scale: Scale, lazy: Mapping[str, Mapping[tuple[str, int, int], li
         found[setting] = points = {key: _point(done) for key, done in rows.items()}
         for name, K in dict.fromkeys((name, K) for name, _, K in points):
             line = [points[name, m, K] for m in RENEWALS]
-            axis.loglog(*zip(*line, strict=True), "o-" if name == LAZY_NAME else "s--", label=f"{name}, K = {K}")
+            axis.loglog(
+                *zip(*line, strict=True),
+                "o-" if name == LAZY_NAME else "s--",
+                label=f"{name}, K = {K}",
+            )
         axis.set(title=setting, xlabel="bytes up, all clients and rounds", ylabel="residual")
         for (name, m, K), (up, far) in points.items():
             table.append((setting, name, str(m), str(K), human_bytes(up), f"{far:.2g}"))
@@ -178,7 +214,12 @@ def _show_lazy(scale: Scale, lazy: Mapping[str, Mapping[tuple[str, int, int], li
         "gradient."
     )
     caption = f"Residual after {scale.rounds} rounds against bytes; sums every 2 (right), 5 and 20 (left) rounds"
-    page.plot(figure, caption, csv_text(("problem", "method", "m", "K", "bytes_up", "residual"), data), "lazy")
+    page.plot(
+        figure,
+        caption,
+        csv_text(("problem", "method", "m", "K", "bytes_up", "residual"), data),
+        "lazy",
+    )
 
 
 def compared(found: Mapping[str, Points]) -> str:
@@ -191,7 +232,11 @@ def compared(found: Mapping[str, Points]) -> str:
                 if points[LAZY_NAME, m, K][1] > points[ANCHORED, m, K][1]:
                     behind.append(f"{setting}, m = {m}, K = {K}")
             own, others = (
-                min(far for (name, at, _), (_, far) in points.items() if at == m and (name == LAZY_NAME) is lazy)
+                min(
+                    far
+                    for (name, at, _), (_, far) in points.items()
+                    if at == m and (name == LAZY_NAME) is lazy
+                )
                 for lazy in (True, False)
             )
             best += 1

@@ -1,4 +1,6 @@
-"""Why averaging local Frank-Wolfe steps is not enough: f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1], best at 1."""
+"""Why averaging local Frank-Wolfe steps is not enough: f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1],
+best at 1.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Path:
         return title if self.penalty is None else f"{title}, lam_0 = {self.penalty:g}"
 
     def identity(self) -> Identity:
-        return identity("counterexample", algorithm=algorithm(self.algorithm), penalty=self.penalty, rounds=self.rounds)
+        return identity(
+            "counterexample",
+            algorithm=algorithm(self.algorithm),
+            penalty=self.penalty,
+            rounds=self.rounds,
+        )
 
     def compute(self, site: Site) -> Json:
         options = {} if self.penalty is None else {"penalty": self.penalty}
@@ -45,7 +52,9 @@ class Path:
             path.append(float(simulation.server.xbar))
 
         algorithm = ALGORITHMS[self.algorithm](Box(-1.0, 1.0), **options)
-        simulate(two_quadratics(), algorithm, rounds=self.rounds, eval_every=self.rounds, callbacks=note)
+        simulate(
+            two_quadratics(), algorithm, rounds=self.rounds, eval_every=self.rounds, callbacks=note
+        )
         return {"xbar": path}
 
 
@@ -83,5 +92,10 @@ def claims(scale: Scale, found: list[Done]) -> list[Claim]:
     stuck, *_, plus = (done.result["xbar"][-1] for done in found)
     ends = f"averaged local steps end at {stuck:.3f}, FedFW+ at {plus:.4f}; the best point is 1"
     return [
-        Claim("Local Frank-Wolfe with averaging fails", abs(stuck) < 0.01 and 1 - plus < 0.001, ends, "Counterexample")
+        Claim(
+            "Local Frank-Wolfe with averaging fails",
+            abs(stuck) < 0.01 and 1 - plus < 0.001,
+            ends,
+            "Counterexample",
+        )
     ]

@@ -1,19 +1,21 @@
-"""DeFW: decentralised Frank-Wolfe. There is no server: clients average with their neighbours on a graph.
+"""DeFW: decentralised Frank-Wolfe. There is no server: clients average with their neighbours on a
+graph.
 
     x'_i = sum_j W_ij x_j                                                    the neighbours' points
     d_i <- sum_j W_ij (d_j + grad h_j(x'_j) - grad h_j(x'_j of last round))  tracks the gradient of F
     x_i <- (1 - eta_t) x'_i + eta_t argmin over s in D of <d_i, s>
 
-W has the weights of Metropolis (`fedfw_reproduction.graphs`), which keep the means: the mean of the d_i is that of the
-latest grad h_i(x'_i), with h_i = n w_i f_i, and xbar is the mean of the x_i. d_i and the last gradient begin at zero.
-On the complete graph W_ij = 1/n and every client takes the steps of Frank-Wolfe itself.
+W has the weights of Metropolis (`fedfw_reproduction.graphs`), which keep the means: the mean of the
+d_i is that of the latest grad h_i(x'_i), with h_i = n w_i f_i, and xbar is the mean of the x_i. d_i
+and the last gradient begin at zero. On the complete graph W_ij = 1/n and every client takes the
+steps of Frank-Wolfe itself.
 
-The rows of a round depend on each other, so the library's contract, in which a client sees the server's message and
-its own data only, does not fit: this module has a loop of its own. The paper may average several times a round; here
-it is once.
+The rows of a round depend on each other, so the library's contract, in which a client sees the
+server's message and its own data only, does not fit: this module has a loop of its own. The paper
+may average several times a round; here it is once.
 
-Reference: Wai, Lafond, Scaglione and Moulines, "Decentralized Frank-Wolfe algorithm for convex and nonconvex problems"
-(2017), arXiv 1612.01216.
+Reference: Wai, Lafond, Scaglione and Moulines, "Decentralized Frank-Wolfe algorithm for convex and
+nonconvex problems" (2017), arXiv 1612.01216.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def decentralised_frank_wolfe(
 
 
 def bytes_per_round(graph: str, n: int, p: int, dtype: torch.dtype) -> int:
-    """Return what all clients send in a round: two dense vectors, and a byte that names their dtype, per neighbour.
+    """Return what all clients send in a round: two dense vectors, and a byte that names their
+    dtype, per neighbour.
 
     Examples
     --------

@@ -107,7 +107,9 @@ class Done:
     def seconds(self) -> float:
         """A run's mean seconds, evaluations apart."""
         spent = [run["seconds"] for run in self.result["runs"]]
-        return fmean(sum(seconds for part, seconds in one.items() if part != "evaluation") for one in spent)
+        return fmean(
+            sum(seconds for part, seconds in one.items() if part != "evaluation") for one in spent
+        )
 
     def seconds_in(self, part: str) -> float:
         """A run's mean seconds in one of its parts."""

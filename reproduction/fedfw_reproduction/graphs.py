@@ -1,4 +1,6 @@
-"""Who talks to whom where there is no server: graphs by name, and the weights with which neighbours are averaged."""
+"""Who talks to whom where there is no server: graphs by name, and the weights with which neighbours
+are averaged.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,15 @@ _DRAWS = 1000
 
 @lru_cache(maxsize=64)
 def edges_of(graph: str, n: int) -> Tensor:
-    """Who is whose neighbour, (n, n) of bool, symmetric, nobody of himself; the tensor must not be changed.
+    """Who is whose neighbour, (n, n) of bool, symmetric, nobody of himself; the tensor must not be
+    changed.
 
     Parameters
     ----------
     graph : str
-        ``ring``; ``complete``; ``grid``, with ceil(sqrt(n)) columns, whose last row may be short; or ``erdos:P``, where
-        each pair are neighbours with probability P: the first connected one of the graphs that fixed seeds draw, so
-        that the name says which graph it is.
+        ``ring``; ``complete``; ``grid``, with ceil(sqrt(n)) columns, whose last row may be short;
+        or ``erdos:P``, where each pair are neighbours with probability P: the first connected one
+        of the graphs that fixed seeds draw, so that the name says which graph it is.
     n : int
         How many nodes there are.
 
@@ -47,7 +50,9 @@ def edges_of(graph: str, n: int) -> Tensor:
             edges = _both_ways((uniform < probability).triu(1))
             if _connected(edges):
                 return edges
-        raise ValueError(f"graph={graph!r}: none of {_DRAWS} random graphs of {n} nodes is connected; give a larger P")
+        raise ValueError(
+            f"graph={graph!r}: none of {_DRAWS} random graphs of {n} nodes is connected; give a larger P"
+        )
     if given or name not in ("ring", "complete", "grid"):
         raise ValueError(f"graph={graph!r}, expected {EXPECTED}")
     if name == "complete":
@@ -55,16 +60,20 @@ def edges_of(graph: str, n: int) -> Tensor:
     if name == "ring":
         return _both_ways((nodes[:, None] + 1) % n == nodes).fill_diagonal_(False)
     columns = math.ceil(math.sqrt(n))
-    step, inside = nodes - nodes[:, None], nodes % columns > 0  # the first column has nobody on its left
+    step, inside = (
+        nodes - nodes[:, None],
+        nodes % columns > 0,
+    )  # the first column has nobody on its left
     return _both_ways((step == columns) | ((step == 1) & inside))
 
 
 @lru_cache(maxsize=64)
 def metropolis(graph: str, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The weights of Metropolis, (n, n): 1 / (1 + the larger degree) for neighbours, and the rest for oneself.
+    """The weights of Metropolis, (n, n): 1 / (1 + the larger degree) for neighbours, and the rest
+    for oneself.
 
-    They are symmetric and their rows add up to one, so that averaging with them leaves the mean of all nodes as it is.
-    The tensor must not be changed.
+    They are symmetric and their rows add up to one, so that averaging with them leaves the mean of
+    all nodes as it is. The tensor must not be changed.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""Real hospitals: a sparse Cox model across the six regions of TCGA-BRCA, beside FLamby's published results."""
+"""Real hospitals: a sparse Cox model across the six regions of TCGA-BRCA, beside FLamby's published
+results.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ PUBLISHED = {
     "Scaffold": (0.699, 0.031),
     "best single region": (0.728, None),
 }
-"""FLamby's results_benchmark_fed_tcga_brca: pooled-test concordance, mean and deviation over its seeds 42 to 46."""
+"""FLamby's results_benchmark_fed_tcga_brca: pooled-test concordance, mean and deviation over its
+seeds 42 to 46.
+"""
 TO_BEAT = "FedAdam"
 _MATTERS = 0.01  # of the largest coefficient: what is smaller hardly changes a score
 
@@ -53,7 +57,8 @@ class Chosen:
     Parameters
     ----------
     config : RunConfig
-        Without an algorithm it is the central solver. Data folder, device and set are filled in where it runs.
+        Without an algorithm it is the central solver. Data folder, device and set are filled in
+        where it runs.
     radii : tuple of float
         Of the l1 ball; the one with the least held-out loss, averaged over the folds, is chosen.
     folds : int
@@ -94,7 +99,10 @@ class Chosen:
             lent = [_trained(here, fold)[0] for fold in _folds(data, self.folds)]
             rows.append({"radius": radius, "loss": fmean(one.test_loss for one in lent)})
         best = min(rows, key=lambda row: row["loss"])["radius"]
-        at = {radius: _trained(replace(config, constraint=f"l1:{radius:g}"), data) for radius in self.radii}
+        at = {
+            radius: _trained(replace(config, constraint=f"l1:{radius:g}"), data)
+            for radius in self.radii
+        }
         found, problem = at[best]
         assert problem.test_data is not None
         inputs, targets = problem.test_data
@@ -102,7 +110,10 @@ class Chosen:
         return {
             "chosen": {"radius": best},
             "folds": rows,
-            "radii": [{"radius": radius, "concordance": one.concordance} for radius, (one, _) in at.items()],
+            "radii": [
+                {"radius": radius, "concordance": one.concordance}
+                for radius, (one, _) in at.items()
+            ],
             "interval": _interval(scores, targets.cpu(), self.draws),
             **vars(found),
         }
@@ -110,7 +121,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Found:
-    """A trained model: its parameters, what the test data say, all together and by region, and its traffic."""
+    """A trained model: its parameters, what the test data say, all together and by region, and its
+    traffic.
+    """
 
     x: list[float]
     test_loss: float
@@ -132,24 +145,34 @@ def _trained(config: RunConfig, data: Data) -> tuple[Found, Problem]:
     test = problem.test(x)
     assert test.loss is not None
     assert test.concordance is not None
-    return Found(x.flatten().tolist(), test.loss, test.concordance, test.concordances or {}, up, down), problem
+    return Found(
+        x.flatten().tolist(), test.loss, test.concordance, test.concordances or {}, up, down
+    ), problem
 
 
 def _folds(data: Data, folds: int) -> list[Data]:
-    """The training data, each time with another share of every region's patients in the place of the test data."""
+    """The training data, each time with another share of every region's patients in the place of
+    the test data.
+    """
     draw, regions = torch.Generator().manual_seed(0), data.train.owners["region"]
     fold = torch.empty(len(data.train), dtype=torch.int64)
     for region in sorted(set(regions.tolist())):
         own = (regions == region).nonzero().flatten()
         fold[own[torch.randperm(len(own), generator=draw)]] = torch.arange(len(own)) % folds
     return [
-        replace(data, train=_rows(data.train, fold != number), test=_rows(data.train, fold == number))
+        replace(
+            data, train=_rows(data.train, fold != number), test=_rows(data.train, fold == number)
+        )
         for number in range(folds)
     ]
 
 
 def _rows(part: Part, rows: Tensor) -> Part:
-    return Part(part.inputs[rows], part.targets[rows], {kind: ids[rows] for kind, ids in part.owners.items()})
+    return Part(
+        part.inputs[rows],
+        part.targets[rows],
+        {kind: ids[rows] for kind, ids in part.owners.items()},
+    )
 
 
 def _interval(scores: Tensor, targets: Tensor, draws: int) -> list[float]:
@@ -159,7 +182,11 @@ def _interval(scores: Tensor, targets: Tensor, draws: int) -> list[float]:
         rows = torch.randint(len(scores), (len(scores),), generator=draw)
         value = concordance(scores[rows], targets[rows])
         found += [] if value is None else [value]
-    return torch.tensor(found, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return (
+        torch.tensor(found, dtype=torch.float64)
+        .quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+        .tolist()
+    )
 
 
 # --- the page ---
@@ -167,10 +194,14 @@ def _interval(scores: Tensor, targets: Tensor, draws: int) -> list[float]:
 
 def cells(scale: Scale) -> dict[str, Chosen]:
     """By name."""
-    base = RunConfig.of(dataset="tcga-brca", model="cox", clients=6, partition="region", weights="samples")
+    base = RunConfig.of(
+        dataset="tcga-brca", model="cox", clients=6, partition="region", weights="samples"
+    )
     base = replace(base, rounds=scale.long_rounds, eval_every=scale.long_rounds)
     size = (
-        {"radii": RADII[1::3], "folds": 2, "draws": 100} if scale.quick else {"radii": RADII, "folds": 5, "draws": 1000}
+        {"radii": RADII[1::3], "folds": 2, "draws": 100}
+        if scale.quick
+        else {"radii": RADII, "folds": 5, "draws": 1000}
     )
     return {name: Chosen(base.having(**options), **size) for name, options in METHODS.items()}  # type: ignore[arg-type]
 
@@ -198,12 +229,24 @@ def show(scale: Scale, done: dict[str, Done], page: Document) -> None:
         "come to the optimum of the training loss; the grid and the use of the held-out loss were fixed before."
     )
     page.table(
-        ("method", "radius", "held-out loss", "test concordance", "95 % interval", "variables", "up", "down"),
+        (
+            "method",
+            "radius",
+            "held-out loss",
+            "test concordance",
+            "95 % interval",
+            "variables",
+            "up",
+            "down",
+        ),
         [_row(name, result) for name, result in found.items()],
     )
     page.table(
         ("test concordance of region", *next(iter(found.values()))["regions"]),
-        [(name, *(f"{value:.3f}" for value in result["regions"].values())) for name, result in found.items()],
+        [
+            (name, *(f"{value:.3f}" for value in result["regions"].values()))
+            for name, result in found.items()
+        ],
     )
     page.text(
         "FLamby's published concordances on the same test patients, mean and deviation over its seeds 42 to 46. They "
@@ -229,10 +272,14 @@ def show(scale: Scale, done: dict[str, Done], page: Document) -> None:
         axis.set(xlabel="radius", ylabel=label)
     mean, deviation = PUBLISHED[TO_BEAT]
     assert deviation is not None
-    axes[1].axhspan(mean - deviation, mean + deviation, color="0.85", zorder=0, label=f"{TO_BEAT}, published")
+    axes[1].axhspan(
+        mean - deviation, mean + deviation, color="0.85", zorder=0, label=f"{TO_BEAT}, published"
+    )
     axes[1].legend(fontsize="x-small")
     caption = "What the radius was chosen by (left), and what every radius gives on the test data, which did not choose"
-    page.plot(figure, caption, csv_text(("measure", "method", "radius", "value"), numbers), "hospitals")
+    page.plot(
+        figure, caption, csv_text(("measure", "method", "radius", "value"), numbers), "hospitals"
+    )
 
 
 def _published(name: str) -> str:
@@ -245,9 +292,20 @@ def _row(name: str, result: Json) -> Sequence[str]:
     matter, nonzero = sum(s >= _MATTERS * max(sizes) for s in sizes), sum(s > 0 for s in sizes)
     radius, (low, high) = result["chosen"]["radius"], result["interval"]
     held_out = next(row["loss"] for row in result["folds"] if row["radius"] == radius)
-    up, down = ("-" if name == CENTRAL else human_bytes(result[f"bytes_{way}"]) for way in ("up", "down"))
+    up, down = (
+        "-" if name == CENTRAL else human_bytes(result[f"bytes_{way}"]) for way in ("up", "down")
+    )
     at = f"{result['concordance']:.3f}"
-    return (name, f"{radius:g}", f"{held_out:.4f}", at, f"{low:.3f} to {high:.3f}", f"{matter} ({nonzero})", up, down)
+    return (
+        name,
+        f"{radius:g}",
+        f"{held_out:.4f}",
+        at,
+        f"{low:.3f} to {high:.3f}",
+        f"{matter} ({nonzero})",
+        up,
+        down,
+    )
 
 
 def claims(scale: Scale, done: dict[str, Done]) -> list[Claim]:

@@ -1,4 +1,6 @@
-"""A file of kept results: a line of JSON each, sorted by key, so that a change shows a small difference."""
+"""A file of kept results: a line of JSON each, sorted by key, so that a change shows a small
+difference.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ FILE = "results.jsonl"
 class KeptResults:
     """Results by their keys, in one file.
 
-    A result is appended as soon as it is there; `pack` sorts the file. A line that a killed process left unfinished is
-    dropped when the file is read.
+    A result is appended as soon as it is there; `pack` sorts the file. A line that a killed process
+    left unfinished is dropped when the file is read.
 
     Parameters
     ----------
@@ -55,7 +57,9 @@ class KeptResults:
         self._appended = True
 
     def pack(self) -> None:
-        """Sort the file, if results were appended; results that another process appended meanwhile stay."""
+        """Sort the file, if results were appended; results that another process appended meanwhile
+        stay.
+        """
         if not self._appended:
             return
         self._lines = _read(self.path) | self._lines
@@ -76,7 +80,9 @@ def _read(path: Path) -> dict[str, str]:
             name = json.loads(line)["key"]
         except (ValueError, KeyError, TypeError):
             if line.endswith("}"):
-                message = f"{path}, line {number} is no kept result: restore the file, or delete the line"
+                message = (
+                    f"{path}, line {number} is no kept result: restore the file, or delete the line"
+                )
                 raise ValueError(message) from None
             continue
         lines[name] = line

@@ -1,4 +1,6 @@
-"""Where experiments are computed: each task once, kept by its content, several at a time if asked for."""
+"""Where experiments are computed: each task once, kept by its content, several at a time if asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +120,8 @@ class Lab:
     Parameters
     ----------
     folder : Path
-        Its file ``results.jsonl`` holds a line a task: what is there is not computed again, so an interrupted call goes
-        on where it stopped. Lines from another machine may be added.
+        Its file ``results.jsonl`` holds a line a task: what is there is not computed again, so an
+        interrupted call goes on where it stopped. Lines from another machine may be added.
     site : Site
         Where the data lie and where to compute.
     jobs : int
@@ -162,7 +164,9 @@ class Lab:
             found = {todo[i]: result for i, result in kept}
         missing = [one for one in todo if one not in found]
         if not self.only_kept:
-            progress = _Progress(missing, kept=len(found), stream=None if self.ranks.first else io.StringIO())
+            progress = _Progress(
+                missing, kept=len(found), stream=None if self.ranks.first else io.StringIO()
+            )
             for one, result in self._computed(missing, found, progress):
                 progress.finished(one)
                 found[one] = result
@@ -173,7 +177,9 @@ class Lab:
     def _computed(
         self, missing: Sequence[Wanted], found: Results, progress: _Progress
     ) -> Iterator[tuple[Wanted, Json]]:
-        """Results in the order in which they are there; the caller adds them to ``found``, where others need them."""
+        """Results in the order in which they are there; the caller adds them to ``found``, where
+        others need them.
+        """
         end = time.monotonic() + (math.inf if self.seconds is None else self.seconds)
 
         def startable(one: Wanted) -> bool:
@@ -186,7 +192,9 @@ class Lab:
                 task = _settled(missing[i], found)
                 return self._kept(task) or _compute(task, self.site)
 
-            for i, result in self.ranks.queue().results(len(missing), lambda i: startable(missing[i]), compute):
+            for i, result in self.ranks.queue().results(
+                len(missing), lambda i: startable(missing[i]), compute
+            ):
                 progress.started(missing[i])
                 yield missing[i], self._keep(_settled(missing[i], found), result)
             return
@@ -200,8 +208,11 @@ class Lab:
             return one
 
         threads = max(1, torch.get_num_threads() // self.jobs)
-        # A fresh interpreter for each worker: a fork of one that has started CUDA or threads is broken.
-        with ProcessPoolExecutor(self.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        # A fresh interpreter for each worker: a fork of one that has started CUDA or threads is
+        # broken.
+        with ProcessPoolExecutor(
+            self.jobs, get_context("spawn"), torch.set_num_threads, (threads,)
+        ) as pool:
             running: dict[Future[Json], tuple[Wanted, Task]] = {}
             try:
                 while True:
@@ -235,7 +246,9 @@ class Lab:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes that are started meanwhile do not hear Ctrl-C: who started them says one line and ends them."""
+    """Processes that are started meanwhile do not hear Ctrl-C: who started them says one line and
+    ends them.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
@@ -274,7 +287,8 @@ def _compute(task: Task, site: Site) -> Json:
 
 
 class _Progress:
-    """Shows which tasks are running and how long is left: a line that changes on a terminal, a line a task in a file.
+    """Shows which tasks are running and how long is left: a line that changes on a terminal, a line
+    a task in a file.
 
     Parameters
     ----------

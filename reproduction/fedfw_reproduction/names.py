@@ -1,10 +1,30 @@
-"""The names of the sections that can be reproduced, apart from their code: a help text then imports nothing heavy."""
+"""The names of the sections that can be reproduced, apart from their code: a help text then imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
 REPRODUCTIONS = (
-    *("table1", "table1-cifar", "table2", "table3", "participation", "penalty", "traffic", "anchors"),
-    *("certificate", "momentum", "one-for-both", "counterexample", "split", "local-steps", "oracle-errors", "theory"),
+    *(
+        "table1",
+        "table1-cifar",
+        "table2",
+        "table3",
+        "participation",
+        "penalty",
+        "traffic",
+        "anchors",
+    ),
+    *(
+        "certificate",
+        "momentum",
+        "one-for-both",
+        "counterexample",
+        "split",
+        "local-steps",
+        "oracle-errors",
+        "theory",
+    ),
     *("steps", "privacy", "dp", "hospitals"),
     *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
     *("networks-oracles", "networks-payloads", "networks-convex"),

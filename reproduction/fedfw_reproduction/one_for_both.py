@@ -1,17 +1,19 @@
 """One algorithm that is best on polytopes and on smooth sets: what was tried.
 
-Momentum with duals (FedFW+) wins on the l2 ball, anchors on the l1 ball. Tried here, all with momentum 0.9:
+Momentum with duals (FedFW+) wins on the l2 ball, anchors on the l1 ball. Tried here, all with
+momentum 0.9:
 
 anchors
-    As they are: at an anchor x_i <- xbar, and the corrected direction w_i grad f_i(x_i) + y_i is averaged.
+    As they are: at an anchor x_i <- xbar, and the corrected direction w_i grad f_i(x_i) + y_i is
+    averaged.
 anchors, points kept
     The same, but x_i stay where they are, so the penalty has something to pull on.
 duals from averages
-    FedFW+ whose duals are set to y_i = (1/n) sum_j d_j - d_i now and then, d_i the averaged gradients: no gradient is
-    computed for it, but their sum is shared.
+    FedFW+ whose duals are set to y_i = (1/n) sum_j d_j - d_i now and then, d_i the averaged
+    gradients: no gradient is computed for it, but their sum is shared.
 FedLMO
-    Shared momentum and control variates; every client begins each round at xbar. It sends two dense vectors beside each
-    atom. It has no penalty: schedule and momentum are chosen.
+    Shared momentum and control variates; every client begins each round at xbar. It sends two dense
+    vectors beside each atom. It has no penalty: schedule and momentum are chosen.
 """
 
 from __future__ import annotations
@@ -56,7 +58,11 @@ PENALTIES: dict[str, tuple[float | str, ...]] = {
 LOCAL_STEPS = (1, 3)
 VARIANTS = (
     ("FedFW+", None),
-    *((name, m) for name in ("anchors", "anchors, points kept", "duals from averages") for m in (5, 20)),
+    *(
+        (name, m)
+        for name in ("anchors", "anchors, points kept", "duals from averages")
+        for m in (5, 20)
+    ),
 )
 
 
@@ -65,7 +71,12 @@ class KeptAnchors(FedFWAnchored):
     """Anchored FedFW that leaves x_i and xbar where they are."""
 
     def gather(
-        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
+        self,
+        plan: Plan,
+        server: Server,
+        states: Sequence[State],
+        sent: Sequence[Contributed],
+        t: int,
     ) -> tuple[Server, Gathered]:
         after, learnt = super().gather(plan, server, states, sent, t)
         return replace(after, xbar=server.xbar), learnt
@@ -76,7 +87,8 @@ class KeptAnchors(FedFWAnchored):
 
 @dataclass(frozen=True)
 class AveragedDuals(FedFWPlus, GathersSums):
-    """FedFW+ whose duals are set from the averaged gradients every so many rounds; for full participation.
+    """FedFW+ whose duals are set from the averaged gradients every so many rounds; for full
+    participation.
 
     Parameters
     ----------
@@ -97,12 +109,21 @@ class AveragedDuals(FedFWPlus, GathersSums):
     def gathers(self, server: Server, t: int) -> bool:
         return t > 1 and (t - 1) % self.every == 0
 
-    def contribute(self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient, t: int) -> Contributed:
+    def contribute(
+        self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient, t: int
+    ) -> Contributed:
         d = state["d"]
-        return Contributed(torch.full_like(d[:, 0], math.nan), d)  # no gradient is computed, so no loss is known
+        return Contributed(
+            torch.full_like(d[:, 0], math.nan), d
+        )  # no gradient is computed, so no loss is known
 
     def gather(
-        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
+        self,
+        plan: Plan,
+        server: Server,
+        states: Sequence[State],
+        sent: Sequence[Contributed],
+        t: int,
     ) -> tuple[Server, Gathered]:
         total = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0)
         server = replace(server, vectors=server.vectors | {"mean": total / plan.n})
@@ -130,7 +151,8 @@ class AveragedDuals(FedFWPlus, GathersSums):
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant on some digits of MNIST, three labels a client; its penalty is chosen on lent samples.
+    """One variant on some digits of MNIST, three labels a client; its penalty is chosen on lent
+    samples.
 
     Parameters
     ----------
@@ -180,13 +202,21 @@ class Variant:
         lent = build_problem(config, data, HELD_OUT).to(device_of(config))
         held_out = {}
         for penalty in self.penalties:
-            run = simulate(lent, self._algorithm(penalty), rounds=config.rounds, eval_every=config.rounds)
+            run = simulate(
+                lent, self._algorithm(penalty), rounds=config.rounds, eval_every=config.rounds
+            )
             held_out[penalty] = run.history[-1].test_loss or float("inf")
         best = min(held_out, key=held_out.__getitem__)
         runs = []
         for seed in range(self.cell.seeds):
             problem = problem_of(replace(config, seed=seed), self.cell.samples)
-            run = simulate(problem, self._algorithm(best), rounds=config.rounds, eval_every=config.rounds, seed=seed)
+            run = simulate(
+                problem,
+                self._algorithm(best),
+                rounds=config.rounds,
+                eval_every=config.rounds,
+                seed=seed,
+            )
             runs.append(columns_of(run) | {"seed": seed})
         return {"chosen": {"penalty": best}, "runs": runs}
 
@@ -211,7 +241,10 @@ def variants(constraint: str, scale: Scale) -> dict[str, Judged]:
         rounds=scale.rounds,
     )
     cell = Cell(config, seeds=scale.seeds, samples=scale.some)
-    tried = [Variant(cell, name, every=every, penalties=PENALTIES[constraint]) for name, every in VARIANTS]
+    tried = [
+        Variant(cell, name, every=every, penalties=PENALTIES[constraint])
+        for name, every in VARIANTS
+    ]
     found = {variant.label: Judged.of(variant) for variant in tried}
     for K in LOCAL_STEPS:
         lmo = config.having(algorithm="fedlmo", local_steps=K)
@@ -240,10 +273,22 @@ def show(scale: Scale, found: Mapping[str, Mapping[str, Done]], page: Document) 
                     done.chosen,
                 )
             )
-    header = [f"{constraint}: {what}" for constraint in found for what in ("residual", "accuracy %", "up", "chosen")]
-    page.table(("momentum 0.9 unless it was chosen", *header), [(label, *row) for label, row in columns.items()])
-    best = {c: min((done.end(RESIDUAL), label) for label, done in row.items()) for c, row in found.items()}
-    winners = "; ".join(f"{constraint}: {label} ({far:.4f})" for constraint, (far, label) in best.items())
+    header = [
+        f"{constraint}: {what}"
+        for constraint in found
+        for what in ("residual", "accuracy %", "up", "chosen")
+    ]
+    page.table(
+        ("momentum 0.9 unless it was chosen", *header),
+        [(label, *row) for label, row in columns.items()],
+    )
+    best = {
+        c: min((done.end(RESIDUAL), label) for label, done in row.items())
+        for c, row in found.items()
+    }
+    winners = "; ".join(
+        f"{constraint}: {label} ({far:.4f})" for constraint, (far, label) in best.items()
+    )
     names = {label.partition(",")[0] for _, label in best.values()}
     one = "One method is best on both." if len(names) == 1 else "No method tried is best on both."
     page.text(

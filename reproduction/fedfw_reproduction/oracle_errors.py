@@ -1,6 +1,7 @@
 """Oracles that err: how large an additive or a multiplicative error may be before FedFW breaks.
 
-An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point, with theta (at most 1) such that
+An answer s is replaced by s' = (1-theta) s + theta v, v a random extreme point, with theta (at most
+1) such that
 
     multiplicative    <g, x_i - s'> = (1 - delta) <g, x_i - s>
     additive          <g, s'> = <g, s> + delta F(x^1) / n
@@ -66,11 +67,14 @@ class SloppyFedFW(FedFW):
             s = lmo(g)
             if not self.delta:
                 return s
-            draws = torch.randn(g.shape, generator=generator(self.seed, "sloppy", t), dtype=torch.float32)
+            draws = torch.randn(
+                g.shape, generator=generator(self.seed, "sloppy", t), dtype=torch.float32
+            )
             v = lmo(draws.to(g)).dense(g.dtype)
             best = s.dot(g)
             allowed = {
-                "multiplicative": self.delta * ((x * g).sum(1, dtype=torch.float64) - best).clamp(min=0),
+                "multiplicative": self.delta
+                * ((x * g).sum(1, dtype=torch.float64) - best).clamp(min=0),
                 "additive": torch.full_like(best, self.delta * self.scale),
                 "shrinking": torch.full_like(best, self.delta * self.scale * plan.rates(t).eta),
             }[self.kind]
@@ -78,7 +82,10 @@ class SloppyFedFW(FedFW):
             theta = (allowed / apart).clamp(max=1.0).to(g.dtype)[:, None]
             exact = s.dense(g.dtype)
             return Dense(
-                shape=s.shape, batched=True, precision=torch.float32, values=torch.lerp(exact, v, theta).float()
+                shape=s.shape,
+                batched=True,
+                precision=torch.float32,
+                values=torch.lerp(exact, v, theta).float(),
             )
 
         return super().local_update(plan, state, message, gradient, sloppy)
@@ -118,6 +125,8 @@ class Sloppy:
                 scale=scale,
                 seed=seed,
             )
-            run = simulate(problem, algorithm, rounds=config.rounds, eval_every=config.rounds, seed=seed)
+            run = simulate(
+                problem, algorithm, rounds=config.rounds, eval_every=config.rounds, seed=seed
+            )
             runs.append(columns_of(run) | {"seed": seed})
         return {"runs": runs}

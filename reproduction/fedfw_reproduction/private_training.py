@@ -1,4 +1,6 @@
-"""What privacy costs: accuracy at equal (eps, delta) by private selection, by noise and an oracle, and by DP-SGD."""
+"""What privacy costs: accuracy at equal (eps, delta) by private selection, by noise and an oracle,
+and by DP-SGD.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from itertools import product
 from statistics import fmean, mean, stdev
 from typing import Any
 
-from fedfw.config import RunConfig, build_algorithm, build_problem, completed, grid_points, merge, run_options
+from fedfw.config import (
+    RunConfig,
+    build_algorithm,
+    build_problem,
+    completed,
+    grid_points,
+    merge,
+    run_options,
+)
 from fedfw.data import Data
 from fedfw.problems import Problem
 from fedfw.report import Document, csv_text
@@ -24,35 +34,46 @@ from fedfw_reproduction.schema import Identity, configuration, identity
 DELTA, FINALISTS = 1e-5, 6
 PROBLEMS = {
     "a9a, logistic regression, l1:10": ("a9a", "logistic", "l1:10"),
-    "Ten of 1,000 features matter, logistic regression, l1:10": ("sparse:1000", "logistic", "l1:10"),
+    "Ten of 1,000 features matter, logistic regression, l1:10": (
+        "sparse:1000",
+        "logistic",
+        "l1:10",
+    ),
     "MNIST, softmax regression, l1:10": ("mnist", "mclr", "l1:10"),
     "MNIST, softmax regression, l2:10": ("mnist", "mclr", "l2:10"),
 }
-# Bounds on the entries and on the length of a sample's gradient, and step sizes. No entry exceeds 1 here; the length
-# begins at about 2 on a9a, 16 on sparse and 9 on MNIST.
+# Bounds on the entries and on the length of a sample's gradient, and step sizes. No entry exceeds 1
+# here; the length begins at about 2 on a9a, 16 on sparse and 9 on MNIST.
 RANGES = {
     "a9a": ((0.1, 0.3, 1.0), (0.3, 1.0, 3.0), (0.1, 0.5, 2.5, 12.5)),
     "sparse:1000": ((0.03, 0.1, 0.3), (1.0, 3.0, 10.0), (0.5, 2.5, 12.5, 62.5)),
     "mnist": ((0.1, 0.3, 1.0), (1.0, 3.0, 10.0), (0.1, 0.5, 2.5, 12.5)),
 }
-SELECTION, NOISE, DP_SGD = "FedFW, private selection", "FedFW, Gaussian noise and oracle", "projected FedAvg, DP-SGD"
+SELECTION, NOISE, DP_SGD = (
+    "FedFW, private selection",
+    "FedFW, Gaussian noise and oracle",
+    "projected FedAvg, DP-SGD",
+)
 
 
 @dataclass(frozen=True)
 class PrivateCell:
     """One method at one budget: its grid tried on lent samples, the best run with several seeds.
 
-    The whole grid is tried with noise from seed 0, the best few with more: one draw of noise can flatter. The noise
-    comes from seeds, so that the study repeats; a real run draws it from the operating system.
+    The whole grid is tried with noise from seed 0, the best few with more: one draw of noise can
+    flatter. The noise comes from seeds, so that the study repeats; a real run draws it from the
+    operating system.
 
     Parameters
     ----------
     config : RunConfig
-        It names its algorithm. Data folder, device, seed and privacy are filled in where and when it runs.
+        It names its algorithm. Data folder, device, seed and privacy are filled in where and when
+        it runs.
     eps : float
         The budget; infinite for clipping without noise.
     grid : tuple
-        What is tried: rounds, the bound ``clip`` on a sample's gradient, and options of the algorithm.
+        What is tried: rounds, the bound ``clip`` on a sample's gradient, and options of the
+        algorithm.
     seeds : int
         How many runs of the best point.
     samples : int or None
@@ -101,11 +122,14 @@ class PrivateCell:
         few = sorted(trials, key=lambda trial: trial.rank("loss"))[:FINALISTS]
         more = range(1, self.draws)
         finals = [
-            fmean([trial.rank("loss"), *(self._again(config, lent, trial, seed) for seed in more)]) for trial in few
+            fmean([trial.rank("loss"), *(self._again(config, lent, trial, seed) for seed in more)])
+            for trial in few
         ]
         best = few[finals.index(min(finals))].choice
         tried = [{"choice": t.choice, "held_out_loss": t.held_out_loss} for t in trials]
-        finalists = [{"choice": t.choice, "held_out_loss": loss} for t, loss in zip(few, finals, strict=True)]
+        finalists = [
+            {"choice": t.choice, "held_out_loss": loss} for t, loss in zip(few, finals, strict=True)
+        ]
         runs = [self._run(config, best, seed) for seed in range(self.seeds)]
         return {"chosen": best, "trials": tried, "finalists": finalists, "runs": runs}
 
@@ -123,7 +147,10 @@ class PrivateCell:
             private = replace(config, rounds=rounds, privacy=self._promise(clip, noise_seed))
             trials = [trial for _, trial in grid_points(private, data, axes)]
             points = search(problem, trials, float(rounds * config.local_steps))
-            found += [replace(trial, choice=trial.choice | {"rounds": rounds, "clip": clip}) for trial in points]
+            found += [
+                replace(trial, choice=trial.choice | {"rounds": rounds, "clip": clip})
+                for trial in points
+            ]
         return found
 
     def _again(self, config: RunConfig, problem: Problem, trial: Trial, noise_seed: int) -> float:
@@ -140,7 +167,11 @@ class PrivateCell:
         config = replace(config, eval_every=config.rounds)
         problem, algorithm = build_problem(config, data), build_algorithm(config)
         last: Record = Simulation(problem, algorithm, run_options(config)).run().history[-1]
-        return {"accuracy": last.accuracy, "test_loss": last.test_loss, "epsilon": _finite(last.epsilon)}
+        return {
+            "accuracy": last.accuracy,
+            "test_loss": last.test_loss,
+            "epsilon": _finite(last.epsilon),
+        }
 
 
 def _finite(epsilon: float | None) -> float | None:
@@ -152,11 +183,17 @@ def budgets(scale: Scale) -> tuple[float, ...]:
 
 
 def methods(name: str, scale: Scale) -> dict[str, tuple[RunConfig, Grid, str]]:
-    """Each with a grid of the same size: rounds, the bound on a sample's gradient, and what else it depends on."""
+    """Each with a grid of the same size: rounds, the bound on a sample's gradient, and what else it
+    depends on.
+    """
     dataset, model, constraint = PROBLEMS[name]
-    base = RunConfig.of(dataset=dataset, model=model, constraint=constraint, partition="iid", clients=10)
+    base = RunConfig.of(
+        dataset=dataset, model=model, constraint=constraint, partition="iid", clients=10
+    )
     rounds = (5, 20) if scale.quick else (10, 30, 100)
-    pulls: tuple[Any, ...] = ("theory:0.01", "theory:1") if constraint.startswith("l1") else ("theory:0.1", "theory:3")
+    pulls: tuple[Any, ...] = (
+        ("theory:0.01", "theory:1") if constraint.startswith("l1") else ("theory:0.1", "theory:3")
+    )
     oracle = replace(base, algorithm="fedfw")
     with_oracle: Grid = (("rounds", rounds), ("penalty", pulls), ("momentum", (0.0, 0.9)))
     entries, lengths, steps = RANGES[dataset]
@@ -219,7 +256,11 @@ def _chosen(done: Done) -> str:
 
 def show(scale: Scale, problems: Found, page: Document) -> None:
     a_cell = next(iter(next(iter(next(iter(problems.values())).values())).values())).task
-    tried, seeds, draws = math.prod(len(values) for _, values in a_cell.grid), a_cell.seeds, a_cell.draws
+    tried, seeds, draws = (
+        math.prod(len(values) for _, values in a_cell.grid),
+        a_cell.seeds,
+        a_cell.draws,
+    )
     page.text(
         f"Test loss and test accuracy in per cent, mean and deviation over {seeds} seeds, at equal (eps, {DELTA:g}) "
         f"for each of ten clients' samples, IID. Every method tries {tried} settings at each budget, rounds and the "
@@ -233,7 +274,10 @@ def show(scale: Scale, problems: Found, page: Document) -> None:
             page.text(f"{name}: not run: no data")
             continue
         for cell_of, header in ((_shown, f"{name}: eps"), (_chosen, "chosen at eps")):
-            rows = [[f"{eps:g}", *(cell_of(row[eps]) for row in found.values())] for eps in budgets(scale)]
+            rows = [
+                [f"{eps:g}", *(cell_of(row[eps]) for row in found.values())]
+                for eps in budgets(scale)
+            ]
             page.table((header, *found), rows)
         figure, axes = panels(2)
         numbers = []
@@ -243,9 +287,19 @@ def show(scale: Scale, problems: Found, page: Document) -> None:
         ):
             for method, row in found.items():
                 values = [values_of(done) for done in row.values()]
-                axis.errorbar(ticks, [mean(v) for v in values], [stdev(v) for v in values], marker="o", label=method)
+                axis.errorbar(
+                    ticks,
+                    [mean(v) for v in values],
+                    [stdev(v) for v in values],
+                    marker="o",
+                    label=method,
+                )
                 pairs = zip(row, values, strict=True)
-                numbers += [(label, method, eps, seed, v) for eps, each in pairs for seed, v in enumerate(each)]
+                numbers += [
+                    (label, method, eps, seed, v)
+                    for eps, each in pairs
+                    for seed, v in enumerate(each)
+                ]
             axis.set_xticks(ticks, [f"{eps:g}" for eps in budgets(scale)])
             axis.set(xlabel="eps", ylabel=label, title=name)
         axes[0].legend(fontsize="x-small")
@@ -262,7 +316,11 @@ def claims(scale: Scale, problems: Found) -> list[Claim]:
             continue
         finite = [eps for eps in budgets(scale) if math.isfinite(eps)]
         loss = {m: {eps: mean(_losses(row[eps])) for eps in finite} for m, row in rows.items()}
-        wins = [eps for eps in finite if loss[SELECTION][eps] <= min(loss[NOISE][eps], loss[DP_SGD][eps])]
+        wins = [
+            eps
+            for eps in finite
+            if loss[SELECTION][eps] <= min(loss[NOISE][eps], loss[DP_SGD][eps])
+        ]
         best, tried = (", ".join(f"{eps:g}" for eps in some) for some in (wins, finite))
         where = f"best at eps {best or 'none'} of {tried}"
         claim = f"Private selection has the least test loss: {name}"

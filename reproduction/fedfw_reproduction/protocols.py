@@ -1,10 +1,12 @@
-"""How the tables are run: the stated protocol, a matched amount of local work, and ours; each with a grid of six.
+"""How the tables are run: the stated protocol, a matched amount of local work, and ours; each with
+a grid of six.
 
-*Stated* is what the paper says: 10 clients, 100 rounds, one full-gradient step a round, one joint set of radius 10.
-*Matched* gives every algorithm one local epoch a round in batches of 600 and one set for each parameter, as behind the
-published numbers. *Ours* is the stated protocol with FedFW+ and momentum on smooth sets, anchored FedFW on polytopes;
-networks get one set for each parameter and steps that decay to zero. *FedLMO* is the stated protocol with FedLMO, which
-sends two dense vectors beside each atom.
+*Stated* is what the paper says: 10 clients, 100 rounds, one full-gradient step a round, one joint
+set of radius 10. *Matched* gives every algorithm one local epoch a round in batches of 600 and one
+set for each parameter, as behind the published numbers. *Ours* is the stated protocol with FedFW+
+and momentum on smooth sets, anchored FedFW on polytopes; networks get one set for each parameter
+and steps that decay to zero. *FedLMO* is the stated protocol with FedLMO, which sends two dense
+vectors beside each atom.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ _ON_SMOOTH_WITH_MOMENTUM = tuple(f"theory:{multiple}" for multiple in (0.01, 0.0
 _ON_POLYTOPES = tuple(f"theory:{multiple}" for multiple in (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1))
 _FOR_NETWORKS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """Initial penalties; "theory" is the unit zeta / (2 n diameter), and 1 / L' for step sizes."""
-LMO_SIX: Grid = (("schedule", ("convex", "linear-decay:0.2", "linear-decay:0.1")), ("momentum", (0.9, 0.97)))
+LMO_SIX: Grid = (
+    ("schedule", ("convex", "linear-decay:0.2", "linear-decay:0.1")),
+    ("momentum", (0.9, 0.97)),
+)
 """FedLMO's six settings on convex problems, whatever the set."""
 
 
@@ -48,7 +53,8 @@ class Scale:
     some : int
         For figures that need no more than some samples.
     mixed : bool
-        Whether the CNN of table 2 multiplies in bfloat16 on a GPU; other networks are too small to gain by it.
+        Whether the CNN of table 2 multiplies in bfloat16 on a GPU; other networks are too small to
+        gain by it.
     """
 
     quick: bool = False
@@ -63,10 +69,16 @@ class Scale:
 
     def of(self, model: str) -> tuple[int, int | None]:
         """Rounds and samples for a model."""
-        return (self.rounds, self.samples) if MODELS[model].convex else (self.network_rounds, self.network_samples)
+        return (
+            (self.rounds, self.samples)
+            if MODELS[model].convex
+            else (self.network_rounds, self.network_samples)
+        )
 
     def kind(self, met: bool | None) -> str:
-        """How a cell is shown that meets what was asked for, or does not; one that was run small proves neither."""
+        """How a cell is shown that meets what was asked for, or does not; one that was run small
+        proves neither.
+        """
         return "plain" if self.quick or met is None else "good" if met else "bad"
 
     def thinned(self, grid: Grid) -> Grid:
@@ -99,14 +111,20 @@ def six(algorithm: str, constraint: str, model: str, dataset: str, momentum: boo
             return (("penalty", _FOR_NETWORKS),)
         smooth = _ON_SMOOTH_WITH_MOMENTUM if momentum else _ON_SMOOTH
         return (("penalty", _ON_POLYTOPES if parse_set(constraint).is_polytope else smooth),)
-    multiples = (0.8, 1.6, 3.2) if algorithm in ("feddr", "fedadmm") else (0.2, 0.4, 0.8, 1.6, 3.2, 4.8)
-    lrs: tuple[Any, ...] = tuple(f"theory:{multiple * _CLASSES[dataset]:g}" for multiple in multiples)
+    multiples = (
+        (0.8, 1.6, 3.2) if algorithm in ("feddr", "fedadmm") else (0.2, 0.4, 0.8, 1.6, 3.2, 4.8)
+    )
+    lrs: tuple[Any, ...] = tuple(
+        f"theory:{multiple * _CLASSES[dataset]:g}" for multiple in multiples
+    )
     if network:
         lrs = (0.01, 0.03, 0.1) if len(multiples) == 3 else (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
     return (("lr", lrs), ("eta", (3.0, 10.0))) if len(multiples) == 3 else (("lr", lrs),)
 
 
-def stated(dataset: str, partition: str, constraint: str, algorithm: str, model: str, scale: Scale) -> Cell:
+def stated(
+    dataset: str, partition: str, constraint: str, algorithm: str, model: str, scale: Scale
+) -> Cell:
     """What the paper says."""
     rounds, samples = scale.of(model)
     own, network = options_of(ALGORITHMS[algorithm]), not MODELS[model].convex
@@ -130,7 +148,9 @@ def stated(dataset: str, partition: str, constraint: str, algorithm: str, model:
     )
 
 
-def matched(dataset: str, partition: str, constraint: str, algorithm: str, model: str, scale: Scale) -> Cell:
+def matched(
+    dataset: str, partition: str, constraint: str, algorithm: str, model: str, scale: Scale
+) -> Cell:
     """One local epoch a round, one set for each parameter."""
     cell = stated(dataset, partition, constraint, algorithm, model, scale)
     config = replace(cell.config, batch_size=matched_batch(cell.samples), per_parameter=True)
@@ -143,7 +163,9 @@ def matched_batch(samples: int | None) -> int:
 
 
 def ours(dataset: str, partition: str, constraint: str, model: str, scale: Scale) -> Cell:
-    """The stated protocol with what we would use: steps from curvature with FedFW+, small steps with networks."""
+    """The stated protocol with what we would use: steps from curvature with FedFW+, small steps
+    with networks.
+    """
     network = not MODELS[model].convex
     algorithm = "fedfw-anchored" if parse_set(constraint).is_polytope else "fedfw+"
     cell = stated(dataset, partition, constraint, algorithm, model, scale)
@@ -152,4 +174,8 @@ def ours(dataset: str, partition: str, constraint: str, model: str, scale: Scale
         per_parameter=network,
         schedule="linear-decay:0.05" if network else "auto" if algorithm == "fedfw+" else None,
     )
-    return replace(cell, config=config, grid=scale.thinned(six(algorithm, constraint, model, dataset, momentum=True)))
+    return replace(
+        cell,
+        config=config,
+        grid=scale.thinned(six(algorithm, constraint, model, dataset, momentum=True)),
+    )

@@ -6,7 +6,9 @@ Key = tuple[str, str, str, str]
 """(set, split, data, algorithm)"""
 
 
-def _table(constraint: str, columns: list[tuple[str, str]], rows: dict[str, list[float]]) -> dict[Key, float]:
+def _table(
+    constraint: str, columns: list[tuple[str, str]], rows: dict[str, list[float]]
+) -> dict[Key, float]:
     return {
         (constraint, split, data, algorithm): value
         for algorithm, values in rows.items()
@@ -17,7 +19,11 @@ def _table(constraint: str, columns: list[tuple[str, str]], rows: dict[str, list
 _SPLITS = ("IID", "non-IID")
 _CONVEX = [(split, data) for split in _SPLITS for data in ("MNIST", "Synthetic", "CIFAR-10")]
 _NETWORKS = [(split, data) for split in _SPLITS for data in ("MNIST", "Synthetic")]
-_STOCHASTIC = [(split, data) for split in _SPLITS for data in ("EMNIST-10", "EMNIST-62", "Synthetic", "CIFAR-10")]
+_STOCHASTIC = [
+    (split, data)
+    for split in _SPLITS
+    for data in ("EMNIST-10", "EMNIST-62", "Synthetic", "CIFAR-10")
+]
 
 TABLE_1 = _table(
     "l2",

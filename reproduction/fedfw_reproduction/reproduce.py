@@ -58,44 +58,59 @@ def reproduce(
     baselines : bool
         Whether table 1 has FedDA, FedADMM and FedAvg, too.
     mixed : bool
-        Whether table 2's CNN multiplies in bfloat16 on a GPU; its results are kept apart from those in float32.
+        Whether table 2's CNN multiplies in bfloat16 on a GPU; its results are kept apart from those
+        in float32.
     markdown : Path, optional
         Also write the report as this Markdown file, with its plots in a folder beside it.
     only_kept : bool
         Compute nothing: a report of what is kept.
     seconds : float, optional
-        Begin no task after so many seconds, and write no report: for a machine that is lent for a while.
+        Begin no task after so many seconds, and write no report: for a machine that is lent for a
+        while.
     ranks : Ranks
         The processes that share the tasks; the first one writes the report.
 
     Returns
     -------
     int
-        The exit status of the command: 1 when a proven bound fails, 130 after an interrupt, which keeps what is done.
+        The exit status of the command: 1 when a proven bound fails, 130 after an interrupt, which
+        keeps what is done.
     """
     if only_kept:
-        _refuse_with_kept({"jobs": jobs, "device": device, "data-dir": data_dir, "seconds": seconds})
+        _refuse_with_kept(
+            {"jobs": jobs, "device": device, "data-dir": data_dir, "seconds": seconds}
+        )
     jobs = 1 if jobs is None else jobs
     device = "cpu" if device is None else device
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}, expected at least 1")
     if jobs > 1 and ranks.size > 1:
-        raise ValueError(f"--jobs {jobs} under torchrun, expected 1: torchrun starts as many processes as it is told")
+        raise ValueError(
+            f"--jobs {jobs} under torchrun, expected 1: torchrun starts as many processes as it is told"
+        )
     if markdown is not None and markdown.suffix != ".md":
-        raise ValueError(f"--markdown {markdown}, expected a name that ends in .md: the plots go beside it")
+        raise ValueError(
+            f"--markdown {markdown}, expected a name that ends in .md: the plots go beside it"
+        )
     site = Site(str(data_folder(data_dir)), device)
     if not only_kept:
         site.check()
     if seconds is not None and not seconds > 0:
         raise ValueError(f"--seconds {seconds:g}, expected a positive number")
     if seconds is not None and markdown is not None:
-        raise ValueError("--markdown with --seconds, which writes no report: --kept writes it afterwards")
+        raise ValueError(
+            "--markdown with --seconds, which writes no report: --kept writes it afterwards"
+        )
     scale = replace(QUICK if quick else FULL, mixed=mixed)
     chosen = [section for section in sections(baselines).values() if _belongs(section, name)]
     if mixed and all(section.name != "table2" for section in chosen):
-        raise ValueError(f"--mixed with {name}, expected table2 or all: other networks are too small to gain by it")
+        raise ValueError(
+            f"--mixed with {name}, expected table2 or all: other networks are too small to gain by it"
+        )
     if mixed and not only_kept and not device.startswith("cuda"):
-        raise ValueError(f"--mixed with --device {device}, expected cuda: it multiplies in bfloat16 on a GPU")
+        raise ValueError(
+            f"--mixed with --device {device}, expected cuda: it multiplies in bfloat16 on a GPU"
+        )
     if baselines and not any(section.name in WITH_BASELINES for section in chosen):
         raise ValueError(
             f"--baselines with {name}, expected {' or '.join(WITH_BASELINES)}, or all: others have no such rows"
@@ -105,17 +120,25 @@ def reproduce(
     try:
         results = lab.run([task for section in chosen for task in section.tasks(scale)])
     except KeyboardInterrupt:
-        print(f"\ninterrupted: what is done is kept in {out}, the same command goes on; --kept shows it")
+        print(
+            f"\ninterrupted: what is done is kept in {out}, the same command goes on; --kept shows it"
+        )
         return 130
     except OSError as error:  # a disk that is full, for example
-        raise OSError(f"{error}. Mend that; what is done is kept in {out}, the same command goes on") from None
+        raise OSError(
+            f"{error}. Mend that; what is done is kept in {out}, the same command goes on"
+        ) from None
     if not ranks.first:
         return 0
     if seconds is not None:
         left = sum(result.get("not_run") == NOT_YET for result in results.values())
-        print(f"{len(results) - left} of {len(results)} tasks are done and kept in {out}; {left} are left")
+        print(
+            f"{len(results) - left} of {len(results)} tasks are done and kept in {out}; {left} are left"
+        )
         return 0
-    command = f"fedfw reproduce {name}{' --quick' if quick else ''}{' --baselines' if baselines else ''}"
+    command = (
+        f"fedfw reproduce {name}{' --quick' if quick else ''}{' --baselines' if baselines else ''}"
+    )
     command += " --mixed" if mixed else ""
     page = _report(command, chosen, scale, results, seconds=time.monotonic() - begin)
     target = out / f"{name}{'-quick' if quick else ''}{'-mixed' if mixed else ''}.html"
@@ -140,7 +163,9 @@ def _refuse_with_kept(given: Mapping[str, object]) -> None:
     """Refuse options that say how to compute where nothing is computed."""
     for option, value in given.items():
         if value is not None:
-            raise ValueError(f"--{option} {value} with --kept, which computes nothing: leave one of them out")
+            raise ValueError(
+                f"--{option} {value} with --kept, which computes nothing: leave one of them out"
+            )
 
 
 def _belongs(section: Section, name: str) -> bool:
@@ -149,20 +174,29 @@ def _belongs(section: Section, name: str) -> bool:
     return name == section.name or in_group or (name == "all" and not section.apart)
 
 
-def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Results, seconds: float) -> Document:
+def _report(
+    command: str, chosen: Sequence[Section], scale: Scale, results: Results, seconds: float
+) -> Document:
     page = Document(
-        "Federated Frank-Wolfe, reproduced" + (" (quick: small and short, for a look)" if scale.quick else "")
+        "Federated Frank-Wolfe, reproduced"
+        + (" (quick: small and short, for a look)" if scale.quick else "")
     )
     page.text(f"Made by `{command}`, {time.strftime('%Y-%m-%d')}.")
     complete = [section for section in chosen if section.complete(scale, results)]
-    summaries = [(section.title, section.summary(scale, results)) for section in chosen if section.summary is not None]
+    summaries = [
+        (section.title, section.summary(scale, results))
+        for section in chosen
+        if section.summary is not None
+    ]
     if summaries:
         page.heading("Summary")
         page.table(("", "in short"), summaries)
     claims = [claim for section in complete for claim in section.claims(scale, results)]
     if claims:
         page.heading("Claims")
-        page.table(("claim", "verdict", "found", "see"), (_verdict(claim, scale) for claim in claims))
+        page.table(
+            ("claim", "verdict", "found", "see"), (_verdict(claim, scale) for claim in claims)
+        )
     if summaries:
         page.heading("Protocols")
         page.text(_protocols(scale))
@@ -172,7 +206,9 @@ def _report(command: str, chosen: Sequence[Section], scale: Scale, results: Resu
             section.show(scale, results, page)
         page.text(_computed(section, scale, results))
     page.text(f"Seeds 0 to {scale.seeds - 1}, unless a section says otherwise.")
-    page.attachment("configurations.txt", "every configuration, and what was chosen", _configurations(results))
+    page.attachment(
+        "configurations.txt", "every configuration, and what was chosen", _configurations(results)
+    )
     page.footer(
         [
             f"fedfw {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}",
@@ -220,10 +256,20 @@ def _computed(section: Section, scale: Scale, results: Results) -> str:
     """Where the numbers of a section come from, and how long they took."""
     tasks = list(dict.fromkeys(section.tasks(scale)))
     done = [results[task] for task in tasks if was_run(results[task])]
-    machines = ", ".join(f"{machine} ({count} tasks)" for machine, count in Counter(r["machine"] for r in done).items())
-    # The data's name alone: what the reader of a report misses is not where this machine looked for it.
-    left = Counter((r["not_run"], r["why"].partition(":")[0]) for task in tasks if not was_run(r := results[task]))
-    missing = "".join(f"; {count} tasks not run: {why} ({what})" for (why, what), count in left.items())
+    machines = ", ".join(
+        f"{machine} ({count} tasks)"
+        for machine, count in Counter(r["machine"] for r in done).items()
+    )
+    # The data's name alone: what the reader of a report misses is not where this machine looked for
+    # it.
+    left = Counter(
+        (r["not_run"], r["why"].partition(":")[0])
+        for task in tasks
+        if not was_run(r := results[task])
+    )
+    missing = "".join(
+        f"; {count} tasks not run: {why} ({what})" for (why, what), count in left.items()
+    )
     return f"Computed on {machines or 'no machine'} in {sum(r['took'] for r in done):.0f} s of tasks{missing}."
 
 
@@ -231,7 +277,9 @@ def _configurations(results: Results) -> str:
     lines = []
     for task, result in results.items():
         chosen = f" -> {result['chosen']}" if result.get("chosen") else ""
-        lines.append(f"{task!r}{chosen}" + ("" if was_run(result) else f" (not run: {result['not_run']})"))
+        lines.append(
+            f"{task!r}{chosen}" + ("" if was_run(result) else f" (not run: {result['not_run']})")
+        )
     return "\n".join(lines) + "\n"
 
 

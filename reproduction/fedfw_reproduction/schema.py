@@ -1,11 +1,12 @@
 """The names under which results are kept: frozen, so that no renaming in the code loses a result.
 
-A task says what it computes as a mapping, its *identity*. Names in it are those of this file and of the tasks'
-``identity`` methods; they never change. What they stand for in today's code may change: a renamed option or algorithm
-gets its new name on the right-hand side of a table here, and the key stays.
+A task says what it computes as a mapping, its *identity*. Names in it are those of this file and of
+the tasks' ``identity`` methods; they never change. What they stand for in today's code may change:
+a renamed option or algorithm gets its new name on the right-hand side of a table here, and the key
+stays.
 
-When an algorithm's or a task's results change, its revision is raised by hand: results of the earlier revision are
-then no longer found.
+When an algorithm's or a task's results change, its revision is raised by hand: results of the
+earlier revision are then no longer found.
 """
 
 from __future__ import annotations
@@ -108,16 +109,24 @@ OPTIONS = {
 """The frozen name of each option, and its name in today's configurations."""
 
 NEUTRAL: dict[str, Any] = {"separate": False}
-"""Options that came after results were kept, with the value that means what a run did before: it is left out."""
+"""Options that came after results were kept, with the value that means what a run did before: it is
+left out.
+"""
 
 NOT_PART = ("algorithm", "data_dir", "device")
-"""Keys of a configuration that are no options here: the algorithm has its own entry, and the other two say where."""
+"""Keys of a configuration that are no options here: the algorithm has its own entry, and the other
+two say where.
+"""
 
 REVISIONS: dict[str, int] = {}
-"""Algorithms, by frozen name, whose results have changed since they were first kept; all others have revision 1."""
+"""Algorithms, by frozen name, whose results have changed since they were first kept; all others
+have revision 1.
+"""
 
 TASK_REVISIONS: dict[str, int] = {}
-"""Tasks, by the frozen name in their identity, whose results have changed; all others have revision 1."""
+"""Tasks, by the frozen name in their identity, whose results have changed; all others have revision
+1.
+"""
 
 Identity = dict[str, Any]
 
@@ -130,7 +139,9 @@ def identity(task: str, **parts: Any) -> Identity:
 
 def configuration(config: RunConfig) -> Identity:
     """Return a run's configuration by frozen names, with the algorithm's revision."""
-    given = {key: value for key, value in config.items().items() if key.replace("-", "_") not in NOT_PART}
+    given = {
+        key: value for key, value in config.items().items() if key.replace("-", "_") not in NOT_PART
+    }
     described: Identity = {"options": options(given.items())}
     if config.algorithm is not None:
         described["algorithm"] = algorithm(config.algorithm)
@@ -144,16 +155,24 @@ def algorithm(name: str) -> Identity:
 
 
 def options(given: Iterable[tuple[str, Any]]) -> Identity:
-    """Return options by frozen names from pairs of a key and a value, such as a point or the axes of a grid."""
+    """Return options by frozen names from pairs of a key and a value, such as a point or the axes
+    of a grid.
+    """
     named = {_frozen(OPTIONS, key.replace("-", "_"), "option"): value for key, value in given}
-    return {name: value for name, value in named.items() if name not in NEUTRAL or value != NEUTRAL[name]}
+    return {
+        name: value
+        for name, value in named.items()
+        if name not in NEUTRAL or value != NEUTRAL[name]
+    }
 
 
 def _frozen(table: Mapping[str, str], current: str, kind: str) -> str:
     for frozen, name in table.items():
         if name == current:
             return frozen
-    raise ValueError(f"{kind} {current!r} has no frozen name: add it to the table in fedfw_reproduction/schema.py")
+    raise ValueError(
+        f"{kind} {current!r} has no frozen name: add it to the table in fedfw_reproduction/schema.py"
+    )
 
 
 def key(described: Identity) -> str:

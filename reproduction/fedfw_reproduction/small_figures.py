@@ -1,4 +1,6 @@
-"""The small figures: sweeps over a few options of a run, by setting and label, and what is drawn of them."""
+"""The small figures: sweeps over a few options of a run, by setting and label, and what is drawn of
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,15 @@ NO_DATA = "not run: no data"
 
 
 def cell_of(scale: Scale, options: Options) -> Cell:
-    """A cell from options of its run and of its own; by default with the scale's rounds, seeds and some samples."""
-    own = {"seeds": scale.seeds, "samples": scale.some} | {name: options[name] for name in OF_A_CELL if name in options}
-    run = {"rounds": scale.rounds} | {name: value for name, value in options.items() if name not in OF_A_CELL}
+    """A cell from options of its run and of its own; by default with the scale's rounds, seeds and
+    some samples.
+    """
+    own = {"seeds": scale.seeds, "samples": scale.some} | {
+        name: options[name] for name in OF_A_CELL if name in options
+    }
+    run = {"rounds": scale.rounds} | {
+        name: value for name, value in options.items() if name not in OF_A_CELL
+    }
     return Cell(RunConfig.of(**run), **own | {"grid": scale.thinned(own.get("grid", ()))})
 
 
@@ -45,14 +53,19 @@ def swept(
 ) -> dict[str, dict[str, Cell]]:
     """A cell for each variant in each setting."""
     return {
-        setting: {label: cell_of(scale, {**shared, **own, **more}) for label, more in variants.items()}
+        setting: {
+            label: cell_of(scale, {**shared, **own, **more}) for label, more in variants.items()
+        }
         for setting, own in settings.items()
     }
 
 
 def judged(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Judged]]:
     """The cells beside the optima of their problems."""
-    return {setting: {label: Judged.of(cell) for label, cell in row.items()} for setting, row in cells.items()}
+    return {
+        setting: {label: Judged.of(cell) for label, cell in row.items()}
+        for setting, row in cells.items()
+    }
 
 
 # --- the certificate ---
@@ -72,7 +85,12 @@ CERTIFIED: dict[str, dict[str, Any]] = {
 
 def certificate_cells(scale: Scale) -> Any:
     """FedFW without momentum: its certificate comes with every round."""
-    shared = {"algorithm": "fedfw", "momentum": 0.0, "rounds": scale.long_rounds, "samples": scale.samples}
+    shared = {
+        "algorithm": "fedfw",
+        "momentum": 0.0,
+        "rounds": scale.long_rounds,
+        "samples": scale.samples,
+    }
     return judged(swept(scale, CERTIFIED, {"": {"seeds": 1, "every": 1}}, **shared))
 
 
@@ -94,7 +112,12 @@ def show_certificate(scale: Scale, found: Swept, page: Document) -> None:
         axis.set(title=setting, xlabel="round")
     axes[0].legend()
     data = curves_csv(shown, ("loss", "lower_bound", "gap", RESIDUAL))
-    page.plot(figure, "The certificate: distance from the optimum, and what is proven of it", data, "certificate")
+    page.plot(
+        figure,
+        "The certificate: distance from the optimum, and what is proven of it",
+        data,
+        "certificate",
+    )
 
 
 # --- local steps ---
@@ -117,14 +140,18 @@ def show_local_steps(scale: Scale, found: Swept, page: Document) -> None:
     if not all_run(found):
         page.text(NO_DATA)
         return
-    data = {f"{setting}, {label}": done for setting, row in found.items() for label, done in row.items()}
+    data = {
+        f"{setting}, {label}": done for setting, row in found.items() for label, done in row.items()
+    }
     numbers = curves_csv(data, ("loss", "accuracy", "bytes_up", RESIDUAL))
     for by, label_of_x in (("rounds", "round"), ("gradients", "full gradients of a client")):
         figure, axes = panels(len(found))
         for axis, (setting, row) in zip(axes, found.items(), strict=True):
             for label, done in row.items():
                 times = 1 if by == "rounds" else done.task.config.local_steps
-                axis.loglog([times * t for t in done.curve("round")], done.curve(RESIDUAL), label=label)
+                axis.loglog(
+                    [times * t for t in done.curve("round")], done.curve(RESIDUAL), label=label
+                )
             axis.set(title=setting, xlabel=label_of_x, ylabel="residual")
         axes[0].legend(fontsize="x-small")
         caption = f"Local steps of FedFW, {scale.some} digits of MNIST: residual by {by}"
@@ -149,7 +176,9 @@ PULLED: dict[str, Options] = {
 
 def momentum_cells(scale: Scale) -> Any:
     """FedFW+ on MNIST, three labels a client; the penalty is chosen anew for each."""
-    pairs = [(beta, SCHEDULES[0]) for beta in BETAS] + [(beta, s) for s in SCHEDULES[1:] for beta in (0.0, 0.9)]
+    pairs = [(beta, SCHEDULES[0]) for beta in BETAS] + [
+        (beta, s) for s in SCHEDULES[1:] for beta in (0.0, 0.9)
+    ]
     variants = {f"{s}, momentum {beta:g}": {"momentum": beta, "schedule": s} for beta, s in pairs}
     return judged(swept(scale, PULLED, variants, algorithm="fedfw+", every=2, **DIGITS))
 
@@ -183,26 +212,41 @@ def show_momentum(scale: Scale, found: Swept, page: Document) -> None:
             for label, done in row.items()
         ]
         page.table((f"FedFW+, {constraint}", "residual", "accuracy %", "gap", "penalty"), table)
-        caption = f"Momentum and schedules: {scale.some} digits of MNIST, 3 labels a client, {constraint}"
-        page.plot(figure, caption, curves_csv(row, ("loss", "accuracy", "gap", RESIDUAL)), f"momentum-{constraint[:2]}")
+        caption = (
+            f"Momentum and schedules: {scale.some} digits of MNIST, 3 labels a client, {constraint}"
+        )
+        page.plot(
+            figure,
+            caption,
+            curves_csv(row, ("loss", "accuracy", "gap", RESIDUAL)),
+            f"momentum-{constraint[:2]}",
+        )
 
 
 # --- participation: the paper's figures 2 and 3 ---
 
 PUBLISHED = {"dataset": "synthetic:published-10", "partition": "labels:3"}
 PROBABILITIES = (0.1, 0.2, 0.5, 1.0)
-PARTS = {"convex": "softmax regression, l1 ball of radius 10", "network": "two hidden layers, l2 ball of radius 10"}
+PARTS = {
+    "convex": "softmax regression, l1 ball of radius 10",
+    "network": "two hidden layers, l2 ball of radius 10",
+}
 
 
 def participation_cells(scale: Scale) -> Any:
-    """Softmax regression with two penalties; two hidden layers with the step size of the non-convex schedule."""
+    """Softmax regression with two penalties; two hidden layers with the step size of the non-convex
+    schedule.
+    """
     rounds = scale.long_rounds
     shared = PUBLISHED | {"rounds": rounds, "samples": scale.samples, "every": 5}
     penalties = {f"lam_0 = {lam:g}": {"penalty": lam} for lam in (0.01, 0.001)}
     convex = {f"p = {p:g}": {"participation": p} for p in PROBABILITIES}
     methods = {ALGORITHMS[name].title: {"algorithm": name} for name in ("fedfw", "fedfw+")}
     network = {
-        f"p = {p:g}": {"participation": p, "schedule": f"constant:{(p * rounds + 1) ** (-2 / 3):.6f}"}
+        f"p = {p:g}": {
+            "participation": p,
+            "schedule": f"constant:{(p * rounds + 1) ** (-2 / 3):.6f}",
+        }
         for p in PROBABILITIES
     }
     of_convex = {"model": "mclr", "constraint": "l1:10", "algorithm": "fedfw", **shared}
@@ -217,8 +261,14 @@ def show_participation(scale: Scale, found: dict[str, Swept], page: Document) ->
     """How many clients take part."""
     for part, title in PARTS.items():
         figure, axes = panels(4)
-        shown = {f"{setting}, {label}": done for setting, row in found[part].items() for label, done in row.items()}
-        for (setting, row), (loss, accuracy) in zip(found[part].items(), (axes[:2], axes[2:]), strict=True):
+        shown = {
+            f"{setting}, {label}": done
+            for setting, row in found[part].items()
+            for label, done in row.items()
+        }
+        for (setting, row), (loss, accuracy) in zip(
+            found[part].items(), (axes[:2], axes[2:]), strict=True
+        ):
             for label, done in row.items():
                 loss.plot(done.curve("round"), done.curve("test_loss"), label=label)
                 accuracy.plot(done.curve("round"), done.curve("accuracy"), label=label)
@@ -226,20 +276,32 @@ def show_participation(scale: Scale, found: dict[str, Swept], page: Document) ->
             accuracy.set(title=f"{setting}: test accuracy", xlabel="round")
         axes[0].legend()
         caption = f"Participation: {title}" + (", lam_t = 0.001" if part == "network" else "")
-        page.plot(figure, caption, curves_csv(shown, ("test_loss", "loss", "accuracy")), f"participation-{part}")
+        page.plot(
+            figure,
+            caption,
+            curves_csv(shown, ("test_loss", "loss", "accuracy")),
+            f"participation-{part}",
+        )
 
 
 def participation_claims(scale: Scale, found: dict[str, Swept]) -> list[Claim]:
     """More participation converges faster; the penalty does not change that."""
-    far = {setting: [done.end(RESIDUAL) for done in row.values()] for setting, row in found["convex"].items()}
-    losses = {setting: [done.curve("loss")[-1] for done in row.values()] for setting, row in found["network"].items()}
+    far = {
+        setting: [done.end(RESIDUAL) for done in row.values()]
+        for setting, row in found["convex"].items()
+    }
+    losses = {
+        setting: [done.curve("loss")[-1] for done in row.values()]
+        for setting, row in found["network"].items()
+    }
     ordered = all(a >= 0.95 * b for values in (far | losses).values() for a, b in pairwise(values))
     told = [f"{setting}: residual {_listed(values)}" for setting, values in far.items()]
     told += [f"{setting}, network: loss {_listed(values)}" for setting, values in losses.items()]
     faster = "More participation converges faster (p = 0.1, 0.2, 0.5, 1; within 5 %)"
     factors = {setting: values[0] / values[-1] for setting, values in far.items()}
     ratios = "; ".join(
-        f"{setting}: residual at p = 0.1 is {f:.2f} times that at p = 1" for setting, f in factors.items()
+        f"{setting}: residual at p = 0.1 is {f:.2f} times that at p = 1"
+        for setting, f in factors.items()
     )
     same = max(factors.values()) / min(factors.values()) < 1.5
     alike = "lam_0 does not change the effect of p (the two ratios within a factor of 1.5)"
@@ -289,7 +351,10 @@ def show_penalty(scale: Scale, found: Swept, page: Document) -> None:
             continue
         lam = row[BY_THEORY].result["runs"][0]["lam_0"]
         mark = "minimises the bound" if config.model == "mclr" else "by the convex formula"
-        shown = {f"{lam:.2g}, {mark}" if label == BY_THEORY else label: done for label, done in row.items()}
+        shown = {
+            f"{lam:.2g}, {mark}" if label == BY_THEORY else label: done
+            for label, done in row.items()
+        }
         figure, (loss, gap, accuracy, last) = panels(4)
         for label, done in shown.items():
             style: dict[str, Any] = {"color": "black", "ls": "--"} if done is row[BY_THEORY] else {}
@@ -309,7 +374,9 @@ def show_penalty(scale: Scale, found: Swept, page: Document) -> None:
             f"lam_0: {config.model} on {config.dataset}{some}, 3 labels a client, {config.constraint}, "
             f"p = {config.participation:g}"
         )
-        page.plot(figure, caption, curves_csv(shown, ("loss", "gap", "accuracy")), f"penalty-{setting}")
+        page.plot(
+            figure, caption, curves_csv(shown, ("loss", "gap", "accuracy")), f"penalty-{setting}"
+        )
 
 
 def penalty_claims(scale: Scale, found: Swept) -> list[Claim]:
@@ -322,7 +389,9 @@ def penalty_claims(scale: Scale, found: Swept) -> list[Claim]:
             holds.append(all(a <= 1.05 * b for a, b in pairwise(early)))
             at = done[0].curve("round")[2]
             told.append(f"{setting}, round {at:.0f}: " + ", ".join(f"{v:.3g}" for v in early))
-    text = "A larger lam_0 gives a larger gap in the first rounds (lam_0 from 1e-4 to 1, within 5 %)"
+    text = (
+        "A larger lam_0 gives a larger gap in the first rounds (lam_0 from 1e-4 to 1, within 5 %)"
+    )
     return [Claim(text, all(holds) if holds else None, "; ".join(told), "lam_0")]
 
 
@@ -361,7 +430,9 @@ def show_traffic(scale: Scale, found: Swept, page: Document) -> None:
             continue
         figure, (up, both, rounds) = panels(3, 4.2)
         for i, (label, done) in enumerate(row.items()):
-            far, sent, received = (done.curve(name) for name in (RESIDUAL, "bytes_up", "bytes_down"))
+            far, sent, received = (
+                done.curve(name) for name in (RESIDUAL, "bytes_up", "bytes_down")
+            )
             atoms_alone = not ALGORITHMS[done.task.config.algorithm].contract.shares
             style = {"color": f"C{i}", "ls": "-" if atoms_alone else "--"}
             up.loglog(sent, far, label=label, **style)
@@ -383,7 +454,9 @@ def show_traffic(scale: Scale, found: Swept, page: Document) -> None:
             )
             for label, done in row.items()
         ]
-        page.table(("algorithm", "residual", "accuracy %", "up", "down", "seconds", "chosen"), table)
+        page.table(
+            ("algorithm", "residual", "accuracy %", "up", "down", "seconds", "chosen"), table
+        )
         digits = f"{scale.some} digits of MNIST, 3 labels a client, {constraint}"
         caption = f"Residual against bytes, {digits}; dashed: sends more than atoms"
         data = curves_csv(row, ("loss", "accuracy", "bytes_up", "bytes_down", RESIDUAL))
@@ -399,7 +472,14 @@ def traffic_claims(scale: Scale, found: Swept) -> list[Claim]:
             holds.append(plus < plain)
             told.append(f"{constraint}: residual {plus:.4f} (FedFW+), {plain:.4f} (FedFW)")
     verdict = all(holds) if holds else None
-    return [Claim("FedFW+ is empirically faster than FedFW", verdict, "; ".join(told), "Residual against bytes")]
+    return [
+        Claim(
+            "FedFW+ is empirically faster than FedFW",
+            verdict,
+            "; ".join(told),
+            "Residual against bytes",
+        )
+    ]
 
 
 # --- anchors ---
@@ -415,7 +495,9 @@ DENSE = "gradient-sharing FW"
 
 def anchors_cells(scale: Scale) -> Any:
     """Plain and gradient-sharing algorithms, and anchors every m rounds, with and without momentum."""
-    penalties = (("penalty", tuple(f"theory:{k}" for k in (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1))),)
+    penalties = (
+        ("penalty", tuple(f"theory:{k}" for k in (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1))),
+    )
     variants: dict[str, Options] = {
         "FedFW": {"algorithm": "fedfw", "momentum": 0.0, "grid": penalties},
         "FedFW+": {"algorithm": "fedfw+", "momentum": 0.0, "grid": penalties},
@@ -425,12 +507,18 @@ def anchors_cells(scale: Scale) -> Any:
         variants[f"{DENSE}{also}"] = {"algorithm": "frank-wolfe", "momentum": momentum}
         for m in sorted({1, 5, 10, 20, 50, scale.rounds} - set(range(scale.rounds + 1, 51))):
             label = f"anchors{also}, {'once' if m == scale.rounds else f'm = {m}'}"
-            variants[label] = {"algorithm": "fedfw-anchored", "momentum": momentum, "anchor_every": m}
+            variants[label] = {
+                "algorithm": "fedfw-anchored",
+                "momentum": momentum,
+                "anchor_every": m,
+            }
     return judged(swept(scale, DIFFERENT, variants, constraint="l1:10", samples=scale.samples))
 
 
 def show_anchors(scale: Scale, found: Swept, page: Document) -> None:
-    """Clients that differ, on the l1 ball: what an anchor now and then is worth, in residual against bytes."""
+    """Clients that differ, on the l1 ball: what an anchor now and then is worth, in residual
+    against bytes.
+    """
     shown = {setting: row for setting, row in found.items() if all_run(row)}
     if not shown:
         page.text(NO_DATA)
@@ -442,7 +530,9 @@ def show_anchors(scale: Scale, found: Swept, page: Document) -> None:
         families: dict[str, list[tuple[float, float]]] = {}
         for label, point in points.items():
             name, _, last = label.rpartition(", ")
-            families.setdefault(name if last == "once" or last.startswith("m =") else label, []).append(point)
+            families.setdefault(
+                name if last == "once" or last.startswith("m =") else label, []
+            ).append(point)
         for family, group in families.items():
             axis.loglog(*zip(*group, strict=True), "o-" if len(group) > 1 else "s", label=family)
         axis.set(title=setting, xlabel="bytes up, all clients and rounds", ylabel="residual")
@@ -459,13 +549,17 @@ def show_anchors(scale: Scale, found: Swept, page: Document) -> None:
             )
             for label, done in row.items()
         ]
-        page.table(("algorithm", "residual", "accuracy %", "up", "of gradient sharing", "down"), table)
+        page.table(
+            ("algorithm", "residual", "accuracy %", "up", "of gradient sharing", "down"), table
+        )
     axes[0].legend(fontsize="x-small")
     caption = (
         f"Residual after {scale.rounds} rounds against bytes; anchors from every round (right) to once (left). "
         "At equal rounds: an anchor costs a client one more gradient."
     )
-    page.plot(figure, caption, csv_text(("setting", "algorithm", "bytes_up", "residual"), data), "anchors")
+    page.plot(
+        figure, caption, csv_text(("setting", "algorithm", "bytes_up", "residual"), data), "anchors"
+    )
 
 
 def anchors_claims(scale: Scale, found: Swept) -> list[Claim]:
@@ -501,7 +595,9 @@ def show_split(scale: Scale, found: dict[float, Done], page: Document) -> None:
         page.text(NO_DATA)
         return
     columns = {
-        "test accuracy % of the returned model": [100 * done.end("accuracy") for done in found.values()],
+        "test accuracy % of the returned model": [
+            100 * done.end("accuracy") for done in found.values()
+        ],
         "distance of xbar from the set": [done.end("distance") for done in found.values()],
         "seconds in oracles": [done.seconds_in("oracle") for done in found.values()],
     }
@@ -514,9 +610,20 @@ def show_split(scale: Scale, found: dict[float, Done], page: Document) -> None:
     accuracy = [done.end("accuracy") for done in found.values()]
     rows = zip(found, accuracy, far, oracle, strict=True)
     caption = f"Split constraints: nuclear ball, weak clients with a Frobenius ball; {scale.some} digits, 3 labels each"
-    page.plot(figure, caption, csv_text(("weak", "accuracy", "distance", "oracle_seconds"), list(rows)), "split")
+    page.plot(
+        figure,
+        caption,
+        csv_text(("weak", "accuracy", "distance", "oracle_seconds"), list(rows)),
+        "split",
+    )
     table = [
-        (f"{s:.0%}", accuracies(done.ends("accuracy")), f"{away:.3g}", f"{spent:.2f}", f"{1 - spent / oracle[0]:.0%}")
+        (
+            f"{s:.0%}",
+            accuracies(done.ends("accuracy")),
+            f"{away:.3g}",
+            f"{spent:.2f}",
+            f"{1 - spent / oracle[0]:.0%}",
+        )
         for (s, done), away, spent in zip(found.items(), far, oracle, strict=True)
     ]
     page.table(("weak clients", "accuracy %", "distance of xbar", "oracle seconds", "saved"), table)
@@ -531,9 +638,15 @@ ERRING = {"l2:10": "theory:3", "l1:10": "theory:0.001"}
 def oracle_errors_cells(scale: Scale) -> Any:
     """FedFW with errors of every kind and size."""
     shared = {**DIGITS, "partition": "iid", "algorithm": "fedfw"}
-    cells = {c: cell_of(scale, {**shared, "constraint": c, "penalty": penalty}) for c, penalty in ERRING.items()}
+    cells = {
+        c: cell_of(scale, {**shared, "constraint": c, "penalty": penalty})
+        for c, penalty in ERRING.items()
+    }
     return {
-        kind: {c: {delta: Judged.of(Sloppy(cell, kind, delta)) for delta in sizes} for c, cell in cells.items()}
+        kind: {
+            c: {delta: Judged.of(Sloppy(cell, kind, delta)) for delta in sizes}
+            for c, cell in cells.items()
+        }
         for kind, sizes in KINDS.items()
     }
 
@@ -559,7 +672,9 @@ def show_oracle_errors(scale: Scale, found: Erring, page: Document) -> None:
     axes[0].legend()
     setting = f"{scale.some} digits of MNIST, IID, residual after {scale.rounds} rounds"
     caption = f"Oracle errors of FedFW: {setting} (dotted: an exact oracle)"
-    page.plot(figure, caption, csv_text(("kind", "set", "delta", "residual"), rows), "oracle-errors")
+    page.plot(
+        figure, caption, csv_text(("kind", "set", "delta", "residual"), rows), "oracle-errors"
+    )
     page.text(
         "Multiplicative: delta is the share of the progress <g, x_i - s> that is lost. Additive: delta is in units of "
         "F(x^1)/n for each client, the same in every round; shrinking: that times the step size. "
@@ -574,21 +689,35 @@ def oracle_errors_claims(scale: Scale, found: Erring) -> list[Claim]:
         return [Claim("Frank-Wolfe is robust to oracle errors", None, "no data", where)]
     far = _residuals(found)
     texts = {
-        ("multiplicative", 0.3): "Frank-Wolfe is robust to multiplicative oracle errors (0.3 costs less than half of "
+        (
+            "multiplicative",
+            0.3,
+        ): "Frank-Wolfe is robust to multiplicative oracle errors (0.3 costs less than half of "
         "the residual on top)",
-        ("additive", 0.1): "... and to additive ones (0.1 F(x^1) in all, the same in every round, costs less than half "
+        (
+            "additive",
+            0.1,
+        ): "... and to additive ones (0.1 F(x^1) in all, the same in every round, costs less than half "
         "on top)",
         ("shrinking", 0.1): "... if they shrink with the step size (0.1 F(x^1) eta_t in all)",
     }
     return [
-        Claim(text, all(row[delta] < 1.5 * row[0.0] for row in far[kind].values()), _where_it_breaks(far), where)
+        Claim(
+            text,
+            all(row[delta] < 1.5 * row[0.0] for row in far[kind].values()),
+            _where_it_breaks(far),
+            where,
+        )
         for (kind, delta), text in texts.items()
     ]
 
 
 def _residuals(found: Erring) -> dict[str, dict[str, dict[float, float]]]:
     return {
-        kind: {c: {delta: max(done.end(RESIDUAL), 1e-7) for delta, done in row.items()} for c, row in sets.items()}
+        kind: {
+            c: {delta: max(done.end(RESIDUAL), 1e-7) for delta, done in row.items()}
+            for c, row in sets.items()
+        }
         for kind, sets in found.items()
     }
 
@@ -599,5 +728,7 @@ def _where_it_breaks(far: Mapping[str, Mapping[str, Mapping[float, float]]]) -> 
     for kind, sets in far.items():
         for constraint, row in sets.items():
             worse = [delta for delta, value in row.items() if value > 2 * row[0.0]]
-            found.append(f"{kind}, {constraint}: {f'{worse[0]:g}' if worse else 'none of those tried'}")
+            found.append(
+                f"{kind}, {constraint}: {f'{worse[0]:g}' if worse else 'none of those tried'}"
+            )
     return "The smallest error that doubles the residual: " + "; ".join(found) + "."

@@ -1,7 +1,8 @@
 """Split constraints: weak clients answer with a simple ball around the set that the others keep.
 
-A network with two hidden layers whose first matrix (100 x 784) is to have a nuclear norm of at most 20, the other
-parameters in l2 balls of radius 10. Weak clients take the Frobenius ball of radius 20 for the nuclear one.
+A network with two hidden layers whose first matrix (100 x 784) is to have a nuclear norm of at most
+20, the other parameters in l2 balls of radius 10. Weak clients take the Frobenius ball of radius 20
+for the nuclear one.
 """
 
 from __future__ import annotations
@@ -62,9 +63,16 @@ class Weak:
             D = Product({_FIRST: NuclearBall(self.radius), "*": L2Ball(10.0)})
             simple = Product({_FIRST: L2Ball(self.radius), "*": L2Ball(10.0)})
             weak = dict.fromkeys(range(round(self.share * problem.n)), simple)
-            algorithm = FedFWPlus(D, penalty=self.penalty, momentum=self.momentum, schedule=self.schedule)
+            algorithm = FedFWPlus(
+                D, penalty=self.penalty, momentum=self.momentum, schedule=self.schedule
+            )
             run = simulate(
-                problem, algorithm, rounds=self.rounds, relax=weak or None, eval_every=self.rounds, seed=seed
+                problem,
+                algorithm,
+                rounds=self.rounds,
+                relax=weak or None,
+                eval_every=self.rounds,
+                seed=seed,
             )
             runs.append(columns_of(run) | {"seed": seed})
         return {"runs": runs}

@@ -1,7 +1,9 @@
-"""Steps from curvature beside schedules that were tuned: what `schedule="auto"` costs, and what it saves.
+"""Steps from curvature beside schedules that were tuned: what `schedule="auto"` costs, and what it
+saves.
 
-On every problem each method runs with the theory's 2/(t+1), with fifteen schedules of which the best is picked
-afterwards by the median residual of the same seeds, and with steps from curvature, which nobody picked.
+On every problem each method runs with the theory's 2/(t+1), with fifteen schedules of which the
+best is picked afterwards by the median residual of the same seeds, and with steps from curvature,
+which nobody picked.
 """
 
 from __future__ import annotations
@@ -27,20 +29,31 @@ TUNED = (
 )
 METHODS = tuple((name, momentum) for name in ("fedfw+", "frank-wolfe") for momentum in (0.0, 0.9))
 PROBLEMS = (
-    *(("mnist", "labels:3", constraint) for constraint in ("l1:10", "l1:100", "l2:10", "nuclear:10")),
+    *(
+        ("mnist", "labels:3", constraint)
+        for constraint in ("l1:10", "l1:100", "l2:10", "nuclear:10")
+    ),
     *(("cifar10", "labels:3", constraint) for constraint in ("l1:10", "l2:10", "nuclear:10")),
     ("cifar10", "iid", "l2:10"),
-    *((name, "iid", constraint) for name in ("a9a", "mushrooms") for constraint in ("l1:10", "l2:10")),
+    *(
+        (name, "iid", constraint)
+        for name in ("a9a", "mushrooms")
+        for constraint in ("l1:10", "l2:10")
+    ),
     *(("synthetic:1,1", "client", constraint) for constraint in ("l1:10", "l2:10", "nuclear:10")),
 )
 QUICK_PROBLEMS = tuple(("digits", "labels:3", constraint) for constraint in ("l1:10", "l2:10"))
 MODELS = {"a9a": "logistic", "mushrooms": "logistic"}
 NEAR, NEAR_BY, WORSE = 1.15, 0.002, 1.1
-"""Auto is near the best tuned one within 15 % or 0.002, and worse than 2/(t+1) beyond 10 %, however little is left."""
+"""Auto is near the best tuned one within 15 % or 0.002, and worse than 2/(t+1) beyond 10 %, however
+little is left.
+"""
 
 
 class Row(NamedTuple):
-    """Median residuals of one method on one problem: the theory's, the best tuned one's with its name, and auto's."""
+    """Median residuals of one method on one problem: the theory's, the best tuned one's with its
+    name, and auto's.
+    """
 
     problem: tuple[str, str, str]
     method: tuple[str, float]
@@ -60,7 +73,9 @@ class Row(NamedTuple):
         return self.auto > WORSE * self.theory
 
 
-def schedules_of(problem: tuple[str, str, str], method: tuple[str, float], scale: Scale) -> dict[str, Judged]:
+def schedules_of(
+    problem: tuple[str, str, str], method: tuple[str, float], scale: Scale
+) -> dict[str, Judged]:
     """One method on one problem, by its schedule."""
     (dataset, split, constraint), (algorithm, momentum) = problem, method
     base = RunConfig.of(
@@ -74,7 +89,9 @@ def schedules_of(problem: tuple[str, str, str], method: tuple[str, float], scale
     )
     tried = (*(TUNED[::5] if scale.quick else TUNED), AUTO)
     return {
-        schedule: Judged.of(Cell(base.having(schedule=schedule), seeds=scale.seeds, samples=scale.some))
+        schedule: Judged.of(
+            Cell(base.having(schedule=schedule), seeds=scale.seeds, samples=scale.some)
+        )
         for schedule in tried
     }
 
@@ -82,7 +99,10 @@ def schedules_of(problem: tuple[str, str, str], method: tuple[str, float], scale
 def cells(scale: Scale) -> dict[tuple[str, str, str], dict[tuple[str, float], dict[str, Judged]]]:
     """By problem, method and schedule."""
     problems = QUICK_PROBLEMS if scale.quick else PROBLEMS
-    return {problem: {method: schedules_of(problem, method, scale) for method in METHODS} for problem in problems}
+    return {
+        problem: {method: schedules_of(problem, method, scale) for method in METHODS}
+        for problem in problems
+    }
 
 
 Found = Mapping[tuple[str, str, str], Mapping[tuple[str, float], Mapping[str, Done]]]
@@ -98,7 +118,9 @@ def rows(found: Found) -> list[Row]:
             ends = {}
             for schedule, done in by_schedule.items():
                 far = done.ends(RESIDUAL)
-                ends[schedule] = median(far) if len(far) == done.task.seeds else float("inf")  # some run blew up
+                ends[schedule] = (
+                    median(far) if len(far) == done.task.seeds else float("inf")
+                )  # some run blew up
             auto = ends.pop(AUTO)
             picked = min(ends, key=ends.__getitem__)
             told.append(Row(problem, method, ends[THEORY], ends[picked], picked, auto))
@@ -112,12 +134,16 @@ def show(scale: Scale, found: Found, page: Document) -> None:
         (dataset, split, constraint), (algorithm, momentum) = row.problem, row.method
         verdict = scale.kind(False if row.worse else True if row.near else None)
         ends = (f"{row.theory:.4f}", f"{row.best:.4f}", row.picked, (f"{row.auto:.4f}", verdict))
-        table.append((f"{dataset}, {split}, {constraint}", f"{algorithm}, momentum {momentum:g}", *ends))
+        table.append(
+            (f"{dataset}, {split}, {constraint}", f"{algorithm}, momentum {momentum:g}", *ends)
+        )
     if not table:
         page.text("not run: no data")
         return
     page.table(("problem", "method", "2/(t+1)", "best tuned", "which", "auto"), table)
-    page.table(("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(done))
+    page.table(
+        ("method", "rows", "as good as the best tuned", "worse than 2/(t+1)"), _counted(done)
+    )
     page.text(
         f"Median residual (F - F*)/(F(x^1) - F*) of {scale.seeds} seeds after {scale.rounds} rounds of one full "
         f"gradient, 10 clients, at most {scale.some} samples. The best schedule is picked by these very residuals."
@@ -125,7 +151,9 @@ def show(scale: Scale, found: Found, page: Document) -> None:
 
 
 def _counted(found: list[Row]) -> list[tuple[TableCell, ...]]:
-    """For each method, on how many problems auto is near the best tuned schedule, and on how many it is worse."""
+    """For each method, on how many problems auto is near the best tuned schedule, and on how many
+    it is worse.
+    """
     table: list[tuple[TableCell, ...]] = []
     for algorithm, momentum in METHODS:
         own = [row for row in found if row.method == (algorithm, momentum)]

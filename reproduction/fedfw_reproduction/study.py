@@ -59,7 +59,9 @@ class Study:
     def to_json(self) -> str:
         """Everything, for the cache."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps({key: v.tolist() if isinstance(v, Tensor) else v for key, v in columns.items()})
+        return json.dumps(
+            {key: v.tolist() if isinstance(v, Tensor) else v for key, v in columns.items()}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Study:

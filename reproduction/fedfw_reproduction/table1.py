@@ -33,7 +33,9 @@ def how_published(line: Line) -> str:
         known = ["published: one minibatch a round, the best of 1,000 rounds"]
         known += ["an l1 projection by rescaling"] if line.constraint == "l1" else []
     else:
-        known = ["published: an epoch in batches of 64 a round, the best of 1,000 rounds and of a grid, one run"]
+        known = [
+            "published: an epoch in batches of 64 a round, the best of 1,000 rounds and of a grid, one run"
+        ]
         known += ["in fact plain FedFW"] if algorithm == "fedfw+" else []
         known += [_FOUND_OUT[line.paper]] if line.paper in _FOUND_OUT else []
     if line.task[:2] == ("Synthetic", "3 labels"):
@@ -41,17 +43,29 @@ def how_published(line: Line) -> str:
     return ", ".join(known)
 
 
-def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool) -> dict[Line, dict[str, Cell]]:
+def lines(
+    entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool
+) -> dict[Line, dict[str, Cell]]:
     """All rows with their cells by column; the baselines that the paper lacks only where asked for."""
     found = {}
     for data, split, dataset, partition in entries:
         for name in ("l2", "l1"):
-            paper = {a: TABLE_1[name, "IID" if split == "IID" else "non-IID", data, a] for a in PAPER_ALGORITHMS}
-            task: dict[str, Any] = {"dataset": dataset, "partition": partition, "model": "mclr", "scale": scale}
+            paper = {
+                a: TABLE_1[name, "IID" if split == "IID" else "non-IID", data, a]
+                for a in PAPER_ALGORITHMS
+            }
+            task: dict[str, Any] = {
+                "dataset": dataset,
+                "partition": partition,
+                "model": "mclr",
+                "scale": scale,
+            }
             radii = {10: "", 100: ", radius 100"} if name == "l1" else {10: ""}
             for algorithm in (*PAPER_ALGORITHMS, *(BASELINES if baselines else ())):
                 found[Line(data, split, name, algorithm, paper.get(algorithm))] = {
-                    title + suffix: protocol(**task, constraint=f"{name}:{radius}", algorithm=algorithm)
+                    title + suffix: protocol(
+                        **task, constraint=f"{name}:{radius}", algorithm=algorithm
+                    )
                     for radius, suffix in radii.items()
                     for title, protocol in (("stated", stated), ("matched", matched))
                 }
@@ -62,9 +76,13 @@ def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines:
     return found
 
 
-def line_of_ours(data: str, split: str, constraint: str, paper: Mapping[str, float], algorithm: str = "") -> Line:
+def line_of_ours(
+    data: str, split: str, constraint: str, paper: Mapping[str, float], algorithm: str = ""
+) -> Line:
     """Ours beside the best that the paper has on the task, whichever algorithm's it is."""
-    title = algorithm or "ours: " + ("FedFW+ with momentum" if constraint == "l2" else "FedFW-anchored")
+    title = algorithm or "ours: " + (
+        "FedFW+ with momentum" if constraint == "l2" else "FedFW-anchored"
+    )
     best = max(paper, key=paper.__getitem__) if paper else ""
     return Line(data, split, constraint, title, paper.get(best), paper_by=best)
 

@@ -18,8 +18,12 @@ _STEPS = ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
 
 def by_layer(cell: Cell, scale: Scale) -> Cell:
     """The cell with FedLMO on balls by layer, six settings."""
-    config = replace(cell.config, algorithm="fedlmo", constraint=LAYERS, per_parameter=False, own=())
-    return replace(cell, config=config, grid=scale.thinned((("schedule", _STEPS), ("momentum", (0.9, 0.95)))))
+    config = replace(
+        cell.config, algorithm="fedlmo", constraint=LAYERS, per_parameter=False, own=()
+    )
+    return replace(
+        cell, config=config, grid=scale.thinned((("schedule", _STEPS), ("momentum", (0.9, 0.95))))
+    )
 
 
 def lines(scale: Scale) -> dict[Line, dict[str, Cell]]:
@@ -28,8 +32,16 @@ def lines(scale: Scale) -> dict[Line, dict[str, Cell]]:
     for data, split, dataset, partition in SMALL:
         model = "cnn" if data == "MNIST" else "mlp"
         for name in ("l2", "l1"):
-            paper = {a: TABLE_2[name, "IID" if split == "IID" else "non-IID", data, a] for a in PAPER_ALGORITHMS}
-            task = {"dataset": dataset, "partition": partition, "constraint": f"{name}:10", "model": model}
+            paper = {
+                a: TABLE_2[name, "IID" if split == "IID" else "non-IID", data, a]
+                for a in PAPER_ALGORITHMS
+            }
+            task = {
+                "dataset": dataset,
+                "partition": partition,
+                "constraint": f"{name}:10",
+                "model": model,
+            }
             for algorithm in PAPER_ALGORITHMS:
                 found[Line(data, split, name, algorithm, paper[algorithm])] = {
                     "stated": stated(**task, algorithm=algorithm, scale=scale),
@@ -38,7 +50,9 @@ def lines(scale: Scale) -> dict[Line, dict[str, Cell]]:
             line, own = line_of_ours(data, split, name, paper), ours(**task, scale=scale)
             found[line] = {"ours": own}
             if name == "l2":
-                found[replace(line, constraint=LAYERS, algorithm="ours: FedLMO")] = {"ours": by_layer(own, scale)}
+                found[replace(line, constraint=LAYERS, algorithm="ours: FedLMO")] = {
+                    "ours": by_layer(own, scale)
+                }
     return found
 
 

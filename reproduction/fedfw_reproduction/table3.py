@@ -28,11 +28,16 @@ ENTRIES = (
 )
 
 
-def lines(scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES) -> dict[Line, dict[str, Cell]]:
+def lines(
+    scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES
+) -> dict[Line, dict[str, Cell]]:
     """All rows with their cells by column."""
     found = {}
     for data, split, dataset, partition in entries:
-        paper = {a: TABLE_3.get(("l2", "IID" if split == "IID" else "non-IID", data, a)) for a in ALGORITHMS}
+        paper = {
+            a: TABLE_3.get(("l2", "IID" if split == "IID" else "non-IID", data, a))
+            for a in ALGORITHMS
+        }
         known = {algorithm: value for algorithm, value in paper.items() if value is not None}
         task = {"dataset": dataset, "partition": partition, "constraint": "l2:10", "model": "mclr"}
         for algorithm in ALGORITHMS:
@@ -64,7 +69,11 @@ def show(scale: Scale, found: Lines, page: Document) -> None:
 
 def claims(scale: Scale, found: Lines) -> list[Claim]:
     told, holds = [], []
-    rows = [(line, row["stated"]) for line, row in found.items() if line.paper is not None and not line.paper_by]
+    rows = [
+        (line, row["stated"])
+        for line, row in found.items()
+        if line.paper is not None and not line.paper_by
+    ]
     for (line, feddr), (_, sto) in zip(rows[::2], rows[1::2], strict=True):
         if not all_run([sto, feddr]):
             told.append(f"{line.data}, {line.split}: not run")

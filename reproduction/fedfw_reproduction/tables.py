@@ -1,4 +1,6 @@
-"""What the three tables share: lines of cells under columns, the paper's number beside them, and the reasons."""
+"""What the three tables share: lines of cells under columns, the paper's number beside them, and
+the reasons.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class Line:
     algorithm : str
         The algorithm's name, or the title of ours.
     paper : float or None
-        The paper's accuracy in per cent; None where it has none. For ours its best one on that task, of the algorithm
-        ``paper_by``.
+        The paper's accuracy in per cent; None where it has none. For ours its best one on that
+        task, of the algorithm ``paper_by``.
     paper_by : str
         Whose number ``paper`` is, where it is not this algorithm's own.
     """
@@ -57,10 +59,13 @@ Lines = Mapping[Line, Mapping[str, Done]]
 
 
 def judged(lines: Mapping[Line, Mapping[str, Cell]]) -> dict[Line, dict[str, Cell | Judged]]:
-    """The cells of rows and columns, beside the optimum where the problem is convex; of networks none is known."""
+    """The cells of rows and columns, beside the optimum where the problem is convex; of networks
+    none is known.
+    """
     return {
         line: {
-            column: Judged.of(cell) if MODELS[cell.config.model or ""].convex else cell for column, cell in row.items()
+            column: Judged.of(cell) if MODELS[cell.config.model or ""].convex else cell
+            for column, cell in row.items()
         }
         for line, row in lines.items()
     }
@@ -71,8 +76,12 @@ def by_columns(lines: Mapping[Line, Mapping[str, Any]], columns: Sequence[str]) 
     return tasks_in([row[column] for column in columns for row in lines.values() if column in row])
 
 
-def show_table(title: str, lines: Lines, columns: Sequence[str], scale: Scale, page: Document, why: Reasons) -> None:
-    """Accuracies beside the paper's, how many cells meet it and why others do not, and the details of every cell."""
+def show_table(
+    title: str, lines: Lines, columns: Sequence[str], scale: Scale, page: Document, why: Reasons
+) -> None:
+    """Accuracies beside the paper's, how many cells meet it and why others do not, and the details
+    of every cell.
+    """
     page.text(verdict(lines))
     page.table(
         ("data", "split", "set", "algorithm", "paper", *columns, "optimum"),
@@ -95,7 +104,11 @@ def show_table(title: str, lines: Lines, columns: Sequence[str], scale: Scale, p
         header = ("data", "split", "set", "algorithm", "column", "reached", "why")
         page.table(header, [_explained(shortfall, why) for shortfall in shortfalls])
     for column in columns:
-        rows = [_details(line, row[column]) for line, row in lines.items() if column in row and row[column].was_run]
+        rows = [
+            _details(line, row[column])
+            for line, row in lines.items()
+            if column in row and row[column].was_run
+        ]
         if rows:
             page.heading(f"{title}, column “{column}” in detail", 3)
             what = ("data", "split", "set", "algorithm", "accuracy", "residual", "F* known to")
@@ -107,14 +120,18 @@ Reasons = Callable[[Line], str]
 
 
 def meets(line: Line, done: Done) -> bool | None:
-    """Whether the mean accuracy reaches the paper's (a blown-up cell does not); None where nothing can be compared."""
+    """Whether the mean accuracy reaches the paper's (a blown-up cell does not); None where nothing
+    can be compared.
+    """
     if line.paper is None or not was_run(done.result):
         return None
     values = done.ends("accuracy")
     return bool(values) and round(100 * mean(values), 1) >= round(line.paper, 1)
 
 
-def _row(line: Line, row: Mapping[str, Done], columns: Sequence[str], scale: Scale) -> list[TableCell]:
+def _row(
+    line: Line, row: Mapping[str, Done], columns: Sequence[str], scale: Scale
+) -> list[TableCell]:
     by = f" (best: {ALGORITHMS[line.paper_by].title})" if line.paper_by else ""
     paper = "-" if line.paper is None else f"{line.paper:.1f}{by}"
     reached = [_accuracy(line, row[column], scale) if column in row else "" for column in columns]
@@ -143,7 +160,11 @@ def verdict(lines: Lines) -> str:
         return "No cell could be run."
     reached = "; ".join(f"{column}: {sum(met)} of {len(met)}" for column, met in counts.items())
     kinds = Counter(shortfall.kind for shortfall in _shortfalls(lines))
-    below = f" Below it, {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}." if kinds else ""
+    below = (
+        f" Below it, {'; '.join(f'{count} {kind}' for kind, count in kinds.items())}."
+        if kinds
+        else ""
+    )
     return f"Cells that reach the paper's number: {reached}.{below}"
 
 
@@ -207,7 +228,9 @@ def _details(line: Line, done: Done) -> Sequence[str]:
 def _at_the_edge(done: Done) -> str:
     """What to know about the choice: at the end of the grid, or among points that blew up."""
     chosen, grid = done.result["chosen"], done.task.grid
-    ends = [key for key, values in grid if len(values) > 2 and chosen[key] in (values[0], values[-1])]
+    ends = [
+        key for key, values in grid if len(values) > 2 and chosen[key] in (values[0], values[-1])
+    ]
     lost = sum(not math.isfinite(trial["held_out_loss"]) for trial in done.result["trials"])
     notes = [f"{key} at the edge" for key in ends] + ([f"{lost} points blew up"] if lost else [])
     return f" ({'; '.join(notes)})" if notes else ""

@@ -1,7 +1,8 @@
 """The bounds of the theory with their constants, against runs on quadratics that know them.
 
-xbar^t is the model before round t, so a record of round t describes xbar^{t+1}. The bounds, with a = w_i grad f_i,
-Lh = max w_i L_i, D the diameter, H how much the clients differ (see quadratics.py), and E = F(x^1) - sum w_i min f_i:
+xbar^t is the model before round t, so a record of round t describes xbar^{t+1}. The bounds, with a
+= w_i grad f_i, Lh = max w_i L_i, D the diameter, H how much the clients differ (see quadratics.py),
+and E = F(x^1) - sum w_i min f_i:
 
     T1       F(xbar^t) - F* <= 2 n D^2 (Lh/t + lam/sqrt t) + H^2 / (2 lam sqrt t)
     T1p      the same in expectation with p(t-2)+2 for t, and (F(x^1)-F*) (2-2p)(2-p) / (a_{t-2} a_{t-1}) on top
@@ -69,7 +70,9 @@ def stochastic_bound(q: Quadratics, lam: float, sigma: float, t: Tensor) -> Tens
     Q = 16 * float((q.w**2).sum()) * sigma**2 + 40.5 * q.n * q.Lh**2 * q.D**2
     s = t + 7
     noise = 9 / 8 * math.sqrt(q.n * Q) * q.D * s ** (-1 / 3)
-    return noise + 81 / 16 * q.n * q.D**2 * (q.Lh / s + lam / s.sqrt()) + q.H**2 / (2 * lam * s.sqrt())
+    return (
+        noise + 81 / 16 * q.n * q.D**2 * (q.Lh / s + lam / s.sqrt()) + q.H**2 / (2 * lam * s.sqrt())
+    )
 
 
 # --- the studies ---
@@ -125,10 +128,14 @@ def participation(name: str, effort: Effort) -> list[Study]:
 
 
 def nonconvex(name: str, effort: Effort) -> list[Study]:
-    """T2 on indefinite quadratics: the mean gap at each horizon, and how the least one falls with it."""
+    """T2 on indefinite quadratics: the mean gap at each horizon, and how the least one falls with
+    it.
+    """
     q = indefinite(name)
     lam = q.best_penalty
-    horizons = torch.tensor([T for T in (30, 100, 300, 1000, 3000) if effort.rounds >= T], dtype=torch.float64)
+    horizons = torch.tensor(
+        [T for T in (30, 100, 300, 1000, 3000) if effort.rounds >= T], dtype=torch.float64
+    )
     means, least, limits = [], [], []
     for T in map(int, horizons):
         gaps = _gaps(q, T, every=max(1, T // 300))
@@ -157,7 +164,9 @@ def nonconvex_participation(effort: Effort) -> list[Study]:
     lam = q.best_penalty
     found = []
     for p in (0.3, 0.7):
-        horizons = torch.tensor([T for T in (30, 100, 300) if effort.rounds >= T], dtype=torch.float64)
+        horizons = torch.tensor(
+            [T for T in (30, 100, 300) if effort.rounds >= T], dtype=torch.float64
+        )
         means, errors, limits = [], [], []
         for T in map(int, horizons):
             runs = [_gaps(q, T, p=p, seed=seed) for seed in range(effort.seeds)]
@@ -166,7 +175,9 @@ def nonconvex_participation(effort: Effort) -> list[Study]:
             errors.append(3 * float(each.std()) / math.sqrt(effort.seeds))
             K = p * T + 1
             limits.append(nonconvex_bound(q, lam, K, spread(q) * K ** (2 / 3) / (p * T)))
-        measured, slack, limit = (torch.tensor(v, dtype=torch.float64) for v in (means, errors, limits))
+        measured, slack, limit = (
+            torch.tensor(v, dtype=torch.float64) for v in (means, errors, limits)
+        )
         found.append(
             Study(
                 bound="T2p",
@@ -191,7 +202,9 @@ def stochastic(name: str, effort: Effort) -> list[Study]:
         problem = Quadratics.on(name).problem
         problem.losses = NoisyLosses(q, sigma, seed)
         algorithm = FedFWSto(q.constraint, penalty=lam)
-        run = simulate(problem, algorithm, rounds=effort.rounds // 2, batch_size=1, eval_every=effort.every)
+        run = simulate(
+            problem, algorithm, rounds=effort.rounds // 2, batch_size=1, eval_every=effort.every
+        )
         runs.append(q.residuals(run))
     stacked = torch.stack(runs)
     t = _moments(effort.rounds // 2, effort.every)
@@ -215,14 +228,18 @@ def stochastic(name: str, effort: Effort) -> list[Study]:
 
 
 class NoisyLosses(ClientLosses):
-    """Exact losses whose gradients have Gaussian noise of variance sigma^2, a fresh draw a call, from a seed."""
+    """Exact losses whose gradients have Gaussian noise of variance sigma^2, a fresh draw a call,
+    from a seed.
+    """
 
     def __init__(self, q: Quadratics, sigma: float, seed: int) -> None:
         self._exact, self.n = q.problem.losses, q.n
         self._sigma, self._generator = sigma, torch.Generator().manual_seed(seed)
         self.sizes = torch.ones(q.n, dtype=torch.int64)
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         values, gradients = self._exact.value_and_gradient(x, who, None)
         if picks is None:  # evaluations are exact
             return values, gradients

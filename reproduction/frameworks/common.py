@@ -62,7 +62,10 @@ class Watch:
 
     def report(self, out: Path, x: torch.Tensor) -> None:
         steps = [b - a for a, b in pairwise(self.marks)]
-        peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        peak = sum(
+            resource.getrusage(who).ru_maxrss
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
         numbers = {
             "round_ms": 1e3 * median(steps[1:] or steps),
             "first_ms": 1e3 * steps[0],

@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import os
 
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
 os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))
 
 import torch
@@ -69,6 +73,9 @@ run_simulation(
     server_app=ServerApp(server_fn=server_fn),
     client_app=ClientApp(client_fn=client_fn),
     num_supernodes=everyone,
-    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count()}},
+    backend_config={
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": os.cpu_count()},
+    },
 )
 watch.report(out, torch.cat([torch.from_numpy(value).flatten() for value in last]))

@@ -23,7 +23,9 @@ inputs, targets = data(path)
 net = module(spec)
 
 
-def loss(self: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> torch.Tensor:
+def loss(
+    self: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, eval: bool = False
+) -> torch.Tensor:
     return nnf.cross_entropy(self(x), y)
 
 
@@ -31,7 +33,10 @@ net.loss = types.MethodType(loss, net)
 net.metrics = types.MethodType(lambda self, x, y, eval=True: {}, net)
 model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), 1.0))
 users = itertools.cycle(range(len(inputs)))
-datasets = [Dataset(raw_data=[x, y], user_id=str(i)) for i, (x, y) in enumerate(zip(inputs, targets, strict=True))]
+datasets = [
+    Dataset(raw_data=[x, y], user_id=str(i))
+    for i, (x, y) in enumerate(zip(inputs, targets, strict=True))
+]
 federated = FederatedDataset(lambda i: datasets[i], lambda: next(users))
 watch = Watch()
 
@@ -51,7 +56,9 @@ FederatedAveraging().run(
     ),
     backend=SimulatedBackend(training_data=federated, val_data=federated),
     model=model,
-    model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=spec["lr"], local_batch_size=None),
+    model_train_params=NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=spec["lr"], local_batch_size=None
+    ),
     model_eval_params=NNEvalHyperParams(local_batch_size=None),
     callbacks=[Marks()],
 )

@@ -8,7 +8,9 @@ from fedfw_reproduction.kept import FILE
 
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is not about pictures: a page has an empty one in the place of each, with its caption and numbers."""
+    """For what is not about pictures: a page has an empty one in the place of each, with its
+    caption and numbers.
+    """
     monkeypatch.setattr("fedfw.report.document._svg", lambda figure: "<svg></svg>")
 
 

@@ -34,7 +34,9 @@ def test_all_contenders_compute_the_same_rounds(name: str) -> None:
     assert all(timing.round_ms > 0 and timing.loss is not None for timing in timings.values())
 
 
-def test_short_contenders_take_more_turns_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_contenders_take_more_turns_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("gc.collect", lambda: None)  # which takes longer than these
     turns = {"one": 0, "other": 0}
 
@@ -67,26 +69,53 @@ def test_different_losses_are_not_timed() -> None:
         refuse_different(TINY["softmax"], {"one": 1.0, "other": 1.001})
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setitem(TASKS, "small", TINY["softmax"])
     monkeypatch.setattr(bench, "SMALL", TINY["softmax"])
     monkeypatch.delenv("FEDFW_FRAMEWORKS", raising=False)
     out = tmp_path / "bench.json"
-    assert main(["bench", "small", "--rounds", "3", "--repeats", "1", "--seconds", "0", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "small",
+                "--rounds",
+                "3",
+                "--repeats",
+                "1",
+                "--seconds",
+                "0",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     torch.set_num_threads(threads)
     told = capsys.readouterr().out
     assert "not installed" in told
     kept = json.loads(out.read_text())["tasks"]["small"]
     size = TINY["softmax"]
     floor = f"bare products, {8 * size.clients * size.samples * size.features / 1e6:.1f} MB read"
-    assert set(kept["FedAvg"]) == {"fedfw", "by hand", "loop over clients", floor, "pfl", "Flower simulation"}
+    assert set(kept["FedAvg"]) == {
+        "fedfw",
+        "by hand",
+        "loop over clients",
+        floor,
+        "pfl",
+        "Flower simulation",
+    }
     assert kept["FedFW, l1:10"]["fedfw"]["round_ms"] > 0
     assert main(["bench", "nothing"]) == 2
 
 
 def test_a_table_says_how_others_compare() -> None:
-    rows = bench.table_rows({"by hand": Timing(2.0, 3.0, 2.0), "other": Timing(5.0, 6.0, 5.0, 1.5), "gone": "why"})
+    rows = bench.table_rows(
+        {"by hand": Timing(2.0, 3.0, 2.0), "other": Timing(5.0, 6.0, 5.0, 1.5), "gone": "why"}
+    )
     assert rows[1][:3] == ("other", "5.00", "2.50")
     assert rows[2][1] == "why"
 

@@ -1,4 +1,6 @@
-"""Cells: the choice of a grid is the best one's, all points cost the same gradients, residuals are against F*."""
+"""Cells: the choice of a grid is the best one's, all points cost the same gradients, residuals are
+against F*.
+"""
 
 from dataclasses import replace
 
@@ -12,7 +14,13 @@ from fedfw_reproduction.lab import Site
 from fedfw_reproduction.protocols import FULL, QUICK, matched, ours, six, stated
 
 DIGITS = RunConfig.of(
-    dataset="digits", model="mclr", partition="labels:3", constraint="l2:10", algorithm="fedfw", momentum=0.0, rounds=10
+    dataset="digits",
+    model="mclr",
+    partition="labels:3",
+    constraint="l2:10",
+    algorithm="fedfw",
+    momentum=0.0,
+    rounds=10,
 )
 
 
@@ -37,7 +45,9 @@ def test_anchors_are_paid_for() -> None:
 def test_an_epoch_is_as_many_steps_as_batches() -> None:
     config = replace(DIGITS, batch_size=24, rounds=2)
     (run,) = Cell(config, seeds=1, epoch=True).compute(Site())["runs"]
-    (steps,) = Cell(replace(config, local_steps=6), seeds=1).compute(Site())["runs"]  # 1437 / 10 / 24
+    (steps,) = Cell(replace(config, local_steps=6), seeds=1).compute(Site())[
+        "runs"
+    ]  # 1437 / 10 / 24
     assert run["curve"]["loss"] == steps["curve"]["loss"]
 
 
@@ -104,8 +114,16 @@ def test_the_protocols_say_what_the_report_says() -> None:
     )
     for cell in (plain, own):
         assert (cell.config.clients, cell.config.rounds, cell.config.local_steps) == (10, 100, 1)
-        assert (cell.config.batch_size, cell.config.per_parameter, cell.epoch) == (None, False, False)
-    assert (plain.config.get("momentum"), own.config.get("momentum"), own.config.algorithm) == (0.0, 0.9, "fedfw+")
+        assert (cell.config.batch_size, cell.config.per_parameter, cell.epoch) == (
+            None,
+            False,
+            False,
+        )
+    assert (plain.config.get("momentum"), own.config.get("momentum"), own.config.algorithm) == (
+        0.0,
+        0.9,
+        "fedfw+",
+    )
     assert ours("mnist", "iid", "l1:10", "mclr", FULL).config.algorithm == "fedfw-anchored"
     assert (local.config.batch_size, local.config.per_parameter, local.epoch) == (600, True, True)
     assert FULL.seeds >= 3

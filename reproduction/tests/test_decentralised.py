@@ -1,4 +1,6 @@
-"""Decentralised Frank-Wolfe: its steps written out, Frank-Wolfe on the complete graph, convergence, fixed points."""
+"""Decentralised Frank-Wolfe: its steps written out, Frank-Wolfe on the complete graph, convergence,
+fixed points.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ def neighbours(graph: str, n: int) -> list[set[int]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("graph", ["ring", "complete"])
-def test_the_steps_are_those_that_are_written_out_here(graph: str, weights: str, dtype: torch.dtype) -> None:
+def test_the_steps_are_those_that_are_written_out_here(
+    graph: str, weights: str, dtype: torch.dtype
+) -> None:
     q = weighted(weights, SETS["l2"])
     rounds = 12
     n = q.n
@@ -45,7 +49,9 @@ def test_the_steps_are_those_that_are_written_out_here(graph: str, weights: str,
         tracked = average([tracked[i] + slopes[i] - last[i] for i in range(n)])
         last = slopes
         eta = 2 / (t + 1)
-        x = [(1 - eta) * x[i] - eta * tracked[i] / tracked[i].norm() for i in range(n)]  # the ball of radius 1
+        x = [
+            (1 - eta) * x[i] - eta * tracked[i] / tracked[i].norm() for i in range(n)
+        ]  # the ball of radius 1
     end = decentralised_frank_wolfe(typed(q, dtype), q.constraint, graph=graph, rounds=rounds)
     tolerance = 1e-6 if dtype == torch.float64 else 1e-4  # atoms are rounded to float32
     assert torch.allclose(end.x, torch.stack(x), atol=tolerance)
@@ -55,7 +61,9 @@ def test_the_steps_are_those_that_are_written_out_here(graph: str, weights: str,
 @pytest.mark.parametrize("name", SETS)
 def test_on_the_complete_graph_it_is_frank_wolfe(name: str, dtype: torch.dtype) -> None:
     q = weighted("unequal", SETS[name])
-    central = fedfw.simulate(typed(q, dtype), fedfw.FrankWolfe(q.constraint), rounds=30, eval_every=30)
+    central = fedfw.simulate(
+        typed(q, dtype), fedfw.FrankWolfe(q.constraint), rounds=30, eval_every=30
+    )
     end = decentralised_frank_wolfe(typed(q, dtype), q.constraint, graph="complete", rounds=30)
     assert torch.allclose(central.x, end.xbar, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
@@ -65,7 +73,9 @@ def test_on_the_complete_graph_it_is_frank_wolfe(name: str, dtype: torch.dtype) 
 def test_converges_on_every_graph_and_all_clients_agree(name: str, graph: str) -> None:
     q = weighted("unequal", SETS[name])
     end = decentralised_frank_wolfe(q.problem, q.constraint, graph=graph, rounds=400)
-    assert torch.allclose(end.d.mean(0), end.last.mean(0), atol=1e-10)  # what is tracked is the mean gradient
+    assert torch.allclose(
+        end.d.mean(0), end.last.mean(0), atol=1e-10
+    )  # what is tracked is the mean gradient
     assert q.value(end.xbar) - q.least < 1e-3 * (q.value(q.start) - q.least)
     assert q.constraint.contains(end.xbar)
     assert float((end.x - end.xbar).norm() / end.x.norm()) < 0.05
@@ -86,5 +96,7 @@ def test_the_minimiser_at_a_corner_is_a_fixed_point(graph: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("graph", "messages"), [("ring", 16), ("complete", 56), ("grid", 20)])
-def test_two_vectors_are_counted_for_each_neighbour(graph: str, messages: int, dtype: torch.dtype) -> None:
+def test_two_vectors_are_counted_for_each_neighbour(
+    graph: str, messages: int, dtype: torch.dtype
+) -> None:
     assert bytes_per_round(graph, 8, P, dtype) == 2 * messages * (1 + P * dtype.itemsize)

@@ -1,4 +1,6 @@
-"""The study of the hospitals: folds within regions, a choice that never sees the test data, and the page."""
+"""The study of the hospitals: folds within regions, a choice that never sees the test data, and the
+page.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,9 @@ def test_folds_share_out_every_region_and_nobody_is_in_two(data: Data) -> None:
     folds = _folds(data, 5)
     regions = data.train.owners["region"].bincount()
     for fold in folds:
-        held, kept = (part.owners["region"].bincount(minlength=6) for part in (fold.test, fold.train))
+        held, kept = (
+            part.owners["region"].bincount(minlength=6) for part in (fold.test, fold.train)
+        )
         assert torch.equal(held + kept, regions)
         assert int((held - regions / 5).abs().max()) < 1
     lent = torch.cat([torch.cat([fold.test.inputs, fold.test.targets], 1) for fold in folds])
@@ -35,7 +39,9 @@ def test_folds_share_out_every_region_and_nobody_is_in_two(data: Data) -> None:
 
 @needs("tcga-brca")
 @pytest.mark.parametrize("name", METHODS)
-def test_the_choice_does_not_look_at_the_test_data(name: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_does_not_look_at_the_test_data(
+    name: str, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = replace(cells(FULL)[name].config, rounds=3, eval_every=3)
     task, site = Chosen(config, (0.5, 8.0), folds=2, draws=20), Site(str(DATA))
     found = task.compute(site)
@@ -66,7 +72,10 @@ def test_the_page_has_every_method_beside_what_was_published(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(reproduce, "QUICK", replace(QUICK, long_rounds=5))
-    assert main(["reproduce", "hospitals", "--quick", "--data-dir", str(DATA), "--out", str(tmp_path)]) == 0
+    assert (
+        main(["reproduce", "hospitals", "--quick", "--data-dir", str(DATA), "--out", str(tmp_path)])
+        == 0
+    )
     printed = capsys.readouterr().out
     for name in METHODS:
         assert name in printed

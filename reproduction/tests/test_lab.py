@@ -83,13 +83,17 @@ def test_an_interrupted_call_keeps_what_was_done(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers fork from a process that has torch imported and get their tasks pickled, as fresh interpreters do."""
+    """Workers fork from a process that has torch imported and get their tasks pickled, as fresh
+    interpreters do.
+    """
     workers = get_context("forkserver")
     workers.set_forkserver_preload([__name__])
     monkeypatch.setattr(lab, "get_context", lambda method: workers)
 
 
-quick_workers = pytest.mark.xdist_group("quick workers")  # who runs them all waits once until the first can fork
+quick_workers = pytest.mark.xdist_group(
+    "quick workers"
+)  # who runs them all waits once until the first can fork
 
 
 @quick_workers
@@ -152,7 +156,9 @@ def test_progress_says_what_runs() -> None:
 
 @dataclass(frozen=True)
 class CtrlC:
-    """Interrupts everybody, as a terminal does when both keys are pressed, and then waits to be ended."""
+    """Interrupts everybody, as a terminal does when both keys are pressed, and then waits to be
+    ended.
+    """
 
     number: int
     title: str = "Ctrl-C"

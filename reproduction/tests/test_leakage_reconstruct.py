@@ -43,7 +43,9 @@ def test_gradients_are_those_of_the_loss(victims: Victims) -> None:
     for own, label, g in zip(victims.images, victims.labels, sent, strict=True):
         victims.model.zero_grad()
         torch.nn.functional.cross_entropy(victims.model(own), label).backward()
-        expected = torch.cat([p.grad.flatten() for p in victims.model.parameters() if p.grad is not None])
+        expected = torch.cat(
+            [p.grad.flatten() for p in victims.model.parameters() if p.grad is not None]
+        )
         assert torch.allclose(g, expected, atol=1e-6)
 
 
@@ -71,16 +73,24 @@ def test_through_the_l1_oracle_the_attack_never_moves(victims: Victims) -> None:
 
 
 def test_the_derivative_of_the_l2_oracle() -> None:
-    D = fedfw.Product({"weight": fedfw.L2Ball(2.0), "bias": fedfw.L2Ball(3.0)}).bind(torch.nn.Linear(3, 2))
-    g = torch.randn(1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    assert torch.allclose(differentiable_lmo(D, g), D.lmo(g.detach(), batch=True).dense(torch.float64), atol=1e-5)
+    D = fedfw.Product({"weight": fedfw.L2Ball(2.0), "bias": fedfw.L2Ball(3.0)}).bind(
+        torch.nn.Linear(3, 2)
+    )
+    g = torch.randn(
+        1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
+    assert torch.allclose(
+        differentiable_lmo(D, g), D.lmo(g.detach(), batch=True).dense(torch.float64), atol=1e-5
+    )
     probe = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (slope,) = torch.autograd.grad((differentiable_lmo(D, g) * probe).sum(), g)
     h = 1e-2
     for i in range(8):
         step = torch.zeros(1, 8, dtype=torch.float64)
         step[0, i] = h
-        ends = [((differentiable_lmo(D, g.detach() + sign * step)) * probe).sum() for sign in (1, -1)]
+        ends = [
+            ((differentiable_lmo(D, g.detach() + sign * step)) * probe).sum() for sign in (1, -1)
+        ]
         assert float(ends[0] - ends[1]) / (2 * h) == pytest.approx(float(slope[0, i]), abs=1e-2)
 
 
@@ -101,7 +111,9 @@ def test_what_the_server_sees_is_fedfw(victims: Victims) -> None:
     ball = holding("l2", victims.model)
     algorithm = fedfw.FedFW(ball, penalty="theory", schedule="nonconvex", momentum=0.0)
     points: list[Tensor] = []
-    fedfw.simulate(problem, algorithm, rounds=3, callbacks=[lambda s: points.append(s.clients["x"].clone())])
+    fedfw.simulate(
+        problem, algorithm, rounds=3, callbacks=[lambda s: points.append(s.clients["x"].clone())]
+    )
     seen = watch_fedfw(victims, ball, 3)
     with pytest.raises(ValueError, match="outside"):
         watch_fedfw(victims, fedfw.L2Ball(1.0), 3)
@@ -126,8 +138,12 @@ def test_a_linear_layer_gives_its_sample_back(per_parameter: bool) -> None:
 
 
 def test_a_vertex_of_the_l1_ball_tells_the_label_and_one_pixel() -> None:
-    victims = Victims(softmax_regression(1, 8, 5), images(3, 1, 1), torch.tensor([[0], [2], [4]]), 5)
-    for g, image, label in zip(shared_gradients(victims).sent, victims.images, victims.labels, strict=True):
+    victims = Victims(
+        softmax_regression(1, 8, 5), images(3, 1, 1), torch.tensor([[0], [2], [4]]), 5
+    )
+    for g, image, label in zip(
+        shared_gradients(victims).sent, victims.images, victims.labels, strict=True
+    ):
         place = int(fedfw.L1Ball(1.0).lmo(g).dense().abs().argmax())
         if place < 320:
             assert place // 64 == int(label)
@@ -139,7 +155,9 @@ def test_a_vertex_of_the_l1_ball_tells_the_label_and_one_pixel() -> None:
 def test_metrics() -> None:
     x = images(2, 1)
     assert psnr(x, x).tolist() == [100.0, 100.0]
-    assert float(psnr(torch.zeros(1, 2, 2), torch.full((1, 2, 2), 0.1))) == pytest.approx(20.0, abs=1e-3)
+    assert float(psnr(torch.zeros(1, 2, 2), torch.full((1, 2, 2), 0.1))) == pytest.approx(
+        20.0, abs=1e-3
+    )
     big = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert float(ssim(big, big)) == pytest.approx(1.0)
     assert float(ssim(big, 1 - big)) < 0.1
@@ -168,7 +186,9 @@ def test_lbfgs_finds_its_way_through_a_bent_valley() -> None:
     def valley(z: Tensor) -> Tensor:
         return (100 * (z[:, 1:] - z[:, :-1].square()).square() + (1 - z[:, :-1]).square()).sum(1)
 
-    starts = torch.tensor([[-1.2, 1.0, -0.5], [0.0, 2.0, 1.5], [3.0, -2.0, 0.1]], dtype=torch.float64)
+    starts = torch.tensor(
+        [[-1.2, 1.0, -0.5], [0.0, 2.0, 1.5], [3.0, -2.0, 0.1]], dtype=torch.float64
+    )
     *_, found = minimise(valley, starts, 400)
     for start, best in zip(starts, found.best_z, strict=True):
         other = scipy.optimize.minimize(

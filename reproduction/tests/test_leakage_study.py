@@ -17,19 +17,32 @@ needs_images = needs("cifar100-small")
 
 
 @needs_images
-def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(leakage, "_size", lambda scale: {"images": 2, "steps": 2})
     monkeypatch.setattr(readings, "train", lambda model, images, labels, steps, seed: None)
-    short = [Attack(sends, way, images=2, steps=2, informed=False) for sends, way in leakage.FIGURE_ONE]
+    short = [
+        Attack(sends, way, images=2, steps=2, informed=False) for sends, way in leakage.FIGURE_ONE
+    ]
     monkeypatch.setattr(leakage, "figure_one", lambda scale: short)
     arguments = ["reproduce", "privacy", "--quick", "--out", str(tmp_path)]
     assert main([*arguments, "--data-dir", str(DATA)]) == 0
     page = (tmp_path / "privacy-quick.html").read_text()
     assert page.count("<svg") == 2
-    for name in ("samples a client", "rounds put together", "trained model", "unknown labels", "Closed forms"):
+    for name in (
+        "samples a client",
+        "rounds put together",
+        "trained model",
+        "unknown labels",
+        "Closed forms",
+    ):
         assert name in page
     assert "Sending oracle outputs protects data: l2 ball" in page
-    assert main([*arguments, "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path / "other")]) == 0
+    assert (
+        main([*arguments, "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path / "other")])
+        == 0
+    )
     assert "Not run: no data" in (tmp_path / "other" / "privacy-quick.html").read_text()
 
 
@@ -54,7 +67,17 @@ def test_closed_forms_are_exact_where_theory_says_so(form: ClosedForm, exact: bo
 @needs_images
 def test_one_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "found.png"
-    arguments = ["attack", "--sends", "l1", "--images", "2", "--steps", "2", "--data-dir", str(DATA)]
+    arguments = [
+        "attack",
+        "--sends",
+        "l1",
+        "--images",
+        "2",
+        "--steps",
+        "2",
+        "--data-dir",
+        str(DATA),
+    ]
     assert main([*arguments, "--out", str(picture)]) == 0
     assert "no better than a guess" in capsys.readouterr().out
     assert picture.stat().st_size > 1000
@@ -68,7 +91,9 @@ def test_one_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--data-dir", "/nowhere"], "CIFAR-100"),
     ],
 )
-def test_bad_values_are_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_values_are_refused(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["attack", *flags]) == 2
     assert told in capsys.readouterr().err
 

@@ -1,4 +1,6 @@
-"""What is proven of FedLMO: every round, the rate, and what is left of it with newcomers, momentum and noise."""
+"""What is proven of FedLMO: every round, the rate, and what is left of it with newcomers, momentum
+and noise.
+"""
 
 import math
 from dataclasses import replace
@@ -23,18 +25,24 @@ DTYPES = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def never_above(q: Quadratics, path: lmo_bounds.Path, slack: float) -> float:
-    """The largest share of the bound, after the assertion that it held in every round but the first."""
+    """The largest share of the bound, after the assertion that it held in every round but the
+    first.
+    """
     measured, limit = (values[1:] for values in lmo_bounds.round_bound(q, path))
     assert bool((measured <= limit + slack * (1 + abs(q.least))).all())
     return float((measured / limit).max())
 
 
-def run(q: Quadratics, pattern: str = "everybody", dtype: torch.dtype = torch.float64, **how: Any) -> lmo_bounds.Path:
+def run(
+    q: Quadratics, pattern: str = "everybody", dtype: torch.dtype = torch.float64, **how: Any
+) -> lmo_bounds.Path:
     """45 rounds of FedLMO after the control variates were exchanged."""
     eta, who = exchanged(frank_wolfe_steps, WHO[pattern])
     steps = how.pop("local_steps", 3)
     algorithm = fedfw.FedLMO(q.constraint, **{"momentum": 0.0, "schedule": eta} | how)
-    problem = quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype), q.weights, q.convex)
+    problem = quadratic_problem(
+        q.A.to(dtype), q.c.to(dtype), q.start.to(dtype), q.weights, q.convex
+    )
     return follow(q, algorithm, who, problem, rounds=46, local_steps=steps)
 
 
@@ -54,7 +62,9 @@ def test_every_round_keeps_the_theorem(name: str, pattern: str, dtype: torch.dty
 def test_how_far_clients_are_apart_changes_nothing_once_control_variates_are_there() -> None:
     paths = [run(quadratics("l2", apart), "3 of 8").points for apart in (1.0, 30.0)]
     assert float((paths[0] - paths[1]).abs().max()) < 1e-6
-    plain = [run(quadratics("l2", apart), "3 of 8", correction=False).points for apart in (1.0, 30.0)]
+    plain = [
+        run(quadratics("l2", apart), "3 of 8", correction=False).points for apart in (1.0, 30.0)
+    ]
     assert float((plain[0] - plain[1]).abs().max()) > 0.1
 
 
@@ -81,9 +91,13 @@ def test_rate_with_everybody(name: str, K: int) -> None:
         assert slope(t[20:], h[20:]) <= -0.9
 
 
-@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"momentum": 0.5}, {"renew_every": 5}, {"oracle_at": "server"}])
+@pytest.mark.parametrize(
+    "how", [{"momentum": 0.9}, {"momentum": 0.5}, {"renew_every": 5}, {"oracle_at": "server"}]
+)
 @pytest.mark.parametrize("pattern", ["everybody", "3 of 8"])
-def test_momentum_lazy_renewals_and_one_oracle_at_the_server(how: dict[str, Any], pattern: str) -> None:
+def test_momentum_lazy_renewals_and_one_oracle_at_the_server(
+    how: dict[str, Any], pattern: str
+) -> None:
     for name in ("l1", "l2"):
         q = quadratics(name, 30.0)
         for K in (1,) if "oracle_at" in how else (1, 3):
@@ -96,7 +110,9 @@ def test_newcomers_cost_what_their_gradients_differ_by(name: str) -> None:
     q = quadratics(name, 30.0, True, UNEQUAL)
     algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule="convex")
     for K in (1, 3):
-        path = follow(q, algorithm, lambda t: range(1 + min(t // 10, N - 1)), rounds=120, local_steps=K)
+        path = follow(
+            q, algorithm, lambda t: range(1 + min(t // 10, N - 1)), rounds=120, local_steps=K
+        )
         never_above(q, path, 1e-9)
 
 
@@ -110,7 +126,9 @@ def test_losses_that_are_not_convex() -> None:
         path = follow(q, algorithm, who, rounds=T + 1, local_steps=3)
         a, R = lmo_bounds.remainders(q, path)
         values, gap = values_at(q, path.points), gaps_at(q, path.points[1:-1])
-        assert bool((values[2:] <= values[1:-1] - a[1:] * gap + R[1:] + 1e-9 * values.abs().max()).all())
+        assert bool(
+            (values[2:] <= values[1:-1] - a[1:] * gap + R[1:] + 1e-9 * values.abs().max()).all()
+        )
         unit = float(torch.linalg.eigvalsh(q.A).abs().max()) * q.D**2
         assert float(gap.min()) <= (2 * float(values[1] - values.min()) + 3.5 * unit) / math.sqrt(T)
 
@@ -133,7 +151,9 @@ def test_noisy_gradients_in_the_mean_over_seeds() -> None:
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_lazy_control_variate_is_the_gradient_at_the_shared_model(every: int) -> None:
-    """With renewals in every round it is the mean over the local points, which are where the next round's will be."""
+    """With renewals in every round it is the mean over the local points, which are where the next
+    round's will be.
+    """
     q = quadratics("l2", 30.0)
     algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule="convex", renew_every=every)
     simulation = Simulation(q.problem, algorithm, Options(rounds=1, local_steps=3))

@@ -1,4 +1,6 @@
-"""The study of networks: what is tried and chosen, what is the same for all methods, the bars, and the page."""
+"""The study of networks: what is tried and chosen, what is the same for all methods, the bars, and
+the page.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -66,14 +68,19 @@ def test_a_run_may_differ_from_its_trials_and_a_single_setting_is_not_tried() ->
 
 def test_the_least_loss_is_chosen_where_losses_are_compared() -> None:
     first, second = tried(0.1, 0.5)
-    results = {first: _result(test_loss=1.0, accuracy=0.5), second: _result(test_loss=2.0, accuracy=0.9)}
+    results = {
+        first: _result(test_loss=1.0, accuracy=0.5),
+        second: _result(test_loss=2.0, accuracy=0.9),
+    }
     assert Best((first, second), "test_loss", 0).chosen(results) is first
     assert Best((first, second), "accuracy", 0).chosen(results) is second
 
 
 @pytest.mark.parametrize("scale", [FULL, QUICK])
 @pytest.mark.parametrize("one", study.STUDIES, ids=lambda one: one.name)
-def test_all_methods_have_the_same_task_and_at_most_six_settings(one: study.Study, scale: Any) -> None:
+def test_all_methods_have_the_same_task_and_at_most_six_settings(
+    one: study.Study, scale: Any
+) -> None:
     comparison = one.make(scale)
     same = ("dataset", "model", "rounds", "local_steps", "seed", "weights")
     clients = ("clients", "participation", "partition", "batch_size")
@@ -83,11 +90,16 @@ def test_all_methods_have_the_same_task_and_at_most_six_settings(one: study.Stud
         assert [run.seed for run in method.runs] == list(range(scale.seeds))
         assert all(trial.held_out and trial.every is None for trial in trials)
         if scale is FULL:
-            steps = {tuple(trial.config.get(name) for name in ("lr", "server_lr", "schedule")) for trial in trials}
+            steps = {
+                tuple(trial.config.get(name) for name in ("lr", "server_lr", "schedule"))
+                for trial in trials
+            }
             assert len(steps) >= 2, method.label
         for trial in trials:
             names = same if method.label == "central" else (*same, *clients)
-            assert all(getattr(trial.config, name) == getattr(comparison.config, name) for name in names), method.label
+            assert all(
+                getattr(trial.config, name) == getattr(comparison.config, name) for name in names
+            ), method.label
 
 
 def test_central_training_takes_the_same_steps_and_samples() -> None:
@@ -136,7 +148,9 @@ def test_the_bars_hold_from_their_numbers_on() -> None:
 def test_peers_that_did_better_than_in_the_prototype_are_named() -> None:
     comparison = protocol.Comparison(())
     found = {"FedAvg": _done(accuracy=0.6), "SCAFFOLD": _done(accuracy=0.4)}
-    told = study._against_prototype({"FedAvg": 0.5, "SCAFFOLD": 0.5, "FedAvgM": 0.5}, comparison, found)
+    told = study._against_prototype(
+        {"FedAvg": 0.5, "SCAFFOLD": 0.5, "FedAvgM": 0.5}, comparison, found
+    )
     assert "FedAvg (60.0%, 50.0%)" in told
     assert "SCAFFOLD" not in told
 
@@ -168,10 +182,16 @@ def test_a_page_is_made_from_what_there_is(
 
 
 def test_the_name_of_the_group_means_all_of_its_sections() -> None:
-    meant = [section.name for section in sections().values() if reproduce._belongs(section, "networks")]
+    meant = [
+        section.name for section in sections().values() if reproduce._belongs(section, "networks")
+    ]
     assert {one.name for one in study.STUDIES} <= set(meant)
     assert all(name.startswith("networks-") for name in meant)
-    assert not any(reproduce._belongs(section, "all") for section in sections().values() if section.name in meant)
+    assert not any(
+        reproduce._belongs(section, "all")
+        for section in sections().values()
+        if section.name in meant
+    )
 
 
 def test_without_data_nothing_is_claimed(tmp_path: Path) -> None:
@@ -188,7 +208,11 @@ def test_a_machine_that_only_computes_needs_no_pictures() -> None:
         "for name in [name for name in sys.modules if name.partition('.')[0] not in kept]: del sys.modules[name]\n"
         "sys.modules.update(matplotlib=None, scipy=None, sklearn=None)\n"
     )
-    done = run_python(["-c", f"{absent}from fedfw_reproduction.reproduce import reproduce; print(reproduce)"])
+    done = run_python(
+        ["-c", f"{absent}from fedfw_reproduction.reproduce import reproduce; print(reproduce)"]
+    )
     assert "function reproduce" in done.stdout
-    refused = run_python(["-c", f"{absent}import fedfw.report.plots"], check=False)  # it is as if they were not there
+    refused = run_python(
+        ["-c", f"{absent}import fedfw.report.plots"], check=False
+    )  # it is as if they were not there
     assert "matplotlib" in refused.stderr

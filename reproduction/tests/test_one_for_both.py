@@ -1,4 +1,6 @@
-"""The algorithms that only experiments know: errors as large as asked for, duals that add up to zero."""
+"""The algorithms that only experiments know: errors as large as asked for, duals that add up to
+zero.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,9 @@ def problem() -> Problem:
 
 
 @pytest.mark.parametrize("D", [L1Ball(2.0), L2Ball(2.0)], ids=["l1", "l2"])
-@pytest.mark.parametrize(("kind", "delta"), [("multiplicative", 0.3), ("additive", 0.02), ("shrinking", 0.05)])
+@pytest.mark.parametrize(
+    ("kind", "delta"), [("multiplicative", 0.3), ("additive", 0.02), ("shrinking", 0.05)]
+)
 def test_the_oracle_errs_exactly_as_asked(D: ConstraintSet, kind: str, delta: float) -> None:
     algorithm = SloppyFedFW(D, penalty=0.1, kind=kind, delta=delta, scale=2.0)
     plan = Plan(4, D, 1, 0.1, convex())
@@ -43,9 +47,17 @@ def test_the_oracle_errs_exactly_as_asked(D: ConstraintSet, kind: str, delta: fl
     best = D.lmo(asked[0], batch=True).dot(asked[0])
     error = sent.dot(asked[0]) - best
     eta = plan.rates(3).eta
-    wanted = {"multiplicative": 0.3 * ((x * asked[0]).sum(1) - best), "additive": 0.04, "shrinking": 0.1 * eta}[kind]
-    most = D.lmo(asked[1], batch=True).dot(asked[0]) - best  # where it errs all the way to the random point
-    assert torch.allclose(error, torch.as_tensor(wanted, dtype=torch.float64).minimum(most), atol=1e-5)
+    wanted = {
+        "multiplicative": 0.3 * ((x * asked[0]).sum(1) - best),
+        "additive": 0.04,
+        "shrinking": 0.1 * eta,
+    }[kind]
+    most = (
+        D.lmo(asked[1], batch=True).dot(asked[0]) - best
+    )  # where it errs all the way to the random point
+    assert torch.allclose(
+        error, torch.as_tensor(wanted, dtype=torch.float64).minimum(most), atol=1e-5
+    )
     assert float(error.max()) > 0
     assert all(D.contains(point) for point in sent.dense(torch.float64))
     assert kind in KINDS
@@ -63,7 +75,9 @@ def test_without_an_error_it_is_fedfw() -> None:
 def test_kept_anchors_move_nobody_and_have_the_same_duals() -> None:
     plain, kept = (
         Simulation(
-            problem(), kind(L2Ball(2.0), momentum=0.9, anchor_every=5, penalty=0.0, gradient_at="own"), _options(5)
+            problem(),
+            kind(L2Ball(2.0), momentum=0.9, anchor_every=5, penalty=0.0, gradient_at="own"),
+            _options(5),
         )
         for kind in (FedFWAnchored, KeptAnchors)
     )
@@ -74,12 +88,16 @@ def test_kept_anchors_move_nobody_and_have_the_same_duals() -> None:
         simulation.options = _options(6)
         simulation.run()
     assert torch.allclose(plain.clients["c"], kept.clients["c"])
-    assert float((plain.clients["x"] - plain.server.xbar).norm()) < float((kept.clients["x"] - kept.server.xbar).norm())
+    assert float((plain.clients["x"] - plain.server.xbar).norm()) < float(
+        (kept.clients["x"] - kept.server.xbar).norm()
+    )
     assert torch.allclose(kept.clients["x"].mean(0), kept.server.xbar, atol=1e-9)
 
 
 def test_averaged_duals_add_up_to_zero() -> None:
-    simulation = Simulation(problem(), AveragedDuals(L1Ball(2.0), penalty=0.0, momentum=0.9, every=5), _options(6))
+    simulation = Simulation(
+        problem(), AveragedDuals(L1Ball(2.0), penalty=0.0, momentum=0.9, every=5), _options(6)
+    )
     run = simulation.run()
     y = simulation.clients["y"]
     assert float(y.norm()) > 0

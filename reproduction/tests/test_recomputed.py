@@ -1,4 +1,6 @@
-"""One small cell of every study that is kept, computed again: what is kept is what the code of today gives."""
+"""One small cell of every study that is kept, computed again: what is kept is what the code of
+today gives.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ STUDIES = {
     "networks": ("networks-convex", "fedlmo"),
     "frontier": ("frontier", "fedavg"),
 }
-"""A section of each folder, and a method whose path rounding does not change: a vertex of an l1 ball can tip over."""
+"""A section of each folder, and a method whose path rounding does not change: a vertex of an l1
+ball can tip over.
+"""
 NOT_COMPARED = ("seconds", "took", "machine")
 
 

@@ -15,7 +15,15 @@ from pictures import draw_nothing, forget_one
 from tests.data.files import DATA, needs
 
 from fedfw.cli.main import main
-from fedfw_reproduction import bounds, counterexample, reproduce, small_figures, table1, table3, theory
+from fedfw_reproduction import (
+    bounds,
+    counterexample,
+    reproduce,
+    small_figures,
+    table1,
+    table3,
+    theory,
+)
 from fedfw_reproduction.catalogue import sections
 from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.figures import tasks_in
@@ -26,9 +34,15 @@ from fedfw_reproduction.theory import Effort, Study
 
 SMALL = Effort(rounds=100, seeds=2, every=20)
 TINY = Scale(True, 1, 3, 3, samples=150, network_rounds=2, network_samples=100, some=150)
-EVERYBODY_LENDS = replace(TINY, samples=QUICK.samples, network_samples=QUICK.network_samples, some=QUICK.some)
-SHORT_PATHS = [replace(path, rounds=500) for path in counterexample._paths()]  # the claim holds from round 429
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVERYBODY_LENDS = replace(
+    TINY, samples=QUICK.samples, network_samples=QUICK.network_samples, some=QUICK.some
+)
+SHORT_PATHS = [
+    replace(path, rounds=500) for path in counterexample._paths()
+]  # the claim holds from round 429
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 CERTIFIED = {  # a9a takes seconds to read
     "mushrooms, l1:2, IID": small_figures.CERTIFIED["a9a, l1:2, IID"] | {"dataset": "mushrooms"},
     **{title: setting for title, setting in small_figures.CERTIFIED.items() if "a9a" not in title},
@@ -116,7 +130,8 @@ def test_an_interrupt_keeps_what_is_done(
     assert "the same command goes on" in capsys.readouterr().out
     assert main([*arguments, "--kept"]) == 0
     assert (
-        "1 tasks not run: not yet (not among the kept results)" in (tmp_path / "counterexample-quick.html").read_text()
+        "1 tasks not run: not yet (not among the kept results)"
+        in (tmp_path / "counterexample-quick.html").read_text()
     )
     monkeypatch.setattr(counterexample.Path, "compute", compute)
     assert main(arguments) == 0
@@ -141,12 +156,18 @@ def test_results_in_bfloat16_are_kept_apart(
     computed.clear()
     assert main([*arguments, "--mixed"]) == 2  # it would compute in float32, under another name
     assert "--mixed with --device cpu, expected cuda" in capsys.readouterr().err
-    assert main(["reproduce", "table2", "--quick", "--mixed", "--kept", "--out", str(tmp_path)]) == 0
+    assert (
+        main(["reproduce", "table2", "--quick", "--mixed", "--kept", "--out", str(tmp_path)]) == 0
+    )
     capsys.readouterr()
-    monkeypatch.setattr("fedfw_reproduction.lab.usable_device", torch.device)  # nothing is computed on it
+    monkeypatch.setattr(
+        "fedfw_reproduction.lab.usable_device", torch.device
+    )  # nothing is computed on it
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     assert main([*arguments, "--mixed", "--device", "cuda"]) == 0
-    assert "45 of 75 tasks are kept from before" in capsys.readouterr().err  # those of smaller networks
+    assert (
+        "45 of 75 tasks are kept from before" in capsys.readouterr().err
+    )  # those of smaller networks
     assert {(cell.config.model, cell.config.mixed) for cell in computed} == {("cnn", True)}
     page = (tmp_path / "table2-quick-mixed.html").read_text()
     assert "The CNN multiplies in bfloat16" in page
@@ -178,7 +199,20 @@ def report(out: Path, names: tuple[str, ...], short: bool = True) -> Path:
         few_sections = {name: section for name, section in sections().items() if name in names}
         patch.setattr(reproduce, "sections", lambda baselines: few_sections)
         patch.setenv("FEDFW_DATA", str(DATA))
-        assert main(["reproduce", "all", "--quick", "--out", str(out), "--markdown", str(out / "page.md")]) == 0
+        assert (
+            main(
+                [
+                    "reproduce",
+                    "all",
+                    "--quick",
+                    "--out",
+                    str(out),
+                    "--markdown",
+                    str(out / "page.md"),
+                ]
+            )
+            == 0
+        )
     page, markdown = (out / "all-quick.html").read_text(), (out / "page.md").read_text()
     for section in few_sections.values():
         assert section.title in page
@@ -192,7 +226,9 @@ def report(out: Path, names: tuple[str, ...], short: bool = True) -> Path:
 @pytest.fixture(scope="module")
 def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("some")
-    return report(out, ("table1", "table1-cifar", "certificate", "counterexample", "split", "theory"))
+    return report(
+        out, ("table1", "table1-cifar", "certificate", "counterexample", "split", "theory")
+    )
 
 
 @needs("mnist")
@@ -200,7 +236,9 @@ def test_the_columns_are_never_blended(some: Path) -> None:
     page = some.read_text()
     header = "<th>algorithm</th><th>paper</th><th>stated</th><th>ours</th><th>FedLMO</th><th>matched</th>"
     assert header in page
-    assert re.search(r"<td[^>]*>FedDR</td><td[^>]*>89\.6</td>", page)  # the paper's number, as printed there
+    assert re.search(
+        r"<td[^>]*>FedDR</td><td[^>]*>89\.6</td>", page
+    )  # the paper's number, as printed there
     assert '<td class="plain">not run: no data</td>' in page  # CIFAR-10
     assert "Seeds 0 to 0" in page
 
@@ -213,8 +251,13 @@ def test_the_quick_report_says_what_was_run_and_paints_nothing_red(some: Path) -
     assert "batches of 5 (table 3: 64, networks: 3)" in page
     assert "at most two points of a grid of six" in page
     assert "hold at this size" in page.replace("holds at", "hold at")
-    assert re.search(r"<td[^>]*>Local Frank-Wolfe with averaging fails</td><td[^>]*>holds at this size</td>", page)
-    assert re.search(r'class="(good|bad)[^"]*">\d', page) is None  # what was run small proves nothing
+    assert re.search(
+        r"<td[^>]*>Local Frank-Wolfe with averaging fails</td><td[^>]*>holds at this size</td>",
+        page,
+    )
+    assert (
+        re.search(r'class="(good|bad)[^"]*">\d', page) is None
+    )  # what was run small proves nothing
     assert 'class="good' in page  # but a proven bound holds at every size
     assert "`" not in page
 
@@ -234,7 +277,11 @@ def test_the_full_report_says_the_papers_protocol_and_judges() -> None:
 @pytest.mark.slow
 @needs("mnist")
 def test_every_section(tmp_path: Path) -> None:
-    report(tmp_path, tuple(name for name, section in sections().items() if not section.apart), short=False)
+    report(
+        tmp_path,
+        tuple(name for name, section in sections().items() if not section.apart),
+        short=False,
+    )
 
 
 @needs("mnist")
@@ -250,9 +297,23 @@ def test_a_browser_shows_tables_and_plots_without_errors(some: Path, tmp_path: P
     probed = tmp_path / "probed.html"
     probed.write_text(page.replace("</body>", probe))
     assert CHROMIUM is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
-    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probed.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ})
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=5000",
+    ]
+    command = [
+        CHROMIUM,
+        *flags,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        probed.as_uri(),
+    ]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ}
+    )
     assert "CONSOLE" not in shown.stderr
     found = re.search(r'data-seen="([^"]*)"', shown.stdout)
     assert found is not None

@@ -1,4 +1,6 @@
-"""Keys of kept results: they depend on what was computed, not on names of classes and fields in the code."""
+"""Keys of kept results: they depend on what was computed, not on names of classes and fields in the
+code.
+"""
 
 import json
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ from fedfw_reproduction.schema import Identity, configuration, identity, key
 from fedfw_reproduction.study import Effort
 
 RESULTS = Path(fedfw_reproduction.__file__).parents[1] / "results"
-CONFIG = RunConfig.of(dataset="mnist", algorithm="fedavg", constraint="l1:10", lr="auto:2", rounds=7)
+CONFIG = RunConfig.of(
+    dataset="mnist", algorithm="fedavg", constraint="l1:10", lr="auto:2", rounds=7
+)
 FROZEN = [
     "7324c4f3cfdb82e62d58",
     "1a84d183f2ecda4f3deb",
@@ -69,7 +73,9 @@ def test_a_renamed_option_and_algorithm_have_the_same_key(monkeypatch: pytest.Mo
         schema.options([("lr", 1.0)])
 
 
-def test_a_raised_revision_and_another_schema_give_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raised_revision_and_another_schema_give_other_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = key(Before(3, CONFIG).identity())
     monkeypatch.setitem(schema.REVISIONS, "fedavg", 17)
     assert key(Before(3, CONFIG).identity()) != first
@@ -79,7 +85,9 @@ def test_a_raised_revision_and_another_schema_give_other_keys(monkeypatch: pytes
     assert key(Before(3, CONFIG).identity()) not in (first, second)
 
 
-def test_an_option_that_came_later_is_left_out_where_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_that_came_later_is_left_out_where_it_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(schema.NEUTRAL, "mu", 0.0)
     assert schema.options([("mu", 0.0), ("lr", 1.0)]) == {"lr": 1.0}
     assert schema.options([("mu", 0.5)]) == {"mu": 0.5}
@@ -92,13 +100,17 @@ def test_every_option_and_algorithm_has_one_frozen_name() -> None:
     assert set(schema.NEUTRAL) <= set(schema.OPTIONS)
 
 
-def test_keys_of_today_are_those_of_the_day_on_which_they_were_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_today_are_those_of_the_day_on_which_they_were_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(schema, "REVISIONS", {})
     monkeypatch.setattr(schema, "TASK_REVISIONS", {})
     described = [
         Cell(CONFIG, grid=(("lr", (0.1, 1.0)),), epoch=True).identity(),
         Central.of(Cell(CONFIG)).identity(),
-        Courses(CONFIG, ((("lr", 0.5),), (("lr", "auto:1"), ("decay", "linear"))), (3, 7)).identity(),
+        Courses(
+            CONFIG, ((("lr", 0.5),), (("lr", "auto:1"), ("decay", "linear"))), (3, 7)
+        ).identity(),
         Training(CONFIG, held_out=True, every=5).identity(),
         StudyTask("T1", Effort()).identity(),
         Counterexample("fedfw", 0.1, 100).identity(),

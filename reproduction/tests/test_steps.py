@@ -26,7 +26,9 @@ def row(theory: float, best: float, auto: float) -> Row:
         (0.2, 0.1, 0.25, False, True),
     ],
 )
-def test_what_near_and_worse_are(theory: float, best: float, auto: float, near: bool, worse: bool) -> None:
+def test_what_near_and_worse_are(
+    theory: float, best: float, auto: float, near: bool, worse: bool
+) -> None:
     made = row(theory, best, auto)
     assert (made.near, made.worse) == (near, worse)
 

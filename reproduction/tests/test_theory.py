@@ -15,11 +15,17 @@ from fedfw.testing.known_quadratics import SETS, P, Quadratics, slope
 from fedfw_reproduction import theory
 
 # A curved set and one with corners by default; `pytest -m slow` has the others.
-MINUTES_OF_THEM = [name if name in ("l1", "l2") else pytest.param(name, marks=pytest.mark.slow) for name in SETS]
+MINUTES_OF_THEM = [
+    name if name in ("l1", "l2") else pytest.param(name, marks=pytest.mark.slow) for name in SETS
+]
 
 
 def models_of_all_rounds(
-    q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, problem: fedfw.Problem | None = None, **options: Any
+    q: Quadratics,
+    algorithm: fedfw.Algorithm,
+    rounds: int,
+    problem: fedfw.Problem | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, fedfw.Run]:
     """xbar after every round, (rounds, p), and the run, which is evaluated once."""
     models: list[torch.Tensor] = []
@@ -27,21 +33,31 @@ def models_of_all_rounds(
     def keep(simulation: fedfw.simulation.Simulation) -> None:
         models.append(simulation.xbar.clone())
 
-    run = fedfw.simulate(problem or q.problem, algorithm, rounds=rounds, eval_every=rounds, callbacks=keep, **options)
+    run = fedfw.simulate(
+        problem or q.problem, algorithm, rounds=rounds, eval_every=rounds, callbacks=keep, **options
+    )
     assert len(models) == rounds
     return torch.stack(models), run
 
 
-def residuals_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any) -> torch.Tensor:
-    """F - F* after every round, worked out here from the models: an evaluation costs more than such a round."""
+def residuals_of_all_rounds(
+    q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any
+) -> torch.Tensor:
+    """F - F* after every round, worked out here from the models: an evaluation costs more than such
+    a round.
+    """
     models, _ = models_of_all_rounds(q, algorithm, rounds, **options)
     values = values_at(q, models)
     assert float(values[-1]) == pytest.approx(q.value(models[-1]), rel=1e-12)
     return values - q.least
 
 
-def gaps_of_all_rounds(q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any) -> torch.Tensor:
-    """The Frank-Wolfe gap at xbar^1, ..., xbar^{T+1}, worked out here from the models with one call of the oracle."""
+def gaps_of_all_rounds(
+    q: Quadratics, algorithm: fedfw.Algorithm, rounds: int, **options: Any
+) -> torch.Tensor:
+    """The Frank-Wolfe gap at xbar^1, ..., xbar^{T+1}, worked out here from the models with one call
+    of the oracle.
+    """
     models, run = models_of_all_rounds(q, algorithm, rounds, **options)
     gaps = gaps_at(q, torch.cat([q.start[None], models]))
     assert float(gaps[-1]) == pytest.approx(run.history[-1].gap, rel=1e-9)
@@ -108,8 +124,12 @@ def test_participation_bound_and_slope(name: str, p: float) -> None:
     long = residuals_of_all_rounds(q, algorithm, 3000, participation=p, seed=0)
     t = torch.arange(200, 3001, 20)
     assert slope(t, long[t - 1]) <= -0.5
-    # Nothing in it depends on how many rounds there will be: the long run begins as one of 400 rounds does.
-    others = [residuals_of_all_rounds(q, algorithm, 400, participation=p, seed=seed) for seed in range(1, 10)]
+    # Nothing in it depends on how many rounds there will be: the long run begins as one of 400
+    # rounds does.
+    others = [
+        residuals_of_all_rounds(q, algorithm, 400, participation=p, seed=seed)
+        for seed in range(1, 10)
+    ]
     residuals = torch.stack([long[:400], *others])
     bound = theory.participation_bound(q, lam, p, torch.arange(2, 402, dtype=torch.float64))
     mean, error = residuals.mean(0), residuals.std(0) / math.sqrt(len(residuals))
@@ -139,7 +159,9 @@ def test_nonconvex_bound_with_absentees() -> None:
     means = []
     for seed in range(10):
         algorithm = fedfw.FedFW(q.constraint, penalty=lam, momentum=0.0)
-        means.append(float(gaps_of_all_rounds(q, algorithm, T, participation=p, seed=seed)[1:].mean()))
+        means.append(
+            float(gaps_of_all_rounds(q, algorithm, T, participation=p, seed=seed)[1:].mean())
+        )
     assert sum(means) / len(means) <= bound
 
 
@@ -174,7 +196,9 @@ def test_dual_variables_with_absentees_go_on_improving(name: str) -> None:
 @pytest.mark.parametrize("gradient_at", ["xbar", "own"])
 def test_anchored_bound_and_slope(name: str, every: int, gradient_at: str) -> None:
     q = Quadratics.on(name)
-    algorithm = fedfw.FedFWAnchored(q.constraint, penalty=0.0, anchor_every=every, gradient_at=gradient_at)
+    algorithm = fedfw.FedFWAnchored(
+        q.constraint, penalty=0.0, anchor_every=every, gradient_at=gradient_at
+    )
     residuals = residuals_of_all_rounds(q, algorithm, 1500)
     t = torch.arange(2, 1502, dtype=torch.float64)
     bound = (2 + 24 * (every - 1)) * q.n * q.Lh * q.D**2 / t
@@ -207,10 +231,14 @@ def test_anchors_prove_the_exact_gap() -> None:
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_lower_bound_never_exceeds_the_optimum(name: str, participation: float, dtype: torch.dtype) -> None:
+def test_lower_bound_never_exceeds_the_optimum(
+    name: str, participation: float, dtype: torch.dtype
+) -> None:
     q = Quadratics.on(name)
     allowed = (1e-9 if dtype == torch.float64 else 1e-6) * (1 + abs(q.least))
-    problem = fedfw.problems.quadratics.quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
+    problem = fedfw.problems.quadratics.quadratic_problem(
+        q.A.to(dtype), q.c.to(dtype), q.start.to(dtype)
+    )
     for algorithm in (
         fedfw.FedFW(q.constraint, penalty=q.best_penalty),
         fedfw.FedFWPlus(q.constraint, penalty=q.best_penalty),
@@ -219,7 +247,9 @@ def test_lower_bound_never_exceeds_the_optimum(name: str, participation: float, 
         fedfw.FedFWAnchored(q.constraint, compress="bits:2"),
         fedfw.FedFW(q.constraint, penalty=q.best_penalty, momentum=0.9),
     ):
-        run = fedfw.simulate(problem, algorithm, rounds=150, participation=participation, eval_every=5, local_steps=2)
+        run = fedfw.simulate(
+            problem, algorithm, rounds=150, participation=participation, eval_every=5, local_steps=2
+        )
         bounds = [r.lower_bound for r in run.history if r.lower_bound is not None]
         assert bounds
         assert max(bounds) <= q.least + allowed

@@ -277,8 +277,14 @@ _HOMES = {
         "tune",
     ),
 }
-"""The modules in which the names above are defined; `contrib`, `optim` and `testing` are modules themselves."""
-_MODULES = {"contrib": "fedfw.algorithms.contrib", "optim": "fedfw.optim", "testing": "fedfw.testing"}
+"""The modules in which the names above are defined; `contrib`, `optim` and `testing` are modules
+themselves.
+"""
+_MODULES = {
+    "contrib": "fedfw.algorithms.contrib",
+    "optim": "fedfw.optim",
+    "testing": "fedfw.testing",
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -1,8 +1,10 @@
-"""Which method to use: the best measured one among those that may be used, with the measurement behind it.
+"""Which method to use: the best measured one among those that may be used, with the measurement
+behind it.
 
-The measurements are those of ``fedfw reproduce frontier``. It writes ``measured.json`` with those that win for some
-permission and some budget, and the package has a copy. Nothing is advised that was not measured, and what differs
-between the measured problem and the one that is asked about is said.
+The measurements are those of ``fedfw reproduce frontier``. It writes ``measured.json`` with those
+that win for some permission and some budget, and the package has a copy. Nothing is advised that
+was not measured, and what differs between the measured problem and the one that is asked about is
+said.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ _SHOWS = {
 class MeasuredPoint(NamedTuple):
     """What a method had cost and reached.
 
-    Bytes of all clients together, rounds, residual, test score, the number of its setting, and for how many rounds to
-    ask: more than ``rounds`` where the steps depend on them and the point lies before the end.
+    Bytes of all clients together, rounds, residual, test score, the number of its setting, and for
+    how many rounds to ask: more than ``rounds`` where the steps depend on them and the point lies
+    before the end.
     """
 
     up: int
@@ -76,7 +79,9 @@ class MeasuredMethod:
 
 @dataclass(frozen=True)
 class MeasuredProblem:
-    """One problem: its set, how much its clients differ, how many they are, whether all take part, what is tested."""
+    """One problem: its set, how much its clients differ, how many they are, whether all take part,
+    what is tested.
+    """
 
     title: str
     constraint: str
@@ -89,7 +94,9 @@ class MeasuredProblem:
 
 @dataclass(frozen=True)
 class Measured:
-    """All problems; ``quick`` for small ones on the digits, which stand in until the study was run in full."""
+    """All problems; ``quick`` for small ones on the digits, which stand in until the study was run
+    in full.
+    """
 
     problems: tuple[MeasuredProblem, ...]
     quick: bool
@@ -111,7 +118,9 @@ def _read(text: str, name: str) -> Measured:
         found = TypeAdapter(Measured).validate_json(text)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise ValueError(f"{name} is damaged, expected what fedfw reproduce frontier writes: {reason}") from None
+        raise ValueError(
+            f"{name} is damaged, expected what fedfw reproduce frontier writes: {reason}"
+        ) from None
     if not found.problems:
         raise ValueError(f"{name} has no problems, expected at least one that was measured")
     return found
@@ -208,20 +217,22 @@ def advise(
     constraint : str
         The set, such as ``l1:10``.
     differ : {"little", "much"}
-        How different the clients' data are: ``little`` for random parts of one data set or for writers of the same
-        digits, ``much`` where clients have labels of their own.
+        How different the clients' data are: ``little`` for random parts of one data set or for
+        writers of the same digits, ``much`` where clients have labels of their own.
     sees : {"atoms", "numbers", "sums", "gradients"}
-        What the server may see of a client: atoms alone; two numbers a round too, from which step sizes are made; now
-        and then the sum of all gradients too; or each client's gradients and models.
+        What the server may see of a client: atoms alone; two numbers a round too, from which step
+        sizes are made; now and then the sum of all gradients too; or each client's gradients and
+        models.
     bytes_up : float, optional
-        What a client may send in the whole run. With it the least residual within the budget wins, without it the
-        fewest bytes to ``residual``.
+        What a client may send in the whole run. With it the least residual within the budget wins,
+        without it the fewest bytes to ``residual``.
     projection : {"auto", "cheap", "costly"}
         Whether the server can project on the set; "auto" goes by what the set's projection costs.
     partial : bool
         Whether only some clients take part in a round.
     residual : float, optional
-        How much of the way to the optimum may be left; by default 0.01. It does not go with ``bytes_up``.
+        How much of the way to the optimum may be left; by default 0.01. It does not go with
+        ``bytes_up``.
     table : Measured, optional
         What was measured; by default the table that comes with fedfw.
 
@@ -235,7 +246,11 @@ def advise(
     >>> advice.method.sees, advice.method.projects
     ('atoms', False)
     """
-    for name, word, words in (("differ", differ, DIFFER), ("sees", sees, SEES), ("projection", projection, PROJECTION)):
+    for name, word, words in (
+        ("differ", differ, DIFFER),
+        ("sees", sees, SEES),
+        ("projection", projection, PROJECTION),
+    ):
         if word not in words:
             raise ValueError(f"{name}={word!r}, expected one of {', '.join(words)}")
     for name, value in (("bytes_up", bytes_up), ("residual", residual)):
@@ -256,13 +271,20 @@ def advise(
         if SEES.index(one.sees) <= SEES.index(sees) and (projection == "cheap" or not one.projects)
     ]
     if not may:
-        raise ValueError(f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}")
+        raise ValueError(
+            f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}"
+        )
     without = "" if projection == "cheap" else " and need no projection"
     among = f"Among the measured methods that show no more than {_SHOWS[sees]}{without}"
     method, point, why = _best(
-        may, None if bytes_up is None else bytes_up * problem.clients, GOAL if residual is None else residual
+        may,
+        None if bytes_up is None else bytes_up * problem.clients,
+        GOAL if residual is None else residual,
     )
-    reasons = (f"{among}, {why}.", *_caveats(problem, asked, constraint, differ, partial, quick=found.quick))
+    reasons = (
+        f"{among}, {why}.",
+        *_caveats(problem, asked, constraint, differ, partial, quick=found.quick),
+    )
     return Advice(problem, method, point, reasons)
 
 
@@ -270,7 +292,9 @@ def compared(one: Advice, other: Advice) -> str:
     """Two measurements on one problem beside each other, in a sentence."""
     a, b = one.point, other.point
     score = (
-        "" if a.test is None or b.test is None else f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
+        ""
+        if a.test is None or b.test is None
+        else f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
     )
     return (
         f"Measured on {one.problem.title}: residual {a.residual:.2g} instead of {b.residual:.2g}{score}, "
@@ -286,18 +310,36 @@ def _best(
         within = [(one, point) for one in methods if (point := one.within(budget)) is not None]
         if within:
             method, point = min(within, key=lambda pair: (pair[1].residual, pair[1].up))
-            return method, point, f"{method.title} has the least residual within {human_bytes(budget)} up"
+            return (
+                method,
+                point,
+                f"{method.title} has the least residual within {human_bytes(budget)} up",
+            )
         method = min(methods, key=lambda one: one.points[0].up)
-        return method, method.points[0], f"none is within {human_bytes(budget)} up; {method.title} sends least"
+        return (
+            method,
+            method.points[0],
+            f"none is within {human_bytes(budget)} up; {method.title} sends least",
+        )
     there = [(one, point) for one in methods if (point := one.reaching(residual)) is not None]
     if there:
         method, point = min(there, key=lambda pair: (pair[1].up, pair[1].residual))
-        return method, point, f"{method.title} reaches residual {residual:g} with the fewest bytes up"
+        return (
+            method,
+            point,
+            f"{method.title} reaches residual {residual:g} with the fewest bytes up",
+        )
     method = min(methods, key=lambda one: one.points[-1].residual)
-    return method, method.points[-1], f"none reaches residual {residual:g}; {method.title} comes nearest"
+    return (
+        method,
+        method.points[-1],
+        f"none reaches residual {residual:g}; {method.title} comes nearest",
+    )
 
 
-def _distance(problem: MeasuredProblem, asked: ConstraintSet, differ: str, partial: bool) -> tuple[float, ...]:
+def _distance(
+    problem: MeasuredProblem, asked: ConstraintSet, differ: str, partial: bool
+) -> tuple[float, ...]:
     """How far a measured problem is from what is asked, the most important difference first."""
     own = parse_set(problem.constraint)
     kind = 0 if type(own) is type(asked) else 1 if own.is_polytope is asked.is_polytope else 2
@@ -308,19 +350,31 @@ def _distance(problem: MeasuredProblem, asked: ConstraintSet, differ: str, parti
 
 
 def _caveats(
-    problem: MeasuredProblem, asked: ConstraintSet, constraint: str, differ: str, partial: bool, *, quick: bool
+    problem: MeasuredProblem,
+    asked: ConstraintSet,
+    constraint: str,
+    differ: str,
+    partial: bool,
+    *,
+    quick: bool,
 ) -> list[str]:
     """What differs between the measured problem and what was asked."""
     found = []
     own = parse_set(problem.constraint)
     if type(own) is not type(asked):
-        found.append(f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it.")
+        found.append(
+            f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it."
+        )
     elif repr(own) != repr(asked):  # l1:10 and L1:10 are the same set
         found.append(f"The measured set is {problem.constraint}, not {constraint}.")
     if problem.differ != differ:
         found.append(f"The clients of the measured problem differ {problem.differ}, not {differ}.")
     if problem.partial is not partial:
-        found.append(f"In the measured problem {'some clients take' if problem.partial else 'everybody takes'} part.")
+        found.append(
+            f"In the measured problem {'some clients take' if problem.partial else 'everybody takes'} part."
+        )
     if quick:
-        found.append("The table is of small, short runs on the digits: fedfw reproduce frontier makes a real one.")
+        found.append(
+            "The table is of small, short runs on the digits: fedfw reproduce frontier makes a real one."
+        )
     return found

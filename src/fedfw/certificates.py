@@ -1,15 +1,16 @@
-"""Certificates: how far a point is from the optimum, and a lower bound on the optimum that training provides.
+"""Certificates: how far a point is from the optimum, and a lower bound on the optimum that training
+provides.
 
-The clients minimise ``F(x) = sum_i w_i f_i(x)`` over a set D. Suppose that every f_i is convex. Take any points x_i and
-vectors q_i, and for each client a number m_i that is at most the minimum of ``<w_i grad f_i(x_i) + q_i, u>`` over u in
-a set D_i that contains D. Then, with ``q = sum_i q_i``,
+The clients minimise ``F(x) = sum_i w_i f_i(x)`` over a set D. Suppose that every f_i is convex.
+Take any points x_i and vectors q_i, and for each client a number m_i that is at most the minimum of
+``<w_i grad f_i(x_i) + q_i, u>`` over u in a set D_i that contains D. Then, with ``q = sum_i q_i``,
 
     F* >= sum_i [ w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i ] - max over u in D of <q, u>.
 
-The directions that FedFW gives to the oracle have the form ``w_i grad f_i(x_i) + q_i``, so the answers of the oracle
-prove such a bound in every round. When all clients take part, q is zero in exact arithmetic. Computers round, so the
-last term is worked out in every case, and everything that enters the bound is worked out in float64, whatever the
-precision of the training.
+The directions that FedFW gives to the oracle have the form ``w_i grad f_i(x_i) + q_i``, so the
+answers of the oracle prove such a bound in every round. When all clients take part, q is zero in
+exact arithmetic. Computers round, so the last term is worked out in every case, and everything that
+enters the bound is worked out in float64, whatever the precision of the training.
 """
 
 import math
@@ -57,8 +58,8 @@ def least_product(constraint: ConstraintSet, g: Tensor) -> float:
 def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> float:
     """The Frank-Wolfe gap: the maximum of ``<gradient, x - u>`` over u in the set.
 
-    For a convex function it is an upper bound on ``F(x) - F*``; it is zero exactly at points from which no direction
-    into the set decreases the function to first order.
+    For a convex function it is an upper bound on ``F(x) - F*``; it is zero exactly at points from
+    which no direction into the set decreases the function to first order.
 
     Parameters
     ----------
@@ -85,7 +86,9 @@ def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> f
     return float((gradient.double() * x.double()).sum()) - least_product(constraint, gradient)
 
 
-def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, gap: float, where: str) -> None:
+def refuse_negative_gap(
+    constraint: ConstraintSet, x: Tensor, gradient: Tensor, gap: float, where: str
+) -> None:
     """Refuse a Frank-Wolfe gap that is below zero by more than rounding explains.
 
     At a point of the set no gap is negative, whatever the function: x is one of the points u that
@@ -122,10 +125,13 @@ def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, 
         nearest = constraint.project(x.double())
         outside = float(constraint._violation(nearest.reshape(1, -1), tuple(x.shape))[0])
         if not outside <= _INSIDE:
-            # The projection misses the set, so it bounds no distance; the last check of a run refuses such points.
+            # The projection misses the set, so it bounds no distance; the last check of a run
+            # refuses such points.
             return
         # A projection that iterates ends a little outside of the set.
-        distance = float((x.double() - nearest).norm()) + max(outside, 0.0) * diameter * math.sqrt(len(x))
+        distance = float((x.double() - nearest).norm()) + max(outside, 0.0) * diameter * math.sqrt(
+            len(x)
+        )
     elif constraint.contains(x, _INSIDE):
         # As far as a point may be outside that counts as inside, in each of its coordinates.
         distance = _INSIDE * diameter * math.sqrt(len(x))
@@ -147,8 +153,9 @@ def refuse_negative_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor, 
 class LowerBound:
     """The lower bound on the optimum described at the top of this file, updated as clients report.
 
-    If all clients report together every time, their n numbers and the sum of the q_i are stored. Otherwise the last q_i
-    of every client is stored, which takes n p numbers, or n w where the q_i are zero outside of w coordinates.
+    If all clients report together every time, their n numbers and the sum of the q_i are stored.
+    Otherwise the last q_i of every client is stored, which takes n p numbers, or n w where the q_i
+    are zero outside of w coordinates.
 
     Parameters
     ----------
@@ -159,7 +166,8 @@ class LowerBound:
     p : int, optional
         Number of parameters, for vectors q_i that are given by their columns.
     ranks : Ranks
-        The processes that share a run: reports are then of this rank's clients, and `value` is of all.
+        The processes that share a run: reports are then of this rank's clients, and `value` is of
+        all.
     own : range, optional
         Which clients those are; by default all.
 
@@ -184,7 +192,9 @@ class LowerBound:
         self._own = range(n) if own is None else own
         self._constraint, self._n, self._p, self._ranks = constraint, len(self._own), p, ranks
         self.numbers: Tensor | None = None  # (n,), NaN for clients that have not reported
-        self.q: Tensor | None = None  # (n, w), or (1, w): the sum, while all clients report together
+        self.q: Tensor | None = (
+            None  # (n, w), or (1, w): the sum, while all clients report together
+        )
         self.columns: Tensor | None = None  # (w,): the coordinates that q has; None for all
         self._summed = False  # whether q is that sum
 
@@ -203,26 +213,34 @@ class LowerBound:
         who : Tensor
             Numbers of the clients, integers of shape (m,).
         number : Tensor
-            Their terms of the sum, ``w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i``, of shape (m,), in float64.
+            Their terms of the sum, ``w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i``, of shape
+            (m,), in float64.
         q : Tensor
             Their vectors q_i, of shape (m, p), in float64.
         columns : Tensor, optional
-            Coordinates, integers of shape (w,): q then has shape (m, w), and the q_i are zero elsewhere.
+            Coordinates, integers of shape (w,): q then has shape (m, w), and the q_i are zero
+            elsewhere.
         together : bool, optional
             Whether all clients of all ranks report; by default whether those of this rank do.
         """
         who, together = who - self._own.start, len(who) == self._n if together is None else together
         if self.numbers is None:
-            self.numbers = torch.full((self._n,), torch.nan, dtype=torch.float64, device=number.device)
+            self.numbers = torch.full(
+                (self._n,), torch.nan, dtype=torch.float64, device=number.device
+            )
         self.numbers[who] = number.double()
         q = q.double()
         if together and (self.q is None or self._summed):
             self.q, self.columns, self._summed = q.sum(0, keepdim=True), columns, True
             return
         if self.q is None or self._summed:
-            # So far all clients reported together, and their q_i were not stored one by one. Their numbers are
-            # therefore discarded: the bound is None until every client has reported again.
-            self.q, self.columns = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device), columns
+            # So far all clients reported together, and their q_i were not stored one by one. Their
+            # numbers are therefore discarded: the bound is None until every client has reported
+            # again.
+            self.q, self.columns = (
+                torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device),
+                columns,
+            )
             self.numbers = torch.full_like(self.numbers, torch.nan)
             self.numbers[who] = number.double()
             self._summed = False
@@ -285,7 +303,10 @@ class LowerBound:
     def _value_over_ranks(self) -> float | None:
         """`value`, from the reports to all ranks: NaN stands for those that are missing."""
         assert self._p is not None
-        numbers, q = torch.full((), torch.nan, dtype=torch.float64), torch.zeros(self._p, dtype=torch.float64)
+        numbers, q = (
+            torch.full((), torch.nan, dtype=torch.float64),
+            torch.zeros(self._p, dtype=torch.float64),
+        )
         if self.numbers is not None and self.q is not None:
             numbers, q = self.numbers.sum(), self._spread_out(self.q.sum(0, keepdim=True))[0]
         numbers, q = self._ranks.sums(numbers, q)
@@ -297,17 +318,23 @@ class LowerBound:
         Returns
         -------
         dict from str to Tensor
-            The numbers of the clients and, where they are stored, their vectors q_i and their columns.
+            The numbers of the clients and, where they are stored, their vectors q_i and their
+            columns.
         """
         found = {"numbers": self.numbers, "q": self.q, "columns": self.columns}
         held = {name: value for name, value in found.items() if value is not None}
         if self._ranks.size == 1:
             return held
-        # Ranks report in the same rounds, so they store the same things: rows of clients, or the sum of their own.
+        # Ranks report in the same rounds, so they store the same things: rows of clients, or the
+        # sum of their own.
         each = self._ranks.collect(held)
         if not each or not held:
             return {}
-        q = torch.stack([theirs["q"] for theirs in each]).sum(0) if self._summed else _joined(each, "q")
+        q = (
+            torch.stack([theirs["q"] for theirs in each]).sum(0)
+            if self._summed
+            else _joined(each, "q")
+        )
         return {"numbers": _joined(each, "numbers"), "q": q}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
@@ -319,7 +346,9 @@ class LowerBound:
             What `state` returned.
         """
         self.numbers, self.q, self.columns = held.get("numbers"), held.get("q"), held.get("columns")
-        self._summed = self.q is not None and self.numbers is not None and len(self.q) < len(self.numbers)
+        self._summed = (
+            self.q is not None and self.numbers is not None and len(self.q) < len(self.numbers)
+        )
         if self._ranks.size == 1 or self.numbers is None or self.q is None:
             return
         own = slice(self._own.start, self._own.stop)

@@ -1,4 +1,6 @@
-"""Conditions on numbers: looked at where they stand, or noted for later where looking would make a GPU wait."""
+"""Conditions on numbers: looked at where they stand, or noted for later where looking would make a
+GPU wait.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,8 @@ _INTEGERS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """The bits of floating-point numbers as integers of the same shape: 0.0 and -0.0 are equal numbers of other bits.
+    """The bits of floating-point numbers as integers of the same shape: 0.0 and -0.0 are equal
+    numbers of other bits.
 
     Examples
     --------
@@ -27,7 +30,8 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """Where the bits of x differ from those of y, which has its shape; by default from those of zeros.
+    """Where the bits of x differ from those of y, which has its shape; by default from those of
+    zeros.
 
     Examples
     --------
@@ -52,7 +56,8 @@ def beyond_float32(x: Tensor) -> Tensor:
 
 
 def on_host(mask: Tensor | Mask) -> Mask:
-    """Such a mask on the host; of a tensor it is a copy, because a GPU's next replay overwrites what this one gave.
+    """Such a mask on the host; of a tensor it is a copy, because a GPU's next replay overwrites
+    what this one gave.
 
     Examples
     --------
@@ -67,7 +72,8 @@ def on_host(mask: Tensor | Mask) -> Mask:
 
 
 _FEW = 1024
-"""Numbers up to which all of them are copied to the host, where longer vectors are added up first."""
+"""Numbers up to which all of them are copied to the host, where longer vectors are added up first.
+"""
 _LEAST_NORM = 1e-12
 """A norm below which squares may underflow in float32."""
 _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
@@ -86,7 +92,9 @@ def is_postponed() -> bool:
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether all entries of ``condition`` are true; where checks are postponed it is noted and taken to be so."""
+    """Whether all entries of ``condition`` are true; where checks are postponed it is noted and
+    taken to be so.
+    """
     noted = _noted.get()
     if noted is None:
         return bool(condition.all())
@@ -95,10 +103,11 @@ def holds(condition: Tensor) -> bool:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no entry of x is a NaN or an infinity; where checks are postponed it is noted and taken to be so.
+    """Whether no entry of x is a NaN or an infinity; where checks are postponed it is noted and
+    taken to be so.
 
-    A sum takes one fast pass, and is finite only if all entries are. The entries themselves are looked at where it is
-    not, because a sum can also overflow.
+    A sum takes one fast pass, and is finite only if all entries are. The entries themselves are
+    looked at where it is not, because a sum can also overflow.
 
     Examples
     --------
@@ -107,14 +116,18 @@ def all_finite(x: Tensor) -> bool:
     (True, False)
     """
     noted = _noted.get()
-    if noted is not None:  # few numbers are noted, and the host works out the rest: on a GPU that would be four kernels
+    if (
+        noted is not None
+        # few numbers are noted, and the host works out the rest: on a GPU that would be four kernels
+    ):
         noted.append(x if x.ndim == 1 and x.shape[0] <= _FEW else x.sum(-1).view(-1))
         return True
     return isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 def rows_within(x: Tensor, limit: float) -> bool:
-    """Whether all rows of x (n, p) are finite and have an l2 norm of at most ``limit``, which is a finite number.
+    """Whether all rows of x (n, p) are finite and have an l2 norm of at most ``limit``, which is a
+    finite number.
 
     Where checks are postponed it is noted and taken to be so.
 
@@ -133,7 +146,8 @@ def rows_within(x: Tensor, limit: float) -> bool:
 
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
-    """Within, `holds` and `all_finite` look at nothing: what they were given is in this list, for whoever looks later.
+    """Within, `holds` and `all_finite` look at nothing: what they were given is in this list, for
+    whoever looks later.
 
     That is conditions (of bool), and numbers that are to be finite.
     """
@@ -149,7 +163,8 @@ def postponed() -> Iterator[list[Tensor]]:
 def immediate() -> Iterator[None]:
     """Within, `holds` and `all_finite` look at what they are given, even inside of `postponed`.
 
-    It is for numbers that are worked out once and kept, which a replayed round does not work out again.
+    It is for numbers that are worked out once and kept, which a replayed round does not work out
+    again.
 
     Examples
     --------

@@ -36,7 +36,8 @@ def refuse_unknown_variables(environment: Mapping[str, str] | None = None) -> No
     >>> refuse_unknown_variables({"FEDFW_CONSNET": "/etc/consent.toml"})
     Traceback (most recent call last):
         ...
-    ValueError: environment: FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?), expected one of \
+    ValueError: environment: FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?), expected one
+    of \
 FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
     """
     given = os.environ if environment is None else environment
@@ -45,7 +46,9 @@ FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: uns
             continue
         close = get_close_matches(name, VARIABLES, n=1)
         question = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: unset it")
+        raise ValueError(
+            f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: unset it"
+        )
 
 
 def read_variable(name: str) -> str:

@@ -35,7 +35,8 @@ class NonFiniteError(ValueError):
 
 
 class ContradictionError(ValueError):
-    """A run's own numbers refute what its proofs rest on, such as losses that are declared convex and are not.
+    """A run's own numbers refute what its proofs rest on, such as losses that are declared convex
+    and are not.
 
     A lower bound on the optimum holds if the losses are convex, their floor is a floor and the
     set's oracle finds the minimum. A loss below that bound, a loss below its own tangent, or a
@@ -73,8 +74,8 @@ class AtomError(ValueError):
 class NoProjectionError(NotImplementedError):
     """The set has a linear minimization oracle but no projection.
 
-    All sets of the library have a projection, so this error can only come from a set that a user has defined without
-    one.
+    All sets of the library have a projection, so this error can only come from a set that a user
+    has defined without one.
 
     Examples
     --------
@@ -92,7 +93,8 @@ class NoProjectionError(NotImplementedError):
 class InfeasibleError(ValueError):
     """A point that has to lie in a constraint set lies outside, or cannot be projected into it.
 
-    `fedfw.simulate`, `fedfw.solve` and deployments raise it instead of returning a model outside of its set.
+    `fedfw.simulate`, `fedfw.solve` and deployments raise it instead of returning a model outside of
+    its set.
 
     Examples
     --------
@@ -125,7 +127,8 @@ class NobodyTrainedError(RuntimeError):
 
 
 class RankLostError(ConnectionError):
-    """Another process of a simulation that is shared by several is gone; `fedfw resume` goes on from a checkpoint.
+    """Another process of a simulation that is shared by several is gone; `fedfw resume` goes on
+    from a checkpoint.
 
     Parameters
     ----------
@@ -144,9 +147,11 @@ class RankLostError(ConnectionError):
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
-    """The error for something whose package is not installed: it says how to get it from fedfw's own repository.
+    """The error for something whose package is not installed: it says how to get it from fedfw's
+    own repository.
 
-    fedfw is installed from its repository and not from a package index, where anybody could have taken its name.
+    fedfw is installed from its repository and not from a package index, where anybody could have
+    taken its name.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""What a GPU needs to be kept busy with small pieces of work: several streams, and launches without Python."""
+"""What a GPU needs to be kept busy with small pieces of work: several streams, and launches without
+Python.
+"""
 
 import gc
 import warnings
@@ -13,7 +15,9 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]
 Result = TypeVar("Result")
 _SEEN_BEFORE = 3
-"""Calls with the same shapes before they are recorded: libraries choose kernels and set up workspaces in them."""
+"""Calls with the same shapes before they are recorded: libraries choose kernels and set up
+workspaces in them.
+"""
 _MOST_RECORDINGS = 16
 """Different shapes that are recorded; the rest is computed as it comes."""
 
@@ -26,7 +30,8 @@ class _Recording(Generic[Result]):
 
 
 class Replayed(Generic[Result]):
-    """A function of CUDA tensors whose work depends on nothing but their shapes, kept as CUDA graphs.
+    """A function of CUDA tensors whose work depends on nothing but their shapes, kept as CUDA
+    graphs.
 
     The tensors in what it returns are overwritten by the next call: copy what is to stay.
 
@@ -67,7 +72,9 @@ class Replayed(Generic[Result]):
             self._seen[shapes] += 1
             if self._seen[shapes] <= _SEEN_BEFORE or self._recordings_left == 0:
                 return self._function(*inputs)
-            with torch.cuda.device(inputs[0].device):  # streams and recordings are the current device's
+            with torch.cuda.device(
+                inputs[0].device
+            ):  # streams and recordings are the current device's
                 if not self._can_be_recorded(inputs):
                     self._recordings_left = 0
                     return self._function(*inputs)
@@ -81,9 +88,11 @@ class Replayed(Generic[Result]):
         return recording.results
 
     def _can_be_recorded(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether it never looks at its numbers on the way: a recording that breaks off leaves libraries unusable.
+        """Whether it never looks at its numbers on the way: a recording that breaks off leaves
+        libraries unusable.
 
-        Tried on the stream of the recording: libraries set up what they need for a stream when it is first used.
+        Tried on the stream of the recording: libraries set up what they need for a stream when it
+        is first used.
         """
         self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         mode = torch.cuda.get_sync_debug_mode()
@@ -116,7 +125,9 @@ class Replayed(Generic[Result]):
 
 
 def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair]]:
-    """A function of one client's tensors for stacks of them (b, ...), ``count`` clients at the same time."""
+    """A function of one client's tensors for stacks of them (b, ...), ``count`` clients at the same
+    time.
+    """
     streams: list[torch.cuda.Stream] = []
 
     def together(*stacks: Tensor) -> list[Pair]:

@@ -54,7 +54,9 @@ def html_rows(title: str, header: Sequence[str], rows: Sequence[Sequence[object]
     """
     top = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = (
-        "<tr>" + "".join(f"<td>{'' if cell is None else escape(str(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{'' if cell is None else escape(str(cell))}</td>" for cell in row)
+        + "</tr>"
         for row in rows
     )
     return f"<div><b>{escape(title)}</b><table><tr>{top}</tr>{''.join(lines)}</table></div>"

@@ -1,4 +1,5 @@
-"""Central training by oracle steps: a torch optimizer over any set, of which Muon and Scion are special cases.
+"""Central training by oracle steps: a torch optimizer over any set, of which Muon and Scion are
+special cases.
 
 With the gradient g of a parameter x, the set D of x, momentum beta and step size lr, a step is
 
@@ -33,24 +34,27 @@ MUON_SMALLEST_NORM = 1e-7
 
 
 class LMO(Optimizer):
-    """A torch optimizer that moves every parameter towards an extreme point of its set, so that it stays in the set.
+    """A torch optimizer that moves every parameter towards an extreme point of its set, so that it
+    stays in the set.
 
-    It trains one model on one machine, as `fedfw.simulate` does with many clients. All of torch's machinery works with
-    it: parameter groups, schedulers of ``lr``, closures, `state_dict`. Constrained steps are Frank-Wolfe steps with
-    momentum (constrained Scion on norm balls), and unconstrained ones with spectral balls and linf balls are Scion and
-    Muon.
+    It trains one model on one machine, as `fedfw.simulate` does with many clients. All of torch's
+    machinery works with it: parameter groups, schedulers of ``lr``, closures, `state_dict`.
+    Constrained steps are Frank-Wolfe steps with momentum (constrained Scion on norm balls), and
+    unconstrained ones with spectral balls and linf balls are Scion and Muon.
 
     Parameters
     ----------
     params : nn.Module, or iterable of Tensor, of (str, Tensor) or of dict
-        A model, of which all trainable parameters are taken, or parameters, named parameters or parameter groups, as
-        torch's optimizers take them. A group may have any of the options below, ``"constraint"`` too. Parameters
-        without names are called ``"0"``, ``"1"`` and so on, within their group.
+        A model, of which all trainable parameters are taken, or parameters, named parameters or
+        parameter groups, as torch's optimizers take them. A group may have any of the options
+        below, ``"constraint"`` too. Parameters without names are called ``"0"``, ``"1"`` and so on,
+        within their group.
     constraint : ConstraintSet, Product, sequence of ConstraintSet, or str
-        The set of the parameters of a group. A `Product` has a set for each parameter by its name, and a sequence one
-        for each in order. A single set is bound to all parameters of the group together, as `ConstraintSet.bind` does:
-        a vector set to their flat vector, a matrix set to the matrix ``[W | b]`` of a linear layer. A text such as
-        ``"l1:10"`` is read by `fedfw.parse_set`.
+        The set of the parameters of a group. A `Product` has a set for each parameter by its name,
+        and a sequence one for each in order. A single set is bound to all parameters of the group
+        together, as `ConstraintSet.bind` does: a vector set to their flat vector, a matrix set to
+        the matrix ``[W | b]`` of a linear layer. A text such as ``"l1:10"`` is read by
+        `fedfw.parse_set`.
     lr : float, default 0.05
         The step size; at most 1 where steps are constrained.
     momentum : float, default 0.9
@@ -58,13 +62,15 @@ class LMO(Optimizer):
     nesterov : bool, default False
         Whether the direction mixes the gradient into the running mean once more.
     oracle : {"exact", "muon"}, default "exact"
-        ``"exact"`` is the set's own `ConstraintSet.lmo`. ``"muon"`` is that of `torch.optim.Muon`, five Newton-Schulz
-        steps in bfloat16: it needs a `SpectralBall` for each parameter, and `unconstrained`, because its points have
-        singular values of up to about 1.2 times the radius and so do not lie in the ball.
+        ``"exact"`` is the set's own `ConstraintSet.lmo`. ``"muon"`` is that of `torch.optim.Muon`,
+        five Newton-Schulz steps in bfloat16: it needs a `SpectralBall` for each parameter, and
+        `unconstrained`, because its points have singular values of up to about 1.2 times the radius
+        and so do not lie in the ball.
     unconstrained : bool, default False
         Whether the set only shapes the steps and does not constrain the parameters.
     weight_decay : float, default 0.0
-        How fast parameters shrink in unconstrained steps. Constrained steps need none, because they shrink by ``lr``.
+        How fast parameters shrink in unconstrained steps. Constrained steps need none, because they
+        shrink by ``lr``.
     maximize : bool, default False
         Whether the objective is maximised.
     tol : float, optional
@@ -73,47 +79,51 @@ class LMO(Optimizer):
     Raises
     ------
     TypeError
-        If a parameter is complex, or has a dtype of 16 bits where steps are constrained; if a gradient is sparse, or a
-        constraint is not a set.
+        If a parameter is complex, or has a dtype of 16 bits where steps are constrained; if a
+        gradient is sparse, or a constraint is not a set.
     ValueError
-        If an option is out of its range, a set does not fit a parameter's shape, or the start lies outside of a set
-        that has no projection.
+        If an option is out of its range, a set does not fit a parameter's shape, or the start lies
+        outside of a set that has no projection.
     NonFiniteError
         If a gradient has a NaN or an infinity. It names the parameter, and no parameter has moved.
 
     Notes
     -----
-    Parameters that lie outside of their set are moved to the nearest point of it when the optimizer is made, unless it
-    is `unconstrained`. From then on every point is a convex combination of points of the set. Rounding can leave a
-    parameter outside, by a relative error of at most about ``eps / lr`` with its dtype's epsilon. Because of it a start
-    that is outside by less than ``sqrt(eps)`` is not moved, so that a resumed run keeps its bits. In bfloat16 and
-    float16 a small step can be lost in one entry and not in another, and the point leaves the set: constrained steps
-    refuse such parameters (keep them in float32, under `torch.autocast`). Unconstrained steps take them, and the oracle
-    then works in float32.
+    Parameters that lie outside of their set are moved to the nearest point of it when the optimizer
+    is made, unless it is `unconstrained`. From then on every point is a convex combination of
+    points of the set. Rounding can leave a parameter outside, by a relative error of at most about
+    ``eps / lr`` with its dtype's epsilon. Because of it a start that is outside by less than
+    ``sqrt(eps)`` is not moved, so that a resumed run keeps its bits. In bfloat16 and float16 a
+    small step can be lost in one entry and not in another, and the point leaves the set:
+    constrained steps refuse such parameters (keep them in float32, under `torch.autocast`).
+    Unconstrained steps take them, and the oracle then works in float32.
 
-    Parameters with equal sets, shapes and dtypes are one stack in a single call of the set's oracle. Momentum has its
-    parameter's dtype. Parameters without a gradient stay where they are; it is an error if others that share their set
-    have one.
+    Parameters with equal sets, shapes and dtypes are one stack in a single call of the set's
+    oracle. Momentum has its parameter's dtype. Parameters without a gradient stay where they are;
+    it is an error if others that share their set have one.
 
-    Oracles do not see the length of a direction, so momentum that starts at zero needs no correction: the direction is
-    that of the mean of all gradients with weights ``momentum ** age``.
+    Oracles do not see the length of a direction, so momentum that starts at zero needs no
+    correction: the direction is that of the mean of all gradients with weights ``momentum ** age``.
 
-    With ``oracle="muon", unconstrained=True, nesterov=True, momentum=0.95, weight_decay=0.1, lr=1e-3`` every step is
-    that of `torch.optim.Muon` to the bit, in float64, float32, float16 and bfloat16, with spectral balls of radius
-    ``sqrt(max(1, rows / columns))`` for ``adjust_lr_fn="original"`` and ``0.2 * sqrt(max(rows, columns))`` for
-    ``"match_rms_adamw"``. The same holds with ``nesterov=False``, except in bfloat16 with momentum above 0: there
-    torch 2.13 divides its momentum buffer by the buffer's norm in every step, which this optimizer does not, and only
-    the first step is equal.
+    With ``oracle="muon", unconstrained=True, nesterov=True, momentum=0.95, weight_decay=0.1,
+    lr=1e-3`` every step is that of `torch.optim.Muon` to the bit, in float64, float32, float16 and
+    bfloat16, with spectral balls of radius ``sqrt(max(1, rows / columns))`` for
+    ``adjust_lr_fn="original"`` and ``0.2 * sqrt(max(rows, columns))`` for ``"match_rms_adamw"``.
+    The same holds with ``nesterov=False``, except in bfloat16 with momentum above 0: there torch
+    2.13 divides its momentum buffer by the buffer's norm in every step, which this optimizer does
+    not, and only the first step is equal.
 
-    With the exact oracle and ``nesterov=False`` every step is that of Scion [1]_ up to rounding; the momentum of Scion
-    is one minus ours. Its signs are zero where a direction is exactly zero; the oracle of `LinfBall` answers with a
-    corner there.
+    With the exact oracle and ``nesterov=False`` every step is that of Scion [1]_ up to rounding;
+    the momentum of Scion is one minus ours. Its signs are zero where a direction is exactly zero;
+    the oracle of `LinfBall` answers with a corner there.
 
-    The sets are no part of `state_dict`, only their description is, and a state with another one is refused.
+    The sets are no part of `state_dict`, only their description is, and a state with another one is
+    refused.
 
     References
     ----------
-    .. [1] T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025, arXiv 2502.07529.
+    .. [1] T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025,
+    arXiv 2502.07529.
 
     Examples
     --------
@@ -153,7 +163,9 @@ class LMO(Optimizer):
         if isinstance(constraint, str):
             constraint = parse_set(constraint)
         if isinstance(params, nn.Module):
-            if isinstance(constraint, LipschitzNet):  # its radii depend on the layers, which parameters do not show
+            if isinstance(
+                constraint, LipschitzNet
+            ):  # its radii depend on the layers, which parameters do not show
                 constraint = Product(constraint.balls(params))
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         defaults = {
@@ -236,7 +248,8 @@ class LMO(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer as numbers, texts and tensors, with each set by its description.
+        """The state of the optimizer as numbers, texts and tensors, with each set by its
+        description.
 
         Returns
         -------
@@ -249,7 +262,8 @@ class LMO(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned, with the sets that this optimizer was made with.
+        """Go on from a state that `state_dict` returned, with the sets that this optimizer was made
+        with.
 
         Parameters
         ----------
@@ -262,15 +276,21 @@ class LMO(Optimizer):
             If the sets are others.
         """
         sets = [group["constraint"] for group in self.param_groups]
-        for own, saved in zip(sets, state_dict["param_groups"], strict=False):  # torch compares their numbers
+        for own, saved in zip(
+            sets, state_dict["param_groups"], strict=False
+        ):  # torch compares their numbers
             if repr(own) != saved.get("constraint"):
-                raise ValueError(f"the state has constraint={saved.get('constraint')}, expected {own!r}")
+                raise ValueError(
+                    f"the state has constraint={saved.get('constraint')}, expected {own!r}"
+                )
         super().load_state_dict(state_dict)
         for group, own in zip(self.param_groups, sets, strict=True):
             group["constraint"] = own
 
     def _move(self, group: dict[str, Any]) -> None:
-        """Take a step with all parameters of a group that have a gradient; blocks that are alike go to one oracle."""
+        """Take a step with all parameters of a group that have a gradient; blocks that are alike go
+        to one oracle.
+        """
         stacks: dict[Any, list[Tensor]] = {}
         for constraint, shape, params in _blocks(group):
             if params[0].grad is not None:
@@ -282,7 +302,9 @@ class LMO(Optimizer):
                 for p in params:
                     self._muon_step(p, group, lr * constraint.r)
                 continue
-            directions = torch.cat([self._direction(p, group).reshape(-1) for p in params]).reshape(-1, *shape)
+            directions = torch.cat([self._direction(p, group).reshape(-1) for p in params]).reshape(
+                -1, *shape
+            )
             precision = torch.promote_types(directions.dtype, torch.float32)
             atoms = constraint.lmo(directions, batch=True, precision=precision, tol=group["tol"])
             for p, s in _pieces(atoms.dense(precision), params):
@@ -293,9 +315,12 @@ class LMO(Optimizer):
 
     def _muon_step(self, p: Tensor, group: dict[str, Any], length: float) -> None:
         """Move p by ``length`` against Muon's approximation of its direction's polar factor."""
-        # No copies on the way: in 16 bits torch rounds a sum differently where the strides of its terms differ.
+        # No copies on the way: in 16 bits torch rounds a sum differently where the strides of its
+        # terms differ.
         point = _orthogonalised(self._direction(p, group).flatten(1))
-        p.mul_(1 - float(group["lr"]) * group["weight_decay"]).add_(point.reshape(p.shape), alpha=-length)
+        p.mul_(1 - float(group["lr"]) * group["weight_decay"]).add_(
+            point.reshape(p.shape), alpha=-length
+        )
 
     def _direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """The gradient of p averaged with those before, in p's shape."""
@@ -313,19 +338,37 @@ def _names(group: dict[str, Any]) -> list[str]:
 
 
 def _bound(group: dict[str, Any]) -> ConstraintSet:
-    """The group's set on the flat vector of its parameters; a `BoundProduct` where each parameter has a set."""
+    """The group's set on the flat vector of its parameters; a `BoundProduct` where each parameter
+    has a set.
+    """
     names, shapes = _names(group), [tuple(p.shape) for p in group["params"]]
     for name, p in zip(names, group["params"], strict=True):
         if not p.is_floating_point() or (p.element_size() < 4 and not group["unconstrained"]):
-            short = "" if group["unconstrained"] else " of 32 or 64 bits, because shorter ones lose small steps"
-            raise TypeError(f"parameter {name!r} has dtype {p.dtype}, expected real floating-point numbers{short}")
-    constraint = parse_set(group["constraint"]) if isinstance(group["constraint"], str) else group["constraint"]
+            short = (
+                ""
+                if group["unconstrained"]
+                else " of 32 or 64 bits, because shorter ones lose small steps"
+            )
+            raise TypeError(
+                f"parameter {name!r} has dtype {p.dtype}, expected real floating-point numbers{short}"
+            )
+    constraint = (
+        parse_set(group["constraint"])
+        if isinstance(group["constraint"], str)
+        else group["constraint"]
+    )
     if isinstance(constraint, Product | ConstraintSet):
         return constraint.bind(dict(zip(names, shapes, strict=True)))
-    if not isinstance(constraint, Sequence) or not all(isinstance(one, ConstraintSet) for one in constraint):
-        raise TypeError(f"constraint={constraint!r}, expected a set, a Product or a sequence of sets")
+    if not isinstance(constraint, Sequence) or not all(
+        isinstance(one, ConstraintSet) for one in constraint
+    ):
+        raise TypeError(
+            f"constraint={constraint!r}, expected a set, a Product or a sequence of sets"
+        )
     if len(constraint) != len(names):
-        raise ValueError(f"constraint has {len(constraint)} sets, expected one for each of {len(names)} parameters")
+        raise ValueError(
+            f"constraint has {len(constraint)} sets, expected one for each of {len(names)} parameters"
+        )
     return BoundProduct(tuple(names), tuple(constraint), tuple(shapes))
 
 
@@ -333,13 +376,18 @@ def _blocks(group: dict[str, Any]) -> Iterator[tuple[ConstraintSet, Shape, list[
     """Each set of a group, the shape of its points, and the parameters that one point is made of."""
     bound, params = group["constraint"], group["params"]
     if isinstance(bound, BoundProduct):
-        yield from ((part, shape, [p]) for part, shape, p in zip(bound.parts, bound.shapes, params, strict=True))
+        yield from (
+            (part, shape, [p])
+            for part, shape, p in zip(bound.parts, bound.shapes, params, strict=True)
+        )
     else:
         yield bound, (sum(p.numel() for p in params),), params
 
 
 def _pieces(points: Tensor, params: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter with its piece of ``points``, which has as many entries as all of them together."""
+    """Each parameter with its piece of ``points``, which has as many entries as all of them
+    together.
+    """
     columns = split_columns(points.reshape(1, -1), [p.numel() for p in params])
     return ((p, column.reshape(p.shape)) for p, column in zip(params, columns, strict=True))
 
@@ -353,10 +401,22 @@ def _check_options(group: dict[str, Any]) -> None:
         ("lr", 0 <= group["lr"] <= largest, f"a number of at least 0{limit}"),
         ("momentum", 0 <= group["momentum"] < 1, "a number of at least 0 and below 1"),
         ("weight_decay", group["weight_decay"] >= 0, "a number of at least 0"),
-        ("weight_decay", free or group["weight_decay"] == 0, "0, because constrained steps shrink by lr"),
+        (
+            "weight_decay",
+            free or group["weight_decay"] == 0,
+            "0, because constrained steps shrink by lr",
+        ),
         ("oracle", muon or group["oracle"] == "exact", "exact or muon"),
-        ("unconstrained", free or not muon, 'True, because the points of oracle="muon" lie outside of the ball'),
-        ("constraint", spectral or not muon, 'a SpectralBall for each parameter with oracle="muon"'),
+        (
+            "unconstrained",
+            free or not muon,
+            'True, because the points of oracle="muon" lie outside of the ball',
+        ),
+        (
+            "constraint",
+            spectral or not muon,
+            'a SpectralBall for each parameter with oracle="muon"',
+        ),
     ):
         if not fits:
             raise ValueError(f"{name}={group[name]!r}, expected {expected}")
@@ -365,14 +425,24 @@ def _check_options(group: dict[str, Any]) -> None:
 def _check_gradients(group: dict[str, Any]) -> None:
     """Refuse gradients with which no step is possible."""
     names, gradients = _names(group), [p.grad for p in group["params"]]
-    given = [(name, gradient) for name, gradient in zip(names, gradients, strict=True) if gradient is not None]
+    given = [
+        (name, gradient)
+        for name, gradient in zip(names, gradients, strict=True)
+        if gradient is not None
+    ]
     if 0 < len(given) < len(names) and not isinstance(group["constraint"], BoundProduct):
         name = names[next(i for i, gradient in enumerate(gradients) if gradient is None)]
-        raise ValueError(f"parameter {name!r} has no gradient, expected one because others that share its set have one")
+        raise ValueError(
+            f"parameter {name!r} has no gradient, expected one because others that share its set have one"
+        )
     for name, gradient in given:
         if gradient.layout is not torch.strided:
-            raise TypeError(f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a dense one")
-    finite = [gradient.isfinite().all() for _, gradient in given]  # a GPU is asked for all before the first answer
+            raise TypeError(
+                f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a dense one"
+            )
+    finite = [
+        gradient.isfinite().all() for _, gradient in given
+    ]  # a GPU is asked for all before the first answer
     for (name, _), answer in zip(given, finite, strict=True):
         if not answer:
             raise NonFiniteError(
@@ -390,13 +460,17 @@ def _move_into_sets(group: dict[str, Any]) -> None:
         try:
             nearest = constraint.project(x)
         except NoProjectionError as error:
-            raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
+            raise ValueError(
+                f"the start lies outside the constraint: give a start inside ({error})"
+            ) from None
         for p, piece in _pieces(nearest, params):
             p.copy_(piece)
 
 
 def _orthogonalised(matrix: Tensor) -> Tensor:
-    """Muon's approximation of U V' for a matrix U S V', in bfloat16; products of stacks would round differently."""
+    """Muon's approximation of U V' for a matrix U S V', in bfloat16; products of stacks would round
+    differently.
+    """
     a, b, c = MUON_COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.bfloat16().T if tall else matrix.bfloat16()

@@ -1,12 +1,14 @@
-"""How an option is declared: once, where it belongs, with its type, its range, its help and its default.
+"""How an option is declared: once, where it belongs, with its type, its range, its help and its
+default.
 
 A field of a dataclass is an option when its annotation carries a description made by `option`:
 
     rounds: Annotated[int, option("number of rounds", ge=1)] = 100
 
-Everything else is worked out from that line: the check of the Python keyword, the key of a TOML file and of a deployed
-app (``rounds``, dashes for underscores), the flag (``--rounds``), its help text, and the sentence of a refusal
-("rounds=0, expected a whole number of at least 1"). Values are validated by pydantic in its strict mode.
+Everything else is worked out from that line: the check of the Python keyword, the key of a TOML
+file and of a deployed app (``rounds``, dashes for underscores), the flag (``--rounds``), its help
+text, and the sentence of a refusal ("rounds=0, expected a whole number of at least 1"). Values are
+validated by pydantic in its strict mode.
 """
 
 import inspect
@@ -27,7 +29,9 @@ _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), (
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a value in the words of pydantic, which is imported with the first check: that takes a while."""
+    """Bounds of a value in the words of pydantic, which is imported with the first check: that
+    takes a while.
+    """
 
     bounds: tuple[tuple[str, Any], ...]
 
@@ -52,7 +56,9 @@ def limits(**bounds: Any) -> Limits:
     return Limits(tuple(bounds.items()))
 
 
-def option(help_: str, *, expected: str | None = None, otherwise: str = "", scope: str = "", **bounds: Any) -> Any:
+def option(
+    help_: str, *, expected: str | None = None, otherwise: str = "", scope: str = "", **bounds: Any
+) -> Any:
     """Describe an option; the result stands in the annotation of a dataclass field.
 
     Parameters
@@ -64,7 +70,8 @@ def option(help_: str, *, expected: str | None = None, otherwise: str = "", scop
     otherwise : str, optional
         What happens where the option is left open, in words, if its default is None.
     scope : str, optional
-        ``"python"`` for an option that has no form as text, so that it is neither a flag nor a key of a file.
+        ``"python"`` for an option that has no form as text, so that it is neither a flag nor a key
+        of a file.
     **bounds
         pydantic's limits, such as ``ge=1`` or ``lt=2``.
 
@@ -149,7 +156,9 @@ class Option:
         raise ValueError(f"{where}{shown}, expected {expected}")
 
     def _most(self, value: Any) -> float | None:
-        """How large a number may be whose declaration does not say it; None for what is no such number."""
+        """How large a number may be whose declaration does not say it; None for what is no such
+        number.
+        """
         if self.limited or isinstance(value, bool) or not isinstance(value, int | float):
             return None
         return LARGEST_WHOLE if isinstance(value, int) else LARGEST
@@ -164,7 +173,12 @@ class Option:
                 text = parse_number(text)
                 if isinstance(text, float) and float not in kinds and text.is_integer():
                     text = int(text)  # a whole number such as 1e3
-        if isinstance(text, int) and not isinstance(text, bool) and float in kinds and int not in kinds:
+        if (
+            isinstance(text, int)
+            and not isinstance(text, bool)
+            and float in kinds
+            and int not in kinds
+        ):
             text = float(text)
         return self.check(text, source)
 
@@ -234,7 +248,8 @@ def check_options(instance: Any) -> None:
 
 
 def declare_keywords(*declared: type) -> Callable[[Function], Function]:
-    """A decorator for functions that pass ``**options`` on: signature and documentation come from the declarations.
+    """A decorator for functions that pass ``**options`` on: signature and documentation come from
+    the declarations.
 
     The function's docstring has a line ``{options}`` where the parameters go.
     """
@@ -242,10 +257,17 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         listed = [one for cls in declared for one in options_of(cls).values()]
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        own = [
+            p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         named = {parameter.name for parameter in own}
         more = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+            inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=one.default,
+                annotation=one.annotation,
+            )
             for one in listed
             if one.name not in named
         ]
@@ -257,18 +279,23 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def refuse_unknown(function: str, given: Iterable[str], *declared: type, own: Iterable[str] = ()) -> None:
+def refuse_unknown(
+    function: str, given: Iterable[str], *declared: type, own: Iterable[str] = ()
+) -> None:
     """Refuse keywords of a function that are not declared, and name the nearest that are."""
     known = [*own, *(name for cls in declared for name in options_of(cls))]
     for name in given:
         if name not in known:
-            raise TypeError(f"{function} has no option {name!r}{nearest(name, known)}, expected {', '.join(known)}")
+            raise TypeError(
+                f"{function} has no option {name!r}{nearest(name, known)}, expected {', '.join(known)}"
+            )
 
 
 def parse_table(
     declared: Iterable[Option], table: Mapping[str, Any], source: str, more: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the values of a table by the names of their options; an unknown key is refused with the nearest there is.
+    """Return the values of a table by the names of their options; an unknown key is refused with
+    the nearest there is.
 
     ``source`` says where the table stands. Keys in ``more`` are known, too, and left out.
     """
@@ -276,12 +303,20 @@ def parse_table(
     known = [*options, *more]
     for key in table:
         if key not in known:
-            raise ValueError(f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}")
-    return {options[key].name: options[key].parse(value, source) for key, value in table.items() if key in options}
+            raise ValueError(
+                f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}"
+            )
+    return {
+        options[key].name: options[key].parse(value, source)
+        for key, value in table.items()
+        if key in options
+    }
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The question "did you mean ...?" for a name that is nearly one of the known ones, else nothing."""
+    """The question "did you mean ...?" for a name that is nearly one of the known ones, else
+    nothing.
+    """
     close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -13,8 +13,9 @@ T = TypeVar("T")
 class PluginTable(MutableMapping[str, T], Generic[T]):
     """A table by name; what installed packages register is added when the table is first looked at.
 
-    It waits until then because those packages import fedfw, which must be complete by that time. What cannot be added
-    is left out with a warning: one broken package must not keep all others from running.
+    It waits until then because those packages import fedfw, which must be complete by that time.
+    What cannot be added is left out with a warning: one broken package must not keep all others
+    from running.
 
     Parameters
     ----------
@@ -26,7 +27,9 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
         Maps a name and what was found under it to what is wrong with it, or to None.
     """
 
-    def __init__(self, group: str, own: Mapping[str, T], find_problem: Callable[[str, T], str | None]) -> None:
+    def __init__(
+        self, group: str, own: Mapping[str, T], find_problem: Callable[[str, T], str | None]
+    ) -> None:
         self.group, self._find_problem = group, find_problem
         self._entries = dict(own)
         self._complete = False
@@ -49,7 +52,9 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
         if point.name in self._entries:
             problem = "there is one of this name already, expected another name"
         if problem:
-            warnings.warn(f"{point.name} of {owner} ({self.group}) is left out: {problem}", stacklevel=4)
+            warnings.warn(
+                f"{point.name} of {owner} ({self.group}) is left out: {problem}", stacklevel=4
+            )
         else:
             self._entries[point.name] = found
 

@@ -41,14 +41,21 @@ class ProblemOptions:
         ),
     ] = None
     target: Annotated[
-        str | None, option("column of your own table that is predicted", expected="the name of a column")
+        str | None,
+        option("column of your own table that is predicted", expected="the name of a column"),
     ] = None
     time: Annotated[
         str | None,
-        option("column with the time until the target, an event of 0 or 1", expected="the name of a column"),
+        option(
+            "column with the time until the target, an event of 0 or 1",
+            expected="the name of a column",
+        ),
     ] = None
     client_column: Annotated[
-        str | None, option("column of your own table that says whose a row is", expected="the name of a column")
+        str | None,
+        option(
+            "column of your own table that says whose a row is", expected="the name of a column"
+        ),
     ] = None
     model: Annotated[
         str | None,
@@ -58,15 +65,26 @@ class ProblemOptions:
             expected="a model's name",
         ),
     ] = None
-    width: Annotated[int | None, option("width of the transformer", otherwise="128", ge=1, le=16384)] = None
-    depth: Annotated[int | None, option("blocks of the transformer", otherwise="4", ge=1, le=1000)] = None
-    heads: Annotated[int | None, option("attention heads of the transformer", otherwise="4", ge=1, le=1000)] = None
+    width: Annotated[
+        int | None, option("width of the transformer", otherwise="128", ge=1, le=16384)
+    ] = None
+    depth: Annotated[
+        int | None, option("blocks of the transformer", otherwise="4", ge=1, le=1000)
+    ] = None
+    heads: Annotated[
+        int | None, option("attention heads of the transformer", otherwise="4", ge=1, le=1000)
+    ] = None
     mixed: Annotated[
-        bool | None, option("multiply a network's layers in bfloat16 on a GPU: faster, other bits", otherwise="off")
+        bool | None,
+        option(
+            "multiply a network's layers in bfloat16 on a GPU: faster, other bits", otherwise="off"
+        ),
     ] = None
     separate: Annotated[
         bool,
-        option("every client's gradient by itself, as a deployed client computes it: its bits, slower"),
+        option(
+            "every client's gradient by itself, as a deployed client computes it: its bits, slower"
+        ),
     ] = False
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
     clients: Annotated[int, option("number of clients", ge=1, le=1_000_000)] = 10
@@ -78,7 +96,9 @@ class ProblemOptions:
             expected="the name of a partition",
         ),
     ] = None
-    weights: Annotated[Literal["equal", "samples"], option("how clients count: equal, or by their samples")] = "equal"
+    weights: Annotated[
+        Literal["equal", "samples"], option("how clients count: equal, or by their samples")
+    ] = "equal"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -86,7 +106,12 @@ class ProblemOptions:
     @property
     def columns(self) -> Columns:
         """What the columns of a user's own table are; least squares take whole numbers as numbers."""
-        return Columns(self.target, self.time, self.client_column, numbers=(self.model or "").lower() == "linear")
+        return Columns(
+            self.target,
+            self.time,
+            self.client_column,
+            numbers=(self.model or "").lower() == "linear",
+        )
 
     @property
     def model_size(self) -> dict[str, int]:
@@ -113,7 +138,8 @@ def load_problem(
     seed : int
         Fixes the split and the start.
     held_out : float
-        With this each client lends that fraction of its samples, which take the place of the test data.
+        With this each client lends that fraction of its samples, which take the place of the test
+        data.
     ranks : Ranks
         The processes among which the clients are divided; see `fedfw.join_ranks`.
 
@@ -148,11 +174,18 @@ def refuse_unused_folder(dataset: str, data_dir: str | Path | None) -> None:
     entry, _ = find_dataset(dataset)
     if data_dir is not None and not entry.folder:
         place = "your own file" if entry.reads_path else "built in"
-        raise ValueError(f"data-dir={str(data_dir)!r} changes nothing: {entry.name} is {place}, leave it out")
+        raise ValueError(
+            f"data-dir={str(data_dir)!r} changes nothing: {entry.name} is {place}, leave it out"
+        )
 
 
 def make_problem(
-    data: Data, options: ProblemOptions, *, seed: int = 0, held_out: float = 0.0, ranks: Ranks = ALONE
+    data: Data,
+    options: ProblemOptions,
+    *,
+    seed: int = 0,
+    held_out: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> Problem:
     """The problem of some options on data that are loaded already.
 
@@ -165,7 +198,8 @@ def make_problem(
     seed : int
         Fixes the split and the start.
     held_out : float
-        With this each client lends that fraction of its samples to be tested on, and the test data stay unseen.
+        With this each client lends that fraction of its samples to be tested on, and the test data
+        stay unseen.
     ranks : Ranks
         The processes among which the clients are divided.
     """
@@ -216,11 +250,13 @@ def usual_model(data: Data) -> str:
 def usual_partition(data: Data, clients: int) -> str:
     """Who holds what where nobody says: a split that gives every sample to some client.
 
-    Whole users, speakers or regions, and clients as they were drawn. Else three labels a client where there are more;
-    with so few clients that some labels would be nobody's, shares of each label that differ as much (dirichlet:0.3);
-    else iid.
+    Whole users, speakers or regions, and clients as they were drawn. Else three labels a client
+    where there are more; with so few clients that some labels would be nobody's, shares of each
+    label that differ as much (dirichlet:0.3); else iid.
     """
-    natural = [kind for kind in ("user", "client", "speaker", "region") if kind in data.train.owners]
+    natural = [
+        kind for kind in ("user", "client", "speaker", "region") if kind in data.train.owners
+    ]
     if natural:
         return natural[0]
     if data.classes is None or data.classes <= _FEW_LABELS:
@@ -228,10 +264,13 @@ def usual_partition(data: Data, clients: int) -> str:
     return f"labels:{_FEW_LABELS}" if clients + _FEW_LABELS - 1 >= data.classes else "dirichlet:0.3"
 
 
-def _lend(parts: list[Tensor], fraction: float, seed: int, data: Part) -> tuple[list[Tensor], Tensor]:
+def _lend(
+    parts: list[Tensor], fraction: float, seed: int, data: Part
+) -> tuple[list[Tensor], Tensor]:
     """What clients keep, and all that they lend; nobody lends the last sample.
 
-    Of windows of a text a client lends some that follow each other, and nobody keeps one that overlaps with them.
+    Of windows of a text a client lends some that follow each other, and nobody keeps one that
+    overlaps with them.
     """
     generator = torch.Generator().manual_seed(seed)
     kept, lent = [], []
@@ -251,12 +290,16 @@ def _lend(parts: list[Tensor], fraction: float, seed: int, data: Part) -> tuple[
         kept = [part[_clear_of(begin, data.starts[part], data.inputs.shape[1])] for part in kept]
         empty = [i for i, part in enumerate(kept) if not len(part)]
         if empty:
-            raise ValueError(f"client {empty[0]} keeps no window that is clear of what is lent, expected less to lend")
+            raise ValueError(
+                f"client {empty[0]} keeps no window that is clear of what is lent, expected less to lend"
+            )
     return kept, torch.cat(lent)
 
 
 def _clear_of(lent: Tensor, starts: Tensor, context: int) -> Tensor:
-    """(m,) bool: which windows that begin at ``starts`` (m,) share no character with those that begin at ``lent``."""
+    """(m,) bool: which windows that begin at ``starts`` (m,) share no character with those that
+    begin at ``lent``.
+    """
     lent = lent.sort().values
     after = torch.searchsorted(lent, starts)
     nearest = (lent[(after - 1).clamp(min=0)], lent[after.clamp(max=len(lent) - 1)])

@@ -17,14 +17,18 @@ def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
 
 def minibatch(seed: int, tick: int, sizes: Tensor, batch_size: int) -> Tensor:
     """Sample numbers for every client, drawn with replacement: sizes (n,) -> (n, batch_size)."""
-    uniform = torch.rand(len(sizes), batch_size, generator=generator(seed, "minibatch", tick), dtype=torch.float64)
+    uniform = torch.rand(
+        len(sizes), batch_size, generator=generator(seed, "minibatch", tick), dtype=torch.float64
+    )
     return (uniform * sizes[:, None]).long()
 
 
 def minibatches(
     seed: int, t: int, local_steps: int, sizes: Tensor | None, batch_size: int | None, who: Tensor
 ) -> Callable[[], Tensor | None]:
-    """Call by call the samples (m, batch_size) of the clients ``who`` (m,) in the local steps of round t."""
+    """Call by call the samples (m, batch_size) of the clients ``who`` (m,) in the local steps of
+    round t.
+    """
     steps = iter(range(local_steps))
 
     def pick() -> Tensor | None:

@@ -1,8 +1,9 @@
 """Schedules: step size, penalty and averaging weight as functions of the clock t = 1, 2, ...
 
-The clock counts local steps: with K local steps in a round it advances by K in every round, and the horizon T, which is
-the value of the clock at the end of a run, is the number of rounds times K. `convex`, `nonconvex` and `stochastic` are
-the schedules for which the theory proves convergence rates.
+The clock counts local steps: with K local steps in a round it advances by K in every round, and the
+horizon T, which is the value of the clock at the end of a run, is the number of rounds times K.
+`convex`, `nonconvex` and `stochastic` are the schedules for which the theory proves convergence
+rates.
 """
 
 from collections.abc import Callable
@@ -16,17 +17,20 @@ Rate = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The step size, penalty and averaging weight that a run follows, as functions of the clock t = 1, 2, ...
+    """The step size, penalty and averaging weight that a run follows, as functions of the clock t =
+    1, 2, ...
 
     Parameters
     ----------
     eta : callable
-        Maps t to the step size in (0, 1], with which a client moves from x to ``(1 - eta) x + eta s`` for an atom s.
+        Maps t to the step size in (0, 1], with which a client moves from x to ``(1 - eta) x + eta
+        s`` for an atom s.
     growth : callable
-        Maps t to ``lam_t / lam_0``, the growth of the penalty that pulls the clients together, relative to its start.
+        Maps t to ``lam_t / lam_0``, the growth of the penalty that pulls the clients together,
+        relative to its start.
     rho : callable, optional
-        Maps t to the weight of a new gradient in the running average of stochastic gradients. Values above 1 count as
-        1, and the default is always 1, which means no averaging.
+        Maps t to the weight of a new gradient in the running average of stochastic gradients.
+        Values above 1 count as 1, and the default is always 1, which means no averaging.
 
     Examples
     --------
@@ -42,7 +46,8 @@ class Schedule:
 
 
 def convex(p: float = 1.0, horizon: int = 0) -> Schedule:
-    """The schedule for convex losses: ``eta_t = 2 / (p (t - 1) + 2)`` and ``lam_t = lam_0 sqrt(p (t - 1) + 2)``.
+    """The schedule for convex losses: ``eta_t = 2 / (p (t - 1) + 2)`` and ``lam_t = lam_0 sqrt(p (t
+    - 1) + 2)``.
 
     Parameters
     ----------
@@ -54,7 +59,8 @@ def convex(p: float = 1.0, horizon: int = 0) -> Schedule:
     Returns
     -------
     Schedule
-        For it the theory proves ``F(xbar) - F* = O((p t)^(-1/2))`` at the mean xbar of the clients' points.
+        For it the theory proves ``F(xbar) - F* = O((p t)^(-1/2))`` at the mean xbar of the clients'
+        points.
 
     Examples
     --------
@@ -66,12 +72,14 @@ def convex(p: float = 1.0, horizon: int = 0) -> Schedule:
 
 
 def nonconvex(p: float = 1.0, horizon: int = 1) -> Schedule:
-    """The schedule for non-convex losses: ``eta_t = T^(-2/3)`` and ``lam_t = lam_0 T^(1/3)`` for a horizon T.
+    """The schedule for non-convex losses: ``eta_t = T^(-2/3)`` and ``lam_t = lam_0 T^(1/3)`` for a
+    horizon T.
 
     Parameters
     ----------
     p : float, default 1.0
-        The probability that a client takes part in a round. Below 1, ``p T + 1`` takes the place of T.
+        The probability that a client takes part in a round. Below 1, ``p T + 1`` takes the place of
+        T.
     horizon : int, default 1
         The horizon T: rounds times local steps.
 
@@ -114,13 +122,16 @@ def stochastic(p: float = 1.0, horizon: int = 0) -> Schedule:
     (1.0, 3.0, 1.0, 0.25)
     """
     # In floating point 4 / 8^(2/3) is slightly above 1.
-    return Schedule(lambda t: 9 / (t + 8), lambda t: (t + 8) ** 0.5, lambda t: min(1.0, 4 / (t + 7) ** (2 / 3)))
+    return Schedule(
+        lambda t: 9 / (t + 8), lambda t: (t + 8) ** 0.5, lambda t: min(1.0, 4 / (t + 7) ** (2 / 3))
+    )
 
 
 def constant(eta: float, rho: float = 1.0) -> Schedule:
     """A fixed step size and penalty, for ablation studies.
 
-    The points do not converge to a minimiser but stay at a distance that depends on the step size and the penalty.
+    The points do not converge to a minimiser but stay at a distance that depends on the step size
+    and the penalty.
 
     Parameters
     ----------
@@ -151,7 +162,8 @@ def constant(eta: float, rho: float = 1.0) -> Schedule:
 
 
 def linear_decay(eta: float, p: float = 1.0, horizon: int = 1) -> Schedule:
-    """A step size that decreases linearly to zero, ``eta_t = eta (1 - (t - 1) / T)``, with the penalty of `nonconvex`.
+    """A step size that decreases linearly to zero, ``eta_t = eta (1 - (t - 1) / T)``, with the
+    penalty of `nonconvex`.
 
     Nothing is proven for it, but in practice it is the best one for networks.
 
@@ -186,7 +198,9 @@ def linear_decay(eta: float, p: float = 1.0, horizon: int = 1) -> Schedule:
 
 
 AUTO, CURVATURE = "auto", "curvature"
-"""What works, by the problem; and steps that the server works out from curvature (`fedfw.algorithms.pacing`)."""
+"""What works, by the problem; and steps that the server works out from curvature
+(`fedfw.algorithms.pacing`).
+"""
 NAMES = ("convex", "nonconvex", "stochastic", "constant:ETA", "linear-decay:ETA", AUTO, CURVATURE)
 """The names that `make_schedule` knows, where ETA stands for a step size."""
 
@@ -197,9 +211,10 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
     Parameters
     ----------
     wanted : str, Schedule or callable
-        One of `NAMES`, such as ``convex`` or ``linear-decay:0.05``; a schedule, which is returned unchanged; or a
-        function from t to the step size, which is combined with the penalty of `convex`. The last two names stand for
-        `convex` here: an algorithm works out what ``auto`` is, and steps from curvature are at most as long.
+        One of `NAMES`, such as ``convex`` or ``linear-decay:0.05``; a schedule, which is returned
+        unchanged; or a function from t to the step size, which is combined with the penalty of
+        `convex`. The last two names stand for `convex` here: an algorithm works out what ``auto``
+        is, and steps from curvature are at most as long.
     p : float
         The probability that a client takes part in a round.
     horizon : int
@@ -228,7 +243,13 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
     if callable(wanted):
         return Schedule(wanted, convex(p).growth)
     name, _, value = wanted.partition(":")
-    plain = {AUTO: convex, CURVATURE: convex, "convex": convex, "nonconvex": nonconvex, "stochastic": stochastic}
+    plain = {
+        AUTO: convex,
+        CURVATURE: convex,
+        "convex": convex,
+        "nonconvex": nonconvex,
+        "stochastic": stochastic,
+    }
     if name in plain and not value:
         return plain[name](p, horizon)
     try:
@@ -237,9 +258,13 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
         if name == "linear-decay":
             return linear_decay(float(value), p, horizon)
     except ValueError as error:
-        raise ValueError(f"schedule {wanted!r}: {error}; expected one of {', '.join(NAMES)}") from None
+        raise ValueError(
+            f"schedule {wanted!r}: {error}; expected one of {', '.join(NAMES)}"
+        ) from None
     close = nearest(name, [known.partition(":")[0] for known in NAMES])
-    raise ValueError(f"unknown schedule {wanted!r}{close}, expected one of {', '.join(NAMES)}, or a callable t -> eta")
+    raise ValueError(
+        f"unknown schedule {wanted!r}{close}, expected one of {', '.join(NAMES)}, or a callable t -> eta"
+    )
 
 
 def _fraction(name: str, value: float) -> None:

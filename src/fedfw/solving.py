@@ -1,13 +1,14 @@
-"""The optimum F* by a central solver that sees all the data: what everybody's residuals are measured against.
+"""The optimum F* by a central solver that sees all the data: what everybody's residuals are
+measured against.
 
-Where the set has a projection: accelerated projected gradient (Nesterov's momentum with restarts, step sizes by
-backtracking). Elsewhere: Frank-Wolfe with backtracking steps. Either way the Frank-Wolfe gap says how far the answer
-can be trusted: F(x) - gap(x) <= F* <= F(x).
+Where the set has a projection: accelerated projected gradient (Nesterov's momentum with restarts,
+step sizes by backtracking). Elsewhere: Frank-Wolfe with backtracking steps. Either way the
+Frank-Wolfe gap says how far the answer can be trusted: F(x) - gap(x) <= F* <= F(x).
 
-At a kink, as of |x| at 0, steps along gradients make no progress. Losses that are known to have kinks are therefore
-replaced by smooth ones S, which are nowhere above F and at most a given number below it (Nesterov, 2005). Steps go
-along the gradients of S, and S(x) - gap_S(x) <= min S <= F*. Once the gap of S is smaller than that number, the kinks
-are made sharper.
+At a kink, as of |x| at 0, steps along gradients make no progress. Losses that are known to have
+kinks are therefore replaced by smooth ones S, which are nowhere above F and at most a given number
+below it (Nesterov, 2005). Steps go along the gradients of S, and S(x) - gap_S(x) <= min S <= F*.
+Once the gap of S is smaller than that number, the kinks are made sharper.
 """
 
 import math
@@ -28,7 +29,9 @@ from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
 
-_LOOK_EVERY = 10  # steps between two looks at the gap, each of which costs a gradient and an oracle call
+_LOOK_EVERY = (
+    10  # steps between two looks at the gap, each of which costs a gradient and an oracle call
+)
 _FIRST_WIDTH, _NARROWER = (
     0.1,
     4.0,
@@ -101,13 +104,14 @@ def solve(
     Parameters
     ----------
     problem
-        With convex losses: only then does the gap bound F*. Kinks of losses of torch, such as those of `nn.L1Loss`, are
-        rounded off and sharpened step by step; functions with kinks of their own may not reach the tolerance.
+        With convex losses: only then does the gap bound F*. Kinks of losses of torch, such as those
+        of `nn.L1Loss`, are rounded off and sharpened step by step; functions with kinks of their
+        own may not reach the tolerance.
     constraint
         A constraint set, a `Product`, or a text such as ``"l1:10"``.
     tol
-        Stop when F* is known to this fraction of F(x^1) - F*. The gap is a cautious measure: the value itself is
-        usually far closer to F* than that.
+        Stop when F* is known to this fraction of F(x^1) - F*. The gap is a cautious measure: the
+        value itself is usually far closer to F* than that.
     max_steps
         Give up after so many steps, with a warning; `Optimum.uncertainty` says what was reached.
     max_seconds
@@ -132,7 +136,9 @@ def solve(
     (4.0, 1.0)
     """
     if problem.convex is not True:
-        raise ValueError("solve needs losses that are known to be convex (Problem(..., convex=True) says so)")
+        raise ValueError(
+            "solve needs losses that are known to be convex (Problem(..., convex=True) says so)"
+        )
     if not tol > 0 or max_steps < 1:
         raise ValueError(f"tol={tol}, max_steps={max_steps}, expected positive numbers")
     if not max_seconds > 0:
@@ -176,7 +182,9 @@ def solve(
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
             x, smooth = next(steps)
-            late = bool(problem.ranks.numbers(time.monotonic() > end)[0][0])  # ranks must agree when to stop
+            late = bool(
+                problem.ranks.numbers(time.monotonic() > end)[0][0]
+            )  # ranks must agree when to stop
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
             value, bound = look(count, x, smooth)
@@ -205,7 +213,8 @@ def _shortfall(best: Optimum, tol: float) -> str:
 def _sharpened(
     problem: Problem, D: ConstraintSet, x: Tensor, descend: _Descent, judge: _Judge, scale: float
 ) -> Iterator[tuple[Tensor, Problem | None]]:
-    """Yield points from x (p,) on, each with the smooth problem that it is a step of; None where that is the problem.
+    """Yield points from x (p,) on, each with the smooth problem that it is a step of; None where
+    that is the problem.
 
     ``scale`` is about F(x) - F*: a first width for the parabolas in place of kinks is a part of it.
     """
@@ -272,6 +281,7 @@ def _backtrack(
         reached = problem.value(following)
         model = value + float((g.double() * d).sum()) + L / 2 * float(d.square().sum())
         if reached <= model + rounding or L > 1e18:
-            # A decrease that drowns in rounding would pass at any L: it says nothing about a smaller one.
+            # A decrease that drowns in rounding would pass at any L: it says nothing about a
+            # smaller one.
             return following, reached, L if value - model > 8 * rounding else max(L, before)
         L *= 2

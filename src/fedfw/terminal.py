@@ -6,7 +6,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    r"""Return the text with every character that is not printable written as Python writes it in a string.
+    r"""Return the text with every character that is not printable written as Python writes it in a
+    string.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """A small grid search under one budget of gradient evaluations for every point of the grid.
 
-The choice is made on the problem's test data. Give it samples that the clients lend from their training data
-(``load_problem(..., held_out=0.2)``), so that the real test data are not looked at.
+The choice is made on the problem's test data. Give it samples that the clients lend from their
+training data (``load_problem(..., held_out=0.2)``), so that the real test data are not looked at.
 """
 
 import math
@@ -116,11 +116,11 @@ def tune(
     algorithm : Algorithm
         Whose options are tuned.
     grid : mapping, optional
-        Values to try, by the name of an option of the algorithm, or ``local_steps``, ``batch_size``,
-        ``participation``; by default the algorithm's own grid.
+        Values to try, by the name of an option of the algorithm, or ``local_steps``,
+        ``batch_size``, ``participation``; by default the algorithm's own grid.
     budget : float, optional
-        Gradients of all of its samples that a client may compute; by default what the rounds cost with one full
-        gradient a step.
+        Gradients of all of its samples that a client may compute; by default what the rounds cost
+        with one full gradient a step.
     by : "loss" or "accuracy"
         What is compared.
     progress : bool or callable
@@ -176,7 +176,9 @@ def points_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def usual_grid(problem: Problem, algorithm: Algorithm, options: Options) -> dict[str, Sequence[Any]]:
+def usual_grid(
+    problem: Problem, algorithm: Algorithm, options: Options
+) -> dict[str, Sequence[Any]]:
     """The algorithm's own grid for this problem."""
     return algorithm.grid(setting_of(problem, algorithm, options))
 
@@ -185,7 +187,9 @@ def setting_of(problem: Problem, algorithm: Algorithm, options: Options) -> Sett
     """What is known of a run before it begins."""
     constraint = problem.bind(algorithm.constraint)
     p = Participation(options.participation, problem.n, options.seed).p
-    return describe_setting(problem, constraint, feasible_start(constraint, problem.start), p, options)
+    return describe_setting(
+        problem, constraint, feasible_start(constraint, problem.start), p, options
+    )
 
 
 def search(
@@ -195,18 +199,24 @@ def search(
     progress: Callable[[Trial], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> list[Trial]:
-    """Run every point with as many rounds as ``passes`` gradients of all samples pay for; ranks share the points."""
+    """Run every point with as many rounds as ``passes`` gradients of all samples pay for; ranks
+    share the points.
+    """
     if not (math.isfinite(passes) and passes > 0):
         raise ValueError(f"budget={passes}, expected a positive number of gradients")
     affordable = [
-        replace(point, options=replace(point.options, rounds=affordable_rounds(problem, point, passes)))
+        replace(
+            point, options=replace(point.options, rounds=affordable_rounds(problem, point, passes))
+        )
         for point in points
     ]
     trials = list(affordable)
 
     def outcome(i: int) -> dict[str, float | None]:
         trial = _run(problem, affordable[i])
-        return {name: getattr(trial, name) for name in ("held_out_loss", "held_out_accuracy", "loss")}
+        return {
+            name: getattr(trial, name) for name in ("held_out_loss", "held_out_accuracy", "loss")
+        }
 
     for i, found in ranks.queue().results(len(affordable), lambda i: True, outcome):
         trials[i] = replace(affordable[i], **found)
@@ -221,7 +231,9 @@ def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
     share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
     rounds = math.floor(passes / point.algorithm.passes(point.options.local_steps, share) + 1e-9)
     if rounds < 1:
-        raise ValueError(f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger budget")
+        raise ValueError(
+            f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger budget"
+        )
     return rounds
 
 
@@ -232,6 +244,8 @@ def _run(problem: Problem, point: Trial) -> Trial:
     except (NonFiniteError, InfeasibleError):  # the step size is too large
         return point
     if last.test_loss is None:
-        raise ValueError("tune compares losses on the problem's test data, and this problem has none")
+        raise ValueError(
+            "tune compares losses on the problem's test data, and this problem has none"
+        )
     loss = math.nan if last.loss is None else last.loss  # a private run keeps it to itself
     return replace(point, held_out_loss=last.test_loss, held_out_accuracy=last.accuracy, loss=loss)

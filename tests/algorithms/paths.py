@@ -1,4 +1,6 @@
-"""F and the Frank-Wolfe gap of quadratics at many points at once: one at a time they cost more than the rounds."""
+"""F and the Frank-Wolfe gap of quadratics at many points at once: one at a time they cost more than
+the rounds.
+"""
 
 import torch
 from torch import Tensor
@@ -16,4 +18,6 @@ def gaps_at(q: Quadratics, points: Tensor) -> Tensor:
     """The Frank-Wolfe gap at points (t, p), with one call of the oracle: (t,)."""
     gradients = torch.einsum("n,nij,tnj->ti", q.w, q.A, points[:, None] - q.c)
     atoms = q.constraint.lmo(gradients, batch=True)
-    return (gradients * points).sum(1) - (atoms.dot(gradients) if atoms.bound is None else atoms.bound)
+    return (gradients * points).sum(1) - (
+        atoms.dot(gradients) if atoms.bound is None else atoms.bound
+    )

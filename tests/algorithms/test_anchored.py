@@ -1,4 +1,6 @@
-"""Anchored FedFW: clients that differ much or are absent, anchors when the gap asks for them, compressed anchors."""
+"""Anchored FedFW: clients that differ much or are absent, anchors when the gap asks for them,
+compressed anchors.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,14 @@ def loss(algorithm: fedfw.Algorithm) -> float:
 
 
 def test_clients_that_differ_much_do_not_run_away() -> None:
-    """Gradients at the clients' own points end above FedFW+, which sends atoms alone; gradients at xbar far below."""
+    """Gradients at the clients' own points end above FedFW+, which sends atoms alone; gradients at
+    xbar far below.
+    """
     ball = fedfw.L1Ball(10.0)
     plus = min(loss(fedfw.FedFWPlus(ball, momentum=0.9, penalty=p)) for p in ("auto", "auto:3"))
-    own = loss(fedfw.FedFWAnchored(ball, momentum=0.9, penalty=0.0, anchor_every=20, gradient_at="own"))
+    own = loss(
+        fedfw.FedFWAnchored(ball, momentum=0.9, penalty=0.0, anchor_every=20, gradient_at="own")
+    )
     assert own > plus
     assert loss(fedfw.FedFWAnchored(ball, momentum=0.9, anchor_every=20)) < 0.8 * plus
     assert loss(fedfw.FedFWAnchored(ball, momentum=0.9)) < 0.5 * plus
@@ -55,14 +61,18 @@ def test_clients_that_differ_much_do_not_run_away() -> None:
 
 @DTYPES
 def test_directions_add_up_to_the_gradient_at_the_model(dtype: torch.dtype) -> None:
-    """In every round, with anchors long ago and clients apart; so the oracle is misled by no client's own point."""
+    """In every round, with anchors long ago and clients apart; so the oracle is misled by no
+    client's own point.
+    """
     problem, seen = quadratics(dtype), []
 
     class Watched(fedfw.FedFWAnchored):
         def direction(self, plan: Any, state: Any, message: Any, a: Any, rates: Any) -> Any:
             state, g = super().direction(plan, state, message, a, rates)
             gradient = problem.value_and_gradient(message.xbar.to(dtype))[1]
-            if bool(a.any()):  # else it is asked for what is added to gradients, for the certificate
+            if bool(
+                a.any()
+            ):  # else it is asked for what is added to gradients, for the certificate
                 seen.append(float((g.sum(0) - gradient).norm() / gradient.norm()))
             return state, g
 
@@ -76,7 +86,9 @@ def test_directions_add_up_to_the_gradient_at_the_model(dtype: torch.dtype) -> N
 
 @DTYPES
 def test_anchors_come_as_their_gaps_say(dtype: torch.dtype) -> None:
-    run = fedfw.simulate(quadratics(dtype), fedfw.FedFWAnchored(D, penalty=0.0), rounds=150, eval_every=150)
+    run = fedfw.simulate(
+        quadratics(dtype), fedfw.FedFWAnchored(D, penalty=0.0), rounds=150, eval_every=150
+    )
     told = [(r.round, r.anchor_gap) for r in run.history if r.anchor_gap is not None]
     t, wait, before, last = 1, FIRST_WAIT / 2, float("inf"), 1
     for number, gap in told:
@@ -108,8 +120,12 @@ def best_of(name: str) -> fedfw.solving.Optimum:
 @DTYPES
 @pytest.mark.parametrize("gradient_at", ["xbar", "own"])
 @pytest.mark.parametrize("name", ["l1:1", "l2:1", "linf:1"])
-def test_it_converges_where_half_of_the_clients_are_absent(name: str, gradient_at: Any, dtype: torch.dtype) -> None:
-    """Everyone takes off its own last anchor; where it took off another one, the residual stayed at 0.04 to 0.17."""
+def test_it_converges_where_half_of_the_clients_are_absent(
+    name: str, gradient_at: Any, dtype: torch.dtype
+) -> None:
+    """Everyone takes off its own last anchor; where it took off another one, the residual stayed at
+    0.04 to 0.17.
+    """
     algorithm = fedfw.FedFWAnchored(name, gradient_at=gradient_at, anchor_every=5)
     options: dict[str, Any] = {"rounds": 250, "eval_every": 250, "participation": 0.5}
     found = fedfw.simulate(absentees(dtype), algorithm, **options).history[-1].loss
@@ -124,16 +140,22 @@ def test_it_converges_where_half_of_the_clients_are_absent(name: str, gradient_a
 def test_absentees_leave_less_than_a_ten_thousandth(
     name: str, anchor_every: Any, gradient_at: Any, penalty: Any
 ) -> None:
-    algorithm = fedfw.FedFWAnchored(name, anchor_every=anchor_every, gradient_at=gradient_at, penalty=penalty)
+    algorithm = fedfw.FedFWAnchored(
+        name, anchor_every=anchor_every, gradient_at=gradient_at, penalty=penalty
+    )
     for how in ({}, {"momentum": 0.5}) if penalty else ({}, {"compress": "topk:1"}):
         chosen = replace(algorithm, **how)
-        run = fedfw.simulate(absentees(torch.float64), chosen, rounds=4000, eval_every=4000, participation=0.5)
+        run = fedfw.simulate(
+            absentees(torch.float64), chosen, rounds=4000, eval_every=4000, participation=0.5
+        )
         assert run.history[-1].loss is not None
         assert best_of(name).residual(run.history[-1].loss) < 1e-4, chosen
 
 
 def assert_sum_is_exact(server: Any, memory: dict[str, torch.Tensor]) -> None:
-    """The server's sum is that of the anchors that clients hold, rounded once, and its mean is what goes down."""
+    """The server's sum is that of the anchors that clients hold, rounded once, and its mean is what
+    goes down.
+    """
     c, anchored = memory["c"].double(), float(memory["anchored"].sum())
     exact = torch.tensor([math.fsum(column) for column in c.T.tolist()], dtype=torch.float64)
     assert torch.equal(server.vectors["total"], exact)
@@ -147,12 +169,16 @@ def assert_sum_is_exact(server: Any, memory: dict[str, torch.Tensor]) -> None:
 def test_the_servers_sum_of_anchors_never_drifts(
     weights: list[float] | None, compress: str, dtype: torch.dtype
 ) -> None:
-    """Hundreds of anchors of a few clients each: the sum has the bits of the sum of what all clients hold."""
+    """Hundreds of anchors of a few clients each: the sum has the bits of the sum of what all
+    clients hold.
+    """
     seen = []
 
     def watch(simulation: Simulation) -> None:
         if simulation.t > 2 and simulation.t % 25 in (0, 1):
-            assert_sum_is_exact(simulation.server, simulation.coordinator.memory.gather(torch.arange(N)))
+            assert_sum_is_exact(
+                simulation.server, simulation.coordinator.memory.gather(torch.arange(N))
+            )
             assert float((simulation.server.xbar - simulation.clients["x"].mean(0)).norm()) < 1e-5
             seen.append(simulation.t)
 
@@ -172,7 +198,12 @@ def test_a_client_without_an_anchor_goes_by_its_own_gradient(dtype: torch.dtype)
         def direction(self, plan: Any, state: Any, message: Any, a: Any, rates: Any) -> Any:
             after, g = super().direction(plan, state, message, a, rates)
             if bool(a.any()):
-                seen[message.t] = a.double(), g.clone(), state["c"].double(), message.vectors["c"].double()
+                seen[message.t] = (
+                    a.double(),
+                    g.clone(),
+                    state["c"].double(),
+                    message.vectors["c"].double(),
+                )
             return after, g
 
     attendance = lambda t: [0, 1] if t == 1 else [1, 2]  # noqa: E731
@@ -203,7 +234,9 @@ def test_a_gap_is_exact_only_where_everyone_is_present(dtype: torch.dtype) -> No
     assert [r.round for r in run.history if r.anchor_gap is not None] == [1, 7]
     for t in (1, 7):
         gradient = problem.value_and_gradient(before[t - 1])[1]
-        assert run.history[t - 1].anchor_gap == pytest.approx(frank_wolfe_gap(D, before[t - 1], gradient), rel=1e-4)
+        assert run.history[t - 1].anchor_gap == pytest.approx(
+            frank_wolfe_gap(D, before[t - 1], gradient), rel=1e-4
+        )
     best = fedfw.solve(problem, D, tol=1e-7 if dtype == torch.float64 else 1e-4)
     assert run.lower_bound is not None
     assert run.lower_bound <= best.value + 1e-6 * (1 + abs(best.value))
@@ -231,7 +264,9 @@ def test_compressed_anchors_prove_nothing_that_is_false(dtype: torch.dtype) -> N
     problem = quadratics(dtype)
     best = fedfw.solve(problem, D, tol=1e-7 if dtype == torch.float64 else 1e-4)
     plain, short = (
-        fedfw.simulate(problem, fedfw.FedFWAnchored(D, penalty=0.0, anchor_every=5, compress=how), rounds=100)
+        fedfw.simulate(
+            problem, fedfw.FedFWAnchored(D, penalty=0.0, anchor_every=5, compress=how), rounds=100
+        )
         for how in ("none", "bits:4")
     )
     assert [r.round for r in plain.history if r.anchor_gap is not None] == [*range(1, 101, 5)]

@@ -31,13 +31,19 @@ def problem(dtype: torch.dtype) -> fedfw.Problem:
 
 def algorithm(name: str, **options: Any) -> fedfw.Algorithm:
     """By its name, with short intervals between anchors."""
-    return fedfw.ALGORITHMS[name](fedfw.L1Ball(1.0), **({"anchor_every": 3} if "anchored" in name else {}), **options)
+    return fedfw.ALGORITHMS[name](
+        fedfw.L1Ball(1.0), **({"anchor_every": 3} if "anchored" in name else {}), **options
+    )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("name", [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.proves])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.proves]
+)
 def test_the_servers_share_of_a_direction_is_the_clients(name: str, participation: float) -> None:
-    """The certificate needs the direction less the gradient, which does not travel: the server works it out."""
+    """The certificate needs the direction less the gradient, which does not travel: the server
+    works it out.
+    """
     seen = []
 
     def watch(simulation: Simulation) -> None:
@@ -53,7 +59,9 @@ def test_the_servers_share_of_a_direction_is_the_clients(name: str, participatio
 
     options = {} if name == "fedfw-sto" else {"momentum": 0.0}
     chosen = algorithm(name, penalty=0.05, **options)
-    fedfw.simulate(problem(torch.float64), chosen, rounds=6, participation=participation, callbacks=watch)
+    fedfw.simulate(
+        problem(torch.float64), chosen, rounds=6, participation=participation, callbacks=watch
+    )
     assert bool(seen) == (name != "fedfw-sto")  # averages of past gradients prove nothing
 
 
@@ -123,20 +131,26 @@ def test_theorys_penalty_is_the_stated_one(name: str) -> None:
     g = q.gradients(q.start) * q.n
     zeta = float((g - g.mean(0)).square().sum(1).mean().sqrt())
     for text, multiple in (("theory", 1), ("theory:3", 3), ("theory:0.01", 0.01)):
-        plan = Simulation(q.problem, fedfw.FedFW(q.constraint, penalty=text), Options(rounds=1)).plan
+        plan = Simulation(
+            q.problem, fedfw.FedFW(q.constraint, penalty=text), Options(rounds=1)
+        ).plan
         assert plan.lam_0 == pytest.approx(multiple * zeta / (2 * q.n * q.D))
 
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("weights", [None, (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)])
-def test_the_default_is_a_multiple_of_how_steep_the_losses_are(name: str, weights: tuple[float, ...] | None) -> None:
+def test_the_default_is_a_multiple_of_how_steep_the_losses_are(
+    name: str, weights: tuple[float, ...] | None
+) -> None:
     q = replace(Quadratics.on(name), weights=weights)
     steepness = float((q.gradients(q.start) * q.n).square().sum(1).mean().sqrt())
     for momentum, usual in ((0.0, PLAIN), (0.9, AVERAGED)):
         for text, multiple in (("auto", 1), ("auto:3", 3)):
             algorithm = fedfw.FedFWPlus(q.constraint, penalty=text, momentum=momentum)
             plan = Simulation(q.problem, algorithm, Options(rounds=100)).plan
-            assert plan.lam_0 == pytest.approx(multiple * usual * steepness / (2 * q.n * q.D), rel=1e-6)
+            assert plan.lam_0 == pytest.approx(
+                multiple * usual * steepness / (2 * q.n * q.D), rel=1e-6
+            )
 
 
 def setting(constraint: fedfw.ConstraintSet, **known: object) -> Setting:
@@ -159,7 +173,9 @@ def test_density_of_atoms(constraint: fedfw.ConstraintSet, density: float) -> No
 def test_what_is_not_known_is_asked_for() -> None:
     D = fedfw.L1Ball(1.0)
     for word in ("auto", "theory", "theory:2"):
-        with pytest.raises(ValueError, match=rf"penalty='{word}': nothing is known here .* give a number"):
+        with pytest.raises(
+            ValueError, match=rf"penalty='{word}': nothing is known here .* give a number"
+        ):
             fedfw.FedFW(D, penalty=word, momentum=0.0).plan(setting(D))
     assert fedfw.FedFW(D, penalty=0.25).plan(setting(D)).lam_0 == 0.25
     assert fedfw.FedFWAnchored(D, penalty=0.0).plan(setting(D)).lam_0 == 0.0
@@ -171,13 +187,18 @@ def test_multiples_that_are_one(text: str) -> None:
     assert scaled("penalty", text, {"auto": lambda: 0.5}) == 0.5
 
 
-@pytest.mark.parametrize("text", ["auto:-1", "auto:nan", "auto:inf", "auto:1:2", "other", "", -0.5, float("nan")])
+@pytest.mark.parametrize(
+    "text", ["auto:-1", "auto:nan", "auto:inf", "auto:1:2", "other", "", -0.5, float("nan")]
+)
 def test_what_is_no_multiple_is_refused(text: str | float) -> None:
-    with pytest.raises(ValueError, match=f'penalty={text!r}, expected a number of at least 0, "auto"'):
+    with pytest.raises(
+        ValueError, match=f'penalty={text!r}, expected a number of at least 0, "auto"'
+    ):
         scaled("penalty", text, {"auto": lambda: 0.5})
 
 
-# --- Steps from curvature: what clients tell, what the server makes of it, and where it is not used ---
+# --- Steps from curvature: what clients tell, what the server makes of it, and where it is not used
+# ---
 
 BALL = fedfw.L2Ball(5.0)
 BAD = [math.nan, math.inf, -math.inf, -1.0, -1e30, 0.0, 1e-30, 1e30]
@@ -216,9 +237,14 @@ def test_no_number_takes_the_step_out_of_its_range(gap: float, curvature: float)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_curvature_of_a_quadratic(dtype: torch.dtype) -> None:
-    """From two gradients of f_i = (x - c)' A (x - c) / 2 comes <A d, d> itself, whatever the step size was."""
+    """From two gradients of f_i = (x - c)' A (x - c) / 2 comes <A d, d> itself, whatever the step
+    size was.
+    """
     A = torch.diag(torch.tensor([1.0, 4.0, 9.0], dtype=dtype))
-    x, s = torch.tensor([[1.0, 2.0, 3.0]], dtype=dtype), torch.tensor([[0.0, -1.0, 1.0]], dtype=dtype)
+    x, s = (
+        torch.tensor([[1.0, 2.0, 3.0]], dtype=dtype),
+        torch.tensor([[0.0, -1.0, 1.0]], dtype=dtype),
+    )
     eta, lam, a = 0.125, 0.5, x @ A
     after = (1 - eta) * x + eta * s
     state = {"x": after} | pacing.remember(x, after, a, eta)
@@ -232,12 +258,15 @@ def test_curvature_of_a_quadratic(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", PACED)
-@pytest.mark.parametrize("options", [{}, {"participation": 0.5}, {"local_steps": 3}], ids=["plain", "absent", "local"])
+@pytest.mark.parametrize(
+    "options", [{}, {"participation": 0.5}, {"local_steps": 3}], ids=["plain", "absent", "local"]
+)
 def test_steps_are_short_enough_and_the_bound_holds(name: str, options: dict[str, Any]) -> None:
     algorithm, problem = PACED[name], digits()
     if name == "Frank-Wolfe" and options:
         return
-    # A bound that is wrong in any round shows in all later ones: it is evaluated in each, where nobody is absent.
+    # A bound that is wrong in any round shows in all later ones: it is evaluated in each, where
+    # nobody is absent.
     run = fedfw.simulate(problem, algorithm, rounds=40, eval_every=5 if options else 1, **options)
     p, K = options.get("participation", 1.0), options.get("local_steps", 1)
     for record in run.history:
@@ -260,7 +289,10 @@ SETTING = Setting(n=5, constraint=BALL, shape=(4,), convex=True)
         ({"p": 0.5}, "curvature"),
         ({"tells": False}, "linear-decay:0.02"),
         ({"tells": False, "p": 0.5, "rounds": 50, "local_steps": 2}, "linear-decay:0.04"),
-        ({"tells": False, "constraint": fedfw.L1Ball(1.0)}, None),  # sparse atoms: 2/(t+1) is as good
+        (
+            {"tells": False, "constraint": fedfw.L1Ball(1.0)},
+            None,
+        ),  # sparse atoms: 2/(t+1) is as good
         ({"whole": False}, None),
         ({"convex": None}, None),
     ],

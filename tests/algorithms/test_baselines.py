@@ -1,4 +1,6 @@
-"""The projected baselines: where they converge, where they rest, one client, absentees, what they send."""
+"""The projected baselines: where they converge, where they rest, one client, absentees, what they
+send.
+"""
 
 from functools import cache
 from typing import Any
@@ -87,7 +89,10 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
             {"x": everyone, "y": y, "xhat": 2 * everyone - y},
             {"xtilde": x - eta * slope},
         ),
-        fedfw.contrib.FedADMM(q.constraint, eta=eta): ({"x": everyone, "z": -gradients}, {"xtilde": x - eta * slope}),
+        fedfw.contrib.FedADMM(q.constraint, eta=eta): (
+            {"x": everyone, "z": -gradients},
+            {"xtilde": x - eta * slope},
+        ),
     }
     rest[fedfw.Scaffold(q.constraint)] = ({"x": everyone[:, :0], "c": gradients}, {"c": slope})
     if local_steps == 1:  # with more, clients drift: these two do not rest at the minimiser then
@@ -97,12 +102,20 @@ def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
             {"start": q.start, "z": x - slope - q.start},
         )
     for algorithm, (clients, vectors) in rest.items():
-        simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5, local_steps=local_steps))
-        simulation.coordinator.memory, simulation.coordinator.server = EveryRow(clients), Server(x, vectors)
+        simulation = Simulation(
+            q.problem, algorithm, Options(rounds=5, eval_every=5, local_steps=local_steps)
+        )
+        simulation.coordinator.memory, simulation.coordinator.server = (
+            EveryRow(clients),
+            Server(x, vectors),
+        )
         run = simulation.run()
         assert torch.allclose(run.x, x, atol=1e-7), algorithm
         for key in set(clients) - {"xhat"}:
-            assert torch.allclose(simulation.clients[key], clients[key], atol=1e-6), (algorithm, key)
+            assert torch.allclose(simulation.clients[key], clients[key], atol=1e-6), (
+                algorithm,
+                key,
+            )
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -184,8 +197,12 @@ def typed(q: Quadratics, dtype: torch.dtype) -> fedfw.Problem:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("K", [1, 3])
 @pytest.mark.parametrize("decay", ["none", "linear"])
-def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, dtype: torch.dtype) -> None:
-    """torch's own optimizers, with the mean of K steps as the gradient where the optimizer runs at the server."""
+def test_one_client_without_a_set_is_the_central_optimizer(
+    K: int, decay: str, dtype: torch.dtype
+) -> None:
+    """torch's own optimizers, with the mean of K steps as the gradient where the optimizer runs at
+    the server.
+    """
     q, rounds, lr = Quadratics.on("l2", n=1), 15, 0.02
     A, c = q.A[0].to(dtype), q.c[0].to(dtype)
 
@@ -206,7 +223,9 @@ def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, d
 
     decays: dict[str, Any] = {"lr": lr, "decay": decay}
     expected = {
-        fedfw.FedAvgM(FREE, server_momentum=0.8, **decays): central("SGD", True, lr=1.0, momentum=0.8),
+        fedfw.FedAvgM(FREE, server_momentum=0.8, **decays): central(
+            "SGD", True, lr=1.0, momentum=0.8
+        ),
         fedfw.FedAdam(FREE, server_lr=0.1, beta1=0.8, beta2=0.95, tau=1e-4, **decays): central(
             "Adam", True, lr=0.1, betas=(0.8, 0.95), eps=1e-4
         ),
@@ -215,12 +234,16 @@ def test_one_client_without_a_set_is_the_central_optimizer(K: int, decay: str, d
         ),
     }
     for algorithm, answer in expected.items():
-        x = fedfw.simulate(typed(q, dtype), algorithm, rounds=rounds, eval_every=rounds, local_steps=K).x
+        x = fedfw.simulate(
+            typed(q, dtype), algorithm, rounds=rounds, eval_every=rounds, local_steps=K
+        ).x
         assert torch.allclose(x, answer, atol=1e-12 if dtype == torch.float64 else 1e-5), algorithm
 
 
 def test_the_shared_momentum_of_fedcm_is_the_running_average_of_gradients() -> None:
-    """With one local step and everybody present it is gradient descent along m <- beta m + (1 - beta) gradient."""
+    """With one local step and everybody present it is gradient descent along m <- beta m + (1 -
+    beta) gradient.
+    """
     q, lr, beta = Quadratics.on("l2"), 0.05, 0.7
     x, m = q.start, torch.zeros(P, dtype=torch.float64)
     for _ in range(20):
@@ -231,24 +254,38 @@ def test_the_shared_momentum_of_fedcm_is_the_running_average_of_gradients() -> N
     assert torch.allclose(run.x, x, atol=1e-9)
 
 
-@pytest.mark.parametrize("D", [fedfw.Box(-0.5, 0.5), fedfw.LinfBall(10.0)], ids=["at the border", "inside"])
+@pytest.mark.parametrize(
+    "D", [fedfw.Box(-0.5, 0.5), fedfw.LinfBall(10.0)], ids=["at the border", "inside"]
+)
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_adam_converges_where_coordinates_are_projected_one_by_one(D: fedfw.ConstraintSet, weights: str) -> None:
+def test_adam_converges_where_coordinates_are_projected_one_by_one(
+    D: fedfw.ConstraintSet, weights: str
+) -> None:
     q = weighted(weights, D)
     for algorithm in adams(D):
-        assert residual(q, fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400).x) < 1e-5, algorithm
+        assert (
+            residual(q, fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400).x) < 1e-5
+        ), algorithm
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("participation", [1.0, 3])
-def test_control_variates_take_the_drift_out(weights: str, participation: float, dtype: torch.dtype) -> None:
-    """Ten local steps of clients that differ: SCAFFOLD comes to the optimum, whoever takes part, and FedAvg does not.
+def test_control_variates_take_the_drift_out(
+    weights: str, participation: float, dtype: torch.dtype
+) -> None:
+    """Ten local steps of clients that differ: SCAFFOLD comes to the optimum, whoever takes part,
+    and FedAvg does not.
 
     Here the optimum lies inside of the set.
     """
     q = weighted(weights, fedfw.LinfBall(10.0))
-    options: dict[str, Any] = {"rounds": 100, "local_steps": 10, "participation": participation, "eval_every": 100}
+    options: dict[str, Any] = {
+        "rounds": 100,
+        "local_steps": 10,
+        "participation": participation,
+        "eval_every": 100,
+    }
     drift, none = (
         residual(q, fedfw.simulate(typed(q, dtype), a, **options).x)
         for a in (fedfw.FedAvg(q.constraint, lr=0.02), fedfw.Scaffold(q.constraint, lr=0.02))
@@ -263,9 +300,16 @@ def test_control_variates_take_the_drift_out(weights: str, participation: float,
 def test_scaffold_comes_to_optima_at_the_border_with_any_number_of_local_steps(
     name: str, participation: float, dtype: torch.dtype
 ) -> None:
-    """Because its gradients are taken in the set; where they were taken outside of it, it stayed away."""
+    """Because its gradients are taken in the set; where they were taken outside of it, it stayed
+    away.
+    """
     q = weighted("unequal", SETS[name])
-    options: dict[str, Any] = {"rounds": 100, "local_steps": 5, "participation": participation, "eval_every": 100}
+    options: dict[str, Any] = {
+        "rounds": 100,
+        "local_steps": 5,
+        "participation": participation,
+        "eval_every": 100,
+    }
     x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=0.02), **options).x
     assert residual(q, x.double()) < (1e-7 if dtype == torch.float64 else 1e-4)
 
@@ -276,7 +320,9 @@ def test_scaffold_comes_to_optima_at_the_border_with_any_number_of_local_steps(
 def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
     everyone: bool, weights: str, dtype: torch.dtype
 ) -> None:
-    """The paper's two vectors: models and control variates, whose means are taken apart from each other."""
+    """The paper's two vectors: models and control variates, whose means are taken apart from each
+    other.
+    """
     q, lr, K, rounds = weighted(weights, SETS["l2"]), 0.03, 4, 9
     A, c, w = q.A.to(dtype), q.c.to(dtype), q.w.to(dtype)
 
@@ -286,7 +332,11 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
     def attendance(t: int) -> list[int]:
         return list(range(q.n)) if everyone else sorted({t % q.n, (3 * t + 1) % q.n, (t + 5) % q.n})
 
-    xbar, shared, own = q.start.to(dtype), torch.zeros(P, dtype=dtype), torch.zeros(q.n, P, dtype=dtype)
+    xbar, shared, own = (
+        q.start.to(dtype),
+        torch.zeros(P, dtype=dtype),
+        torch.zeros(q.n, P, dtype=dtype),
+    )
     for t in range(1, rounds + 1):
         ends, renewed = torch.zeros(P, dtype=dtype), own.clone()
         who = attendance(t)
@@ -298,7 +348,12 @@ def test_the_steps_of_scaffold_are_those_that_are_written_out_here(
             ends += w[i] * y / w[who].sum()
         own = renewed
         xbar, shared = nearest(ends), (w[:, None] * own).sum(0)
-    options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
+    options = {
+        "rounds": rounds,
+        "eval_every": rounds,
+        "local_steps": K,
+        "participation": attendance,
+    }
     x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=lr), **options).x
     assert torch.allclose(x, xbar, atol=1e-12 if dtype == torch.float64 else 1e-4)
 
@@ -313,7 +368,9 @@ def muons(D: fedfw.ConstraintSet, **options: Any) -> list[fedfw.Algorithm]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_client_takes_the_oracle_steps_of_the_central_optimizer(dtype: torch.dtype) -> None:
-    """With one local step each is Frank-Wolfe along a running average; LocalMuon's has no past then."""
+    """With one local step each is Frank-Wolfe along a running average; LocalMuon's has no past
+    then.
+    """
     q, eta = Quadratics.on("l2", n=1), 0.2
     A, c = q.A[0].to(dtype), q.c[0].to(dtype)
 
@@ -337,7 +394,9 @@ def test_one_client_takes_the_oracle_steps_of_the_central_optimizer(dtype: torch
 
 
 def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
-    """FedMuon's server rebuilds the mean of the x_i from net atoms; here are the clients' steps, written out."""
+    """FedMuon's server rebuilds the mean of the x_i from net atoms; here are the clients' steps,
+    written out.
+    """
     q, K, alpha, beta, rounds = Quadratics.on("l2"), 3, 0.4, 0.7, 5
     lmo = q.constraint.lmo
     xbar, m, s = q.start, None, None
@@ -355,7 +414,9 @@ def test_the_mean_of_aligned_steps_is_what_the_clients_end_at() -> None:
             momenta.append(own)
         end, a = torch.stack(ends).mean(0), 1 - (1 - eta) ** K
         m, s, xbar = torch.stack(momenta).mean(0), (end - (1 - a) * xbar) / a, end
-    algorithm = fedfw.contrib.FedMuon(q.constraint, alignment=alpha, momentum=beta, schedule="linear-decay:0.3")
+    algorithm = fedfw.contrib.FedMuon(
+        q.constraint, alignment=alpha, momentum=beta, schedule="linear-decay:0.3"
+    )
     run = fedfw.simulate(q.problem, algorithm, rounds=rounds, eval_every=rounds, local_steps=K)
     assert torch.allclose(run.x, xbar, atol=1e-6)  # net atoms are rounded to float32
 
@@ -368,7 +429,9 @@ def test_local_muon_stays_where_clients_disagree_and_control_variates_move_it() 
         for algorithm in muons(fedfw.Box(-1.0, 1.0))
     )
     assert abs(local) < 1e-6
-    assert aligned > 0.5  # the shared momentum has the sign of the mean gradient, until clients' own are added
+    assert (
+        aligned > 0.5
+    )  # the shared momentum has the sign of the mean gradient, until clients' own are added
     assert corrected > 0.9
 
 
@@ -383,8 +446,12 @@ def test_squares_below_zero_do_not_spoil_the_steps_of_others() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_moments_that_no_gradients_have_do_not_spoil_the_steps_of_others(dtype: torch.dtype) -> None:
-    """A huge m beside a v of zero would make everybody's next steps overflow, and their answers be refused for good."""
+def test_moments_that_no_gradients_have_do_not_spoil_the_steps_of_others(
+    dtype: torch.dtype,
+) -> None:
+    """A huge m beside a v of zero would make everybody's next steps overflow, and their answers be
+    refused for good.
+    """
     algorithm, plan = fedfw.FedAdamW(FREE, lr=0.1), Plan(1, FREE, local_steps=3, lr=0.1)
     zero = torch.zeros(2, dtype=dtype)
     sent = {"m": torch.tensor([9e17, -9e17], dtype=dtype), "v": -torch.ones(2, dtype=dtype)}
@@ -400,21 +467,26 @@ def test_moments_that_no_gradients_have_do_not_spoil_the_steps_of_others(dtype: 
     assert all(bool((part.dense().abs() < 10).all()) for part in answer.parts)
 
 
-# --- Fast-FedDA: the paper's sums beside our running average, where it rests and where it converges ---
+# --- Fast-FedDA: the paper's sums beside our running average, where it rests and where it converges
+# ---
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("K", [1, 3])
 @pytest.mark.parametrize("everyone", [True, False])
-def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weights: str, dtype: torch.dtype) -> None:
+def test_the_sums_of_the_paper_give_the_same_points(
+    everyone: bool, K: int, weights: str, dtype: torch.dtype
+) -> None:
     """The paper's two sums, of gradients and of points; absentees' sums are those of the server."""
     q, lr, strong, rounds = weighted(weights, SETS["l2"]), 0.04, 0.3, 12
     A, c, w, start = q.A.to(dtype), q.c.to(dtype), q.w.to(dtype), q.start.to(dtype)
     mu = strong / lr
 
     def point(g: torch.Tensor, points: torch.Tensor, steps: int) -> torch.Tensor:
-        """The minimiser of <g, w> + sum_j mu/4 ||w - w_j||^2 + ||w - x^1||^2 / (2 lr) over the ball of radius 1."""
+        """The minimiser of <g, w> + sum_j mu/4 ||w - w_j||^2 + ||w - x^1||^2 / (2 lr) over the ball
+        of radius 1.
+        """
         best = (start / lr + mu / 2 * points - g) / (1 / lr + steps * mu / 2)
         return best / max(1.0, float(best.norm()))
 
@@ -433,7 +505,12 @@ def test_the_sums_of_the_paper_give_the_same_points(everyone: bool, K: int, weig
             sums.append(w[i] * torch.stack([own_g, own_points]))
         g, points = torch.stack(sums).sum(0) / w[present].sum()
     algorithm = fedfw.contrib.FastFedDA(q.constraint, lr=lr, strong=strong)
-    options = {"rounds": rounds, "eval_every": rounds, "local_steps": K, "participation": attendance}
+    options = {
+        "rounds": rounds,
+        "eval_every": rounds,
+        "local_steps": K,
+        "participation": attendance,
+    }
     run = fedfw.simulate(typed(q, dtype), algorithm, **options)
     expected = point(g, points, rounds * K)
     assert torch.allclose(run.x, expected, atol=1e-12 if dtype == torch.float64 else 1e-5)
@@ -456,12 +533,15 @@ def test_fast_fedda_the_minimiser_is_a_fixed_point(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_fast_fedda_converges_to_the_independent_optimum(name: str, strong: float) -> None:
     q = weighted("unequal", SETS[name])
-    run = fedfw.simulate(q.problem, fedfw.contrib.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300)
+    run = fedfw.simulate(
+        q.problem, fedfw.contrib.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300
+    )
     assert residual(q, run.x) < 1e-5
     assert q.constraint.contains(run.x)
 
 
-# --- The proximal augmented Lagrangian method: its steps written out, where it rests and where it converges ---
+# --- The proximal augmented Lagrangian method: its steps written out, where it rests and where it
+# converges ---
 
 
 def minimised(value: Any, start: torch.Tensor) -> torch.Tensor:
@@ -492,7 +572,9 @@ def nearest(x: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def written_out(everyone: bool, every: int, K: int, weights: str) -> tuple[torch.Tensor, torch.Tensor]:
+def written_out(
+    everyone: bool, every: int, K: int, weights: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The server's model and its multiplier after all rounds, (p,) each, in float64."""
     q, lr, eta, beta = weighted(weights, SETS["l2"]), LR, ETA, BETA
     A, c, w, n = q.A, q.c, q.w, q.n
@@ -537,11 +619,15 @@ def test_the_steps_are_those_that_are_written_out_here(
     """The server's problem is solved by an optimizer here, and by one projection there."""
     q = weighted(weights, SETS["l2"])
     model, y = written_out(everyone, every, K, weights)
-    algorithm = fedfw.contrib.FedPAL(q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every)
+    algorithm = fedfw.contrib.FedPAL(
+        q.constraint, lr=LR, eta=ETA, beta=BETA, multiplier_every=every
+    )
     options: dict[str, Any] = {"rounds": ROUNDS, "eval_every": ROUNDS, "local_steps": K}
     options["participation"] = lambda t: attending(t, everyone, q.n)
     seen: list[Server] = []
-    run = fedfw.simulate(typed(q, dtype), algorithm, callbacks=lambda s: seen.append(s.server), **options)
+    run = fedfw.simulate(
+        typed(q, dtype), algorithm, callbacks=lambda s: seen.append(s.server), **options
+    )
     rough = 1e-7 if dtype == torch.float64 else 1e-4
     assert torch.allclose(seen[-1].vectors["w"].double(), model, atol=rough)
     assert torch.allclose(seen[-1].vectors["y"].double(), y, atol=10 * rough)
@@ -557,8 +643,13 @@ def test_fedpal_the_minimiser_is_a_fixed_point(name: str, local_steps: int, ever
     algorithm = fedfw.contrib.FedPAL(q.constraint, eta=eta, beta=2.0, multiplier_every=every)
     clients = {"x": x.repeat(q.n, 1), "z": -q.n * q.gradients(x)}
     vectors = {"mean": x - eta * slope, "w": x, "centre": x, "y": -slope}
-    simulation = Simulation(q.problem, algorithm, Options(rounds=6, eval_every=6, local_steps=local_steps))
-    simulation.coordinator.memory, simulation.coordinator.server = EveryRow(clients), Server(x, vectors)
+    simulation = Simulation(
+        q.problem, algorithm, Options(rounds=6, eval_every=6, local_steps=local_steps)
+    )
+    simulation.coordinator.memory, simulation.coordinator.server = (
+        EveryRow(clients),
+        Server(x, vectors),
+    )
     assert torch.allclose(simulation.run().x, x, atol=1e-7)
     for key, value in clients.items():
         assert torch.allclose(simulation.clients[key], value, atol=1e-6), key
@@ -574,9 +665,18 @@ def test_converges_whoever_takes_part_and_with_local_steps(
     name: str, weights: str, participation: float, dtype: torch.dtype
 ) -> None:
     q = weighted(weights, SETS[name])
-    options: dict[str, Any] = {"rounds": 200, "eval_every": 200, "participation": participation, "local_steps": 2}
-    run = fedfw.simulate(typed(q, dtype), fedfw.contrib.FedPAL(q.constraint, eta=0.2, beta=5.0), **options)
+    options: dict[str, Any] = {
+        "rounds": 200,
+        "eval_every": 200,
+        "participation": participation,
+        "local_steps": 2,
+    }
+    run = fedfw.simulate(
+        typed(q, dtype), fedfw.contrib.FedPAL(q.constraint, eta=0.2, beta=5.0), **options
+    )
     assert residual(q, run.x.double()) < (1e-6 if dtype == torch.float64 else 1e-4)
     assert q.constraint.contains(run.x)
     assert run.lower_bound is not None
-    assert run.lower_bound <= q.least + (1e-9 if dtype == torch.float64 else 1e-5)  # rounded data are other data
+    assert run.lower_bound <= q.least + (
+        1e-9 if dtype == torch.float64 else 1e-5
+    )  # rounded data are other data

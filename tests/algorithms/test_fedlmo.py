@@ -20,7 +20,11 @@ from tests.deployment.loopback import OPEN, Loopback, small_task
 N, P = 6, 9
 DTYPES = [torch.float32, torch.float64]
 SETS = {"l1": fedfw.L1Ball(1.0), "l2": fedfw.L2Ball(1.0), "box": fedfw.Box(-0.5, 0.5)}
-ATTENDANCE: dict[str, Any] = {"everyone": 1.0, "two": 2, "given": lambda t: [] if t % 4 == 0 else [t % N, (t + 2) % N]}
+ATTENDANCE: dict[str, Any] = {
+    "everyone": 1.0,
+    "two": 2,
+    "given": lambda t: [] if t % 4 == 0 else [t % N, (t + 2) % N],
+}
 UNEQUAL = tuple(i / 21 for i in range(1, N + 1))
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -44,7 +48,9 @@ class Quadratic:
         return self.A[i] @ (x - self.c[i])
 
 
-def by_hand(q: Quadratic, D: fedfw.ConstraintSet, who: list[list[int]], K: int, options: dict[str, Any]) -> Tensor:
+def by_hand(
+    q: Quadratic, D: fedfw.ConstraintSet, who: list[list[int]], K: int, options: dict[str, Any]
+) -> Tensor:
     """The equations at the top of the file, client by client, in float64 where they are added up."""
     beta, corrects = options.get("momentum", 0.9), options.get("correction", True)
     every, at_server = options.get("renew_every", 1), options.get("oracle_at") == "server"
@@ -90,7 +96,9 @@ def by_hand(q: Quadratic, D: fedfw.ConstraintSet, who: list[list[int]], K: int, 
 @pytest.mark.parametrize("weights", [None, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("attendance", ATTENDANCE)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_is_its_equations(variant: str, attendance: str, weights: Any, dtype: torch.dtype) -> None:
+def test_it_is_its_equations(
+    variant: str, attendance: str, weights: Any, dtype: torch.dtype
+) -> None:
     q, D, options = Quadratic(dtype, weights), SETS["l2"], VARIANTS[variant]
     T, K, who = 12, 3, []
 
@@ -122,7 +130,9 @@ def test_the_model_stays_in_the_set_and_the_control_variates_add_up(
             rough = 1e-9 if dtype is torch.float64 else 1e-4
             total, seen = (w * state["c"]).sum(0), (w * state["visited"]).sum()
             assert torch.allclose(simulation.server.vectors["total"], total.double(), atol=rough)
-            assert torch.allclose(simulation.server.vectors["seen"].double(), seen.double(), atol=rough)
+            assert torch.allclose(
+                simulation.server.vectors["seen"].double(), seen.double(), atol=rough
+            )
 
     algorithm = fedfw.FedLMO(D, schedule="convex", **VARIANTS[variant])
     often = {"rounds": 25, "local_steps": 2, "participation": 0.5, "eval_every": 25}
@@ -131,11 +141,15 @@ def test_the_model_stays_in_the_set_and_the_control_variates_add_up(
 
 @cache
 def far_apart(**options: Any) -> tuple[float, float]:
-    """Clients whose own optima lie far apart, two of six a round: F - F* after 400 rounds, and at the start."""
+    """Clients whose own optima lie far apart, two of six a round: F - F* after 400 rounds, and at
+    the start.
+    """
     q, D = Quadratic(torch.float64), fedfw.L1Ball(1.0)
     optimum = fedfw.solve(q.problem, D, tol=1e-9)
     algorithm = fedfw.FedLMO(D, schedule="convex", **options)
-    run = fedfw.simulate(q.problem, algorithm, rounds=400, local_steps=3, participation=2, eval_every=400)
+    run = fedfw.simulate(
+        q.problem, algorithm, rounds=400, local_steps=3, participation=2, eval_every=400
+    )
     begin = float(q.problem.value_and_gradient(q.problem.start)[0])
     assert run.history[-1].loss is not None
     return run.history[-1].loss - optimum.value, begin - optimum.value
@@ -176,7 +190,9 @@ NETWORK = fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": fedfw.LinfBall(
 
 @pytest.mark.parametrize("variant", ["default", "server", "lazy"])
 def test_weights_lost_disks_and_leavers(variant: str, tmp_path: Path) -> None:
-    """Clients of different weight; one loses its disk and is handed its control variate, one leaves for good."""
+    """Clients of different weight; one loses its disk and is handed its control variate, one leaves
+    for good.
+    """
     algorithm = fedfw.FedLMO(fedfw.L2Ball(5.0), **VARIANTS[variant])
     task = replace(small_task(algorithm, rounds=8), weights=(1.0, 2.0, 5.0))
     loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
@@ -197,7 +213,10 @@ def test_weights_lost_disks_and_leavers(variant: str, tmp_path: Path) -> None:
     )
     assert torch.equal(loop.server.xbar, run.x)
     loop.server.release(2)
-    server, rows = loop.server.coordinator.server, loop.server.coordinator.memory.gather(torch.arange(2))
+    server, rows = (
+        loop.server.coordinator.server,
+        loop.server.coordinator.memory.gather(torch.arange(2)),
+    )
     shares = torch.tensor([2 / 3, 4 / 3], dtype=torch.float64)[:, None]
     assert torch.allclose(server.vectors["total"], (shares * rows["c"]).sum(0), atol=1e-6)
     loop.run(2)
@@ -210,7 +229,10 @@ def cheats(payload: bytes, how: str, task: Task, server: DeployedServer) -> byte
     assert isinstance(sent, TupleAtom)
     atom, *rest = sent.parts
     if how == "atom outside":
-        bad = [replace(part, values=part.values * 3) if hasattr(part, "values") else part for part in atom.parts]  # type: ignore[attr-defined]
+        bad = [
+            replace(part, values=part.values * 3) if hasattr(part, "values") else part
+            for part in atom.parts
+        ]  # type: ignore[attr-defined]
         return replace(sent, parts=(replace(atom, parts=tuple(bad)), *rest)).to_bytes()
     if how == "vector missing":
         return replace(sent, parts=(atom, *rest[:-1])).to_bytes()
@@ -224,7 +246,9 @@ def cheats(payload: bytes, how: str, task: Task, server: DeployedServer) -> byte
 @pytest.mark.parametrize(
     "how", ["atom outside", "vector missing", "vector too long", "infinite", "not a number", "huge"]
 )
-def test_a_cheating_client_is_refused_and_the_model_stays_in_the_set(how: str, tmp_path: Path) -> None:
+def test_a_cheating_client_is_refused_and_the_model_stays_in_the_set(
+    how: str, tmp_path: Path
+) -> None:
     task = small_task(fedfw.FedLMO(NETWORK), rounds=6, local_steps=2)
     server = DeployedServer(task, Deployment(share_gradients=True))
 

@@ -1,4 +1,6 @@
-"""Error feedback: memories follow what is sent on both sides, absentees keep theirs, and methods reach the optimum."""
+"""Error feedback: memories follow what is sent on both sides, absentees keep theirs, and methods
+reach the optimum.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +57,10 @@ def test_both_sides_hold_the_same_memories_and_the_server_their_sum(
             assert torch.equal(followed["h"], after["h"])
         total = simulation.server.vectors["h"]
         size = float(h.abs().max())
-        assert float((h.sum(0) - total).abs().max()) <= (1e-12 if dtype is torch.float64 else 3e-6) * size
+        assert (
+            float((h.sum(0) - total).abs().max())
+            <= (1e-12 if dtype is torch.float64 else 3e-6) * size
+        )
 
     for algorithm in compressed(fedfw.L1Ball(1.0), how):
         options: dict[str, Any] = {"rounds": 30, "eval_every": 30, "participation": participation}
@@ -81,10 +86,14 @@ def test_what_loses_nothing_is_gradient_descent() -> None:
     """With all numbers sent, 16 bits of a change that shrinks are as good as all bits."""
     q = Quadratics.on("l2")
     plain, sent = (
-        fedfw.simulate(q.problem, fedfw.FedPGD(q.constraint, compress=how), rounds=60, eval_every=60).x
+        fedfw.simulate(
+            q.problem, fedfw.FedPGD(q.constraint, compress=how), rounds=60, eval_every=60
+        ).x
         for how in ("none", f"topk:{10 * P}")
     )
-    average = fedfw.simulate(q.problem, fedfw.FedAvg(q.constraint, lr="auto"), rounds=60, eval_every=60).x
+    average = fedfw.simulate(
+        q.problem, fedfw.FedAvg(q.constraint, lr="auto"), rounds=60, eval_every=60
+    ).x
     assert torch.allclose(plain, sent, atol=1e-6)
     assert torch.allclose(plain, average, atol=1e-9)
 
@@ -92,10 +101,16 @@ def test_what_loses_nothing_is_gradient_descent() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_extrapolation_needs_fewer_rounds(name: str) -> None:
     q = Quadratics.on(name)
-    plain = residual(q, fedfw.simulate(q.problem, fedfw.FedPGD(q.constraint), rounds=40, eval_every=40).x)
+    plain = residual(
+        q, fedfw.simulate(q.problem, fedfw.FedPGD(q.constraint), rounds=40, eval_every=40).x
+    )
     seen: list[torch.Tensor] = []
     algorithm = fedfw.FedPGD(q.constraint, extrapolation="nesterov")
-    options: dict[str, Any] = {"rounds": 150, "eval_every": 150, "callbacks": lambda s: seen.append(s.xbar.clone())}
+    options: dict[str, Any] = {
+        "rounds": 150,
+        "eval_every": 150,
+        "callbacks": lambda s: seen.append(s.xbar.clone()),
+    }
     run = fedfw.simulate(q.problem, algorithm, **options)
     assert residual(q, seen[40 - 1]) <= max(plain, 1e-9)
     assert residual(q, run.x) < 1e-9
@@ -125,6 +140,8 @@ def test_what_goes_down_can_be_compressed_and_the_optimum_is_reached(dtype: torc
         assert residual(q, run.x) < 1e-4, algorithm
         assert q.constraint.contains(run.x)
     oracles = (fedfw.FrankWolfe(q.constraint, compress_down=down) for down in ("none", "topk:2"))
-    dense, short = (fedfw.simulate(problem(q, dtype), one, rounds=150, eval_every=150) for one in oracles)
+    dense, short = (
+        fedfw.simulate(problem(q, dtype), one, rounds=150, eval_every=150) for one in oracles
+    )
     assert residual(q, short.x) < 0.05
     assert short.history.total("bytes_down") < dense.history.total("bytes_down")

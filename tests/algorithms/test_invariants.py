@@ -34,14 +34,18 @@ def algorithms(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
         fedfw.FedFWPlus(D, penalty=LAM, momentum=0.5, schedule="nonconvex"),
         fedfw.FedFWSto(D, penalty=LAM),
         fedfw.FedFWAnchored(D, anchor_every=4),
-        fedfw.FedFWAnchored(D, anchor_every=4, momentum=0.9, penalty=LAM, schedule="linear-decay:0.3"),
+        fedfw.FedFWAnchored(
+            D, anchor_every=4, momentum=0.9, penalty=LAM, schedule="linear-decay:0.3"
+        ),
     ]
 
 
 @pytest.mark.parametrize("attendance", ATTENDANCE)
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("local_steps", [1, 3])
-def test_mean_membership_and_duals_in_every_round(name: str, attendance: str, local_steps: int) -> None:
+def test_mean_membership_and_duals_in_every_round(
+    name: str, attendance: str, local_steps: int
+) -> None:
     q = Quadratics.on(name)
     held: list[tuple[Tensor, Tensor]] = []  # what the clients and the server have after every round
     duals: list[tuple[Tensor, Tensor]] = []
@@ -52,7 +56,9 @@ def test_mean_membership_and_duals_in_every_round(name: str, attendance: str, lo
         if "y" in clients:
             duals.append((clients["y"].mean(0), server.vectors["ybar"].clone()))
         if "c" in server.vectors:
-            duals.append((clients["c"].sum(0) / clients["anchored"].sum(), server.vectors["c"].clone()))
+            duals.append(
+                (clients["c"].sum(0) / clients["anchored"].sum(), server.vectors["c"].clone())
+            )
 
     for algorithm in algorithms(q.constraint):
         held.clear()
@@ -92,7 +98,10 @@ def frank_wolfe_path(q: Quadratics, rounds: int) -> torch.Tensor:
 def test_one_client_is_frank_wolfe(name: str) -> None:
     q = Quadratics.on(name, n=1)
     expected = frank_wolfe_path(q, 30)
-    for algorithm in (fedfw.FedFW(q.constraint, penalty=1.0), fedfw.FedFWPlus(q.constraint, penalty=1.0)):
+    for algorithm in (
+        fedfw.FedFW(q.constraint, penalty=1.0),
+        fedfw.FedFWPlus(q.constraint, penalty=1.0),
+    ):
         run = fedfw.simulate(q.problem, algorithm, rounds=30, eval_every=30)
         assert torch.allclose(run.x, expected, atol=1e-10)
 
@@ -121,7 +130,8 @@ def test_renaming_clients_changes_nothing(name: str) -> None:
     renamed = quadratic_problem(q.A[order], q.c[order], q.start)
     for algorithm in algorithms(q.constraint):
         one, other = (
-            fedfw.simulate(problem, algorithm, rounds=25, eval_every=25).x for problem in (q.problem, renamed)
+            fedfw.simulate(problem, algorithm, rounds=25, eval_every=25).x
+            for problem in (q.problem, renamed)
         )
         assert torch.allclose(one, other, atol=1e-9)
 
@@ -129,11 +139,16 @@ def test_renaming_clients_changes_nothing(name: str) -> None:
 def test_a_gradient_that_is_not_finite_names_client_and_round() -> None:
     """The loss is finite, its derivative is not."""
     problem = fedfw.Problem.from_losses(
-        [lambda x: x.square().sum(), lambda x: x.abs().sqrt().sum()], torch.zeros(3, dtype=torch.float64)
+        [lambda x: x.square().sum(), lambda x: x.abs().sqrt().sum()],
+        torch.zeros(3, dtype=torch.float64),
     )
     for every in (1, 20):
-        with pytest.raises(fedfw.NonFiniteError, match=r"round 1: NaN or infinity in .* client \[1\]") as caught:
-            fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=LAM), rounds=20, eval_every=every)
+        with pytest.raises(
+            fedfw.NonFiniteError, match=r"round 1: NaN or infinity in .* client \[1\]"
+        ) as caught:
+            fedfw.simulate(
+                problem, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=LAM), rounds=20, eval_every=every
+            )
         assert caught.value.rows == (1,)
 
 
@@ -146,7 +161,9 @@ class TestCounterexample:
     @pytest.mark.parametrize("local_steps", [1, 5])
     def test_local_steps_and_averaging_stay_at_zero(self, local_steps: int) -> None:
         naive = fedfw.NaiveFW(self.D, schedule="constant:0.3")
-        run = fedfw.simulate(self.problem, naive, rounds=100, eval_every=100, local_steps=local_steps)
+        run = fedfw.simulate(
+            self.problem, naive, rounds=100, eval_every=100, local_steps=local_steps
+        )
         assert abs(float(run.x)) < 1e-12
         assert run.history[-1].gap > 1
 
@@ -164,11 +181,15 @@ class TestCounterexample:
             assert abs(path[t - 1] - 2 / (2 + lam * (t + 2) ** 0.5)) < 0.01
 
     def test_fedfw_plus_reaches_the_optimum(self) -> None:
-        run = fedfw.simulate(self.problem, fedfw.FedFWPlus(self.D, penalty=1.0), rounds=1000, eval_every=1000)
+        run = fedfw.simulate(
+            self.problem, fedfw.FedFWPlus(self.D, penalty=1.0), rounds=1000, eval_every=1000
+        )
         assert abs(1 - float(run.x)) < 0.001
 
     def test_anchors_reach_it_at_once(self) -> None:
-        run = fedfw.simulate(self.problem, fedfw.FedFWAnchored(self.D, anchor_every=5), rounds=20, eval_every=20)
+        run = fedfw.simulate(
+            self.problem, fedfw.FedFWAnchored(self.D, anchor_every=5), rounds=20, eval_every=20
+        )
         assert float(run.x) == pytest.approx(1.0)
 
 
@@ -189,7 +210,9 @@ class TestSchedules:
             ("linear-decay:0.2", 1.0, 1000, 501, 0.1, 10.0, 1.0),
         ],
     )
-    def test_by_name(self, name: str, p: float, horizon: int, t: int, eta: float, growth: float, rho: float) -> None:
+    def test_by_name(
+        self, name: str, p: float, horizon: int, t: int, eta: float, growth: float, rho: float
+    ) -> None:
         schedule = fedfw.schedules.make_schedule(name, p, horizon)
         assert schedule.eta(t) == pytest.approx(eta)
         assert schedule.growth(t) == pytest.approx(growth)
@@ -201,14 +224,20 @@ class TestSchedules:
         for algorithm in (fedfw.FedFW, fedfw.FedFWPlus, fedfw.FedFWAnchored):
             run = fedfw.simulate(bumpy.problem, algorithm(bumpy.constraint, penalty=LAM), rounds=8)
             assert (run.algorithm.momentum, run.algorithm.schedule) == (0.9, "linear-decay:0.05")
-            assert [r.eta for r in run.history] == [pytest.approx(0.05 * (8 - t) / 8) for t in range(8)]
+            assert [r.eta for r in run.history] == [
+                pytest.approx(0.05 * (8 - t) / 8) for t in range(8)
+            ]
             given = algorithm(bumpy.constraint, penalty=LAM, schedule="convex")
             kept = fedfw.simulate(bumpy.problem, given, rounds=1).algorithm
             assert (kept.momentum, kept.schedule) == (0.9, "convex")
-        flat = fedfw.simulate(Quadratics.on("l2").problem, fedfw.FedFW(bumpy.constraint, penalty=LAM), rounds=1)
+        flat = fedfw.simulate(
+            Quadratics.on("l2").problem, fedfw.FedFW(bumpy.constraint, penalty=LAM), rounds=1
+        )
         assert flat.algorithm.momentum == 0.0
 
-    @pytest.mark.parametrize("name", ["cosine", "constant", "constant:2", "linear-decay:x", "convex:3"])
+    @pytest.mark.parametrize(
+        "name", ["cosine", "constant", "constant:2", "linear-decay:x", "convex:3"]
+    )
     def test_unknown_ones_are_refused_with_the_known(self, name: str) -> None:
         with pytest.raises(ValueError, match="expected one of convex, nonconvex"):
             fedfw.schedules.make_schedule(name, 1.0, 10)
@@ -224,14 +253,28 @@ class TestSchedules:
     [
         (lambda D: fedfw.FedFW(D, penalty=-1.0), "penalty=-1.0, expected a number of at least 0"),
         (lambda D: fedfw.FedFW(D, penalty="some"), "penalty='some', expected a number"),
-        (lambda D: fedfw.FedFW(D, penalty="auto:x"), "penalty='auto:x', expected .* a multiple such as \"auto:3\""),
+        (
+            lambda D: fedfw.FedFW(D, penalty="auto:x"),
+            "penalty='auto:x', expected .* a multiple such as \"auto:3\"",
+        ),
         (lambda D: fedfw.FedFW(D, penalty="theory:-1"), "penalty='theory:-1', expected"),
-        (lambda D: fedfw.FedFW(D, momentum=1.0), "momentum=1.0, expected a number of at least 0 and below 1, or auto"),
-        (lambda D: fedfw.FedFWAnchored(D, anchor_every=0), "anchor_every=0, expected a whole number of at least 1"),
-        (lambda D: fedfw.FrankWolfe(D, schedule=3), "schedule=3, expected one of convex, nonconvex"),
+        (
+            lambda D: fedfw.FedFW(D, momentum=1.0),
+            "momentum=1.0, expected a number of at least 0 and below 1, or auto",
+        ),
+        (
+            lambda D: fedfw.FedFWAnchored(D, anchor_every=0),
+            "anchor_every=0, expected a whole number of at least 1",
+        ),
+        (
+            lambda D: fedfw.FrankWolfe(D, schedule=3),
+            "schedule=3, expected one of convex, nonconvex",
+        ),
     ],
 )
-def test_bad_options_are_refused(build: Callable[[fedfw.ConstraintSet], object], message: str) -> None:
+def test_bad_options_are_refused(
+    build: Callable[[fedfw.ConstraintSet], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build(fedfw.L1Ball(1.0))
 
@@ -246,7 +289,9 @@ def test_bad_options_are_refused(build: Callable[[fedfw.ConstraintSet], object],
         lambda D: fedfw.FedFW(D, 1.0),  # options are given by name
     ],
 )
-def test_options_that_an_algorithm_does_not_have_are_refused(build: Callable[[fedfw.ConstraintSet], object]) -> None:
+def test_options_that_an_algorithm_does_not_have_are_refused(
+    build: Callable[[fedfw.ConstraintSet], object],
+) -> None:
     with pytest.raises(TypeError):
         build(fedfw.L1Ball(1.0))
 
@@ -258,11 +303,17 @@ def test_a_text_stands_for_a_set(name: str) -> None:
     assert algorithm("l2:10") == algorithm(fedfw.L2Ball(10))
 
 
-@pytest.mark.parametrize("attendance", [lambda t: range(5), lambda t: [t % 5, (3 * t + 1) % 5] if t % 4 else []])
+@pytest.mark.parametrize(
+    "attendance", [lambda t: range(5), lambda t: [t % 5, (3 * t + 1) % 5] if t % 4 else []]
+)
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 @pytest.mark.parametrize("gradient_at", ["xbar", "own"])
-def test_anchored_with_momentum_is_its_transcription(gradient_at: str, penalty: float, attendance: Any) -> None:
-    """The corrected gradient is averaged, with every client's own last anchor; the penalty is added to the average."""
+def test_anchored_with_momentum_is_its_transcription(
+    gradient_at: str, penalty: float, attendance: Any
+) -> None:
+    """The corrected gradient is averaged, with every client's own last anchor; the penalty is added
+    to the average.
+    """
     n, p, every, beta, rounds, D = 5, 6, 4, 0.9, 30, fedfw.Box(-1.0, 0.5)
     A, c = random_quadratics(n, p, 10.0, 1.0, 0)
     problem = quadratic_problem(A, c, torch.zeros(p, dtype=torch.float64))
@@ -277,7 +328,12 @@ def test_anchored_with_momentum_is_its_transcription(gradient_at: str, penalty: 
     )
     options = {"rounds": rounds, "participation": attendance, "eval_every": rounds}
     fedfw.simulate(problem, algorithm, callbacks=lambda s: seen.append(s.xbar.clone()), **options)
-    X, anchors, d, met = torch.zeros(n, p).double(), dict[int, Tensor](), torch.zeros(n, p).double(), [False] * n
+    X, anchors, d, met = (
+        torch.zeros(n, p).double(),
+        dict[int, Tensor](),
+        torch.zeros(n, p).double(),
+        [False] * n,
+    )
     for t in range(1, rounds + 1):
         present, eta, lam = sorted(set(attendance(t))), 2 / (t + 1), penalty * (t + 1) ** 0.5
         xbar = X.mean(0)

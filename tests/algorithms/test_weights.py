@@ -1,4 +1,6 @@
-"""Weights of clients: methods that average weigh in one way, so they agree wherever their equations are the same."""
+"""Weights of clients: methods that average weigh in one way, so they agree wherever their equations
+are the same.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -14,7 +16,9 @@ from fedfw.simulation import Simulation
 
 N, P, LR = 5, 6, 0.04
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-WEIGHTS = pytest.mark.parametrize("weights", [None, (1.0, 1.0, 8.0, 2.0, 0.5)], ids=["equal", "unequal"])
+WEIGHTS = pytest.mark.parametrize(
+    "weights", [None, (1.0, 1.0, 8.0, 2.0, 0.5)], ids=["equal", "unequal"]
+)
 STEPS = pytest.mark.parametrize("local_steps", [1, 3])
 ATTENDANCE = pytest.mark.parametrize(
     "participation", [1.0, lambda t: [t % N, (t + 2) % N, 4][: 1 + t % 3]], ids=["everyone", "some"]
@@ -31,10 +35,15 @@ def problem(weights: tuple[float, ...] | None, dtype: torch.dtype) -> fedfw.Prob
 
 
 def end_of(
-    algorithm: fedfw.Algorithm, weights: tuple[float, ...] | None, dtype: torch.dtype, **options: Any
+    algorithm: fedfw.Algorithm,
+    weights: tuple[float, ...] | None,
+    dtype: torch.dtype,
+    **options: Any,
 ) -> torch.Tensor:
     rounds = options.pop("rounds", 6)
-    return fedfw.simulate(problem(weights, dtype), algorithm, rounds=rounds, eval_every=rounds, **options).x
+    return fedfw.simulate(
+        problem(weights, dtype), algorithm, rounds=rounds, eval_every=rounds, **options
+    ).x
 
 
 def assert_same(algorithms: list[fedfw.Algorithm], *run: Any, **options: Any) -> None:
@@ -46,7 +55,9 @@ def assert_same(algorithms: list[fedfw.Algorithm], *run: Any, **options: Any) ->
         assert torch.allclose(other, first, atol=rough), algorithm
 
 
-def written_out(weights: tuple[float, ...] | None, local_steps: int, participation: Any, D: Any) -> torch.Tensor:
+def written_out(
+    weights: tuple[float, ...] | None, local_steps: int, participation: Any, D: Any
+) -> torch.Tensor:
     """FedAvg by its formula, in float64: docs/algorithms.md, "Weights of clients"."""
     A, c = random_quadratics(N, P, 10.0, 1.0, 0)
     w = torch.tensor(weights or (1.0,) * N, dtype=torch.float64)
@@ -116,7 +127,9 @@ def test_without_a_projection_dual_averaging_and_adam_are_fedavg(
 @DTYPES
 @WEIGHTS
 @STEPS
-def test_the_first_round_of_control_variates_is_fedavg(local_steps: int, weights: Any, dtype: torch.dtype) -> None:
+def test_the_first_round_of_control_variates_is_fedavg(
+    local_steps: int, weights: Any, dtype: torch.dtype
+) -> None:
     same: list[fedfw.Algorithm] = [fedfw.FedAvg(FREE, lr=LR), fedfw.Scaffold(FREE, lr=LR)]
     for participation in (1.0, lambda t: [0, 2]):
         options = {"rounds": 1, "local_steps": local_steps, "participation": participation}
@@ -126,7 +139,9 @@ def test_the_first_round_of_control_variates_is_fedavg(local_steps: int, weights
 @DTYPES
 @WEIGHTS
 @ATTENDANCE
-def test_one_local_step_is_a_step_along_the_mean_gradient(participation: Any, weights: Any, dtype: torch.dtype) -> None:
+def test_one_local_step_is_a_step_along_the_mean_gradient(
+    participation: Any, weights: Any, dtype: torch.dtype
+) -> None:
     """FedProx takes the shorter step 1 / (1/lr + mu); FedPGD takes FedAvg's, at the server."""
     mu = 3.0
     same: list[fedfw.Algorithm] = [
@@ -148,7 +163,9 @@ def test_oracle_steps_without_what_is_shared_are_local_muon(
     local_steps: int, participation: Any, weights: Any, dtype: torch.dtype
 ) -> None:
     common: dict[str, Any] = {"momentum": 0.0, "schedule": "constant:0.2"}
-    visits = common if local_steps > 1 else common | {"momentum": "auto"}  # one step has no momentum in LocalMuon
+    visits = (
+        common if local_steps > 1 else common | {"momentum": "auto"}
+    )  # one step has no momentum in LocalMuon
     same: list[fedfw.Algorithm] = [
         fedfw.contrib.LocalMuon(BALL, **visits),
         fedfw.contrib.FedMuon(BALL, alignment=0.0, **common),
@@ -163,7 +180,9 @@ def test_oracle_steps_without_what_is_shared_are_local_muon(
 @DTYPES
 @WEIGHTS
 @ATTENDANCE
-def test_oracle_steps_at_the_server_are_frank_wolfe(participation: Any, weights: Any, dtype: torch.dtype) -> None:
+def test_oracle_steps_at_the_server_are_frank_wolfe(
+    participation: Any, weights: Any, dtype: torch.dtype
+) -> None:
     common: dict[str, Any] = {"momentum": 0.5, "schedule": "constant:0.2"}
     same: list[fedfw.Algorithm] = [
         fedfw.FrankWolfe(BALL, **common),
@@ -178,7 +197,9 @@ def test_oracle_steps_at_the_server_are_frank_wolfe(participation: Any, weights:
 @DTYPES
 @WEIGHTS
 @pytest.mark.parametrize("how", ["topk:2", "bits:4", "sign"])
-def test_the_memory_of_compressed_vectors_is_their_weighted_sum(how: str, weights: Any, dtype: torch.dtype) -> None:
+def test_the_memory_of_compressed_vectors_is_their_weighted_sum(
+    how: str, weights: Any, dtype: torch.dtype
+) -> None:
     def watch(simulation: Simulation) -> None:
         h, total = simulation.clients["h"], simulation.server.vectors["h"]
         expected = (simulation.problem.weights[:, None] * N * h).sum(0)
@@ -208,23 +229,38 @@ def test_the_memory_is_of_the_clients_that_there_are() -> None:
 @WEIGHTS
 def test_compressed_and_unequal_still_reach_the_minimiser(weights: Any) -> None:
     best = fedfw.solve(problem(weights, torch.float64), BALL, tol=1e-9)
-    for algorithm in (fedfw.FedAvg(BALL, lr=0.02, compress="topk:2"), fedfw.FedPGD(BALL, lr=0.02, compress="topk:2")):
+    for algorithm in (
+        fedfw.FedAvg(BALL, lr=0.02, compress="topk:2"),
+        fedfw.FedPGD(BALL, lr=0.02, compress="topk:2"),
+    ):
         x = end_of(algorithm, weights, torch.float64, rounds=400, participation=0.5)
         assert best.residual(problem(weights, torch.float64).value(x)) < 1e-4, algorithm
 
 
 def test_a_step_size_by_theory_fits_the_losses_on_which_steps_are_taken() -> None:
-    """A client of small weight may be the steepest: steps on its own loss must not be longer than it bears."""
+    """A client of small weight may be the steepest: steps on its own loss must not be longer than
+    it bears.
+    """
     A = torch.stack([torch.eye(2), 40 * torch.eye(2)]).double()
-    steep = quadratic_problem(A, torch.ones(2, 2).double(), torch.zeros(2).double(), weights=(0.95, 0.05))
+    steep = quadratic_problem(
+        A, torch.ones(2, 2).double(), torch.zeros(2).double(), weights=(0.95, 0.05)
+    )
     assert steep.smoothness() == pytest.approx(4.0)
     assert steep.local_smoothness() == pytest.approx(40.0)
     D = fedfw.L2Ball(5.0)
     for cls, L in ((fedfw.FedAvg, 40.0), (fedfw.FedCM, 40.0), (fedfw.FedDR, 4.0)):
         run = fedfw.simulate(steep, cls(D, lr="theory"), rounds=3, local_steps=3)
         assert run.plan.lr == pytest.approx(1 / L), cls
-    losses = [r.loss for r in fedfw.simulate(steep, fedfw.FedAvg(D, lr="theory"), rounds=40, local_steps=3).history]
+    losses = [
+        r.loss
+        for r in fedfw.simulate(
+            steep, fedfw.FedAvg(D, lr="theory"), rounds=40, local_steps=3
+        ).history
+    ]
     assert losses == sorted(losses, reverse=True)
     known = Setting(n=2, constraint=D, shape=(2,), convex=True, smoothness=lambda: 8.0)
     assert fedfw.FedAvg(D, lr="theory").plan(known).lr == 1 / 8
-    assert fedfw.FedAvg(D, lr="theory").plan(replace(known, local_smoothness=lambda: 16.0)).lr == 1 / 16
+    assert (
+        fedfw.FedAvg(D, lr="theory").plan(replace(known, local_smoothness=lambda: 16.0)).lr
+        == 1 / 16
+    )

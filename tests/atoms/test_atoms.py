@@ -45,7 +45,9 @@ def gradient(shape: Shape, seed: int = 0) -> torch.Tensor:
     ],
     ids=lambda value: repr(value) if isinstance(value, ConstraintSet) else None,
 )
-def test_promised_bytes(constraint: ConstraintSet, shape: Shape, precision: torch.dtype, payload: int) -> None:
+def test_promised_bytes(
+    constraint: ConstraintSet, shape: Shape, precision: torch.dtype, payload: int
+) -> None:
     assert len(constraint.lmo(gradient(shape), precision=precision).to_bytes()) == payload + FRAME
 
 
@@ -64,7 +66,12 @@ DECODED: list[tuple[ConstraintSet, Shape]] = [
     (fedfw.Spectrahedron(1.0), (4, 4)),
     (fedfw.Birkhoff(), (6, 6)),
     (fedfw.Hull(torch.eye(5)), (5,)),
-    (fedfw.Product({"weight": fedfw.NuclearBall(1.0), "*": fedfw.KSparse(2)}).bind(torch.nn.Linear(4, 3)), (15,)),
+    (
+        fedfw.Product({"weight": fedfw.NuclearBall(1.0), "*": fedfw.KSparse(2)}).bind(
+            torch.nn.Linear(4, 3)
+        ),
+        (15,),
+    ),
     (fedfw.NuclearBall(1.0).bind(torch.nn.Linear(4, 3)), (15,)),
 ]
 
@@ -94,8 +101,13 @@ def test_a_hundred_thousand_hostile_strings_raise_only_atom_error() -> None:
             accepted[which].append((bytes(data), atom))
     for (D, _), atoms in zip(DECODED, accepted, strict=True):
         for some in (atoms[begin : begin + 200] for begin in range(0, len(atoms), 200)):
-            inside = D.contains(torch.stack([atom.dense(torch.float64) for _, atom in some]), 1e-5, batch=True)
-            assert all(inside), (D, [data for (data, _), well in zip(some, inside, strict=True) if not well])
+            inside = D.contains(
+                torch.stack([atom.dense(torch.float64) for _, atom in some]), 1e-5, batch=True
+            )
+            assert all(inside), (
+                D,
+                [data for (data, _), well in zip(some, inside, strict=True) if not well],
+            )
     assert refused > 30_000
     assert sum(map(len, accepted)) > 1_000  # a mutated index is another atom of the set: harmless
 
@@ -110,7 +122,9 @@ def test_accepts_refuses_what_lies_outside() -> None:
     assert not l1.accepts(dataclasses.replace(atom, indices=torch.tensor([[6]])), shape)
     assert not l1.accepts(atom, (7,))
     assert not l1.accepts(fedfw.L2Ball(1.0).lmo(gradient(shape)), shape)
-    twice = dataclasses.replace(atom, indices=torch.tensor([[1, 1]]), signs=torch.ones(1, 2, dtype=torch.int8))
+    twice = dataclasses.replace(
+        atom, indices=torch.tensor([[1, 1]]), signs=torch.ones(1, 2, dtype=torch.int8)
+    )
     assert not l1.accepts(twice, shape)
 
     l2 = fedfw.L2Ball(1.0)
@@ -118,7 +132,9 @@ def test_accepts_refuses_what_lies_outside() -> None:
         assert not l2.accepts(Dense(shape=shape, values=torch.full((1, 6), value)), shape)
 
     support = fedfw.KSupport(2, 1.0)
-    wide = SparseValues(shape=shape, indices=torch.arange(6)[None], values=torch.full((1, 6), 6**-0.5), scale=1.0)
+    wide = SparseValues(
+        shape=shape, indices=torch.arange(6)[None], values=torch.full((1, 6), 6**-0.5), scale=1.0
+    )
     assert not support.accepts(wide, shape)  # l2 norm 1, but six non-zeros
 
     nuclear = fedfw.NuclearBall(1.0)
@@ -147,7 +163,9 @@ def test_factors_that_would_overflow_are_not_accepted(
     left = torch.tensor(u, dtype=torch.float64).reshape(1, 2, 1)
     right = left if v is None else torch.tensor(v, dtype=torch.float64).reshape(1, 2, 1)
     scale = constraint.r  # type: ignore[attr-defined]
-    atom = LowRank(shape=(2, 2), precision=torch.float64, u=left, v=right, scale=scale, symmetric=v is None)
+    atom = LowRank(
+        shape=(2, 2), precision=torch.float64, u=left, v=right, scale=scale, symmetric=v is None
+    )
     assert not constraint.accepts(atom, (2, 2))
 
 
@@ -185,9 +203,13 @@ def test_index_sets_come_back(case: tuple[int, np.ndarray], signed: bool) -> Non
     assert bits.index_set_nbytes(indices[None], p, len(extra)) == len(encoded)
 
 
-@pytest.mark.parametrize(("p", "k"), [(7850, 79), (1000, 500), (100_000, 1000), (10**6, 10**4), (10**5, 99_000)])
+@pytest.mark.parametrize(
+    ("p", "k"), [(7850, 79), (1000, 500), (100_000, 1000), (10**6, 10**4), (10**5, 99_000)]
+)
 def test_uniform_index_sets_are_near_the_information(p: int, k: int) -> None:
-    information = (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2) / 8
+    information = (
+        (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2) / 8
+    )
     indices = np.sort(np.random.default_rng(0).choice(p, k, replace=False))
     assert information <= bits.index_set_nbytes(indices[None], p, 0) <= 1.03 * information + 1
 
@@ -201,7 +223,9 @@ def test_small_index_sets_meet_the_information_exactly() -> None:
 @given(st.permutations(list(range(13))))
 def test_permutations_come_back(order: list[int]) -> None:
     encoded = bits.write_permutation(np.array(order))
-    assert len(encoded) == bits.permutation_nbytes(13) == math.ceil(math.log2(math.factorial(13)) / 8)
+    assert (
+        len(encoded) == bits.permutation_nbytes(13) == math.ceil(math.log2(math.factorial(13)) / 8)
+    )
     assert bits.read_permutation(bits.Reader(encoded), 13).tolist() == order
 
 
@@ -233,7 +257,9 @@ def vectors(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 def read(data: bytes, bits: int, sizes: tuple[int, ...]) -> Quantised:
     p, reader = sum(sizes), Reader(data)
-    atom = read_framed(reader, {Quantised: lambda r, q: Quantised.read(r, q, shape=(p,), bits=bits, sizes=sizes)})
+    atom = read_framed(
+        reader, {Quantised: lambda r, q: Quantised.read(r, q, shape=(p,), bits=bits, sizes=sizes)}
+    )
     reader.finish()
     assert isinstance(atom, Quantised)
     return atom
@@ -245,7 +271,9 @@ def blocks_of(x: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @given(vectors(), st.sampled_from([2, 4, 8]))
 @settings(max_examples=150, deadline=None)
-def test_a_vector_comes_back_within_the_stated_error(case: tuple[torch.Tensor, tuple[int, ...]], bits: int) -> None:
+def test_a_vector_comes_back_within_the_stated_error(
+    case: tuple[torch.Tensor, tuple[int, ...]], bits: int
+) -> None:
     x, sizes = case
     atoms = Quantised.nearest(x, shape=(x.shape[1],), bits=bits, sizes=sizes)
     assert atoms.nbytes == sum(len(atom.to_bytes()) for atom in atoms)
@@ -260,15 +288,23 @@ def test_a_vector_comes_back_within_the_stated_error(case: tuple[torch.Tensor, t
             read(data[:-1], bits, sizes)
         with pytest.raises(AtomError):
             read(data + b"\0", bits, sizes)
-        tiny = torch.finfo(torch.bfloat16).tiny  # below it steps of scales are coarser than steps of levels
-        for one, near in zip(blocks_of(row, sizes), blocks_of(back.dense(x.dtype), sizes), strict=True):
+        tiny = torch.finfo(
+            torch.bfloat16
+        ).tiny  # below it steps of scales are coarser than steps of levels
+        for one, near in zip(
+            blocks_of(row, sizes), blocks_of(back.dense(x.dtype), sizes), strict=True
+        ):
             allowed = float(one.abs().max()) / (2 * LARGEST[bits])
-            assert float((one.double() - near.double()).abs().max()) <= allowed * (1 + 1 / 256) + tiny
+            assert (
+                float((one.double() - near.double()).abs().max()) <= allowed * (1 + 1 / 256) + tiny
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_of_four_bits(dtype: torch.dtype) -> None:
-    """A frame, 16 bits of scale for 128 numbers, half a byte a number: less than 1 / 7.7 of float32."""
+    """A frame, 16 bits of scale for 128 numbers, half a byte a number: less than 1 / 7.7 of
+    float32.
+    """
     p = 7850
     atom = Quantised.nearest(torch.ones(1, p, dtype=dtype), shape=(p,), bits=4, sizes=(p,))[0]
     assert len(atom.to_bytes()) == atom.nbytes == 1 + 2 * 62 + 3925
@@ -280,7 +316,10 @@ def test_bytes_of_four_bits(dtype: torch.dtype) -> None:
 def test_hostile_bytes_raise_only_atom_error(bits: int) -> None:
     rng, sizes = random.Random(0), (5, 300)
     genuine = Quantised.nearest(
-        torch.randn(1, 305, generator=torch.Generator().manual_seed(0)), shape=(305,), bits=bits, sizes=sizes
+        torch.randn(1, 305, generator=torch.Generator().manual_seed(0)),
+        shape=(305,),
+        bits=bits,
+        sizes=sizes,
     )[0].to_bytes()
     refused = 0
     for trial in range(3000):

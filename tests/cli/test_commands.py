@@ -39,7 +39,9 @@ def test_import_needs_torch_numpy_and_scipy_alone() -> None:
         "import sys, fedfw; top = {name.partition('.')[0] for name in sys.modules};"
         "print(sorted(top & {'sklearn', 'matplotlib', 'flwr', 'dp_accounting', 'hypothesis', 'pandas'}))"
     )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert out.strip() == "[]"
 
 
@@ -53,7 +55,9 @@ def test_what_stands_before_a_superlink_does_without_torch(verb: str) -> None:
         "except SystemExit as end:\n"
         "    print(end.code, 'torch' in sys.modules)\n"
     )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert "--listen" in out
     assert out.splitlines()[-1] == "0 False"
 
@@ -62,9 +66,15 @@ def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
     """In a process of its own, because pytest takes warnings to itself."""
     flags = ["--model", "mlp", "--constraint", "l2:0.1", "--rounds", "1", "--out", tmp_path / "r"]
     done = run_python(["-m", "fedfw", "run", *flags], loaded=NETWORKS)
-    noted = [line for line in done.stderr.splitlines() if "begins at the nearest point of the set" in line]
+    noted = [
+        line
+        for line in done.stderr.splitlines()
+        if "begins at the nearest point of the set" in line
+    ]
     assert len(noted) == 1
-    assert noted[0].startswith("fedfw run: note: the model's parameters lie outside of the constraint set")
+    assert noted[0].startswith(
+        "fedfw run: note: the model's parameters lie outside of the constraint set"
+    )
     assert ".py" not in done.stderr
 
 
@@ -76,7 +86,9 @@ def test_an_interrupt_while_torch_is_imported_ends_in_one_line() -> None:
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('it went on')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nfedfw run: interrupted\n")
 
 
@@ -111,16 +123,24 @@ def test_a_run_without_options_is_what_its_help_says(capsys: pytest.CaptureFixtu
     text = help_of(capsys, "run")
     config = completed(RunConfig(), load(RunConfig()))
     assert f"[{config.algorithm} with momentum {config.get('momentum')}]" in text
-    assert f"[{config.constraint} for digits, else l1:30; networks l2:10 each; completion nuclear:500]" in text
+    assert (
+        f"[{config.constraint} for digits, else l1:30; networks l2:10 each; completion nuclear:500]"
+        in text
+    )
     assert "[all; 64 for fedfw-sto]" in text
     for name, algorithm in ALGORITHMS.items():
-        assert completed(RunConfig(algorithm=name), load(RunConfig())).batch_size == algorithm.usual_batch
+        assert (
+            completed(RunConfig(algorithm=name), load(RunConfig())).batch_size
+            == algorithm.usual_batch
+        )
 
 
 # --- ``fedfw advise``: text, JSON, another table, and what is refused ---
 
 
-def test_the_advice_names_a_command_and_a_measured_problem(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_advice_names_a_command_and_a_measured_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["advise", "l1:10"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "fedfw run --constraint l1:10 --algorithm fedfw" in said
@@ -129,7 +149,10 @@ def test_the_advice_names_a_command_and_a_measured_problem(capsys: pytest.Captur
 
 
 def test_the_advised_command_runs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_plots: None
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_plots: None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["advise", "l1:10", "--sees", "sums", "--json"]) == 0
@@ -137,11 +160,14 @@ def test_the_advised_command_runs(
     assert main(["run", "--constraint", "l1:10", *flags, "--rounds", "2"]) == 0
 
 
-# --- The last lines of a run: sums of gradients are spoken of where the clients' disagreement costs, and only there ---
+# --- The last lines of a run: sums of gradients are spoken of where the clients' disagreement
+# costs, and only there ---
 
 
 def test_what_disagreement_costs_two_clients_who_want_opposite_things() -> None:
-    """Without a penalty they go to 1 and -1, where their losses are 4 and 0; the model stays at 0, where F is 5."""
+    """Without a penalty they go to 1 and -1, where their losses are 4 and 0; the model stays at 0,
+    where F is 5.
+    """
     algorithm = fedfw.FedFW(fedfw.Box(-1.0, 1.0), penalty=0.0)
     run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=1)
     assert cost_of_disagreement(run) == pytest.approx(3.0, abs=1e-12)
@@ -156,8 +182,14 @@ def test_what_disagreement_costs_two_clients_who_want_opposite_things() -> None:
         (("--partition", "dirichlet:0.1", "--constraint", "l1:30"), True),
         (("--partition", "iid", "--constraint", "l1:10"), False),
         (("--partition", "iid", "--constraint", "l1:30"), False),
-        (("--partition", "dirichlet:1", "--constraint", "l1:100"), False),  # anchors would cost 4 points of accuracy
-        (("--partition", "labels:3", "--constraint", "l1:10", "--algorithm", "fedfw-anchored"), False),
+        (
+            ("--partition", "dirichlet:1", "--constraint", "l1:100"),
+            False,
+        ),  # anchors would cost 4 points of accuracy
+        (
+            ("--partition", "labels:3", "--constraint", "l1:10", "--algorithm", "fedfw-anchored"),
+            False,
+        ),
         (("--partition", "labels:3", "--constraint", "l2:10"), False),
     ],
 )
@@ -171,12 +203,16 @@ def test_sums_are_advised_where_they_lower_the_loss(
 ) -> None:
     """Following the advice lowers the loss."""
     monkeypatch.chdir(tmp_path)
-    assert main(["run", *flags, "--eval-every", "100", "--out", "first"]) == 0  # the end is what counts
+    assert (
+        main(["run", *flags, "--eval-every", "100", "--out", "first"]) == 0
+    )  # the end is what counts
     told = capsys.readouterr().out
     assert ("The clients disagree" in told) is advised
     if advised:
         assert any(f"Measured on {problem.title}" in told for problem in measured().problems)
-        command = next(line for line in told.splitlines() if line.startswith("  fedfw run")).split()[2:]
+        command = next(
+            line for line in told.splitlines() if line.startswith("  fedfw run")
+        ).split()[2:]
         assert main(["run", *command, "--out", "second"]) == 0
         first, second = (fedfw_loss(text) for text in (told, capsys.readouterr().out))
         assert second < first
@@ -192,7 +228,10 @@ def fedfw_loss(told: str) -> float:
     [
         (("--partition", "dirichlet:1", "--constraint", "l1:10"), True),  # it falls from 63 to 57 %
         (("--partition", "labels:3", "--constraint", "l1:30"), True),  # from 86 to 79 %
-        (("--partition", "dirichlet:0.1", "--constraint", "l1:30"), False),  # it rises from 42 to 54 %
+        (
+            ("--partition", "dirichlet:0.1", "--constraint", "l1:30"),
+            False,
+        ),  # it rises from 42 to 54 %
         (("--partition", "labels:1", "--constraint", "l1:100"), False),  # from 24 to 85 %
     ],
 )
@@ -223,7 +262,11 @@ def test_list_tells_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert list(rows) == list(DATASETS)
     assert rows["digits"]["status"] == "built in"
     assert rows["mnist"]["status"] == "at hand"
-    assert (rows["mnist"]["train"], rows["mnist"]["classes"], rows["mnist"]["shape"]) == (60_000, 10, [1, 28, 28])
+    assert (rows["mnist"]["train"], rows["mnist"]["classes"], rows["mnist"]["shape"]) == (
+        60_000,
+        10,
+        [1, 28, 28],
+    )
     assert rows["mnist"]["partitions"] == ["writer"]
     assert rows["cifar10"]["status"] == f"missing: fedfw data get cifar10 --data-dir {tmp_path}"
     assert command.list_data(Namespace(data_dir=tmp_path, json=False)) == 0
@@ -232,14 +275,18 @@ def test_list_tells_what_is_at_hand(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert any("synthetic:published-3" in line for line in lines)
 
 
-def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = b"ratings"
     source = Source("http://127.0.0.1:9/file.txt", sha256(content).hexdigest())
     monkeypatch.setitem(SOURCES, "ml-100k", Collection("films", (source,), "Mind the terms."))
     with pytest.raises(OSError, match=r"http://127\.0\.0\.1:9/file\.txt"):
         command.get_data(Namespace(name="ml-100k", data_dir=tmp_path))
     (tmp_path / "films" / "file.txt").write_bytes(content)
-    assert command.get_data(Namespace(name="ml-100k", data_dir=tmp_path)) == 0  # the server is not asked
+    assert (
+        command.get_data(Namespace(name="ml-100k", data_dir=tmp_path)) == 0
+    )  # the server is not asked
     out = capsys.readouterr().out
     assert "Mind the terms." in out
     assert f"file.txt: already in {tmp_path / 'films'}" in out
@@ -250,7 +297,8 @@ def test_get(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
             command.get_data(Namespace(name=name, data_dir=tmp_path))
 
 
-# --- The epsilon calculator against the formula of the Gaussian mechanism, and against what a run plans ---
+# --- The epsilon calculator against the formula of the Gaussian mechanism, and against what a run
+# plans ---
 
 
 def told(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
@@ -266,7 +314,9 @@ def delta_of(eps: float, noise: float, rounds: int) -> float:
 
 
 @pytest.mark.parametrize(("eps", "rounds"), [(4.0, 100), (0.5, 10)])
-def test_the_noise_of_a_promise_is_the_least(capsys: pytest.CaptureFixture[str], eps: float, rounds: int) -> None:
+def test_the_noise_of_a_promise_is_the_least(
+    capsys: pytest.CaptureFixture[str], eps: float, rounds: int
+) -> None:
     noise = told(capsys, "--eps", str(eps), "--rounds", str(rounds))["noise"]
     assert isinstance(noise, float)
     assert delta_of(eps, noise, rounds) <= 1e-5 * 1.01
@@ -275,15 +325,24 @@ def test_the_noise_of_a_promise_is_the_least(capsys: pytest.CaptureFixture[str],
 
 def test_it_says_what_a_run_plans(capsys: pytest.CaptureFixture[str]) -> None:
     problem = fedfw.load_problem("digits", clients=4, partition="iid")
-    run = fedfw.simulate(problem, fedfw.FedFWPlus("l1:10"), rounds=3, privacy="eps=4,delta=1e-5,not_private_seed=1")
-    assert main(["privacy", "--eps", "4", "--rounds", "3", "--constraint", "l1:10", "--shape", "10x65"]) == 0
+    run = fedfw.simulate(
+        problem, fedfw.FedFWPlus("l1:10"), rounds=3, privacy="eps=4,delta=1e-5,not_private_seed=1"
+    )
+    assert (
+        main(
+            ["privacy", "--eps", "4", "--rounds", "3", "--constraint", "l1:10", "--shape", "10x65"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert run.privacy is not None
     assert "private choice of vertices" in out
     assert "private choice of vertices" in run.privacy
     assert f"{run.history[-1].epsilon:.4g}" in out
     assert "--privacy eps=4,delta=1e-05" in out
-    sampled = told(capsys, "--noise", "5", "--rounds", "10", "--batch-size", "10", "--samples", "1000")
+    sampled = told(
+        capsys, "--noise", "5", "--rounds", "10", "--batch-size", "10", "--samples", "1000"
+    )
     assert sampled["rate"] == 0.01
 
 
@@ -298,18 +357,27 @@ def test_it_says_what_a_run_plans(capsys: pytest.CaptureFixture[str]) -> None:
         (["--eps", "4", "--constraint", "nuclar:1"], "did you mean 'nuclear'?"),
     ],
 )
-def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
     assert main(["privacy", *flags]) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["privacy", "--eps", "4"], ["run", "--privacy", "eps=4,delta=1e-5"]])
+@pytest.mark.parametrize(
+    "command", [["privacy", "--eps", "4"], ["run", "--privacy", "eps=4,delta=1e-5"]]
+)
 def test_without_the_extra_there_is_one_line_that_names_no_package_index(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str], tmp_path: object
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    tmp_path: object,
 ) -> None:
     monkeypatch.chdir(str(tmp_path))
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    monkeypatch.setattr("fedfw.privacy.accounting._spent", __import__("fedfw").privacy.accounting._spent.__wrapped__)
+    monkeypatch.setattr(
+        "fedfw.privacy.accounting._spent", __import__("fedfw").privacy.accounting._spent.__wrapped__
+    )
     assert main(command) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines == [
@@ -332,7 +400,9 @@ def test_the_help_that_is_kept_is_that_of_the_command(
     assert help_of(capsys, "run") == kept
 
 
-def test_the_help_of_run_waits_neither_for_torch_nor_pydantic_and_the_library_not_for_pydantic() -> None:
+def test_the_help_of_run_waits_neither_for_torch_nor_pydantic_and_the_library_not_for_pydantic() -> (
+    None
+):
     script = (
         "import sys, fedfw.cli\n"
         "try:\n"
@@ -342,6 +412,8 @@ def test_the_help_of_run_waits_neither_for_torch_nor_pydantic_and_the_library_no
         "from fedfw import simulate\n"
         "print('torch' in sys.modules, 'pydantic' in sys.modules)\n"
     )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert "--local-steps" in out
     assert out.splitlines()[-2:] == ["0 False False", "True False"]

@@ -85,27 +85,66 @@ def test_an_app_is_read_with_its_settings_and_changes(app: Path) -> None:
     change(app / "pyproject.toml", "clients = 3", "clients = 4")
     read = AppFolder.read(app)
     task = read.make_task(read.settings({"rounds": 7, "constraint": "l2:2"}))
-    assert (task.clients, task.options.rounds, repr(task.algorithm.constraint)) == (4, 7, "L2Ball(r=2)")
+    assert (task.clients, task.options.rounds, repr(task.algorithm.constraint)) == (
+        4,
+        7,
+        "L2Ball(r=2)",
+    )
     assert not list(app.rglob("*.pyc"))
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("federation/task.py", "settings = completed", "settings = = completed", "SyntaxError: invalid syntax"),
+        (
+            "federation/task.py",
+            "settings = completed",
+            "settings = = completed",
+            "SyntaxError: invalid syntax",
+        ),
         (
             "federation/task.py",
             "kind = MODELS",
             'config["beds"]; kind = MODELS',
             "KeyError: 'beds' (federation/task.py",
         ),
-        ("federation/task.py", "return kind.samples", "return open('nowhere') and", "FileNotFoundError"),
-        ("federation/task.py", "clients=settings.clients,", "clients=0,", "clients=0, expected at least 1"),
+        (
+            "federation/task.py",
+            "return kind.samples",
+            "return open('nowhere') and",
+            "FileNotFoundError",
+        ),
+        (
+            "federation/task.py",
+            "clients=settings.clients,",
+            "clients=0,",
+            "clients=0, expected at least 1",
+        ),
         ("federation/task.py", "return Task(", "return dict(", "expected a fedfw.deployment.Task"),
-        ("federation/apps.py", "make_task", "federation.task.make_task", "federation/apps.py, line 3"),
-        ("pyproject.toml", "rounds = 5", 'rounds = "many"', "rounds = 'many', expected a whole number"),
-        ("pyproject.toml", '\nout = ""', "", "'out' is missing, expected it in [tool.flwr.app.config]"),
-        ("pyproject.toml", "serverapp = ", "server = ", '"serverapp" missing in [tool.flwr.app.components]'),
+        (
+            "federation/apps.py",
+            "make_task",
+            "federation.task.make_task",
+            "federation/apps.py, line 3",
+        ),
+        (
+            "pyproject.toml",
+            "rounds = 5",
+            'rounds = "many"',
+            "rounds = 'many', expected a whole number",
+        ),
+        (
+            "pyproject.toml",
+            '\nout = ""',
+            "",
+            "'out' is missing, expected it in [tool.flwr.app.config]",
+        ),
+        (
+            "pyproject.toml",
+            "serverapp = ",
+            "server = ",
+            '"serverapp" missing in [tool.flwr.app.components]',
+        ),
         ("pyproject.toml", "[tool.flwr.app]", "[tool.flower.app]", "pyproject.toml"),
         ("pyproject.toml", "[project]", "[project", "pyproject.toml"),
         ("pyproject.toml", "penalty = 0.0001", 'penalty = "auto"', "tell-loss"),
@@ -131,21 +170,40 @@ def test_what_is_no_app_is_refused(app: Path, capsys: pytest.CaptureFixture[str]
 
 WITHOUT_OPTIONS = ("options=run_options(settings),", "")
 """An app whose Task sets no options: it has 100 rounds, whatever is said."""
-ITS_OWN_DATA = ("data = load(settings)", 'settings = settings.having(dataset="digits"); data = load(settings)')
+ITS_OWN_DATA = (
+    "data = load(settings)",
+    'settings = settings.having(dataset="digits"); data = load(settings)',
+)
 
 
 @pytest.mark.parametrize(
     ("change_of_app", "arguments", "said"),
     [
-        (WITHOUT_OPTIONS, ["--rounds", "3"], "command line: rounds = 3 changes nothing, because the task has 100"),
-        (WITHOUT_OPTIONS, ["--seed", "7"], "command line: seed = 7 changes nothing, because the task has 0"),
-        (ITS_OWN_DATA, ["--dataset", "synthetic"], "command line: dataset = 'synthetic' changes nothing in the app's"),
+        (
+            WITHOUT_OPTIONS,
+            ["--rounds", "3"],
+            "command line: rounds = 3 changes nothing, because the task has 100",
+        ),
+        (
+            WITHOUT_OPTIONS,
+            ["--seed", "7"],
+            "command line: seed = 7 changes nothing, because the task has 0",
+        ),
+        (
+            ITS_OWN_DATA,
+            ["--dataset", "synthetic"],
+            "command line: dataset = 'synthetic' changes nothing in the app's",
+        ),
         (
             ("settings.clients,", "3,"),
             ["--clients", "2"],
             "command line: clients = 2 changes nothing, because the task",
         ),
-        (None, ["--algorithm", "fedavg", "--momentum", "0.9"], "momentum = 0.9 changes nothing, because the task has "),
+        (
+            None,
+            ["--algorithm", "fedavg", "--momentum", "0.9"],
+            "momentum = 0.9 changes nothing, because the task has ",
+        ),
     ],
 )
 def test_an_option_that_an_app_does_not_take_over_is_refused(
@@ -163,11 +221,17 @@ def test_an_option_that_an_app_does_not_take_over_is_refused(
     assert not Path("runs").exists()
 
 
-def test_a_line_of_the_apps_table_that_its_task_does_not_have(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_the_apps_table_that_its_task_does_not_have(
+    app: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change(app / "federation" / "task.py", *WITHOUT_OPTIONS)
     change(app / "pyproject.toml", "rounds = 5", "rounds = 6")
-    assert "pyproject.toml: rounds = 6 changes nothing, because the task has 100" in refusal(capsys, "--app", "mine")
-    change(app / "pyproject.toml", "rounds = 6", "rounds = 5")  # as it was written, which is no order
+    assert "pyproject.toml: rounds = 6 changes nothing, because the task has 100" in refusal(
+        capsys, "--app", "mine"
+    )
+    change(
+        app / "pyproject.toml", "rounds = 6", "rounds = 5"
+    )  # as it was written, which is no order
     assert Demo.of_app(AppFolder.read(app), {}).rounds == 100
     assert "rounds = 5 changes nothing, because the task has 100" in capsys.readouterr().err
 
@@ -176,17 +240,31 @@ def test_an_interrupt_ends_everything_in_one_line(
     app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "LocalFederation", Federation)
-    assert main(["deploy", "demo", "--app", "mine", "--clients", "2", "--rounds", "2", "--out", "here"]) == 130
+    assert (
+        main(
+            ["deploy", "demo", "--app", "mine", "--clients", "2", "--rounds", "2", "--out", "here"]
+        )
+        == 130
+    )
     federation, captured = Federation.latest, capsys.readouterr()
     assert federation.ended
     assert (federation.clients, federation.app) == (2, Path("mine"))
-    assert federation.config == {"clients": 2, "rounds": 2, "out": str(Path("here/fedfw").absolute())}
+    assert federation.config == {
+        "clients": 2,
+        "rounds": 2,
+        "out": str(Path("here/fedfw").absolute()),
+    }
     assert "Traceback" not in captured.err
     last = captured.err.strip().splitlines()[-1]
-    assert last == "interrupted; everything that was started has ended; 0 of 2 rounds are done and kept in here"
+    assert (
+        last
+        == "interrupted; everything that was started has ended; 0 of 2 rounds are done and kept in here"
+    )
     assert "FedFW with penalty 0.0001, momentum 0.9 on the set KSparse(k=65, r=10)" in captured.out
     assert "seconds" in captured.err
-    [line] = [line for line in captured.out.splitlines() if line.startswith("The owners here allow")]
+    [line] = [
+        line for line in captured.out.splitlines() if line.startswith("The owners here allow")
+    ]
     assert line == (
         "The owners here allow the set ksparse:k=65 by name, all that clients can share, and gradients of few samples; "
         "by default an owner allows atoms of l1, simplex, ksparse:k=8, of 32 samples or more."
@@ -196,9 +274,16 @@ def test_an_interrupt_ends_everything_in_one_line(
 
 @pytest.mark.parametrize(
     ("constraint", "named"),
-    [("l1:3", ()), ("ksparse:k=5,r=1", ("ksparse:k=5",)), ("l2:1", ("l2",)), ("nuclear:1", ("nuclear",))],
+    [
+        ("l1:3", ()),
+        ("ksparse:k=5,r=1", ("ksparse:k=5",)),
+        ("l2:1", ("l2",)),
+        ("nuclear:1", ("nuclear",)),
+    ],
 )
-def test_the_demonstrations_owners_allow_its_own_set_alone(constraint: str, named: tuple[str, ...], app: Path) -> None:
+def test_the_demonstrations_owners_allow_its_own_set_alone(
+    constraint: str, named: tuple[str, ...], app: Path
+) -> None:
     demo = Demo.of_app(AppFolder.read(app), {"rounds": 1, "constraint": constraint})
     consent = owners_of([demo])
     assert consent.sets == (*USUAL_SETS, *named)
@@ -221,7 +306,9 @@ def test_a_new_app_learns_in_its_few_rounds(app: Path) -> None:
     assert accuracy > 0.85
 
 
-@pytest.mark.parametrize("algorithm", [name for name, one in ALGORITHMS.items() if one.contract.restorable])
+@pytest.mark.parametrize(
+    "algorithm", [name for name, one in ALGORITHMS.items() if one.contract.restorable]
+)
 def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) -> None:
     read = AppFolder.read(app)
     assert read.make_task(read.settings({"algorithm": algorithm})).algorithm.name == algorithm
@@ -232,7 +319,22 @@ def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) 
 
 @pytest.fixture
 def owner(capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main(["deploy", "init-node", "clinic", "--data-set", "clinic-7", "--eps", "4", "--delta", "1e-5"]) == 0
+    assert (
+        main(
+            [
+                "deploy",
+                "init-node",
+                "clinic",
+                "--data-set",
+                "clinic-7",
+                "--eps",
+                "4",
+                "--delta",
+                "1e-5",
+            ]
+        )
+        == 0
+    )
     assert f"fedfw deploy check-data {Path('clinic').absolute()} --app" in capsys.readouterr().out
     return Path("clinic")
 
@@ -251,7 +353,9 @@ def test_an_owner_checks_the_data_as_an_app_reads_them(
     assert len(consent.checks(0, owner / "state").made()) == 2
 
 
-def test_data_that_are_not_finite_are_not_noted(app: Path, owner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_are_not_finite_are_not_noted(
+    app: Path, owner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     read = "return kind.samples(data.train.take(parts[client]))"
     spoilt = "inputs, targets = kind.samples(data.train.take(parts[client]))\n        inputs[4] = float('nan')"
     change(app / "federation" / "task.py", read, f"{spoilt}\n        return inputs, targets")
@@ -262,11 +366,15 @@ def test_data_that_are_not_finite_are_not_noted(app: Path, owner: Path, capsys: 
     assert Consent.read(owner / "consent.toml").checks(0, owner / "state").made() == []
 
 
-def test_an_owner_looks_why_a_promise_was_closed_and_opens_it(owner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_owner_looks_why_a_promise_was_closed_and_opens_it(
+    owner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["deploy", "reopen", str(owner)]
     assert main(command) == 0
     assert "is open: nothing to do" in capsys.readouterr().out
-    Consent.read(owner / "consent.toml").promise(0, owner / "state").close("run a, round 3", "MemoryError: too much")
+    Consent.read(owner / "consent.toml").promise(0, owner / "state").close(
+        "run a, round 3", "MemoryError: too much"
+    )
     assert main([*command, "--look"]) == 1
     assert main(command) == 0
     looked, _, opened = capsys.readouterr().out.partition("without --look.\n")
@@ -278,7 +386,9 @@ def test_an_owner_looks_why_a_promise_was_closed_and_opens_it(owner: Path, capsy
 
 
 @pytest.mark.parametrize("verb", ["check-data", "reopen"])
-def test_an_owners_folder_that_is_missing_is_one_line(verb: str, app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_owners_folder_that_is_missing_is_one_line(
+    verb: str, app: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     more = ["--app", str(app)] if verb == "check-data" else []
     assert main(["deploy", verb, "nowhere", *more]) == 2
     assert "consent.toml" in capsys.readouterr().err.strip().splitlines()[0]

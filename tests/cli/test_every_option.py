@@ -1,4 +1,5 @@
-"""Every option of every command changes what reaches its work, or is refused; so do keys of files and variables.
+"""Every option of every command changes what reaches its work, or is refused; so do keys of files
+and variables.
 
 Options are listed by the parsers themselves: one that is added has to be put into `CASES`.
 """
@@ -111,7 +112,12 @@ VALUES: dict[str, str] = {
     "strong": "0.3",
 }
 """A value of every option of a configuration that is not its default."""
-OF_TEXT = {"dataset": "speeches", "model": "transformer", "constraint": "linf:10", "partition": "iid"}
+OF_TEXT = {
+    "dataset": "speeches",
+    "model": "transformer",
+    "constraint": "linf:10",
+    "partition": "iid",
+}
 BESIDE: dict[str, dict[str, str]] = {
     "target": {"dataset": TABLE, "target": "a"},
     "time": {"dataset": TABLE, "target": "a", "model": "cox", "client_column": "d"},
@@ -127,7 +133,9 @@ BESIDE: dict[str, dict[str, str]] = {
 }
 """What some of them need beside them; options of single algorithms need their algorithm."""
 REFUSED = {"run --mixed": "expected device=cuda"}  # on a machine without a GPU
-REFUSED |= {f"deploy demo --{name}": "runs in simulations only" for name in ("eta", "alpha", "beta")}
+REFUSED |= {
+    f"deploy demo --{name}": "runs in simulations only" for name in ("eta", "alpha", "beta")
+}
 REFUSED |= {"deploy demo --multiplier-every": "runs in simulations only"}
 """Options that are refused, whatever is beside them, and what is said."""
 
@@ -159,7 +167,9 @@ def flags(values: Mapping[str, str]) -> list[str]:
 def text_of(value: Any) -> str:
     """Return a text that differs where two values do."""
     if isinstance(value, fedfw.Problem):
-        return json.dumps([describe_problem(value), digest_of([value.start]), str(value.start.device)])
+        return json.dumps(
+            [describe_problem(value), digest_of([value.start]), str(value.start.device)]
+        )
     if isinstance(value, torch.Tensor):
         return digest_of([value])
     if isinstance(value, torch.nn.Module):
@@ -177,7 +187,9 @@ Patch = pytest.MonkeyPatch
 def watch_rounds(patch: Patch) -> None:
     """Let ``run`` and ``resume`` show what they would run, and where it is kept."""
 
-    def to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, as_json: bool) -> int:
+    def to_the_end(
+        simulation: Simulation, config: RunConfig, folder: Path, *, as_json: bool
+    ) -> int:
         run = [simulation.problem, simulation.algorithm, simulation.options, simulation.t]
         print(text_of([*run, str(folder), as_json]))
         return 0
@@ -190,8 +202,12 @@ def watch_rounds(patch: Patch) -> None:
 def watch_search(patch: Patch) -> None:
     """Let ``tune`` find one point of the grid best by its loss and the other by its accuracy."""
 
-    def search(problem: Any, points: list[Trial], passes: float, show: Any = None, ranks: Any = None) -> None:
-        print(text_of([problem, [(one.choice, one.algorithm, one.options) for one in points], passes]))
+    def search(
+        problem: Any, points: list[Trial], passes: float, show: Any = None, ranks: Any = None
+    ) -> None:
+        print(
+            text_of([problem, [(one.choice, one.algorithm, one.options) for one in points], passes])
+        )
         for number, one in enumerate(points):
             show(replace(one, held_out_loss=1.0 + number, held_out_accuracy=0.1 * number, loss=1.0))
 
@@ -206,12 +222,16 @@ def watch_solve(patch: Patch) -> None:
         return Optimum(problem.start, 1.0, 1.0, 2.0, 3, "none")
 
     patch.setattr("fedfw.cli.solve.solve", solve)
-    patch.setattr("fedfw.cli.solve.usable_device", lambda device: print(device) or torch.device("cpu"))
+    patch.setattr(
+        "fedfw.cli.solve.usable_device", lambda device: print(device) or torch.device("cpu")
+    )
     patch.setattr("fedfw.cli.solve.time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 def watch_demo(patch: Patch) -> None:
-    """Let ``deploy demo`` show the federation, the settings, and the task that the app makes of them."""
+    """Let ``deploy demo`` show the federation, the settings, and the task that the app makes of
+    them.
+    """
     from fedfw.cli import deploy_demo
     from fedfw.deployment.flower import local
     from fedfw.deployment.flower.template.federation.task import make_task
@@ -233,7 +253,15 @@ def watch_demo(patch: Patch) -> None:
     def deploy(federation: Federation, folder: Path, app: Path, one: Any) -> tuple[str, ...]:
         settings = one.run_config(one.out(folder), {})
         task = make_task(settings)
-        of_task = [task.options, task.algorithm, task.model, task.data(0), task.clients, task.l2, task.convex]
+        of_task = [
+            task.options,
+            task.algorithm,
+            task.model,
+            task.data(0),
+            task.clients,
+            task.l2,
+            task.convex,
+        ]
         print(text_of([federation.how, str(app), settings, of_task]))
         return ("",) * len(deploy_demo.TOTALS_HEADER)
 
@@ -312,7 +340,9 @@ def watch_promise(patch: Patch) -> None:
     def of(*given: Any, rounds: int, **named: Any) -> Any:
         print(text_of([given, rounds, named]))
         accountant = SimpleNamespace(rate=1.0)
-        return SimpleNamespace(noise=9.0, most_rounds=rounds, epsilon=float, how="how", accountant=accountant)
+        return SimpleNamespace(
+            noise=9.0, most_rounds=rounds, epsilon=float, how="how", accountant=accountant
+        )
 
     patch.setattr("fedfw.cli.privacy.PrivacyPlan", SimpleNamespace(of=of))
 
@@ -377,7 +407,9 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def of_configuration(names: set[str], base: str = "", usual: Mapping[str, str] = SMALL) -> dict[str, Case]:
+def of_configuration(
+    names: set[str], base: str = "", usual: Mapping[str, str] = SMALL
+) -> dict[str, Case]:
     """Return the cases of options of the one list, by their flags."""
     found = {}
     for name in names:
@@ -385,11 +417,16 @@ def of_configuration(names: set[str], base: str = "", usual: Mapping[str, str] =
         context = {other: value for other, value in usual.items() if other != name} | own
         typed = [base, *flags(context)]
         if base == "tune":
-            typed += ["--grid", "participation=0.5,0.6" if name == "batch_size" else "batch-size=5,6"]
+            typed += [
+                "--grid",
+                "participation=0.5,0.6" if name == "batch_size" else "batch-size=5,6",
+            ]
         if base == "deploy demo" and own.get("algorithm", "fedfw") != "fedfw":
             typed += ["--share-gradients"]
         option, without = flag(name, VALUES[name]), words(" ".join(typed))
-        found[option[0]] = Case(without, (*without, *option), REFUSED.get(f"{base} {option[0]}", ""))
+        found[option[0]] = Case(
+            without, (*without, *option), REFUSED.get(f"{base} {option[0]}", "")
+        )
     return found
 
 
@@ -483,20 +520,29 @@ CASES: dict[str, dict[str, Case]] = {
     "data show": {
         "name": Case(words("data show digits"), words("data show diabetes")),
         "--partition": added("data show digits", "--partition iid"),
-        "--target": Case(words("data show table:mine.csv --target a"), words("data show table:mine.csv --target b")),
+        "--target": Case(
+            words("data show table:mine.csv --target a"),
+            words("data show table:mine.csv --target b"),
+        ),
         "--time": added("data show table:mine.csv --target a", "--time c"),
-        "--client-column": added("data show table:mine.csv --target a --clients 2", "--client-column d"),
+        "--client-column": added(
+            "data show table:mine.csv --target a --clients 2", "--client-column d"
+        ),
         "--clients": added("data show digits", "--clients 3"),
         "--seed": added("data show digits --partition dirichlet:0.5", "--seed 7"),
         "--out": added("data show digits", "--out there.png"),
-        "--data-dir": added("data show speeches --clients 2 --partition iid", "--data-dir elsewhere"),
+        "--data-dir": added(
+            "data show speeches --clients 2 --partition iid", "--data-dir elsewhere"
+        ),
     },
     "algorithms": {},
     "models": {},
     "sets": {"--shape": added("sets", "--shape 3x4"), "--json": added("sets", "--json")},
     "deploy init": {"folder": Case(words("deploy init one"), words("deploy init two"))},
     "deploy init-node": {
-        "folder": Case(words("deploy init-node one --data-set a"), words("deploy init-node two --data-set a")),
+        "folder": Case(
+            words("deploy init-node one --data-set a"), words("deploy init-node two --data-set a")
+        ),
         "--data-set": instead("deploy init-node one --data-set a", "--data-set b"),
         "--eps": instead(OWNER, "--eps 3"),
         "--delta": instead(OWNER, "--delta 1e-6"),
@@ -513,7 +559,9 @@ CASES: dict[str, dict[str, Case]] = {
         "--app": added("deploy demo", "--app app"),
         "--round-timeout": added("deploy demo", "--round-timeout 7"),
         "--tell-loss": added("deploy demo", "--tell-loss"),
-        "--share-gradients": added("deploy demo --algorithm frank-wolfe", "--share-gradients"),  # refused without
+        "--share-gradients": added(
+            "deploy demo --algorithm frank-wolfe", "--share-gradients"
+        ),  # refused without
         "--out": added("deploy demo", "--out there"),
         "--compare": added("deploy demo", "--compare"),
     },
@@ -565,7 +613,9 @@ CASES: dict[str, dict[str, Case]] = {
         "--wait": added(NODE, "--wait 7"),
     },
     "deploy check": {
-        "--address": instead("deploy check --address 127.0.0.1:1 --ca ca.crt", "--address 127.0.0.1:2"),
+        "--address": instead(
+            "deploy check --address 127.0.0.1:1 --ca ca.crt", "--address 127.0.0.1:2"
+        ),
         "--ca": instead("deploy check --address 127.0.0.1:1 --ca ca.crt", "--ca other.crt"),
         "--server-dir": added("deploy check --node-dir a", "--server-dir a"),
         "--node-dir": added("deploy check --server-dir a", "--node-dir a"),
@@ -586,7 +636,9 @@ RUNS = ("a", "b", "other", "own")
 def speeches(request: Request) -> Data:
     """A small text; the file holds the seed and the number of its letters."""
     seed = int(request.files[0].read_text())
-    letters = torch.randint(0, 5, (20 + seed, 9), generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
+    letters = torch.randint(
+        0, 5, (20 + seed, 9), generator=torch.Generator().manual_seed(seed), dtype=torch.int8
+    )
     part = Part(letters[:, :8], letters[:, 1:], starts=9 * torch.arange(len(letters)))
     return Data("speeches", part, part, 5)
 
@@ -605,7 +657,9 @@ def _small_data(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = part_of_digits()
     monkeypatch.setattr("os.fsync", lambda file: None)  # no file of these has to outlive a crash
     monkeypatch.setitem(DATASETS, "speeches", text)
-    monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], load=lambda request: digits))
+    monkeypatch.setitem(
+        DATASETS, "digits", replace(DATASETS["digits"], load=lambda request: digits)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -622,7 +676,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "out.toml").write_text('out = "there"\n')
     (folder / "misspelt.toml").write_text("round = 2\n")
     (folder / "solve.toml").write_text('constraint = "l2:3"\n')
-    (folder / "own_model.py").write_text("import torch\ndef make(data):\n    torch.manual_seed(0)\n")
+    (folder / "own_model.py").write_text(
+        "import torch\ndef make(data):\n    torch.manual_seed(0)\n"
+    )
     with open(folder / "own_model.py", "a") as code:
         code.write("    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n")
     for name, seed in (("usual", 1), ("elsewhere", 2)):
@@ -643,7 +699,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "measured.json").write_text(json.dumps(table))
     config = RunConfig.of(clients=3, rounds=3, constraint="l2:5", algorithm="fedavg")
     history = fedfw.History([fedfw.Record(round=1, accuracy=0.5)]).to_jsonl()
-    changes: list[dict[str, Any]] = [{}, {"constraint": "l2:4"}, {"clients": 4}, {"model": "own_model:make", "lr": 0.1}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"constraint": "l2:4"},
+        {"clients": 4},
+        {"model": "own_model:make", "lr": 0.1},
+    ]
     for name, change in zip(RUNS, changes, strict=True):
         one = config.having(**change)
         (folder / name).mkdir()
@@ -657,7 +718,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(
     files: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[bool, str]]]:
-    """Return a function that calls a command: whether it was accepted, and all that it did and said."""
+    """Return a function that calls a command: whether it was accepted, and all that it did and
+    said.
+    """
     monkeypatch.setenv("FEDFW_DATA", str(files / "usual"))
     kept, handler, paths = dict(sys.modules), signal.getsignal(signal.SIGTERM), list(sys.path)
 
@@ -714,7 +777,9 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
             continue
         parser = argparse.ArgumentParser()
         module.add_arguments(parser)
-        verbs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        verbs = [
+            action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+        ]
         if verbs:
             found |= {f"{command} {verb}": one for verb, one in verbs[0].choices.items()}
         else:
@@ -725,7 +790,9 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 def options_of_parser(parser: argparse.ArgumentParser) -> list[str]:
     """Return the flags of a parser, and the names of arguments without one."""
     actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-    return [action.option_strings[0] if action.option_strings else action.dest for action in actions]
+    return [
+        action.option_strings[0] if action.option_strings else action.dest for action in actions
+    ]
 
 
 def test_every_option_of_every_command_has_its_case() -> None:
@@ -751,7 +818,12 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
             wrong[name] = "changes nothing"
         plain = words(PLAIN_CALLS.get(command, ""))
         option = case.given[len(case.without) :]
-        if plain and option and option[0] not in plain and case.given[: len(case.without)] == case.without:
+        if (
+            plain
+            and option
+            and option[0] not in plain
+            and case.given[: len(case.without)] == case.without
+        ):
             accepted, given = results((*plain, *option), case.before)
             if accepted and (accepted, given) == results(plain, case.before):
                 wrong[name] = f"changes nothing in {' '.join(plain)}"
@@ -762,24 +834,42 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
     ("typed", "said"),
     [
         ("run --data-dir elsewhere", "data-dir='elsewhere' changes nothing: digits is built in"),
-        ("run --data mine.csv --target a --data-dir elsewhere", "changes nothing: table is your own file"),
+        (
+            "run --data mine.csv --target a --data-dir elsewhere",
+            "changes nothing: table is your own file",
+        ),
         ("run --mixed", "mixed=True changes nothing for Linear, whose gradient has a closed form"),
         ("run --algorithm local-muon --momentum 0.5", "momentum=0.5 changes nothing"),
         ("run --target a", "goes with your own table"),
         ("run --width 8", "width=8 goes with transformer"),
         ("run --mu 1", "mu goes with fedavg, not with fedfw+"),
         ("run --balance samples", "expected torchrun"),
-        ("tune --budget 5 --rounds 3", "rounds with --budget 5, which says how many rounds a trial has"),
-        ("tune --algorithm fedavg --lr 0.1", "lr is given, and the algorithm's own grid tries other values"),
+        (
+            "tune --budget 5 --rounds 3",
+            "rounds with --budget 5, which says how many rounds a trial has",
+        ),
+        (
+            "tune --algorithm fedavg --lr 0.1",
+            "lr is given, and the algorithm's own grid tries other values",
+        ),
         ("tune --grid eta=1,2 --eta 3 --algorithm feddr", "eta is given and is in the grid, too"),
         ("tune mine.toml --budget 5", "rounds with --budget 5"),
         ("solve mine.toml", "solve does not use rounds, expected a file without"),
         ("solve out.toml", "unknown key 'out'"),
-        ("advise --bytes-up 100 --residual 0.1", "within a budget the least residual wins, leave one out"),
+        (
+            "advise --bytes-up 100 --residual 0.1",
+            "within a budget the least residual wins, leave one out",
+        ),
         ("privacy --eps 4 --samples 100", "--samples 100 changes nothing without --batch-size"),
         ("data show digits --data-dir elsewhere", "changes nothing: digits is built in"),
-        ("deploy demo --algorithm fedavg --compare", "--algorithm names it already: leave one of them out"),
-        ("deploy demo --privacy eps=4,delta=1e-5 --tell-loss", "tell-loss changes nothing in a private run"),
+        (
+            "deploy demo --algorithm fedavg --compare",
+            "--algorithm names it already: leave one of them out",
+        ),
+        (
+            "deploy demo --privacy eps=4,delta=1e-5 --tell-loss",
+            "tell-loss changes nothing in a private run",
+        ),
         ("deploy demo --data-dir elsewhere", "changes nothing: digits is built in"),
         ("deploy demo --app app --partition iid --target a", "goes with your own table"),
     ],
@@ -807,20 +897,26 @@ def configured_by(typed: str) -> RunConfig:
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_a_key_of_a_file_is_the_flag(name: str, tmp_path: Path) -> None:
     context = beside(name, False)
-    table = {all_options()[one].key: value for one, value in (context | {name: VALUES[name]}).items()}
+    table = {
+        all_options()[one].key: value for one, value in (context | {name: VALUES[name]}).items()
+    }
     (tmp_path / "mine.toml").write_text(tomlkit.dumps(table))
     by_flag = configured_by(" ".join([*flags(context), *flag(name, VALUES[name])]))
     assert configured_by(str(tmp_path / "mine.toml")) == by_flag != RunConfig()
 
 
-def test_a_file_of_a_run_is_solved_with_what_matters(call: Callable[..., tuple[bool, str]], files: Path) -> None:
+def test_a_file_of_a_run_is_solved_with_what_matters(
+    call: Callable[..., tuple[bool, str]], files: Path
+) -> None:
     """A user's own file with a key that is not used is refused; one that fedfw wrote has them all."""
     accepted, given = call("solve", ("solve", str(files / "a" / "config.toml")))
     assert (accepted, given) == call("solve", ("solve", "--clients", "3", "--constraint", "l2:5"))
 
 
 @pytest.mark.parametrize("command", ["run", "tune", "solve"])
-def test_keys_that_nothing_reads_are_refused(command: str, call: Callable[..., tuple[bool, str]]) -> None:
+def test_keys_that_nothing_reads_are_refused(
+    command: str, call: Callable[..., tuple[bool, str]]
+) -> None:
     accepted, given = call(command, (command, "misspelt.toml"))
     assert not accepted
     assert "unknown key 'round' (did you mean 'rounds'?)" in given
@@ -830,7 +926,10 @@ def test_keys_that_nothing_reads_are_refused(command: str, call: Callable[..., t
 
 
 def test_every_variable_is_read(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., tuple[bool, str]]
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., tuple[bool, str]],
 ) -> None:
     def places() -> dict[str, str]:
         return {
@@ -857,27 +956,45 @@ def test_a_variable_that_nothing_reads_is_refused_by_every_command(
 ) -> None:
     monkeypatch.setenv("FEDFW_DATE", "/data")
     assert main([command]) == 2
-    assert f"fedfw {command}: environment: FEDFW_DATE is not read (did you mean FEDFW_DATA?)" in capsys.readouterr().err
+    assert (
+        f"fedfw {command}: environment: FEDFW_DATE is not read (did you mean FEDFW_DATA?)"
+        in capsys.readouterr().err
+    )
     with pytest.raises(ValueError, match="FEDFW_DATE is not read"):
         data_folder()
 
 
 # --- Python: what reaches the algorithms changes what they do ---
 
-OF_RUNS = {"participation": 0.5, "local_steps": 2, "batch_size": 7, "tol": 1e9, "eval_every": 3, "rounds": 2, "seed": 5}
+OF_RUNS = {
+    "participation": 0.5,
+    "local_steps": 2,
+    "batch_size": 7,
+    "tol": 1e9,
+    "eval_every": 3,
+    "rounds": 2,
+    "seed": 5,
+}
 OF_RUNS |= {"certify": "0.1", "privacy": "eps=4,delta=1e-5,not_private_seed=1"}
 
 
 @cache
 def outcome(algorithm: str, **given: Any) -> str:
     """Return what comes out of a few rounds with these options, or why they are refused."""
-    own = {name: value for name, value in given.items() if name in options_of(ALGORITHMS[algorithm])}
-    options = {"rounds": 4, "batch_size": 9} | {name: value for name, value in given.items() if name not in own}
+    own = {
+        name: value for name, value in given.items() if name in options_of(ALGORITHMS[algorithm])
+    }
+    options = {"rounds": 4, "batch_size": 9} | {
+        name: value for name, value in given.items() if name not in own
+    }
     try:
         run = fedfw.simulate(few_digits(), ALGORITHMS[algorithm]("l2:5", **own), **options)
     except ValueError as error:
         return f"refused: {error}"
-    records = [{key: value for key, value in asdict(one).items() if key != "seconds"} for one in run.history]
+    records = [
+        {key: value for key, value in asdict(one).items() if key != "seconds"}
+        for one in run.history
+    ]
     return json.dumps([digest_of([run.x]), records, run.stopped])
 
 
@@ -912,4 +1029,6 @@ def test_every_option_of_an_algorithm_and_of_a_run_changes_its_run(algorithm: st
 
 def test_the_values_of_this_file_are_of_every_option() -> None:
     assert set(VALUES) == ALL
-    assert set(OF_RUNS) == {name for name, one in options_of(Options).items() if one.textual} - {"device"}
+    assert set(OF_RUNS) == {name for name, one in options_of(Options).items() if one.textual} - {
+        "device"
+    }

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import fedfw
-import fedfw.cli.compare  # now: imported while a test has replaced what saves pictures, it would keep the replacement
+
+# now: imported while a test has replaced what saves pictures, it would keep the replacement
+import fedfw.cli.compare
 from fedfw.cli.main import main
 from fedfw.cli.residual import quick_optimum
 from fedfw.config import read_config
@@ -17,7 +19,9 @@ from fedfw.solving import Optimum
 
 pytestmark = pytest.mark.xdist_group("runs")  # one worker, so that it finds their optima once
 FOUND: dict[str, Optimum | None] = {}
-"""Optima that runs of these tests were compared with; many have the same problem, and each is solved once."""
+"""Optima that runs of these tests were compared with; many have the same problem, and each is
+solved once.
+"""
 
 SOLVED: dict[tuple[str, ...], Any] = {}
 """What `fedfw solve` said of the tasks that it was asked for."""
@@ -31,9 +35,13 @@ def found_once(problem: fedfw.Problem, constraint: Any) -> Optimum | None:
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def _elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setenv("FEDFW_DATA", str(tmp_path / "no data here"))
-    monkeypatch.setattr("fedfw.cli.residual._SECONDS", 600.0)  # what is found must not depend on the machine
+    monkeypatch.setattr(
+        "fedfw.cli.residual._SECONDS", 600.0
+    )  # what is found must not depend on the machine
     monkeypatch.setattr("fedfw.cli.closing.quick_optimum", found_once)
     monkeypatch.chdir(tmp_path)
     if not request.node.get_closest_marker("plots"):
@@ -48,7 +56,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object
 
 def test_what_is_on_by_default_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--algorithm", "fedlmo", "--constraint", "l2:10", "--rounds", "1"]
-    assert main(["run", *flags, "--out", "with"]) == main(["run", *flags, "--no-correction", "--out", "without"]) == 0
+    assert (
+        main(["run", *flags, "--out", "with"])
+        == main(["run", *flags, "--no-correction", "--out", "without"])
+        == 0
+    )
     told = capsys.readouterr().out
     assert "correction on" in told
     assert "correction off" in told
@@ -70,13 +82,22 @@ def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is proven to be within" in captured.out
     assert "The clients disagree" not in captured.out
     folder = Path(told["run_folder"])
-    assert {path.name for path in folder.iterdir()} >= {"config.toml", "history.jsonl", "model.pt", "plots.png"}
+    assert {path.name for path in folder.iterdir()} >= {
+        "config.toml",
+        "history.jsonl",
+        "model.pt",
+        "plots.png",
+    }
     assert (folder / "plots.png").read_bytes().startswith(b"\x89PNG")
     weights = torch.load(folder / "model.pt", weights_only=True)
     assert float(sum(w.abs().sum() for w in weights.values())) <= 65 * (1 + 1e-6)
     assert float(max(w.abs().max() for w in weights.values())) <= 1 + 1e-6
     stored = read_config(folder / "config.toml")
-    assert (stored.get("momentum"), stored.get("penalty"), stored.algorithm) == (0.9, None, "fedfw+")
+    assert (stored.get("momentum"), stored.get("penalty"), stored.algorithm) == (
+        0.9,
+        None,
+        "fedfw+",
+    )
 
 
 def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -105,11 +126,40 @@ def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         ["--model", "mlp"],
         ["--algorithm", "fedavg", "--mu", "0.1", "--local-steps", "3", "--lr", "auto:2"],
         ["--algorithm", "feddr", "--eta", "10", "--alpha", "1.5", "--participation", "0.5"],
-        ["--algorithm", "fedadmm", "--lr", "0.5", "--weights", "samples", "--partition", "dirichlet:0.5"],
+        [
+            "--algorithm",
+            "fedadmm",
+            "--lr",
+            "0.5",
+            "--weights",
+            "samples",
+            "--partition",
+            "dirichlet:0.5",
+        ],
         ["--algorithm", "fedda", "--server-lr", "0.5", "--model", "mlp", "--batch-size", "16"],
-        ["--algorithm", "fedmuon", "--alignment", "0.3", "--momentum", "0.8", "--participation", "4"],
+        [
+            "--algorithm",
+            "fedmuon",
+            "--alignment",
+            "0.3",
+            "--momentum",
+            "0.8",
+            "--participation",
+            "4",
+        ],
         ["--algorithm", "fedavgm", "--server-momentum", "0.5", "--decay", "linear"],
-        ["--algorithm", "fedadamw", "--beta1", "0.8", "--beta2", "0.9", "--tau", "1e-6", "--weight-decay", "0.1"],
+        [
+            "--algorithm",
+            "fedadamw",
+            "--beta1",
+            "0.8",
+            "--beta2",
+            "0.9",
+            "--tau",
+            "1e-6",
+            "--weight-decay",
+            "0.1",
+        ],
         ["--dataset", "diabetes", "--constraint", "l1:3"],
         ["--dataset", "synthetic:1,1", "--partition", "client", "--l2", "0.01"],
         ["--constraint", "spectral:2", "--per-parameter", "--model", "mlp"],
@@ -166,7 +216,10 @@ def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[
         (["--model", "mlp", "--tol", "0.1"], "tol needs a certificate"),
         (["--algorithm", "frank-wolfe", "--local-steps", "2"], "takes one step a round"),
         (["--algorithm", "feddr", "--momentum", "0.9"], "momentum goes with fedfw, fedfw+"),
-        (["--algorithm", "feddr", "--alpha", "2"], "alpha = 2.0, expected a number above 0 and below 2"),
+        (
+            ["--algorithm", "feddr", "--alpha", "2"],
+            "alpha = 2.0, expected a number above 0 and below 2",
+        ),
         (
             ["--lr", "0.1"],
             "lr goes with fedpgd, fedavg, fedavgm, fedcm, scaffold, fedadam, fedadamw, feddr, "
@@ -188,7 +241,9 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed(
     assert not Path("runs").exists()  # nothing is left behind
 
 
-def test_resume_of_a_finished_run_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_resume_of_a_finished_run_changes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     run(capsys, "--rounds", "12", "--out", "r")
     before = (tmp_path / "r" / "history.jsonl").read_text()
     assert main(["resume", "r"]) == 0
@@ -203,7 +258,9 @@ def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) ->
     assert main(["resume", "r", "--rounds", "9", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     timed = {"seconds", "run_folder"}
-    assert {k: v for k, v in told.items() if k not in timed} == {k: v for k, v in straight.items() if k not in timed}
+    assert {k: v for k, v in told.items() if k not in timed} == {
+        k: v for k, v in straight.items() if k not in timed
+    }
     assert read_config(Path("r/config.toml")) == read_config(Path("straight/config.toml"))
     assert main(["resume", "r", "--rounds", "5"]) == 2
     assert "rounds=5, expected at least 9" in capsys.readouterr().err
@@ -216,14 +273,31 @@ def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.plots
-def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:  # nobody looks at the pictures of the two runs
-        patch.setattr("fedfw.report.plots.save_figure", lambda figure, path: Path(path).write_bytes(b""))
+        patch.setattr(
+            "fedfw.report.plots.save_figure", lambda figure, path: Path(path).write_bytes(b"")
+        )
         run(capsys, "--rounds", "5", "--out", "one")
-        told = run(capsys, "--rounds", "5", "--out", "two", "--algorithm", "frank-wolfe", "--constraint", "l2:5")
+        told = run(
+            capsys,
+            "--rounds",
+            "5",
+            "--out",
+            "two",
+            "--algorithm",
+            "frank-wolfe",
+            "--constraint",
+            "l2:5",
+        )
     assert main(["compare", "one", "two", "--out", "both.png"]) == 0
     header, one, two, *_ = capsys.readouterr().out.splitlines()
-    for line, algorithm, constraint in ((one, "fedfw+", "ksparse:k=65,r=1"), (two, "frank-wolfe", "l2:5")):
+    for line, algorithm, constraint in (
+        (one, "fedfw+", "ksparse:k=65,r=1"),
+        (two, "frank-wolfe", "l2:5"),
+    ):
         assert "digits, mclr, 10 clients, labels:3" in line
         assert f"{constraint} " in line
         assert algorithm in line
@@ -233,20 +307,27 @@ def test_compare(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     assert main(["compare", "nowhere"]) == 2
 
 
-def test_runs_of_different_problems_are_not_compared_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_different_problems_are_not_compared_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run(capsys, "--rounds", "2", "--out", "one")
     run(capsys, "--rounds", "2", "--out", "two", "--partition", "iid")
     run(capsys, "--rounds", "2", "--out", "three", "--seed", "1")
     assert main(["compare", "one", "two"]) == 2
     said = "partition is labels:3 in one and iid in two"
-    assert f"different problems, so their losses cannot be compared: {said}" in capsys.readouterr().err
+    assert (
+        f"different problems, so their losses cannot be compared: {said}" in capsys.readouterr().err
+    )
     assert main(["compare", "one", "two", "--mixed"]) == 0
     assert f"Different problems: {said}" in capsys.readouterr().out
     assert main(["compare", "one", "three"]) == 0
     assert "The seeds differ" in capsys.readouterr().out
     Path("two/config.toml").unlink()
     assert main(["compare", "one", "two"]) == 0
-    assert "two has no config.toml: it is not known whether it is of the same problem" in capsys.readouterr().out
+    assert (
+        "two has no config.toml: it is not known whether it is of the same problem"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_flag_that_is_nearly_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,8 +357,12 @@ def test_an_interrupt_of_a_run_says_how_to_go_on(
     assert json.loads(told.out.splitlines()[-1])["loss"] == straight["loss"]
 
 
-@pytest.mark.parametrize("task", [["--dataset", "digits"], ["--dataset", "digits", "--constraint", "l2:10"]])
-@pytest.mark.parametrize("algorithm", ["fedavg", "feddr", "fedadmm", "fedpal", "fedda", "fast-fedda"])
+@pytest.mark.parametrize(
+    "task", [["--dataset", "digits"], ["--dataset", "digits", "--constraint", "l2:10"]]
+)
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "feddr", "fedadmm", "fedpal", "fedda", "fast-fedda"]
+)
 def test_default_steps_come_near_the_optimum(
     capsys: pytest.CaptureFixture[str], task: list[str], algorithm: str
 ) -> None:
@@ -287,17 +372,30 @@ def test_default_steps_come_near_the_optimum(
         SOLVED[tuple(task)] = json.loads(capsys.readouterr().out.splitlines()[-1])
     optimum = SOLVED[tuple(task)]
     loss = run(capsys, *task, "--algorithm", algorithm, "--eval-every", "100", "--out", "r")["loss"]
-    assert (float(str(loss)) - optimum["value"]) / (optimum["start_value"] - optimum["value"]) < 0.15
+    assert (float(str(loss)) - optimum["value"]) / (
+        optimum["start_value"] - optimum["value"]
+    ) < 0.15
 
 
 def test_the_closing_lines_say_what_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "mclr", "--constraint", "lipschitz:1", "--partition", "iid", "--rounds", "20"]
+    flags = [
+        "--model",
+        "mclr",
+        "--constraint",
+        "lipschitz:1",
+        "--partition",
+        "iid",
+        "--rounds",
+        "20",
+    ]
     assert main(["run", *flags, "--certify", "0.1,5", "--json"]) == 0
     out = capsys.readouterr().out
     told = json.loads(out.splitlines()[-1])
     shares = told["certified"]
     assert shares["0.1"] > 0.5
     assert told["lipschitz"] <= 1.0
-    line = f"at l2 radius 0.1: {shares['0.1']:.1%}, 5: {shares['5']:.1%} (Lipschitz constant at most "
+    line = (
+        f"at l2 radius 0.1: {shares['0.1']:.1%}, 5: {shares['5']:.1%} (Lipschitz constant at most "
+    )
     assert line in out
     assert read_config(Path(told["run_folder"]) / "config.toml").certify == "0.1,5"

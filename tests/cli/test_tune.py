@@ -37,7 +37,11 @@ def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[st
     assert len(rows) == 4
     best = min(rows, key=lambda row: float(row["held_out_loss"]))
     stored = read_config(Path("tuned-feddr.toml"))
-    assert (stored.algorithm, stored.get("lr"), stored.get("alpha")) == ("feddr", best["lr"], float(best["alpha"]))
+    assert (stored.algorithm, stored.get("lr"), stored.get("alpha")) == (
+        "feddr",
+        best["lr"],
+        float(best["alpha"]),
+    )
     assert main(["run", "tuned-feddr.toml", "--out", "r", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["rounds"] == 30
@@ -57,11 +61,19 @@ def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[st
 def test_every_point_has_the_same_budget_of_gradients(
     algorithm: str, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted where the gradients are computed; the evaluations of the start and of the end come on top."""
+    """Counted where the gradients are computed; the evaluations of the start and of the end come on
+    top.
+    """
     counted: list[float] = []
     gradient = LinearLosses.weighted
 
-    def counting(self: LinearLosses, x: torch.Tensor, who: torch.Tensor, picks: torch.Tensor | None, *how: Any) -> Pair:
+    def counting(
+        self: LinearLosses,
+        x: torch.Tensor,
+        who: torch.Tensor,
+        picks: torch.Tensor | None,
+        *how: Any,
+    ) -> Pair:
         assert self.sizes is not None
         each = self.sizes[who] if picks is None else torch.full((len(who),), picks.shape[1])
         counted[-1] += float(each.sum())
@@ -78,10 +90,15 @@ def test_every_point_has_the_same_budget_of_gradients(
         axes = {key: [value] for key, value in zip(parse_grid(grid), values, strict=True)}
         with monkeypatch.context() as patch:
             patch.setattr(LinearLosses, "weighted", counting)
-            (trial,) = search(problem, [trial for _, trial in grid_points(config, data, axes)], 12.0)
+            (trial,) = search(
+                problem, [trial for _, trial in grid_points(config, data, axes)], 12.0
+            )
         spent = counted[number] / kept - 2
         a_round = spent / trial.rounds
-        assert 12 - a_round - 1 <= spent <= 12.6, (values, spent)  # a round is not divided, an anchor comes at once
+        assert 12 - a_round - 1 <= spent <= 12.6, (
+            values,
+            spent,
+        )  # a round is not divided, an anchor comes at once
 
 
 def test_the_test_data_are_not_looked_at() -> None:
@@ -92,7 +109,10 @@ def test_the_test_data_are_not_looked_at() -> None:
     lent, kept = len(problem.test_data[0]), int(problem.losses.sizes.sum())
     assert lent + kept == len(data.train)
     assert 0.15 < lent / (lent + kept) <= 0.2
-    train, test = ({tuple(row) for row in part.take()[0].flatten(1).tolist()} for part in (data.train, data.test))
+    train, test = (
+        {tuple(row) for row in part.take()[0].flatten(1).tolist()}
+        for part in (data.train, data.test)
+    )
     lent_rows = {tuple(row) for row in problem.test_data[0].tolist()}
     assert lent_rows <= train
     assert lent_rows & test == lent_rows & (train & test)
@@ -109,7 +129,10 @@ def test_the_test_data_are_not_looked_at() -> None:
         (["--grid", "penalty=1 penalty=2"], "each key once"),
         (["--grid", "speed=1,2"], "grid: speed cannot vary"),
         (["--grid", "clients=5,10"], "grid: clients cannot vary"),
-        (["--grid", "local-steps=many"], "local-steps = 'many', expected a whole number of at least 1"),
+        (
+            ["--grid", "local-steps=many"],
+            "local-steps = 'many', expected a whole number of at least 1",
+        ),
         (["--grid", "momentum=0,2"], "momentum = 2.0, expected"),
         (["--grid", "momentum=0", "--out", "t.csv"], "expected another ending such as .toml"),
         (["--grid", "momentum=0", "--budget", "nan"], "budget=nan"),
@@ -117,10 +140,15 @@ def test_the_test_data_are_not_looked_at() -> None:
         (["--grid", "local-steps=1,10", "--budget", "4"], "a round of fedfw+ costs more"),
         (["--algorithm", "feddr", "--grid", "momentum=0.5"], "momentum goes with fedfw"),
         (["--algorithm", "sgd"], "unknown algorithm 'sgd'"),
-        (["--dataset", "diabetes", "--by", "accuracy", "--grid", "penalty=1"], "expected --by loss"),
+        (
+            ["--dataset", "diabetes", "--by", "accuracy", "--grid", "penalty=1"],
+            "expected --by loss",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+def test_what_makes_no_sense_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
     assert main(["tune", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not list(Path().iterdir())  # nothing is left behind
@@ -153,7 +181,15 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
 def test_an_interrupt_keeps_finished_trials_and_resume_runs_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["tune", "--algorithm", "fedavg", "--rounds", "3", "--grid", "lr=0.01,0.1,0.3 local-steps=1,3"]
+    command = [
+        "tune",
+        "--algorithm",
+        "fedavg",
+        "--rounds",
+        "3",
+        "--grid",
+        "lr=0.01,0.1,0.3 local-steps=1,3",
+    ]
     assert main([*command, "--out", "straight.toml"]) == 0
     straight = list(csv.DictReader(Path("straight.csv").read_text().splitlines()))
     with monkeypatch.context() as patch:

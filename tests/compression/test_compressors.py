@@ -1,4 +1,6 @@
-"""Every compressor is the contraction that it says it is, comes back to the bit, and refuses what is no message."""
+"""Every compressor is the contraction that it says it is, comes back to the bit, and refuses what
+is no message.
+"""
 
 import random
 from collections.abc import Sequence
@@ -26,18 +28,25 @@ ROUNDED = 1 - 2.0**-16
 
 @st.composite
 def vectors(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...]]:
-    """Two rows of numbers of different sizes, zeros among them, and the pieces that they consist of."""
+    """Two rows of numbers of different sizes, zeros among them, and the pieces that they consist
+    of.
+    """
     sizes = tuple(draw(st.lists(st.integers(1, 300), min_size=1, max_size=3)))
     dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**32 - 1))
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, sum(sizes), generator=generator, dtype=torch.float64)
-    x = x * 10.0 ** (draw(st.sampled_from([0.0, 4.0])) * torch.rand(x.shape, generator=generator, dtype=torch.float64))
+    x = x * 10.0 ** (
+        draw(st.sampled_from([0.0, 4.0]))
+        * torch.rand(x.shape, generator=generator, dtype=torch.float64)
+    )
     x[torch.rand(x.shape, generator=generator) < draw(st.sampled_from([0.0, 0.5, 1.0]))] = 0
     return (x * 10.0 ** draw(st.sampled_from([-30, -3, 0, 3, 30]))).to(dtype), sizes
 
 
 def exchanged(compressor: Compressor, x: Tensor, pieces: Sequence[int], draw: int = 0) -> Tensor:
-    """What the receiver decodes, (n, p): to the bit what the sender holds, from the bytes that are counted."""
+    """What the receiver decodes, (n, p): to the bit what the sender holds, from the bytes that are
+    counted.
+    """
     shape = (x.shape[1],)
     sent = compressor.encode(x, shape, pieces, draw=draw)
     readers = compressor.readers(shape, pieces, draw=draw)
@@ -52,7 +61,8 @@ def exchanged(compressor: Compressor, x: Tensor, pieces: Sequence[int], draw: in
             assert torch.equal(back[-1].dense(dtype), one.dense(dtype))
     together = stack_atoms(back)
     assert sent.nbytes == together.nbytes
-    # A stack and its rows have the same bits: a client encodes alone what a simulator encodes for all.
+    # A stack and its rows have the same bits: a client encodes alone what a simulator encodes for
+    # all.
     alone = [compressor.encode(row[None], shape, pieces, draw=draw)[0].to_bytes() for row in x]
     assert alone == messages
     assert torch.equal(together.dense(x.dtype), sent.dense(x.dtype))
@@ -79,27 +89,39 @@ def test_the_k_largest_numbers(case: tuple[Tensor, tuple[int, ...]], k: int) -> 
     kept = TopK(k).encode(x, (x.shape[1],), pieces).dense(x.dtype)
     least = torch.where(kept != 0, kept.abs(), torch.inf).amin(1)
     lost = torch.where(kept == 0, x.abs(), 0.0).amax(1)
-    assert bool((lost <= least * (1 + 1 / 256)).all())  # nothing larger than what was sent stays behind
+    assert bool(
+        (lost <= least * (1 + 1 / 256)).all()
+    )  # nothing larger than what was sent stays behind
 
 
 @given(vectors(), st.sampled_from([1, 5, 10**6]), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_drawn_numbers_never_take_away_from_the_others(case: tuple[Tensor, tuple[int, ...]], k: int, draw: int) -> None:
+def test_drawn_numbers_never_take_away_from_the_others(
+    case: tuple[Tensor, tuple[int, ...]], k: int, draw: int
+) -> None:
     x, pieces = case
     assert bool((left_over(RandK(k), x, pieces, draw) <= 1 + SLACK).all())
     count = min(k, x.shape[1])
-    assert RandK(k).encode(x, (x.shape[1],), pieces, draw=draw)[0].nbytes == 1 + 2 * count  # nothing says where
+    assert (
+        RandK(k).encode(x, (x.shape[1],), pieces, draw=draw)[0].nbytes == 1 + 2 * count
+    )  # nothing says where
 
 
 @given(vectors())
 @settings(max_examples=40, deadline=None)
-def test_signs_are_the_contraction_of_the_mean_magnitude(case: tuple[Tensor, tuple[int, ...]]) -> None:
+def test_signs_are_the_contraction_of_the_mean_magnitude(
+    case: tuple[Tensor, tuple[int, ...]],
+) -> None:
     x, pieces = case
     left = left_over(Sign(), x, pieces)
     assert bool((left <= 1 - 1 / max(pieces) + SLACK).all())
     v = x.double()
-    exact = v.square().sum(1) - sum(piece.abs().sum(1) ** 2 / piece.shape[1] for piece in v.split(list(pieces), 1))
-    assert torch.allclose(left * v.square().sum(1), exact, rtol=1e-4, atol=1e-5 * float(v.square().sum()))
+    exact = v.square().sum(1) - sum(
+        piece.abs().sum(1) ** 2 / piece.shape[1] for piece in v.split(list(pieces), 1)
+    )
+    assert torch.allclose(
+        left * v.square().sum(1), exact, rtol=1e-4, atol=1e-5 * float(v.square().sum())
+    )
 
 
 @given(vectors(), st.sampled_from([2, 4, 8]))
@@ -111,20 +133,31 @@ def test_few_bits_are_a_contraction(case: tuple[Tensor, tuple[int, ...]], bits: 
     assert bits < 8 or bool((left <= 64 / 127**2 + SLACK).all())
 
 
-SHAPES: list[tuple[Shape, ...]] = [((3, 5),), ((12, 7), (12,)), ((4, 3, 5), (2,), (40, 6)), ((9, 9),)]
+SHAPES: list[tuple[Shape, ...]] = [
+    ((3, 5),),
+    ((12, 7), (12,)),
+    ((4, 3, 5), (2,), (40, 6)),
+    ((9, 9),),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("r", [1, 2])
-def test_matrices_of_low_rank_are_a_contraction(r: int, shapes: tuple[Shape, ...], dtype: torch.dtype) -> None:
+def test_matrices_of_low_rank_are_a_contraction(
+    r: int, shapes: tuple[Shape, ...], dtype: torch.dtype
+) -> None:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     compressor = Rank(r).bind(fedfw.L2Ball(1.0), shapes) if r == 1 else Rank(r, shapes)
-    shorter = max(min(shape[0], torch.Size(shape[1:]).numel()) for shape in shapes if len(shape) > 1)
+    shorter = max(
+        min(shape[0], torch.Size(shape[1:]).numel()) for shape in shapes if len(shape) > 1
+    )
     for seed, size in ((0, 1e-30), (1, 1.0), (2, 1e10), (3, 0.0)):
         generator = torch.Generator().manual_seed(seed)
         x = (size * torch.randn(3, sum(sizes), generator=generator, dtype=torch.float64)).to(dtype)
-        assert bool((left_over(compressor, x, sizes) <= 1 - r / shorter * (1 - 2.0**-6) + SLACK).all())
+        assert bool(
+            (left_over(compressor, x, sizes) <= 1 - r / shorter * (1 - 2.0**-6) + SLACK).all()
+        )
 
 
 GROUPS = torch.arange(12) % 4
@@ -136,7 +169,12 @@ PURSUED: dict[str, tuple[ConstraintSet, int | None]] = {
     "l2": (fedfw.L2Ball(0.1), 1),
     "simplex": (fedfw.Simplex(2.0), 12),
     "linf": (fedfw.LinfBall(1.0), None),
-    "product": (fedfw.Product({"w": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind({"w": (8,), "b": (4,)}), 8),
+    "product": (
+        fedfw.Product({"w": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind(
+            {"w": (8,), "b": (4,)}
+        ),
+        8,
+    ),
 }
 """Sets, and of how many atoms the best one keeps its share of any vector."""
 
@@ -148,7 +186,9 @@ def test_atoms_of_the_set_are_a_contraction(name: str, r: int, dtype: torch.dtyp
     constraint, of = PURSUED[name]
     compressor = Pursuit(r).bind(constraint, ())
     for seed, size in ((0, 1e-10), (1, 1.0), (2, 1e10), (3, 0.0), (4, -1.0)):
-        x = size * torch.randn(3, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        x = size * torch.randn(
+            3, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         x = -x.abs() if size < 0 else x  # for a simplex, whose atoms are positive
         left = left_over(compressor, x.to(dtype), (12,))
         bound = 1.0 if of is None else (1 - (1 - 2.0**-7) / of) ** r
@@ -178,7 +218,13 @@ def test_bytes_that_are_no_message_are_refused_or_finite(text: str, dtype: torch
         reader.finish()
         return atom
 
-    for data in (b"", genuine[:-1], genuine[: len(genuine) // 2], genuine + b"?", bytes(len(genuine))):
+    for data in (
+        b"",
+        genuine[:-1],
+        genuine[: len(genuine) // 2],
+        genuine + b"?",
+        bytes(len(genuine)),
+    ):
         with pytest.raises(AtomError):
             read(data)
     for _ in range(300):
@@ -195,10 +241,25 @@ def test_bytes_that_are_no_message_are_refused_or_finite(text: str, dtype: torch
 
 
 @pytest.mark.parametrize(
-    "text", ["topk", "topk:0", "topk:-1", "topk:1.5", "randk:", "bits:3", "sign:1", "rank:0", "atoms:x", "TOPK:3", "8"]
+    "text",
+    [
+        "topk",
+        "topk:0",
+        "topk:-1",
+        "topk:1.5",
+        "randk:",
+        "bits:3",
+        "sign:1",
+        "rank:0",
+        "atoms:x",
+        "TOPK:3",
+        "8",
+    ],
 )
 def test_strings_that_name_no_compressor_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=rf"compress='{text}', expected none, topk:K .*, randk:K .* or atoms:R"):
+    with pytest.raises(
+        ValueError, match=rf"compress='{text}', expected none, topk:K .*, randk:K .* or atoms:R"
+    ):
         fedfw.FedPGD(fedfw.L1Ball(1.0), compress=text)
     if text != "topk":
         with pytest.raises(ValueError, match=rf"compress_down='{text}', expected none, or topk:K"):
@@ -206,7 +267,9 @@ def test_strings_that_name_no_compressor_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("text", ["topk:4", "randk:5", "bits:8", "bits:4", "bits:2", "sign", "rank:2", "atoms:3"])
+@pytest.mark.parametrize(
+    "text", ["topk:4", "randk:5", "bits:8", "bits:4", "bits:2", "sign", "rank:2", "atoms:3"]
+)
 def test_subnormal_numbers_come_back_and_never_grow(text: str, dtype: torch.dtype) -> None:
     """Scales lose digits there, but what is left of a vector is never more than the vector."""
     lowest, usual = (-149, 0) if dtype == torch.float32 else (-1074, 600)
@@ -216,7 +279,9 @@ def test_subnormal_numbers_come_back_and_never_grow(text: str, dtype: torch.dtyp
         assert compressor is not None
         compressor = compressor.bind(bound, [(8, 5)])
         for above in (0, 1, 5, 20):
-            whole = torch.randint(-9, 10, (2, 40), generator=torch.Generator().manual_seed(above)).double()
+            whole = torch.randint(
+                -9, 10, (2, 40), generator=torch.Generator().manual_seed(above)
+            ).double()
             x = (whole * 2.0 ** (lowest + above)).to(dtype)
             kept = exchanged(compressor, x, bound.pieces((40,)))
             assert bool(kept.isfinite().all())
@@ -224,7 +289,8 @@ def test_subnormal_numbers_come_back_and_never_grow(text: str, dtype: torch.dtyp
             assert bool((off.norm(dim=1) <= v.norm(dim=1) * (1 + SLACK)).all())
 
 
-# --- Compressed nets stay in their sets, come back to the bit, and train as well as what is not compressed ---
+# --- Compressed nets stay in their sets, come back to the bit, and train as well as what is not
+# compressed ---
 
 LAYER = torch.nn.Linear(30, 20)
 SETS: dict[str, ConstraintSet] = {
@@ -234,8 +300,12 @@ SETS: dict[str, ConstraintSet] = {
     "spectral": fedfw.SpectralBall(0.7).bind(LAYER),
     "simplex": fedfw.Simplex(2.0).bind(LAYER),
     "partial isometry": fedfw.PartialIsometry(15, 0.7).bind(LAYER),
-    "product": fedfw.Product({"weight": fedfw.SpectralBall(0.7), "*": fedfw.L2Ball(0.1)}).bind(LAYER),
-    "half of a product": fedfw.Product({"weight": fedfw.L1Ball(0.7), "*": fedfw.L2Ball(0.1)}).bind(LAYER),
+    "product": fedfw.Product({"weight": fedfw.SpectralBall(0.7), "*": fedfw.L2Ball(0.1)}).bind(
+        LAYER
+    ),
+    "half of a product": fedfw.Product({"weight": fedfw.L1Ball(0.7), "*": fedfw.L2Ball(0.1)}).bind(
+        LAYER
+    ),
 }
 STRICT = ("l2", "linf", "box", "spectral", "product")
 """Sets in which nothing that was shrunk is outside by so much as a rounding error."""
@@ -243,14 +313,18 @@ P = 620
 
 
 def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
 def test_what_is_shrunk_lies_in_the_set_near_what_it_was(name: str, dtype: torch.dtype) -> None:
     D = SETS[name]
-    inside = torch.stack([D.random_point((P,), torch.Generator().manual_seed(i), dtype) for i in range(5)])
+    inside = torch.stack(
+        [D.random_point((P,), torch.Generator().manual_seed(i), dtype) for i in range(5)]
+    )
     tol = 0.0 if name in STRICT else 1e-6
     for size in (0.0, 1e-3, 0.1, 1e30 if name in STRICT else 10.0):
         x = inside + size * gaussian(5, P, dtype=dtype)
@@ -271,10 +345,18 @@ def test_what_is_not_finite_is_refused() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SETS)
-def test_nets_come_back_as_points_of_the_set(name: str, dtype: torch.dtype, steps: int, bits: int) -> None:
+def test_nets_come_back_as_points_of_the_set(
+    name: str, dtype: torch.dtype, steps: int, bits: int
+) -> None:
     D, compressor, weights = SETS[name], Bits(bits), [1 / steps] * steps
     base = D.random_point((P,), torch.Generator().manual_seed(7), dtype)
-    net = mix([D.lmo(gaussian(3, P, seed=k, dtype=dtype), batch=True, precision=dtype) for k in range(steps)], weights)
+    net = mix(
+        [
+            D.lmo(gaussian(3, P, seed=k, dtype=dtype), batch=True, precision=dtype)
+            for k in range(steps)
+        ],
+        weights,
+    )
     sent = compressor.encode_net(net, base, D, (P,))
     readers = compressor.net_readers(base, D, (P,), weights)
     for one in sent:
@@ -288,12 +370,16 @@ def test_nets_come_back_as_points_of_the_set(name: str, dtype: torch.dtype, step
         shrunk = name in STRICT and "bits" in one.kind
         assert D.contains(back.dense(dtype), 0.0 if shrunk else 1e-6)
     if bits == 8:
-        assert float((sent.dense() - net.dense()).norm()) <= 0.02 * float((net.dense() - base).norm())
+        assert float((sent.dense() - net.dense()).norm()) <= 0.02 * float(
+            (net.dense() - base).norm()
+        )
 
 
 @pytest.mark.parametrize("name", ["l2", "linf", "spectral", "product"])
 @pytest.mark.parametrize("precision", DTYPES)
-def test_random_bytes_decode_to_points_of_the_set_or_not_at_all(name: str, precision: torch.dtype) -> None:
+def test_random_bytes_decode_to_points_of_the_set_or_not_at_all(
+    name: str, precision: torch.dtype
+) -> None:
     D, base, rng = SETS[name], torch.zeros(P), random.Random(0)
     net = mix([D.lmo(gaussian(1, P, seed=k), batch=True) for k in range(2)], [0.5, 0.5])
     readers = Bits(8).net_readers(base, D, (P,), [0.5, 0.5])
@@ -322,10 +408,14 @@ def digits() -> fedfw.Problem:
 
 def trained(constraint: Any, compress: str, eval_every: int = 40) -> fedfw.Run:
     algorithm = fedfw.FedLMO(constraint, compress=compress)
-    return fedfw.simulate(digits(), algorithm, rounds=40, local_steps=3, participation=4, eval_every=eval_every)
+    return fedfw.simulate(
+        digits(), algorithm, rounds=40, local_steps=3, participation=4, eval_every=eval_every
+    )
 
 
-@pytest.mark.parametrize("constraint", [fedfw.L2Ball(10.0), fedfw.SpectralBall(5.0)], ids=["l2", "spectral"])
+@pytest.mark.parametrize(
+    "constraint", [fedfw.L2Ball(10.0), fedfw.SpectralBall(5.0)], ids=["l2", "spectral"]
+)
 def test_few_bits_train_as_well(constraint: Any) -> None:
     plain = trained(constraint, "none", eval_every=1)  # the first loss is looked at, too
     eight, four = (trained(constraint, how) for how in ("bits:8", "bits:4"))

@@ -1,4 +1,6 @@
-"""A configuration: one flat list of options, as TOML and back, from flags refused for files of version 0.1."""
+"""A configuration: one flat list of options, as TOML and back, from flags refused for files of
+version 0.1.
+"""
 
 import tomllib
 from collections.abc import Iterator
@@ -80,7 +82,8 @@ def test_toml_and_back(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["🌍.csv", 'a"b\\c', "tab\there", "new\nline", "ß", "\u0000", "\U0010fffd", "'''", '"""']
+    "name",
+    ["🌍.csv", 'a"b\\c', "tab\there", "new\nline", "ß", "\u0000", "\U0010fffd", "'''", '"""'],
 )
 def test_names_of_any_characters(name: str, tmp_path: Path) -> None:
     config = RunConfig.of(dataset=f"folder:{name}", rounds=3)
@@ -120,7 +123,9 @@ def test_the_one_list_has_every_option_that_can_be_written_down() -> None:
         ({"privacy": "eps=4,delta=1e-5"}, {"privacy": "eps=4,delta=1e-5"}),
     ],
 )
-def test_text_is_parsed_by_what_is_declared(table: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_text_is_parsed_by_what_is_declared(
+    table: dict[str, Any], expected: dict[str, Any]
+) -> None:
     config = merge(RunConfig(), table, "flags")
     assert config == RunConfig.of(**expected)
     for name, value in expected.items():
@@ -130,7 +135,10 @@ def test_text_is_parsed_by_what_is_declared(table: dict[str, Any], expected: dic
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"round": 5}, r"here: unknown key 'round' \(did you mean 'rounds'\?\), expected one of dataset, data-dir"),
+        (
+            {"round": 5},
+            r"here: unknown key 'round' \(did you mean 'rounds'\?\), expected one of dataset, data-dir",
+        ),
         ({"local_steps": 5}, r"here: unknown key 'local_steps' \(did you mean 'local-steps'\?\)"),
         ({"relax": {}}, "here: unknown key 'relax'"),
         ({"zzz": 1}, "here: unknown key 'zzz', expected"),
@@ -145,7 +153,9 @@ def test_text_is_parsed_by_what_is_declared(table: dict[str, Any], expected: dic
         ({"rounds": [3]}, r"here: rounds = \[3\]"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_source(table: dict[str, Any], message: str) -> None:
+def test_what_makes_no_sense_is_refused_with_its_source(
+    table: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         merge(RunConfig(), table, "here")
 
@@ -168,7 +178,9 @@ def test_run_folders_of_version_0_1_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('penalty = "auto:3"\n')
     (tmp_path / "history.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r'of a run of fedfw 0\.1, where "auto" was what is called "theory" now'):
+    with pytest.raises(
+        ValueError, match=r'of a run of fedfw 0\.1, where "auto" was what is called "theory" now'
+    ):
         read_config(path)
     path.write_text(f'{VERSION_KEY} = "{fedfw.__version__}"\npenalty = "auto:3"\n')
     assert read_config(path).get("penalty") == "auto:3"
@@ -198,7 +210,9 @@ class Plain(fedfw.Algorithm):
     def plan(self, setting: Any) -> Plan:
         return Plan(setting.n, setting.constraint)
 
-    def local_update(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+    def local_update(
+        self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any
+    ) -> Any:
         _, a = gradient(message.xbar.expand_as(state["x"]).clone())
         return {}, {"atom": lmo(a)}
 
@@ -228,11 +242,18 @@ def test_the_apps_table_has_every_option_once() -> None:
 def test_the_apps_table_is_read_as_it_is_written() -> None:
     table = {key: value for key, value in app_table().unwrap().items() if value != ""}
     config = read_app_config(table)
-    assert (config.rounds, config.clients, config.algorithm, config.constraint) == (5, 3, "fedfw", "ksparse:k=65,r=10")
+    assert (config.rounds, config.clients, config.algorithm, config.constraint) == (
+        5,
+        3,
+        "fedfw",
+        "ksparse:k=65,r=10",
+    )
     assert config.own == (("momentum", 0.9), ("penalty", 1e-4))
     # Another algorithm is chosen by one line: the table's penalty and momentum are not in its way.
     assert read_app_config(table | {"algorithm": "fedavg"}).own == ()
-    with pytest.raises(ValueError, match=r"run configuration: unknown key 'round' \(did you mean 'rounds'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"run configuration: unknown key 'round' \(did you mean 'rounds'\?\)"
+    ):
         read_app_config({"round": 3})
 
 
@@ -243,7 +264,8 @@ def test_one_is_everyone_in_files_and_flags(value: Any) -> None:
     assert taken == 1.0
 
 
-# --- From names to objects: what a configuration leaves open is filled in, and what does not belong is refused ---
+# --- From names to objects: what a configuration leaves open is filled in, and what does not belong
+# is refused ---
 
 
 @cache
@@ -282,9 +304,18 @@ def test_what_is_left_open_is_filled_in_by_names() -> None:
     ("values", "message"),
     [
         ({"algorithm": "fedfw", "mu": 1.0}, "mu goes with fedavg, not with fedfw"),
-        ({"algorithm": "naive", "penalty": 0.1}, r"penalty goes with fedfw, fedfw\+, .*, not with naive"),
-        ({"algorithm": "fedfw", "anchor_every": 3}, "anchor-every goes with fedfw-anchored, not with fedfw"),
-        ({"algorithm": "fedww"}, r"unknown algorithm 'fedww' \(did you mean 'fedfw'\?\), expected one of fedfw"),
+        (
+            {"algorithm": "naive", "penalty": 0.1},
+            r"penalty goes with fedfw, fedfw\+, .*, not with naive",
+        ),
+        (
+            {"algorithm": "fedfw", "anchor_every": 3},
+            "anchor-every goes with fedfw-anchored, not with fedfw",
+        ),
+        (
+            {"algorithm": "fedww"},
+            r"unknown algorithm 'fedww' \(did you mean 'fedfw'\?\), expected one of fedfw",
+        ),
         ({"model": "mclrr"}, r"unknown model 'mclrr' \(did you mean 'mclr'\?\), expected one of"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The C code under the address and undefined-behaviour sanitizers: a run of its paths ends without a report."""
+"""The C code under the address and undefined-behaviour sanitizers: a run of its paths ends without
+a report.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,20 @@ def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
     for source in (SOURCES / "cpu" / "softmax.c", SOURCES / "linalg" / "lanczos.c"):
         built.append(str(tmp_path / f"_{source.stem}.so"))
         include = f"-I{sysconfig.get_path('include')}"
-        subprocess.run(["gcc", "-shared", "-fPIC", *FLAGS, include, str(source), "-o", built[-1], "-lm"], check=True)
-    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", *FLAGS, include, str(source), "-o", built[-1], "-lm"],
+            check=True,
+        )
+    found = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    )
     environment = os.environ | {
         "LD_PRELOAD": found.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": str(SOURCES.parent),
     }
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *built], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *built], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "done\n"

@@ -1,4 +1,6 @@
-"""The compiled gradient of softmax regression: that of automatic differentiation, for any sizes, alone and stacked."""
+"""The compiled gradient of softmax regression: that of automatic differentiation, for any sizes,
+alone and stacked.
+"""
 
 import shutil
 import subprocess
@@ -16,12 +18,18 @@ from fedfw.cpu import softmax
 from fedfw.cpu.softmax import is_compiled, softmax_gradient
 from fedfw.problems import linear
 
-needs_compiled = pytest.mark.skipif(not is_compiled(), reason="there was no compiler when fedfw was installed")
+needs_compiled = pytest.mark.skipif(
+    not is_compiled(), reason="there was no compiler when fedfw was installed"
+)
 
 
 def test_where_there_is_a_compiler_the_code_was_compiled() -> None:
     gcc = shutil.which("gcc")
-    if gcc is None or int(subprocess.run([gcc, "-dumpversion"], capture_output=True).stdout.partition(b".")[0]) < 12:
+    if (
+        gcc is None
+        or int(subprocess.run([gcc, "-dumpversion"], capture_output=True).stdout.partition(b".")[0])
+        < 12
+    ):
         pytest.skip("there is no GCC 12 or newer")
     assert is_compiled()
 
@@ -71,7 +79,16 @@ def by_autograd(x: Tensor, inputs: Tensor, targets: Tensor, c: int) -> tuple[Ten
     seed=st.integers(0, 100),
 )
 def test_the_gradient_of_some_clients_is_that_of_automatic_differentiation(
-    n: int, m: int, f: int, c: int, bias: bool, picked: bool, doubles: bool, unequal: bool, scale: float, seed: int
+    n: int,
+    m: int,
+    f: int,
+    c: int,
+    bias: bool,
+    picked: bool,
+    doubles: bool,
+    unequal: bool,
+    scale: float,
+    seed: int,
 ) -> None:
     inputs, targets, sizes = data = stack(n, m, f, c, seed)
     rows = torch.arange(n).flip(0)[: n // 2 + 1].contiguous()
@@ -86,7 +103,13 @@ def test_the_gradient_of_some_clients_is_that_of_automatic_differentiation(
         largest = 1 + float(value) + float(inputs[row].abs().max())
         assert abs(float(values[i]) - factor * float(value)) <= 2e-6 * largest * (1 + scale)
         assert float((gradients[i] - factor * gradient).abs().max()) <= 2e-6 * largest * (1 + scale)
-        alone = found(data, rows[i : i + 1], x[i : i + 1], c, picks=None if picks is None else picks[i : i + 1])
+        alone = found(
+            data,
+            rows[i : i + 1],
+            x[i : i + 1],
+            c,
+            picks=None if picks is None else picks[i : i + 1],
+        )
         times = found(data, rows, x, c, picks=picks)
         assert torch.equal(alone[0][0], times[0][i])  # the same bits alone and among others
         assert torch.equal(alone[1][0], times[1][i])
@@ -156,7 +179,9 @@ def problem(nan: bool = False) -> fedfw.Problem:
 @needs_compiled
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_run_is_that_of_torch(participation: float, batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_that_of_torch(
+    participation: float, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"rounds": 30, "participation": participation, "batch_size": batch_size, "seed": 1}
     algorithm = fedfw.FedFWPlus(fedfw.L2Ball(2.0), penalty=0.1)
     compiled = fedfw.simulate(problem(), algorithm, **options)

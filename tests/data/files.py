@@ -18,13 +18,19 @@ DATA = Path(os.environ.get("FEDFW_DATA", Path(__file__).parents[2].parent / "sha
 
 def needs(*files: str) -> pytest.MarkDecorator:
     """Skip where the real files are not at hand."""
-    return pytest.mark.skipif(not all((DATA / file).exists() for file in files), reason=f"{files[0]} is not at hand")
+    return pytest.mark.skipif(
+        not all((DATA / file).exists() for file in files), reason=f"{files[0]} is not at hand"
+    )
 
 
 def idx_bytes(array: Array) -> bytes:
     kind = {"uint8": 0x08, "int32": 0x0C}[array.dtype.name]
     shape = b"".join(side.to_bytes(4, "big") for side in array.shape)
-    return bytes([0, 0, kind, array.ndim]) + shape + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    return (
+        bytes([0, 0, kind, array.ndim])
+        + shape
+        + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    )
 
 
 def write_gz(path: Path, data: bytes) -> None:
@@ -43,5 +49,7 @@ def labels(samples: int, classes: int = 10) -> Array:
 
 
 def write_mnist(folder: Path, train: int = 20, test: int = 10) -> None:
-    for file, array in zip(IDX_FILES, (images(train), labels(train), images(test, 1), labels(test)), strict=True):
+    for file, array in zip(
+        IDX_FILES, (images(train), labels(train), images(test, 1), labels(test)), strict=True
+    ):
         write_gz(folder / file, idx_bytes(array))

@@ -38,7 +38,9 @@ def test_missing_files_are_named_with_the_command_that_gets_them(
     entry = DATASETS[name]
     with pytest.raises(MissingDataError) as caught:
         load_data(name, tmp_path)
-    assert f"no file {Path(entry.layouts[0][0]).name} in {tmp_path / entry.folder}" in str(caught.value)
+    assert f"no file {Path(entry.layouts[0][0]).name} in {tmp_path / entry.folder}" in str(
+        caught.value
+    )
     if name == "emnist-small":
         assert "it has no download" in str(caught.value)
         return
@@ -49,9 +51,13 @@ def test_missing_files_are_named_with_the_command_that_gets_them(
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match=r"unknown dataset 'diggits' \(did you mean 'digits'\?\), expected one of"):
+    with pytest.raises(
+        ValueError, match=r"unknown dataset 'diggits' \(did you mean 'digits'\?\), expected one of"
+    ):
         load_data("diggits")
-    with pytest.raises(ValueError, match="unknown dataset 'cats', expected one of digits, diabetes"):
+    with pytest.raises(
+        ValueError, match="unknown dataset 'cats', expected one of digits, diabetes"
+    ):
         load_data("cats")
     with pytest.raises(ValueError, match="digits takes no argument"):
         load_data("digits:8")
@@ -60,7 +66,11 @@ def test_unknown_names() -> None:
 
 
 def test_sparse() -> None:
-    data, again, other = load_data("sparse:60"), load_data("sparse:60"), load_data("sparse:60", seed=1)
+    data, again, other = (
+        load_data("sparse:60"),
+        load_data("sparse:60"),
+        load_data("sparse:60", seed=1),
+    )
     assert (data.classes, data.shape, len(data.train), len(data.test)) == (2, (60,), 5000, 2000)
     assert torch.equal(data.train.inputs, again.train.inputs)
     assert not torch.equal(data.train.inputs, other.train.inputs)
@@ -73,7 +83,9 @@ def test_sparse() -> None:
     for wrong in ("sparse:9", "sparse:few"):
         with pytest.raises(ValueError, match="expected sparse:P with at least 10 features"):
             load_data(wrong)
-    with pytest.raises(ValueError, match=r"sparse:100000000 takes 10430\.8 GiB, expected at most 8\.0 GiB"):
+    with pytest.raises(
+        ValueError, match=r"sparse:100000000 takes 10430\.8 GiB, expected at most 8\.0 GiB"
+    ):
         load_data("sparse:100000000")
 
 
@@ -92,7 +104,11 @@ OWNERS = {"emnist-small": 1491, "ml-100k": 943, "shakespeare": 82, "tcga-brca": 
 )
 def test_published_files_are_what_the_table_says(name: str) -> None:
     data, entry = load_data(name, DATA), DATASETS[name]
-    assert (data.shape, data.classes, (len(data.train), len(data.test))) == (entry.shape, entry.classes, entry.samples)
+    assert (data.shape, data.classes, (len(data.train), len(data.test))) == (
+        entry.shape,
+        entry.classes,
+        entry.samples,
+    )
     if name in CLASSES:
         assert data.train.targets.bincount().tolist() == CLASSES[name]
     if name in OWNERS:
@@ -114,7 +130,9 @@ class Server:
     asked: list[str] = field(default_factory=list)
     base: str = ""
 
-    def source(self, name: str, data: bytes, members: tuple[str, ...] = (), inside: str = "") -> Source:
+    def source(
+        self, name: str, data: bytes, members: tuple[str, ...] = (), inside: str = ""
+    ) -> Source:
         self.files["/" + name] = data
         return Source(f"{self.base}/{name}", sha256(data).hexdigest(), members, inside)
 
@@ -150,10 +168,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_a_file_is_fetched_once(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_fetched_once(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = server.source("a.gz", BODY)
     assert download(source, tmp_path / "new" / "folder")
     assert contents(tmp_path) == {"new/folder/a.gz": BODY}
@@ -185,7 +209,9 @@ def test_a_failure_leaves_everything_as_it_was(
         del server.files["/a.zip"]
         message = r"a\.zip: HTTP Error 404"
     elif failure == "no server":
-        source = Source("http://127.0.0.1:9/a.zip", source.sha256, members)  # the discard port: nobody listens
+        source = Source(
+            "http://127.0.0.1:9/a.zip", source.sha256, members
+        )  # the discard port: nobody listens
         message = r"a\.zip: .*refused"
     else:
         sent = server.sends["/a.zip"] = len(BODY) // 2 if failure == "cut off" else 0
@@ -221,8 +247,14 @@ def tarred(files: dict[str, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "pack"), [("a.zip", zipped), ("a.tar.gz", tarred)])
-def test_wanted_members_are_unpacked_and_nothing_else(server: Server, tmp_path: Path, name: str, pack: object) -> None:
-    paths = {"inner/one.bin": FILES["one.bin"], "other/two.bin": FILES["two.bin"], "inner/other.bin": b"?"}
+def test_wanted_members_are_unpacked_and_nothing_else(
+    server: Server, tmp_path: Path, name: str, pack: object
+) -> None:
+    paths = {
+        "inner/one.bin": FILES["one.bin"],
+        "other/two.bin": FILES["two.bin"],
+        "inner/other.bin": b"?",
+    }
     source = server.source(name, pack(paths), tuple(FILES), "inner")  # type: ignore[operator]
     folder = tmp_path / "a" / "b"
     assert download(source, folder)
@@ -237,14 +269,20 @@ def test_wanted_members_are_unpacked_and_nothing_else(server: Server, tmp_path: 
     ("name", "data", "message"),
     [
         ("a.zip", zipped({"one.bin": b"1"}), r"a\.zip: no readable archive: it has no two\.bin"),
-        ("a.tar.gz", tarred({"one.bin": b"1"}), r"a\.tar\.gz: no readable archive: it has no two\.bin"),
+        (
+            "a.tar.gz",
+            tarred({"one.bin": b"1"}),
+            r"a\.tar\.gz: no readable archive: it has no two\.bin",
+        ),
         ("a.zip", BODY, r"a\.zip: no readable archive"),
         ("a.tar.gz", BODY, r"a\.tar\.gz: no readable archive"),
     ],
     # Archives hold the time at which they were made, which two workers would disagree about.
     ids=["zip without it", "tar without it", "no zip", "no tar"],
 )
-def test_archives_without_the_members(server: Server, tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_archives_without_the_members(
+    server: Server, tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         download(server.source(name, data, ("one.bin", "two.bin")), tmp_path)
     assert not any(path.name.startswith(".") or path.name == name for path in tmp_path.iterdir())

@@ -1,4 +1,6 @@
-"""Damaged and hostile files: a well-formed answer or one sentence that names the file, and never much memory."""
+"""Damaged and hostile files: a well-formed answer or one sentence that names the file, and never
+much memory.
+"""
 
 import bz2
 import gzip
@@ -47,7 +49,9 @@ SPEECHES = b"First Citizen:\nBefore we proceed any further, hear me speak.\n\nAl
 
 def mat(compressed: bool) -> bytes:
     file = io.BytesIO()
-    savemat(file, {"dataset": {"train": mat_part(3), "test": mat_part(2)}}, do_compression=compressed)
+    savemat(
+        file, {"dataset": {"train": mat_part(3), "test": mat_part(2)}}, do_compression=compressed
+    )
     return file.getvalue()
 
 
@@ -78,40 +82,56 @@ def read_array(path: Path, axes: int) -> bool:
 
 
 def read_mat_parts(path: Path) -> bool:
-    return all(well_formed(part) and part.inputs.shape[1:] == (1, 28, 28) for part in read_parts(path, 47))
+    return all(
+        well_formed(part) and part.inputs.shape[1:] == (1, 28, 28) for part in read_parts(path, 47)
+    )
 
 
 def read_own(path: Path) -> bool:
     data = load_own(Request("libsvm", str(path), (), None, 1, 0))
-    return well_formed(data.train) and bool(data.train.inputs.isfinite().all() and data.train.targets.isfinite().all())
+    return well_formed(data.train) and bool(
+        data.train.inputs.isfinite().all() and data.train.targets.isfinite().all()
+    )
 
 
 def well_formed(part: Part) -> bool:
-    return len(part) > 0 and all(len(ids) == len(part) and int(ids.min()) >= 0 for ids in part.owners.values())
+    return len(part) > 0 and all(
+        len(ids) == len(part) and int(ids.min()) >= 0 for ids in part.owners.values()
+    )
 
 
 def read_text(path: Path) -> bool:
     said = read_speakers(path, len(SPEECHES)).values()
-    return all(text.dtype == torch.int8 and int(text.min()) >= 0 and int(text.max()) < 65 for text in said if len(text))
+    return all(
+        text.dtype == torch.int8 and int(text.min()) >= 0 and int(text.max()) < 65
+        for text in said
+        if len(text)
+    )
 
 
 def read_table(path: Path) -> bool:
     data = load_data(f"table:{path}", columns=Columns(target="y", client="c"))
-    return well_formed(data.train) and bool(data.train.inputs.isfinite().all() and data.train.targets.isfinite().all())
+    return well_formed(data.train) and bool(
+        data.train.inputs.isfinite().all() and data.train.targets.isfinite().all()
+    )
 
 
 def read_people(path: Path) -> bool:
     places = path.with_name("train_test_split.csv")
     places.write_text(PLACES)
     return all(
-        well_formed(part) and bool(part.inputs.isfinite().all()) for part in read_patients(path, places, 2).values()
+        well_formed(part) and bool(part.inputs.isfinite().all())
+        for part in read_patients(path, places, 2).values()
     )
 
 
 def read_members(path: Path) -> bool:
     with open(path, "rb") as file:
         try:
-            return all(len(content.read()) < 1000 for _, content in members(file, path.suffix == ".zip", {"one.bin"}))
+            return all(
+                len(content.read()) < 1000
+                for _, content in members(file, path.suffix == ".zip", {"one.bin"})
+            )
         except UNREADABLE as error:
             raise ValueError(f"{path}: {reason(error)}") from None  # as `download` does
         except OSError as error:
@@ -120,7 +140,11 @@ def read_members(path: Path) -> bool:
 
 READERS: dict[str, tuple[str, bytes, Callable[[Path], bool]]] = {
     "idx": ("a.idx", idx_bytes(images(2)), lambda path: read_array(path, 3)),
-    "idx.gz": ("a.gz", gzip.compress(idx_bytes(labels(30)), mtime=0), lambda path: read_array(path, 1)),
+    "idx.gz": (
+        "a.gz",
+        gzip.compress(idx_bytes(labels(30)), mtime=0),
+        lambda path: read_array(path, 1),
+    ),
     "mat": ("a.mat", mat(False), read_mat_parts),
     "mat compressed": ("a.mat", mat(True), read_mat_parts),
     "libsvm": ("text", TEXT, read_own),
@@ -143,10 +167,14 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     """A few changes: bits, bytes, lengths that lie, pieces that are missing, doubled or moved."""
     result = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
-        at = draw.randrange(max(1, min(len(result), draw.choice((64, 400, len(result))))))  # heads are small: hit them
+        at = draw.randrange(
+            max(1, min(len(result), draw.choice((64, 400, len(result)))))
+        )  # heads are small: hit them
         kind = draw.randrange(6)
         if kind == 0:
-            result[at : at + 1] = bytes([result[at] ^ 1 << draw.randrange(8)]) if at < len(result) else b"\1"
+            result[at : at + 1] = (
+                bytes([result[at] ^ 1 << draw.randrange(8)]) if at < len(result) else b"\1"
+            )
         elif kind == 1:
             result[at : at + 1] = bytes([draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))])
         elif kind == 2:
@@ -158,13 +186,17 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
         elif kind == 4:
             result[at:at] = result[at : at + draw.choice((1, 8, 100))]
         else:
-            result[at : at + 3] = draw.choice((b"nan", b"inf", b"-1:", b"\t9\t", b"9" * 25, b"1e99", b"::", b"\n"))
+            result[at : at + 3] = draw.choice(
+                (b"nan", b"inf", b"-1:", b"\t9\t", b"9" * 25, b"1e99", b"::", b"\n")
+            )
     return bytes(result)
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the readers of `_reader.py` run here, without a limit: hundreds of processes would take minutes."""
+    """Let the readers of `_reader.py` run here, without a limit: hundreds of processes would take
+    minutes.
+    """
 
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         said, status = io.StringIO(), 0
@@ -209,7 +241,8 @@ def test_mutated_files_give_arrays_or_one_clear_sentence(
         assert len(refusal) < 700
 
 
-# --- what would take much memory ---------------------------------------------------------------------------------
+# --- what would take much memory
+# ---------------------------------------------------------------------------------
 
 
 def deflated(head: bytes, zeros: int, wbits: int) -> bytes:
@@ -226,7 +259,9 @@ def idx_bomb(samples: int, mebibytes: int) -> bytes:
 
 def mat_bomb(promised: int, mebibytes: int) -> bytes:
     packed = deflated(struct.pack("<II", 14, promised), mebibytes, 15)
-    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+    return (
+        b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+    )
 
 
 def wide_element() -> bytes:
@@ -235,8 +270,12 @@ def wide_element() -> bytes:
     head, checked = struct.pack("<II", 14, 24 + (200 << 20)) + flags + sides, 1
     for part in (head, *[bytes(1 << 20)] * 200):
         checked = zlib.adler32(part, checked)
-    packed = deflated(head, 200, 15) + b"\3\0" + checked.to_bytes(4, "big")  # an empty last block, and the end
-    return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+    packed = (
+        deflated(head, 200, 15) + b"\3\0" + checked.to_bytes(4, "big")
+    )  # an empty last block, and the end
+    return (
+        b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed
+    )
 
 
 def npz_bomb(dtype: str, shape: tuple[int, ...], targets: int, mebibytes: int) -> bytes:
@@ -244,7 +283,9 @@ def npz_bomb(dtype: str, shape: tuple[int, ...], targets: int, mebibytes: int) -
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         with archive.open("x.npy", "w", force_zip64=True) as inputs:
-            np.lib.format.write_array_header_1_0(inputs, {"descr": dtype, "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_1_0(
+                inputs, {"descr": dtype, "fortran_order": False, "shape": shape}
+            )
             for _ in range(mebibytes):
                 inputs.write(bytes(1 << 20))
         array = io.BytesIO()
@@ -269,7 +310,9 @@ def other_packing() -> bytes:
 
 
 def bombs() -> dict[str, bytes]:
-    """By the name of the file, which tells the reader: small files that stand for more than the test allows."""
+    """By the name of the file, which tells the reader: small files that stand for more than the
+    test allows.
+    """
     return {
         "promises.idx": idx_bomb(3_000_000, 1),
         "large.idx": idx_bomb(100_000, 75),
@@ -283,14 +326,22 @@ def bombs() -> dict[str, bytes]:
         "index.txt": b"1 1:1\n0 1000000000000:1\n",
         "empty.gz": gzip.compress(b"\n" * (1 << 19)),
         "comments.gz": gzip.compress(b"# \n" * (1 << 19)),
-        "entries.gz": gzip.compress((b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n") * 900),
+        "entries.gz": gzip.compress(
+            (b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n") * 900
+        ),
         "dense.gz": gzip.compress(b"1 1:1\n0 100000:1\n" * 100),
         "promises.npz": npz_bomb("|u1", (1 << 30, 1024), 10, 1),
         "large.npz": npz_bomb("|u1", (70 << 10, 1024), 10, 70),
-        "floats.npz": npz_bomb("|u1", (5 << 10, 1024), 5 << 10, 5),  # four times as large as float32
+        "floats.npz": npz_bomb(
+            "|u1", (5 << 10, 1024), 5 << 10, 5
+        ),  # four times as large as float32
         "halves.npz": npz_bomb("<f2", (4 << 10, 1024), 4 << 10, 8),
-        "images.npz": npz_bomb("|u1", (20 << 10, 1, 32, 32), 20 << 10, 20),  # and once more when they are divided
-        "targets.npz": npz_bomb("|u1", (1 << 20, 1), 1 << 20, 1),  # places of values take more than the values
+        "images.npz": npz_bomb(
+            "|u1", (20 << 10, 1, 32, 32), 20 << 10, 20
+        ),  # and once more when they are divided
+        "targets.npz": npz_bomb(
+            "|u1", (1 << 20, 1), 1 << 20, 1
+        ),  # places of values take more than the values
         "members.npz": many_members(),
         "packing.npz": other_packing(),
         "cells.csv": b"a,y\n" + b'"1\n2","2\n3",' * (400 << 10),  # a row that goes on, line by line
@@ -306,7 +357,9 @@ def large_files() -> dict[str, bytes]:
         "images.npz": npz_bomb("|u1", (14 << 10, 1, 32, 32), 14 << 10, 14),
         "lines.gz": gzip.compress(b"1\n0\n" * 100_000),
         "dense.gz": gzip.compress(b"1 1:1\n0 80000:1\n" * 40),
-        "entries.gz": gzip.compress((b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n0 1:2\n") * 300),
+        "entries.gz": gzip.compress(
+            (b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n0 1:2\n") * 300
+        ),
         "rows.csv": b"a,b,y\n" + b"1,2,no\n3,4,yes\n" * 150_000,
         "texts.csv": b"a,y,c\n" + b"".join(b"1,%d.5,%d\n" % (i, i % 7) for i in range(50_000)),
     }
@@ -345,11 +398,18 @@ for path in map(Path, sys.argv[2:]):
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used"
+)
 def test_bombs_are_refused_within_the_limit_in_bytes_of_memory(tmp_path: Path) -> None:
-    """The process may take little more than the limit: a reader that needs more ends with a MemoryError."""
+    """The process may take little more than the limit: a reader that needs more ends with a
+    MemoryError.
+    """
     paths = []
-    for name, content in [*bombs().items(), *((f"near-{name}", content) for name, content in large_files().items())]:
+    for name, content in [
+        *bombs().items(),
+        *((f"near-{name}", content) for name, content in large_files().items()),
+    ]:
         assert 4 * len(content) < LOWERED
         paths.append(tmp_path / name)
         paths[-1].write_bytes(content)
@@ -398,16 +458,28 @@ def test_the_limit_is_four_times_the_file_or_more_where_it_is_allowed(
     assert len(load_data(f"table:{path}", columns=own).train) == 160
     for text in ("much", "-1", "nan", "inf"):
         monkeypatch.setenv(limits.VARIABLE, text)
-        with pytest.raises(ValueError, match=f"FEDFW_DATA_MEMORY='{text}', expected a number of GiB such as 8"):
+        with pytest.raises(
+            ValueError, match=f"FEDFW_DATA_MEMORY='{text}', expected a number of GiB such as 8"
+        ):
             load_data(f"table:{path}", columns=own)
 
 
-# --- LIBSVM, MATLAB, archives and downloads, one by one -----------------------------------------------------------
+# --- LIBSVM, MATLAB, archives and downloads, one by one
+# -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"0 1000000000000:1", b"0 -3:1", b"0 4:1 4:1", b"0 4:1 3:1", b"0 4:1e39", b"0 4:nan", b"0 4", b"nan 4:1"],
+    [
+        b"0 1000000000000:1",
+        b"0 -3:1",
+        b"0 4:1 4:1",
+        b"0 4:1 3:1",
+        b"0 4:1e39",
+        b"0 4:nan",
+        b"0 4",
+        b"nan 4:1",
+    ],
 )
 @pytest.mark.usefixtures("in_this_process")
 def test_libsvm_lines_that_are_refused(line: bytes, tmp_path: Path) -> None:
@@ -425,7 +497,9 @@ def test_libsvm_indices_from_zero_comments_and_queries(tmp_path: Path) -> None:
     assert marks.tolist() == [1, -1]
     path.write_bytes(b"1 1:0.5\n-1 3:2\n")
     assert read_libsvm(path)[0].toarray().tolist() == [[0.5, 0, 0], [0, 0, 2]]
-    with pytest.raises(ValueError, match="2 samples of 3 features, 2 kinds of labels, expected 2 of at most 2"):
+    with pytest.raises(
+        ValueError, match="2 samples of 3 features, 2 kinds of labels, expected 2 of at most 2"
+    ):
         read_libsvm(path, features=2, samples=2)
 
 
@@ -434,7 +508,9 @@ def test_mat_arrays_are_what_scipy_wrote(compressed: bool, tmp_path: Path) -> No
     array = np.arange(24).reshape(2, 3, 4)
     value: dict[str, Any] = {"a": array, "inner": {"b": array[0].T.astype("f4")}, "../c": "text"}
     savemat(tmp_path / "a.mat", {"other": array[0], "wanted": value}, do_compression=compressed)
-    found = read_isolated("mat", tmp_path / "a.mat", "wanted.a", "wanted.inner.b", "wanted.d", "missing.a")
+    found = read_isolated(
+        "mat", tmp_path / "a.mat", "wanted.a", "wanted.inner.b", "wanted.d", "missing.a"
+    )
     assert list(found) == ["wanted.a", "wanted.inner.b"]
     assert np.array_equal(found["wanted.a"], array)
     assert np.array_equal(found["wanted.inner.b"], array[0].T)
@@ -443,10 +519,14 @@ def test_mat_arrays_are_what_scipy_wrote(compressed: bool, tmp_path: Path) -> No
         read_isolated("mat", tmp_path / "a.mat", "wanted.inner", "wanted")
 
 
-def test_what_no_reader_can_read_in_its_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_reader_can_read_in_its_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "LEAST", 1 << 20)
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(100 << 20, np.uint8))
-    with pytest.raises(limits.MemoryLimitError, match=r"its reader needs 1\.0 MiB of memory for its contents"):
+    with pytest.raises(
+        limits.MemoryLimitError, match=r"its reader needs 1\.0 MiB of memory for its contents"
+    ):
         read_isolated("npz", tmp_path / "zeros.npz", "x")
 
 
@@ -461,7 +541,10 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
     [
         (entry("/etc/one.bin"), "member '/etc/one.bin', expected a path within the archive"),
         (entry("a/../../one.bin"), "expected a path within the archive"),
-        (entry("one.bin", tarfile.SYMTYPE, "/etc/passwd"), "member 'one.bin' is a link or a device, expected a file"),
+        (
+            entry("one.bin", tarfile.SYMTYPE, "/etc/passwd"),
+            "member 'one.bin' is a link or a device, expected a file",
+        ),
         (entry("one.bin", tarfile.LNKTYPE, "two.bin"), "is a link or a device"),
         (entry("one.bin", tarfile.CHRTYPE), "is a link or a device"),
         (entry("one.bin", tarfile.FIFOTYPE), "is a link or a device"),
@@ -492,7 +575,8 @@ def test_sources_need_a_sha256_and_the_web() -> None:
     digest = sha256(b"").hexdigest()
     assert Source("http://host/a.gz", digest).file == "a.gz"
     with pytest.raises(
-        ValueError, match=r"sha256='d41d8cd98f00b204e9800998ecf8427e' of http://host/a\.gz, expected 64"
+        ValueError,
+        match=r"sha256='d41d8cd98f00b204e9800998ecf8427e' of http://host/a\.gz, expected 64",
     ):
         Source("http://host/a.gz", "d41d8cd98f00b204e9800998ecf8427e")
     with pytest.raises(ValueError, match="url='file:///etc/passwd', expected https"):
@@ -502,7 +586,9 @@ def test_sources_need_a_sha256_and_the_web() -> None:
 def test_redirects_never_leave_https() -> None:
     def follow(start: str, target: str) -> str:
         request = urllib.request.Request(start)
-        new = _SafeRedirects().redirect_request(request, io.BytesIO(), 302, "Found", Message(), target)
+        new = _SafeRedirects().redirect_request(
+            request, io.BytesIO(), 302, "Found", Message(), target
+        )
         assert new is not None
         return new.full_url
 

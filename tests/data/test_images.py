@@ -20,7 +20,9 @@ TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ub
 @pytest.mark.parametrize("packed", [False, True])
 def test_idx_gives_back_what_was_written(tmp_path: Path, dtype: type, packed: bool) -> None:
     array: Array = (
-        np.arange(-12 if dtype is np.int32 else 0, 12 if dtype is np.int32 else 24).astype(dtype).reshape(2, 3, 4)
+        np.arange(-12 if dtype is np.int32 else 0, 12 if dtype is np.int32 else 24)
+        .astype(dtype)
+        .reshape(2, 3, 4)
     )
     data = idx_bytes(array)
     path = tmp_path / "array.idx"
@@ -61,7 +63,9 @@ def test_damaged_idx_files_are_named(tmp_path: Path, change: object, message: st
         (TRAIN_IMAGES, images(20).astype(np.int32), "expected bytes of"),
     ],
 )
-def test_files_that_do_not_fit_are_named(tmp_path: Path, file: str, array: Array, message: str) -> None:
+def test_files_that_do_not_fit_are_named(
+    tmp_path: Path, file: str, array: Array, message: str
+) -> None:
     write_mnist(tmp_path / "mnist")
     write_gz(tmp_path / "mnist" / file, idx_bytes(array))
     with pytest.raises(ValueError, match=message) as caught:
@@ -117,12 +121,19 @@ def mat_part(samples: int, classes: int = 47) -> dict[str, Any]:
 
 def write_mat(path: Path, train: dict[str, Any], test: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    savemat(path, {"dataset": {"train": train, "test": test, "mapping": np.zeros((47, 2))}}, do_compression=True)
+    savemat(
+        path,
+        {"dataset": {"train": train, "test": test, "mapping": np.zeros((47, 2))}},
+        do_compression=True,
+    )
 
 
 def write_idx(folder: Path, split: str) -> None:
     for part, samples in (("train", 9), ("test", 6)):
-        write_gz(folder / f"emnist-{split}-{part}-images-idx3-ubyte.gz", idx_bytes(as_stored(upright(samples))))
+        write_gz(
+            folder / f"emnist-{split}-{part}-images-idx3-ubyte.gz",
+            idx_bytes(as_stored(upright(samples))),
+        )
         write_gz(folder / f"emnist-{split}-{part}-labels-idx1-ubyte.gz", idx_bytes(labels(samples)))
 
 
@@ -143,7 +154,10 @@ def test_idx_files(tmp_path: Path, inner: str, split: str, classes: int) -> None
     data = load_data(f"emnist-{split}", tmp_path)
     assert data.classes == classes
     assert np.array_equal(data.test.inputs[:, 0].numpy(), upright(6))
-    with pytest.raises(MissingDataError, match=rf"\.mat file; get it with: fedfw data get emnist-{split} --data-dir"):
+    with pytest.raises(
+        MissingDataError,
+        match=rf"\.mat file; get it with: fedfw data get emnist-{split} --data-dir",
+    ):
         partition("writer", data.train, 3, classes, seed=0)
 
 
@@ -177,7 +191,9 @@ def test_the_real_piece_stands_upright() -> None:
     place = torch.arange(28.0)
 
     def spread(label: int, axis: int) -> float:
-        """Deviation of the ink's place along an axis (1: from top to bottom) in the mean image of a class."""
+        """Deviation of the ink's place along an axis (1: from top to bottom) in the mean image of a
+        class.
+        """
         ink = pixels[data.train.targets == label].mean(0).sum(2 - axis)
         ink = ink / ink.sum()
         return float((ink @ place**2 - (ink @ place) ** 2).sqrt())
@@ -188,7 +204,9 @@ def test_the_real_piece_stands_upright() -> None:
     for label, sign in ((letter_l, 1), (seven, -1), (letter_t, -1)):
         ink = pixels[data.train.targets == label].mean(0)
         width = (ink > 0.25 * ink.max()).sum(1).float()  # of each row
-        assert sign * float(width[18:25].max() - width[3:10].max()) > 0  # L stands on its bar, 7 and T carry theirs
+        assert (
+            sign * float(width[18:25].max() - width[3:10].max()) > 0
+        )  # L stands on its bar, 7 and T carry theirs
 
 
 # --- CIFAR-10's binary records ---
@@ -196,7 +214,11 @@ def test_the_real_piece_stands_upright() -> None:
 
 def batch(path: Path, labels: list[int], seed: int) -> Array:
     pixels = np.random.default_rng(seed).integers(0, 256, (len(labels), 3, 32, 32), np.uint8)
-    path.write_bytes(b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, pixels, strict=True)))
+    path.write_bytes(
+        b"".join(
+            bytes([label]) + image.tobytes() for label, image in zip(labels, pixels, strict=True)
+        )
+    )
     return pixels
 
 

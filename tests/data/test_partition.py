@@ -26,7 +26,12 @@ seeds = st.integers(0, 2**31)
 
 
 @settings(max_examples=60, deadline=None)
-@given(labels_drawn, clients_drawn, seeds, st.sampled_from(["iid", "dirichlet:0.05", "dirichlet:1", "dirichlet:1e5"]))
+@given(
+    labels_drawn,
+    clients_drawn,
+    seeds,
+    st.sampled_from(["iid", "dirichlet:0.05", "dirichlet:1", "dirichlet:1e5"]),
+)
 def test_every_sample_has_one_client(labels: list[int], clients: int, seed: int, rule: str) -> None:
     parts = partition(rule, samples_of(labels), clients, CLASSES, seed)
     assert len(parts) == clients
@@ -34,13 +39,17 @@ def test_every_sample_has_one_client(labels: list[int], clients: int, seed: int,
     assert torch.cat(parts).sort().values.tolist() == list(range(len(labels)))
     assert all(
         torch.equal(a, b)
-        for a, b in zip(parts, partition(rule, samples_of(labels), clients, CLASSES, seed), strict=True)
+        for a, b in zip(
+            parts, partition(rule, samples_of(labels), clients, CLASSES, seed), strict=True
+        )
     )
 
 
 @settings(max_examples=60, deadline=None)
 @given(labels_drawn, clients_drawn, seeds, st.integers(1, CLASSES), st.booleans())
-def test_labels_are_held_by_their_holders(labels: list[int], clients: int, seed: int, k: int, unequal: bool) -> None:
+def test_labels_are_held_by_their_holders(
+    labels: list[int], clients: int, seed: int, k: int, unequal: bool
+) -> None:
     rule = f"labels:{k}" + ",unequal" * unequal
     labels = labels + list(range(CLASSES)) * 12  # enough for every holder
     data = samples_of(labels)
@@ -50,10 +59,16 @@ def test_labels_are_held_by_their_holders(labels: list[int], clients: int, seed:
         parts = partition(rule, data, clients, CLASSES, seed)
     for i, part in enumerate(parts):
         assert set(data.targets[part].tolist()) <= held[i]
-    given_out = [row for row, label in enumerate(labels) if any(label in wanted for wanted in held.values())]
+    given_out = [
+        row for row, label in enumerate(labels) if any(label in wanted for wanted in held.values())
+    ]
     assert torch.cat(parts).sort().values.tolist() == given_out
     for label in range(CLASSES):
-        counts = [int((data.targets[part] == label).sum()) for i, part in enumerate(parts) if label in held[i]]
+        counts = [
+            int((data.targets[part] == label).sum())
+            for i, part in enumerate(parts)
+            if label in held[i]
+        ]
         if not counts:
             continue
         assert min(counts) >= 1
@@ -75,8 +90,12 @@ def test_owners_stay_whole(owners: list[int], seed: int, draw: st.DataObject) ->
     if clients == len(ids):
         assert [{i} for i in ids] == theirs
     else:
-        assert max(sizes) - min(sizes) <= largest  # the last owner dealt went to the emptiest client
-    with pytest.raises(ValueError, match=f"{len(ids) + 1} clients, but there are {len(ids)} owners"):
+        assert (
+            max(sizes) - min(sizes) <= largest
+        )  # the last owner dealt went to the emptiest client
+    with pytest.raises(
+        ValueError, match=f"{len(ids) + 1} clients, but there are {len(ids)} owners"
+    ):
         partition("writer", data, len(ids) + 1, 1, seed)
 
 
@@ -94,7 +113,9 @@ def fingerprint(parts: list[Tensor]) -> str:
         ("labels:1", 1, 10, "a318ee8eada24cba"),
     ],
 )
-def test_splits_of_stored_runs_never_change(rule: str, seed: int, clients: int, expected: str) -> None:
+def test_splits_of_stored_runs_never_change(
+    rule: str, seed: int, clients: int, expected: str
+) -> None:
     assert fingerprint(partition(rule, load_data("digits").train, clients, 10, seed)) == expected
 
 
@@ -107,7 +128,9 @@ def test_known_shares() -> None:
 
 
 def test_unheld_labels_are_said() -> None:
-    with pytest.warns(UserWarning, match="with 2 clients and labels:1, 4 of 6 labels are held by nobody"):
+    with pytest.warns(
+        UserWarning, match="with 2 clients and labels:1, 4 of 6 labels are held by nobody"
+    ):
         partition("labels:1", samples_of(list(range(CLASSES)) * 5), 2, CLASSES, seed=0)
 
 
@@ -118,9 +141,13 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("rule", [name + value for name, values in UNKNOWN.items() for value in values])
+@pytest.mark.parametrize(
+    "rule", [name + value for name, values in UNKNOWN.items() for value in values]
+)
 def test_unknown_rules_are_refused_with_the_known_ones(rule: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown partition '{rule}', expected one of iid, labels:K") as caught:
+    with pytest.raises(
+        ValueError, match=f"unknown partition '{rule}', expected one of iid, labels:K"
+    ) as caught:
         partition(rule, samples_of(list(range(CLASSES))), 2, CLASSES, seed=0)
     assert "K from 1 to 6" in str(caught.value)
 
@@ -131,7 +158,9 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="clients=0"):
         partition("iid", data, 0, CLASSES, seed=0)
     for rule in ("labels:2", "dirichlet:1", "labels:2,unequal"):
-        with pytest.raises(ValueError, match=f"partition '{rule}' goes by classes, but the targets are numbers"):
+        with pytest.raises(
+            ValueError, match=f"partition '{rule}' goes by classes, but the targets are numbers"
+        ):
             partition(rule, numbers, 2, None, seed=0)
     with pytest.raises(ValueError, match="unknown partition 'x'"):
         partition("x", numbers, 2, None, seed=0)
@@ -148,13 +177,19 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_clients_do_not_depend_on_how_many_there_are() -> None:
-    few, many = load_data("synthetic:1,1", clients=3, seed=4), load_data("synthetic:1,1", clients=8, seed=4)
+    few, many = (
+        load_data("synthetic:1,1", clients=3, seed=4),
+        load_data("synthetic:1,1", clients=8, seed=4),
+    )
     for client in range(3):
         for one, other in ((few.train, many.train), (few.test, many.test)):
             assert torch.equal(
-                one.inputs[one.owners["client"] == client], other.inputs[other.owners["client"] == client]
+                one.inputs[one.owners["client"] == client],
+                other.inputs[other.owners["client"] == client],
             )
-    assert not torch.equal(few.train.inputs[:50], load_data("synthetic:1,1", clients=3, seed=5).train.inputs[:50])
+    assert not torch.equal(
+        few.train.inputs[:50], load_data("synthetic:1,1", clients=3, seed=5).train.inputs[:50]
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +211,9 @@ def test_every_form(name: str, classes: int) -> None:
     assert torch.equal(test, ((train + test) // 4))
     assert int((train + test).min()) >= (250 if "published" in name else 50)
     parts = partition("client", data.train, 12, classes, seed=0)
-    assert all(set(data.train.owners["client"][part].tolist()) == {i} for i, part in enumerate(parts))
+    assert all(
+        set(data.train.owners["client"][part].tolist()) == {i} for i, part in enumerate(parts)
+    )
 
 
 def test_plain_is_one_one() -> None:
@@ -185,18 +222,23 @@ def test_plain_is_one_one() -> None:
 
 @pytest.mark.parametrize("argument", ["x", "1", "1,2,3", "-1,1", "1,nan", "inf,1", "published-4"])
 def test_other_forms_are_refused(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown data 'synthetic:{argument}', expected one of synthetic:iid"):
+    with pytest.raises(
+        ValueError, match=f"unknown data 'synthetic:{argument}', expected one of synthetic:iid"
+    ):
         load_data(f"synthetic:{argument}")
 
 
 def test_many_clients_are_refused_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     message = (
-        r"synthetic for 1000000 clients takes 23\.1 GiB, expected at most 8\.0 GiB; FEDFW_DATA_MEMORY=24 allows more"
+        r"synthetic for 1000000 clients takes 23\.1 GiB, expected at most 8\.0 GiB; "
+        r"FEDFW_DATA_MEMORY=24 allows more"
     )
     with pytest.raises(limits.MemoryLimitError, match=message):
         load_data("synthetic:1,1", clients=10**6)
     monkeypatch.setattr(limits, "LEAST", 0)
-    monkeypatch.setattr(limits, "LARGEST_DRAWN", 3 * 50 * 496)  # enough if every client has the fewest samples
+    monkeypatch.setattr(
+        limits, "LARGEST_DRAWN", 3 * 50 * 496
+    )  # enough if every client has the fewest samples
     with pytest.raises(limits.MemoryLimitError, match="synthetic for 3 clients takes"):
         load_data("synthetic:1,1", clients=3)
     with limits.allow_memory(1.0):

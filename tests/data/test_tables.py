@@ -33,13 +33,21 @@ def test_columns_become_inputs_targets_and_clients(tmp_path: Path) -> None:
     assert data.train.inputs[:3].tolist() == [[0, 0, 0], [0.125, 1, 1], [0.25, 0, 2]]
     assert data.train.targets[:3].tolist() == [0, 1, 0]
     assert data.train.owners["client"][:3].tolist() == [0, 1, 2]  # N, S, W
-    assert data.test.owners["client"].bincount().tolist() == [2, 2, 2]  # the fifth and tenth of each
+    assert data.test.owners["client"].bincount().tolist() == [
+        2,
+        2,
+        2,
+    ]  # the fifth and tenth of each
     assert data.test.inputs[:, 2].tolist() == [12, 13, 14, 27, 28, 29]
 
 
 @pytest.mark.parametrize(
     ("target", "numbers", "classes", "first"),
-    [("b", False, 2, [1, 0, 1]), ("b", True, None, [1, 0, 1]), ("a", False, None, [0.125, 0.25, 0.375])],
+    [
+        ("b", False, 2, [1, 0, 1]),
+        ("b", True, None, [1, 0, 1]),
+        ("a", False, None, [0.125, 0.25, 0.375]),
+    ],
 )
 def test_whole_numbers_are_classes_unless_said_otherwise(
     target: str, numbers: bool, classes: int | None, first: list[float], tmp_path: Path
@@ -87,23 +95,71 @@ def test_npz_gives_what_csv_gives(order: Any, tmp_path: Path) -> None:
     ("text", "columns", "message"),
     [
         (TEXT, {}, "no target is named, expected the column"),
-        (TEXT, {"target": "anwser"}, r"my\.csv has no column 'anwser', expected one of a, b, site, answer, days"),
-        (TEXT, {"target": "a", "time": "a"}, "target, time and client-column are a, a, expected different"),
+        (
+            TEXT,
+            {"target": "anwser"},
+            r"my\.csv has no column 'anwser', expected one of a, b, site, answer, days",
+        ),
+        (
+            TEXT,
+            {"target": "a", "time": "a"},
+            "target, time and client-column are a, a, expected different",
+        ),
         (TEXT, {"target": "answer"}, r"my\.csv: sample 1: 'site' is 'N', expected a number"),
-        (TEXT.replace("0.125", "nan"), {"target": "answer", "client": "site"}, "sample 2: 'a' is 'nan', expected a n"),
-        (TEXT.replace("0.125", "1e39"), {"target": "answer", "client": "site"}, "sample 2: 'a' is '1e39', expected"),
-        (TEXT.replace("0.125", ""), {"target": "answer", "client": "site"}, "sample 2: 'a' is '', expected a number"),
-        (TEXT.replace(",S,", ",,"), {"target": "answer", "client": "site"}, "sample 2: 'site' is empty, expected"),
-        (TEXT.replace("yes", "no"), {"target": "answer", "client": "site"}, "answer has one value alone, expected"),
-        (TEXT, {"target": "days", "time": "b", "client": "answer"}, "'site' is 'N', expected a number"),
-        ("a,y,t\n1,2,3\n1,1,3\n", {"target": "y", "time": "t"}, "expected y 0 or 1, and t at least 0"),
-        ("a,y,t\n1,1,-3\n1,1,3\n", {"target": "y", "time": "t"}, "expected y 0 or 1, and t at least 0"),
-        ("a,y,c\n1,1,0\n1,0,1\n", {"target": "y", "client": "c"}, "no client has five samples, expected one"),
+        (
+            TEXT.replace("0.125", "nan"),
+            {"target": "answer", "client": "site"},
+            "sample 2: 'a' is 'nan', expected a n",
+        ),
+        (
+            TEXT.replace("0.125", "1e39"),
+            {"target": "answer", "client": "site"},
+            "sample 2: 'a' is '1e39', expected",
+        ),
+        (
+            TEXT.replace("0.125", ""),
+            {"target": "answer", "client": "site"},
+            "sample 2: 'a' is '', expected a number",
+        ),
+        (
+            TEXT.replace(",S,", ",,"),
+            {"target": "answer", "client": "site"},
+            "sample 2: 'site' is empty, expected",
+        ),
+        (
+            TEXT.replace("yes", "no"),
+            {"target": "answer", "client": "site"},
+            "answer has one value alone, expected",
+        ),
+        (
+            TEXT,
+            {"target": "days", "time": "b", "client": "answer"},
+            "'site' is 'N', expected a number",
+        ),
+        (
+            "a,y,t\n1,2,3\n1,1,3\n",
+            {"target": "y", "time": "t"},
+            "expected y 0 or 1, and t at least 0",
+        ),
+        (
+            "a,y,t\n1,1,-3\n1,1,3\n",
+            {"target": "y", "time": "t"},
+            "expected y 0 or 1, and t at least 0",
+        ),
+        (
+            "a,y,c\n1,1,0\n1,0,1\n",
+            {"target": "y", "client": "c"},
+            "no client has five samples, expected one",
+        ),
         ("a,y\n1,2,3\n", {"target": "y"}, "row 2: 3 cells, expected 2"),
         ("a,a,y\n", {"target": "y"}, "expected a name for each, all different"),
         ("y\n1\n", {"target": "y"}, "has no column beside y, expected inputs"),
         ("a,y\n1,2\n", {"target": "y"}, "has 1 samples, expected at least 2"),
-        ('a,y\n"1,2\n', {"target": "y"}, r"my\.csv is damaged or no table: row 1: unexpected end of data"),
+        (
+            'a,y\n"1,2\n',
+            {"target": "y"},
+            r"my\.csv is damaged or no table: row 1: unexpected end of data",
+        ),
         (
             "a,y\n1," + "2" * 200_000 + "\n",
             {"target": "y"},
@@ -120,11 +176,26 @@ def test_what_is_refused(text: str, columns: dict[str, str], message: str, tmp_p
     ("arrays", "message"),
     [
         ({"x": np.ones((4, 2))}, r"my\.npz is damaged: .*'y is not a file"),
-        ({"x": np.ones((4, 2)), "y": np.ones(3)}, r"y has shape \(3,\), expected one for \(4,\) inputs"),
-        ({"x": np.ones(4), "y": np.arange(4)}, r"x has shape \(4,\), expected \(samples, features\)"),
-        ({"x": np.full((4, 2), np.inf), "y": np.arange(4)}, "x has NaN, infinity or numbers beyond float32"),
-        ({"x": np.full((4, 2), 1e39), "y": np.arange(4)}, "x has NaN, infinity or numbers beyond float32"),
-        ({"x": np.array([[{}], [{}]]), "y": np.arange(2)}, r"my\.npz is damaged: Object arrays cannot be loaded"),
+        (
+            {"x": np.ones((4, 2)), "y": np.ones(3)},
+            r"y has shape \(3,\), expected one for \(4,\) inputs",
+        ),
+        (
+            {"x": np.ones(4), "y": np.arange(4)},
+            r"x has shape \(4,\), expected \(samples, features\)",
+        ),
+        (
+            {"x": np.full((4, 2), np.inf), "y": np.arange(4)},
+            "x has NaN, infinity or numbers beyond float32",
+        ),
+        (
+            {"x": np.full((4, 2), 1e39), "y": np.arange(4)},
+            "x has NaN, infinity or numbers beyond float32",
+        ),
+        (
+            {"x": np.array([[{}], [{}]]), "y": np.arange(2)},
+            r"my\.npz is damaged: Object arrays cannot be loaded",
+        ),
         ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, "expected numbers"),
     ],
 )
@@ -243,14 +314,18 @@ def test_movielens_damage_is_named(tmp_path: Path, lines: list[str], message: st
 def test_means_are_those_of_the_training_rows() -> None:
     table = np.array([[0, 0, 5], [0, 1, 3], [1, 0, 2], [2, 0, 4], [1, 2, 1]])
     train = np.array([True, True, True, False, False])
-    # user 0: 4, user 1: 2, user 2 unseen: 10/3; then item 0: (1 + 0) / 2, item 1: -1, item 2 unseen: 0
+    # user 0: 4, user 1: 2, user 2 unseen: 10/3; then item 0: (1 + 0) / 2, item 1: -1, item 2
+    # unseen: 0
     assert without_means(table, train, 3, 3) == pytest.approx([0.5, 0, -0.5, 4 - 10 / 3 - 0.5, -1])
 
 
 @needs("ml-100k")
 def test_the_means_alone_predict_as_well_as_is_known() -> None:
     """0.960 over many splits, with a deviation of 0.005 between splits; seed 0 is a good one."""
-    errors = [float(load_data("ml-100k", DATA, seed=s).test.targets.square().mean().sqrt()) for s in range(8)]
+    errors = [
+        float(load_data("ml-100k", DATA, seed=s).test.targets.square().mean().sqrt())
+        for s in range(8)
+    ]
     assert 0.947 <= errors[0] <= 0.957
     assert sum(errors) / 8 == pytest.approx(0.960, abs=0.006)
     assert max(errors) - min(errors) < 0.03
@@ -258,7 +333,9 @@ def test_the_means_alone_predict_as_well_as_is_known() -> None:
 
 # --- Speeches, the windows that are cut from them, and files that are not what they should be ---
 
-SHAKESPEARE_TEXT = "First Citizen:\nSpeak:\nI say.\n\nAll:\n\nB:\nNo, no.\n\nnot B\n\nFirst Citizen:\nYes.\n"
+SHAKESPEARE_TEXT = (
+    "First Citizen:\nSpeak:\nI say.\n\nAll:\n\nB:\nNo, no.\n\nnot B\n\nFirst Citizen:\nYes.\n"
+)
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -285,9 +362,15 @@ def test_speakers_say_what_follows_their_names(packed: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (SHAKESPEARE_TEXT[:-1].encode(), f"{len(SHAKESPEARE_TEXT) - 1} characters, expected {len(SHAKESPEARE_TEXT)}"),
+        (
+            SHAKESPEARE_TEXT[:-1].encode(),
+            f"{len(SHAKESPEARE_TEXT) - 1} characters, expected {len(SHAKESPEARE_TEXT)}",
+        ),
         (SHAKESPEARE_TEXT.encode() + b"\n", f"more characters, expected {len(SHAKESPEARE_TEXT)}"),
-        (SHAKESPEARE_TEXT.replace("Yes", "Y1s").encode(), "byte 49 at 71, expected one of 65 characters"),
+        (
+            SHAKESPEARE_TEXT.replace("Yes", "Y1s").encode(),
+            "byte 49 at 71, expected one of 65 characters",
+        ),
         (gzip.compress(SHAKESPEARE_TEXT.encode())[:-9], "end-of-stream"),
         (gzip.compress(bytes(1 << 26)), f"more characters, expected {len(SHAKESPEARE_TEXT)}"),
     ],
@@ -301,7 +384,9 @@ def test_shakespeare_damage_is_named(content: bytes, message: str, tmp_path: Pat
 def test_a_text_without_speakers_has_no_clients(tmp_path: Path) -> None:
     (tmp_path / "shakespeare").mkdir()
     written(tmp_path / "shakespeare" / "input.txt", b"a" * CHARACTERS)
-    with pytest.raises(ValueError, match=r"input\.txt is damaged: expected a speaker with 3000 characters or more"):
+    with pytest.raises(
+        ValueError, match=r"input\.txt is damaged: expected a speaker with 3000 characters or more"
+    ):
         load_data("shakespeare", tmp_path)
 
 
@@ -309,11 +394,15 @@ def test_a_text_without_speakers_has_no_clients(tmp_path: Path) -> None:
 def test_windows_are_pieces_of_the_texts(context: int) -> None:
     texts = [torch.arange(size, dtype=torch.int8) % 65 for size in (300, 411)]
     together = torch.cat(texts)
-    for part, stride in zip(cut_windows(texts, context), (max(1, context // 6), context + 1), strict=True):
+    for part, stride in zip(
+        cut_windows(texts, context), (max(1, context // 6), context + 1), strict=True
+    ):
         assert part.inputs.shape == part.targets.shape == (len(part), context)
         assert torch.equal(part.inputs[:, 1:], part.targets[:, :-1])
         assert part.starts is not None
-        for window, target, start in zip(part.inputs, part.targets, part.starts.tolist(), strict=True):
+        for window, target, start in zip(
+            part.inputs, part.targets, part.starts.tolist(), strict=True
+        ):
             assert torch.equal(together[start : start + context], window)
             assert int(together[start + context]) == int(target[-1])
         for speaker in (0, 1):
@@ -335,11 +424,15 @@ def test_no_character_is_both_for_training_and_for_testing(context: int) -> None
 
 # --- Patients of six regions: what is read, and files that are not what they should be ---
 
-PEOPLE = 'pid,age,"sex, or none",E,T\nA,50,1,1.0,30.0\nB,60,0,0.0,40.5\nC,70,1,1.0,9\nnobody,80,0,0,1\n'
+PEOPLE = (
+    'pid,age,"sex, or none",E,T\nA,50,1,1.0,30.0\nB,60,0,0.0,40.5\nC,70,1,1.0,9\nnobody,80,0,0,1\n'
+)
 PLACES = "pid,fold,fold2\nC,train,train_3\nA,test,test_3\nB,train,train_0\n"
 
 
-def written_of_tcga_brca(folder: Path, people: str = PEOPLE, places: str = PLACES) -> tuple[Path, Path]:
+def written_of_tcga_brca(
+    folder: Path, people: str = PEOPLE, places: str = PLACES
+) -> tuple[Path, Path]:
     paths = folder / "brca.csv", folder / "train_test_split.csv"
     for path, text in zip(paths, (people, places), strict=True):
         path.write_text(text)
@@ -369,7 +462,11 @@ def test_patients_by_fold_and_region_with_the_age_in_centuries(tmp_path: Path) -
             r"brca\.csv is damaged: patient 'A': 'age' is 'old', expected a numb",
         ),
         (PEOPLE.replace("A,50", "A,nan"), PLACES, "'age' is 'nan', expected a number"),
-        (PEOPLE.replace("1,1.0,30.0", "1,2,30.0"), PLACES, r"E, T are \[2\.0, 30\.0\], expected 0 or 1, and days"),
+        (
+            PEOPLE.replace("1,1.0,30.0", "1,2,30.0"),
+            PLACES,
+            r"E, T are \[2\.0, 30\.0\], expected 0 or 1, and days",
+        ),
         (PEOPLE.replace("30.0", "-1"), PLACES, r"E, T are \[1\.0, -1\.0\], expected"),
         (
             PEOPLE.replace("A,50,1,1.0", "A,50,1"),
@@ -381,10 +478,22 @@ def test_patients_by_fold_and_region_with_the_age_in_centuries(tmp_path: Path) -
             PLACES,
             r"brca\.csv is damaged: no patient 'A', expected all those of .*split\.csv",
         ),
-        (PEOPLE, PLACES.replace("fold2", "place"), r"split\.csv is damaged: columns 'pid, fold, place', expected"),
-        (PEOPLE, PLACES.replace("test_3", "train_3"), "a row 'A', 'test', 'train_3', expected a new patient"),
+        (
+            PEOPLE,
+            PLACES.replace("fold2", "place"),
+            r"split\.csv is damaged: columns 'pid, fold, place', expected",
+        ),
+        (
+            PEOPLE,
+            PLACES.replace("test_3", "train_3"),
+            "a row 'A', 'test', 'train_3', expected a new patient",
+        ),
         (PEOPLE, PLACES.replace("train_3", "train_6"), "a row 'C', 'train', 'train_6', expected"),
-        (PEOPLE, PLACES.replace("B,", "C,"), "a row 'C', 'train', 'train_0', expected a new patient"),
+        (
+            PEOPLE,
+            PLACES.replace("B,", "C,"),
+            "a row 'C', 'train', 'train_0', expected a new patient",
+        ),
         (PEOPLE, PLACES.replace("test", "train"), "nobody is for test, expected somebody"),
         ("", PLACES, "row 1: names of columns"),
         (PEOPLE.replace("age", "E"), PLACES, "expected a name for each, all different"),
@@ -398,7 +507,11 @@ def test_tcga_brca_damage_is_named(people: str, places: str, message: str, tmp_p
 @needs("tcga-brca")
 def test_a_file_without_some_patients_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tcga-brca").mkdir()
-    people, places = ((DATA / "tcga-brca" / name).read_text() for name in ("brca.csv", "train_test_split.csv"))
+    people, places = (
+        (DATA / "tcga-brca" / name).read_text() for name in ("brca.csv", "train_test_split.csv")
+    )
     written_of_tcga_brca(tmp_path / "tcga-brca", people, places[: places.rindex("\n", 0, -1) + 1])
-    with pytest.raises(ValueError, match=r"split\.csv is damaged: .* patients of (train|test), expected"):
+    with pytest.raises(
+        ValueError, match=r"split\.csv is damaged: .* patients of (train|test), expected"
+    ):
         load_data("tcga-brca", tmp_path)

@@ -1,11 +1,13 @@
-"""An adversary who chooses everything that a server can choose, against two owners whose data differ in one sample.
+"""An adversary who chooses everything that a server can choose, against two owners whose data
+differ in one sample.
 
-Both owners get the same orders. The second one's noise is such that its releases are the first one's: all else that is
-observed has to be the same, to the last byte. How much more likely a release is for one owner than for the other is
-worked out from the scores and the noise of the real mechanisms, so that epsilon is found and not estimated. It must
-stay below what the ledgers say.
+Both owners get the same orders. The second one's noise is such that its releases are the first
+one's: all else that is observed has to be the same, to the last byte. How much more likely a
+release is for one owner than for the other is worked out from the scores and the noise of the real
+mechanisms, so that epsilon is found and not estimated. It must stay below what the ledgers say.
 
-``python -m tests.deployment.adversary --minutes 10`` runs it for that long and prints what it found.
+``python -m tests.deployment.adversary --minutes 10`` runs it for that long and prints what it
+found.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ import torch.nn.functional as nnf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from torch import Tensor
 
 import fedfw
@@ -85,7 +93,9 @@ class Call:
 
 
 def laws(call: Call) -> list[Tensor]:
-    """The logarithms of the probabilities of all answers, for each part of an answer that is drawn by itself."""
+    """The logarithms of the probabilities of all answers, for each part of an answer that is drawn
+    by itself.
+    """
     g = call.scores
     match call.constraint:
         case LinfBall():
@@ -102,7 +112,9 @@ def laws(call: Call) -> list[Tensor]:
 
 
 def _one_after_the_other(signed: Tensor, k: int) -> Iterator[Tensor]:
-    """The logarithms of the probabilities of k choices among coordinates and signs (2, p), none of them twice."""
+    """The logarithms of the probabilities of k choices among coordinates and signs (2, p), none of
+    them twice.
+    """
     either = signed.logsumexp(0)
     for chosen in permutations(range(len(either)), k):
         left, order = either.clone(), torch.zeros((), dtype=torch.float64)
@@ -110,7 +122,9 @@ def _one_after_the_other(signed: Tensor, k: int) -> Iterator[Tensor]:
             order = order - left.logsumexp(0)
             left[coordinate] = -math.inf
         for signs in product((0, 1), repeat=k):
-            yield order + sum(signed[sign, coordinate] for sign, coordinate in zip(signs, chosen, strict=True))
+            yield order + sum(
+                signed[sign, coordinate] for sign, coordinate in zip(signs, chosen, strict=True)
+            )
 
 
 @cache
@@ -129,7 +143,8 @@ def losses(first: Call, second: Call) -> Iterator[Any]:
     if isinstance(first.mechanism, GaussianNoise):
         distance = float((first.scores - second.scores).norm())
         if first.scale / LARGEST_DEVIATION < distance:
-            # Rounded up to four digits, so that few distributions are worked out, and none has too little noise.
+            # Rounded up to four digits, so that few distributions are worked out, and none has too
+            # little noise.
             deviation = first.scale / distance
             digits = 10.0 ** (math.floor(math.log10(deviation)) - 3)
             yield _gaussian(math.ceil(deviation / digits) * digits, first.rate)
@@ -141,7 +156,11 @@ def losses(first: Call, second: Call) -> Iterator[Any]:
         likely = torch.minimum(with_sample, without) > -600
         one, other = (dict(enumerate(part[likely].tolist())) for part in (with_sample, without))
         yield pld.from_two_probability_mass_functions(
-            one, other, pessimistic_estimate=False, value_discretization_interval=GRID, symmetric=False
+            one,
+            other,
+            pessimistic_estimate=False,
+            value_discretization_interval=GRID,
+            symmetric=False,
         )
 
 
@@ -166,11 +185,18 @@ class Observer:
         self._coins = 0
 
     def begin(self, exact: bool, script: list[Call] | None = None) -> None:
-        """Watch one owner's work on one order; ``exact`` says that nothing is remembered without noise."""
+        """Watch one owner's work on one order; ``exact`` says that nothing is remembered without
+        noise.
+        """
         self.script, self.calls, self.exact, self._rate, self._coins = script, [], exact, 1.0, 0
 
     def note(
-        self, mechanism: Mechanism, constraint: Any, scores: Tensor, scale: Tensor, make: Callable[[], Any]
+        self,
+        mechanism: Mechanism,
+        constraint: Any,
+        scores: Tensor,
+        scale: Tensor,
+        make: Callable[[], Any],
     ) -> Any:
         """Write down one use of a mechanism, and return what it releases."""
         released = make() if self.script is None else self.script[len(self.calls)].released
@@ -183,7 +209,10 @@ class Observer:
         """Draw the same samples for both owners, the one in which they differ always."""
         self._coins += 1
         self._rate = float(expected.double() / counts.double())
-        drawn = torch.rand(len(counts), width, generator=torch.Generator().manual_seed(self._coins)) < self._rate
+        drawn = (
+            torch.rand(len(counts), width, generator=torch.Generator().manual_seed(self._coins))
+            < self._rate
+        )
         drawn[:, 0] = True
         return drawn & (torch.arange(width) < counts[:, None])
 
@@ -192,24 +221,43 @@ class Observer:
         """Stand between the mechanisms and their noise."""
         noise_on_gradients, choose = GaussianNoise.gradient, Mechanism.answer
 
-        def gradient(mechanism: Any, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
+        def gradient(
+            mechanism: Any, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype
+        ) -> Tensor:
             made: Tensor = self.note(
-                mechanism, None, a, scale, lambda: noise_on_gradients(mechanism, a, scale, noise, dtype)
+                mechanism,
+                None,
+                a,
+                scale,
+                lambda: noise_on_gradients(mechanism, a, scale, noise, dtype),
             )
             return made
 
-        def answer(mechanism: Any, constraint: Any, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Atom:
+        def answer(
+            mechanism: Any,
+            constraint: Any,
+            g: Tensor,
+            scale: Tensor,
+            noise: Noise,
+            tol: float | None,
+        ) -> Atom:
             if not isinstance(mechanism, Vertices | Corners):
                 return choose(mechanism, constraint, g, scale, noise, tol)
             made: Atom = self.note(
-                mechanism, constraint, g, scale, lambda: choose(mechanism, constraint, g, scale, noise, tol)
+                mechanism,
+                constraint,
+                g,
+                scale,
+                lambda: choose(mechanism, constraint, g, scale, noise, tol),
             )
             return made
 
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(GaussianNoise, "gradient", gradient))
             patches.enter_context(mock.patch.object(Mechanism, "answer", answer))
-            patches.enter_context(mock.patch.object(Noise, "coins", lambda noise, *rest: self.coins(noise, *rest)))
+            patches.enter_context(
+                mock.patch.object(Noise, "coins", lambda noise, *rest: self.coins(noise, *rest))
+            )
             yield
 
 
@@ -314,7 +362,9 @@ class World:
     """Two owners whose data differ in one sample, and a server that asks both of them the same."""
 
     def __init__(self, folder: Path, found: Found, data: Data | None = None) -> None:
-        self.owners = [Owner(folder / name, member) for name, member in (("with", True), ("without", False))]
+        self.owners = [
+            Owner(folder / name, member) for name, member in (("with", True), ("without", False))
+        ]
         self.observer, self.found, self.data = Observer(), found, Data() if data is None else data
         self.calls: dict[str, list[tuple[Call, Call]]] = defaultdict(list)
 
@@ -329,7 +379,9 @@ class World:
         assert first == second
 
     def ask(self, chosen: Chosen, order: Order, killed: bool = False) -> Any:
-        """Send an order to both, and see that nothing but the releases differs; returns the answer, if there is one."""
+        """Send an order to both, and see that nothing but the releases differs; returns the answer,
+        if there is one.
+        """
         first, second = self.owners
         exact = chosen.algorithm.exact
         with self.observer.watching():
@@ -342,7 +394,9 @@ class World:
         assert [call.scale for call in one] == [call.scale for call in other]
         self._compare_ledgers()
         what = seen[0] if seen[0] != "answer" else seen[2].kind
-        self.found.observed[f"{what} {seen[2].payload.decode()}" if what == Kind.REFUSED else what] += 1
+        self.found.observed[
+            f"{what} {seen[2].payload.decode()}" if what == Kind.REFUSED else what
+        ] += 1
         if what == Kind.STEP:
             self.calls[first_name(order.run)] += zip(one, other, strict=True)
         return seen[2] if seen[0] == "answer" else None
@@ -362,14 +416,19 @@ class World:
         for run, calls in self.calls.items():
             self._compare(calls, last[run].epsilon, last[run].delta)
         if self.calls:
-            eps, delta = (math.fsum(getattr(one, name) for one in last.values()) for name in ("epsilon", "delta"))
+            eps, delta = (
+                math.fsum(getattr(one, name) for one in last.values())
+                for name in ("epsilon", "delta")
+            )
             self._compare([call for calls in self.calls.values() for call in calls], eps, delta)
 
     def _compare(self, calls: list[tuple[Call, Call]], claimed: float, delta: float) -> None:
         epsilon = epsilon_of(calls, delta)
         if epsilon / claimed > self.found.worst[0] / self.found.worst[1]:
             self.found.worst = epsilon, claimed
-        assert epsilon <= claimed, f"epsilon is {epsilon:.4f} at least, and the ledger says {claimed:.4f}"
+        assert epsilon <= claimed, (
+            f"epsilon is {epsilon:.4f} at least, and the ledger says {claimed:.4f}"
+        )
 
 
 # --- orders ---
@@ -398,9 +457,17 @@ def place_in(task: Task, place: str) -> Tensor:
 
 
 def make_order(
-    chosen: Chosen, run: str, t: int, counted: int, place: str = "start", handed: str = "", **changes: Any
+    chosen: Chosen,
+    run: str,
+    t: int,
+    counted: int,
+    place: str = "start",
+    handed: str = "",
+    **changes: Any,
 ) -> Order:
-    """An order of round t for client 0, with a model at a place; ``handed`` is where its own point is to be."""
+    """An order of round t for client 0, with a model at a place; ``handed`` is where its own point
+    is to be.
+    """
     task = chosen.task(Data(), False)
     contract, x = task.algorithm.contract, place_in(task, place)
     model = x.to(task.resolved().start_server(task.start).xbar)
@@ -476,14 +543,18 @@ CHANGES: dict[str, Callable[[Data], Data]] = {
     "shrink": lambda data: replace(data, others=data.others[: max(2, len(data.others) // 2)]),
     "another entry": lambda data: replace(data, others=(data.others[0] + 0.5, *data.others[1:])),
     "all entries": lambda data: replace(data, others=tuple(value - 0.5 for value in data.others)),
-    "remove": lambda data: replace(data, removed=not data.removed, others=tuple(value + 0.37 for value in data.others)),
+    "remove": lambda data: replace(
+        data, removed=not data.removed, others=tuple(value + 0.37 for value in data.others)
+    ),
 }
 """What an owner does to all data at once, so that both owners' data change on the same days."""
 FOUND = Found()
 
 
 class Adversary(RuleBasedStateMachine):
-    """Any sequence of orders, options, points, weights, repetitions, ends of processes and changes of data."""
+    """Any sequence of orders, options, points, weights, repetitions, ends of processes and changes
+    of data.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -500,7 +571,11 @@ class Adversary(RuleBasedStateMachine):
     def begin(self, chosen: Chosen, value: float, others: tuple[float, ...]) -> None:
         self.rest.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "the model's parameters lie outside")
-        folder = Path(self.rest.enter_context(tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)))
+        folder = Path(
+            self.rest.enter_context(
+                tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
+            )
+        )
         self.world = World(folder, FOUND, Data(value, others))
         self.chosen = chosen
         self.world.check(chosen)
@@ -511,14 +586,20 @@ class Adversary(RuleBasedStateMachine):
         self.runs.append(f"run-{len(self.runs)}")
         self.world.check(chosen)
 
-    @rule(batch_size=st.sampled_from([None, 2]), clients=st.sampled_from([1, 2, 4]), rounds=st.sampled_from([4, 12]))
+    @rule(
+        batch_size=st.sampled_from([None, 2]),
+        clients=st.sampled_from([1, 2, 4]),
+        rounds=st.sampled_from([4, 12]),
+    )
     def change_options(self, **changes: Any) -> None:
         self.chosen = replace(self.chosen, **changes)
         self.world.check(self.chosen)
 
     @rule(privacy=st.sampled_from(REFUSED))
     def ask_for_more(self, privacy: Privacy | None) -> None:
-        answer = self.world.ask(replace(self.chosen, privacy=privacy), make_order(self.chosen, self.runs[-1], 1, 0))
+        answer = self.world.ask(
+            replace(self.chosen, privacy=privacy), make_order(self.chosen, self.runs[-1], 1, 0)
+        )
         assert answer.kind in (Kind.REFUSED, Kind.LEAVING)
 
     @rule(
@@ -564,13 +645,19 @@ class Adversary(RuleBasedStateMachine):
     def strange_order(self, changes: dict[str, Any]) -> None:
         self.send(self.runs[-1], **changes)
 
-    def send(self, run: str, further: int = 1, back: int = 1, killed: bool = False, **changes: Any) -> None:
-        """Go on with a run, or with a new one where it has had its rounds; hand the memory over where it is lost."""
+    def send(
+        self, run: str, further: int = 1, back: int = 1, killed: bool = False, **changes: Any
+    ) -> None:
+        """Go on with a run, or with a new one where it has had its rounds; hand the memory over
+        where it is lost.
+        """
         if self.rounds[run] >= self.chosen.rounds and further > 0:
             run = f"run-{len(self.runs)}"
             self.runs.append(run)
         t = max(1, self.rounds[run] + further)
-        self.last = make_order(self.chosen, run + ".7" * (t % 3 == 0), t, max(0, t - back), **changes)
+        self.last = make_order(
+            self.chosen, run + ".7" * (t % 3 == 0), t, max(0, t - back), **changes
+        )
         answer = self.world.ask(self.chosen, self.last, killed)
         if answer is not None and answer.kind == Kind.LOST:
             self.last = make_order(self.chosen, run, t, t - 1, handed="start")
@@ -582,7 +669,9 @@ class Adversary(RuleBasedStateMachine):
     @rule(weight=st.sampled_from([None, 0.5]))
     def repeat(self, weight: float | None) -> None:
         assert self.last is not None
-        self.world.ask(self.chosen, self.last if weight is None else replace(self.last, weight=weight))
+        self.world.ask(
+            self.chosen, self.last if weight is None else replace(self.last, weight=weight)
+        )
 
     @rule(what=st.sampled_from(sorted(CHANGES)), checked=st.sampled_from([True] * 4 + [False]))
     def change_data(self, what: str, checked: bool) -> None:
@@ -618,14 +707,18 @@ def attack(examples: int, shrink: bool = True) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
     while time.monotonic() < until:
         attack(examples=20)
     epsilon, claimed = FOUND.worst
-    print(f"{FOUND.sequences} sequences, {sum(FOUND.observed.values())} orders to each of two owners")
+    print(
+        f"{FOUND.sequences} sequences, {sum(FOUND.observed.values())} orders to each of two owners"
+    )
     print(", ".join(f"{count} {what}" for what, count in FOUND.observed.most_common()))
     print(f"no epsilon above the ledger's; nearest to it: {epsilon:.4f} of {claimed:.4f}")
 

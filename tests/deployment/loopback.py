@@ -1,4 +1,6 @@
-"""A federation in one process: the real server and the real clients, with a message layer that may misbehave."""
+"""A federation in one process: the real server and the real clients, with a message layer that may
+misbehave.
+"""
 
 import random
 from collections.abc import Callable
@@ -33,7 +35,9 @@ SAMPLES = 36
 
 
 def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> Task:
-    """Softmax regression on a few random samples, as many as owners ask for, other ones for each client."""
+    """Softmax regression on a few random samples, as many as owners ask for, other ones for each
+    client.
+    """
 
     def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(client)
@@ -44,13 +48,25 @@ def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> 
     model = torch.nn.Linear(4, 3)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    return Task(model, nnf.cross_entropy, algorithm, data, clients, options=Options(**options), test=data(100))
+    return Task(
+        model,
+        nnf.cross_entropy,
+        algorithm,
+        data,
+        clients,
+        options=Options(**options),
+        test=data(100),
+    )
 
 
 def problem_of(task: Task) -> fedfw.Problem:
-    """The same problem for the simulator, with every client's gradient as the client alone computes it."""
+    """The same problem for the simulator, with every client's gradient as the client alone computes
+    it.
+    """
     samples = [task.data(i) for i in range(task.clients)]
-    return fedfw.Problem(task.model, task.loss, samples, test=task.test, weights=task.weights, separate=True)
+    return fedfw.Problem(
+        task.model, task.loss, samples, test=task.test, weights=task.weights, separate=True
+    )
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""The adversary of `tests.deployment.adversary` finds nothing; with less noise than was promised it finds that."""
+"""The adversary of `tests.deployment.adversary` finds nothing; with less noise than was promised it
+finds that.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ def audited(folder: Path, *weights: float, **options: Any) -> Found:
     world = World(folder, found)
     world.check(chosen)
     for t, weight in enumerate(weights, 1):
-        assert world.ask(chosen, make_order(chosen, "run", t, t - 1, weight=weight)).kind == Kind.STEP
+        assert (
+            world.ask(chosen, make_order(chosen, "run", t, t - 1, weight=weight)).kind == Kind.STEP
+        )
     world.audit()
     return found
 
 
-def test_half_of_the_noise_removed_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_noise_removed_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert audited(tmp_path / "whole", 1.0, 1.0).worst[0] > 0.4
     whole = PrivateOracles.sensitivity
 
@@ -66,13 +72,19 @@ def test_half_of_the_noise_removed_is_caught(tmp_path: Path, monkeypatch: pytest
         attack(examples=60, shrink=False)
 
 
-def test_noise_for_the_present_weight_alone_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_for_the_present_weight_alone_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Momentum remembers the gradient of the first order, which had a large weight."""
     weights = (1.0, *(1e-3,) * 3)
     audited(tmp_path / "largest", *weights)
 
     def present(oracles: PrivateOracles, cohort: Any) -> Tensor:
-        return cohort.weights.double() * oracles.plan.privacy.clip / oracles._expected(oracles._samples(cohort))
+        return (
+            cohort.weights.double()
+            * oracles.plan.privacy.clip
+            / oracles._expected(oracles._samples(cohort))
+        )
 
     monkeypatch.setattr(PrivateOracles, "shares", present)
     with pytest.raises(AssertionError, match="and the ledger says"):
@@ -95,7 +107,9 @@ def test_noise_for_the_present_weight_alone_is_caught(tmp_path: Path, monkeypatc
     ],
     ids=["l1", "simplex", "ksparse"],
 )
-def test_the_mechanisms_draw_by_the_laws_that_the_audit_has(constraint: Any, answers: list[Tensor]) -> None:
+def test_the_mechanisms_draw_by_the_laws_that_the_audit_has(
+    constraint: Any, answers: list[Tensor]
+) -> None:
     draws, g = 4000, torch.tensor([0.3, -0.8, 1.1]).double()
     mechanism = mechanism_for(constraint, (3,))
     scale = torch.full((draws, 1), 0.9).double()
@@ -107,7 +121,10 @@ def test_the_mechanisms_draw_by_the_laws_that_the_audit_has(constraint: Any, ans
         expected[tuple(answer.tolist())] += draws * probability
     counts = Counter(map(tuple, drawn.tolist()))
     assert counts.keys() <= expected.keys()
-    assert scipy.stats.chisquare([counts[one] for one in expected], list(expected.values())).pvalue > 1e-4
+    assert (
+        scipy.stats.chisquare([counts[one] for one in expected], list(expected.values())).pvalue
+        > 1e-4
+    )
 
 
 def test_noisy_signs_are_drawn_by_the_law_that_the_audit_has() -> None:

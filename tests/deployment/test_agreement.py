@@ -27,7 +27,9 @@ ALGORITHMS = {
     "anchored": fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=3, momentum=0.5),
     "anchored, own points": fedfw.FedFWAnchored(L1, penalty=0.0, anchor_every=3, gradient_at="own"),
     "anchored, 3 numbers drawn": fedfw.FedFWAnchored(L1, penalty=0.01, compress="randk:3"),
-    "anchored, the 3 largest": fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=2, compress="topk:3"),
+    "anchored, the 3 largest": fedfw.FedFWAnchored(
+        L1, penalty=0.01, anchor_every=2, compress="topk:3"
+    ),
     "anchored, 4 bits": fedfw.FedFWAnchored(NUCLEAR, penalty=0.01, momentum=0.5, compress="bits:4"),
     "product": fedfw.FedFW(fedfw.Product({"weight": L1, "*": L2}), penalty=0.01),
     "naive": fedfw.NaiveFW(L1),
@@ -35,12 +37,16 @@ ALGORITHMS = {
     "FedLMO, lazy": fedfw.FedLMO(L1, renew_every=3, momentum=0.5),
     "FedLMO, plain": fedfw.FedLMO(L2, correction=False),
     "FedLMO, momentum left open": fedfw.FedLMO(L2, momentum="auto"),
-    "FedLMO, 4 bits": fedfw.FedLMO(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2}), compress="bits:4"),
+    "FedLMO, 4 bits": fedfw.FedLMO(
+        fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2}), compress="bits:4"
+    ),
     "FedLMO, 8 bits on [W|b]": fedfw.FedLMO(fedfw.SpectralBall(2.0), compress="bits:8"),
     "FedLMO, lazy, 2 bits": fedfw.FedLMO(L1, renew_every=3, momentum=0.5, compress="bits:2"),
     "FedLMO at the server, 4 bits": fedfw.FedLMO(L2, oracle_at="server", compress="bits:4"),
     "FedLMO at the server": fedfw.FedLMO(L2, oracle_at="server"),
-    "LocalMuon": fedfw.contrib.LocalMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
+    "LocalMuon": fedfw.contrib.LocalMuon(
+        fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})
+    ),
     "FedMuon": fedfw.contrib.FedMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
     "FedMuon on sparse atoms": fedfw.contrib.FedMuon(L1, momentum=0.0),
     "FedMuon with control variates": fedfw.contrib.FedMuonCV(L1),
@@ -54,19 +60,25 @@ ALGORITHMS = {
     "FedDA": fedfw.FedDA(L1, lr=0.5),
     "Fast-FedDA": fedfw.contrib.FastFedDA(L1, lr=0.5, strong=0.2),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
-    "Frank-Wolfe, an atom": fedfw.FrankWolfe(NUCLEAR, momentum=0.5, compress="atoms:1", compress_down="topk:5"),
+    "Frank-Wolfe, an atom": fedfw.FrankWolfe(
+        NUCLEAR, momentum=0.5, compress="atoms:1", compress_down="topk:5"
+    ),
     "FedAvg, top 3": fedfw.FedAvg(L1, lr=0.5, mu=0.1, compress="topk:3", compress_down="topk:4"),
     "FedAvg, signs": fedfw.FedAvg(L1, lr=0.5, compress="sign"),
     "FedPGD": fedfw.FedPGD(L1, lr=0.5),
     "FedPGD, top 3": fedfw.FedPGD(L1, lr=0.5, compress="topk:3"),
-    "FedPGD, extrapolated, 4 drawn": fedfw.FedPGD(L2, lr=0.5, compress="randk:4", extrapolation="nesterov"),
+    "FedPGD, extrapolated, 4 drawn": fedfw.FedPGD(
+        L2, lr=0.5, compress="randk:4", extrapolation="nesterov"
+    ),
     "FedPGD, rank 1": fedfw.FedPGD(NUCLEAR, lr=0.5, compress="rank:1", compress_down="topk:4"),
     "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
     "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
     "FedLMO at the server, top 3": fedfw.FedLMO(L2, oracle_at="server", compress="topk:3"),
     "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
     "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
-    "FedFW+, steps from curvature": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9, schedule="curvature"),
+    "FedFW+, steps from curvature": fedfw.FedFWPlus(
+        L2, penalty=0.01, momentum=0.9, schedule="curvature"
+    ),
     "anchored, steps from curvature": fedfw.FedFWAnchored(
         L1, anchor_every=3, gradient_at="own", penalty=0.0, schedule="curvature"
     ),
@@ -76,7 +88,9 @@ ALGORITHMS = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The order of sums in a product of matrices depends on the threads and, with several, on the stack."""
+    """The order of sums in a product of matrices depends on the threads and, with several, on the
+    stack.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -86,35 +100,60 @@ def _one_thread() -> Iterator[None]:
 def enough_rounds(algorithm: fedfw.Algorithm) -> int:
     """The first round and two that begin with what the one before has left.
 
-    Anchors and renewed control variates come again within five rounds, and a round follows them; those that the gap
-    places come once.
+    Anchors and renewed control variates come again within five rounds, and a round follows them;
+    those that the gap places come once.
     """
-    return 5 if hasattr(algorithm, "anchor_every") or getattr(algorithm, "renew_every", 1) > 1 else 3
+    return (
+        5 if hasattr(algorithm, "anchor_every") or getattr(algorithm, "renew_every", 1) > 1 else 3
+    )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(
-    "options", [{}, {"participation": 2}, {"local_steps": 3}], ids=["plain", "two of three", "local"]
+    "options",
+    [{}, {"participation": 2}, {"local_steps": 3}],
+    ids=["plain", "two of three", "local"],
 )
 def test_same_bits_as_simulated(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Bits of the model, and bytes in all four counters, counted from what really went over the wire."""
+    """Bits of the model, and bytes in all four counters, counted from what really went over the
+    wire.
+    """
     algorithm = ALGORITHMS[name]
     if algorithm.name in ("frank-wolfe", "fedpgd") and "local_steps" in options:
         return  # they take their steps at the server
     if name == "Frank-Wolfe, steps from curvature" and options:
         return  # it needs everybody's gradients
-    options = options | {"rounds": enough_rounds(algorithm), "batch_size": 5 if name == "FedFW-sto" else None}
+    options = options | {
+        "rounds": enough_rounds(algorithm),
+        "batch_size": 5 if name == "FedFW-sto" else None,
+    }
     task = small_task(algorithm, **options)
-    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path)
+    loop = Loopback(
+        DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path
+    )
     run = fedfw.simulate(problem_of(task), algorithm, **options)
     for simulated in run.history:
         record = loop.round()
         orders = [order for orders in loop.sent.values() for order in orders]
-        down = sum(order.payload_nbytes for order in orders), sum(order.evidence_nbytes for order in orders)
-        up = sum(len(answer.payload) for answer in loop.answered), sum(a.evidence_nbytes for a in loop.answered)
+        down = (
+            sum(order.payload_nbytes for order in orders),
+            sum(order.evidence_nbytes for order in orders),
+        )
+        up = (
+            sum(len(answer.payload) for answer in loop.answered),
+            sum(a.evidence_nbytes for a in loop.answered),
+        )
         loop.sent, loop.answered = {}, []
-        assert (record.bytes_down, record.evidence_down) == down == (simulated.bytes_down, simulated.evidence_down)
-        assert (record.bytes_up, record.evidence_up) == up == (simulated.bytes_up, simulated.evidence_up)
+        assert (
+            (record.bytes_down, record.evidence_down)
+            == down
+            == (simulated.bytes_down, simulated.evidence_down)
+        )
+        assert (
+            (record.bytes_up, record.evidence_up)
+            == up
+            == (simulated.bytes_up, simulated.evidence_up)
+        )
         assert record.accuracy == simulated.accuracy
         assert record.drift < 1e-6
     assert torch.equal(loop.server.xbar, run.x)
@@ -131,8 +170,12 @@ def test_same_bits_as_simulated_with_unequal_weights(name: str, tmp_path: Path) 
         "participation": 1.0 if at_the_server and paced else 2,
         "local_steps": 1 if at_the_server else 2,
     }
-    task = replace(small_task(algorithm, **options), weights=[0.1, 0.7, 1.3])  # whose sum is rounded
-    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path)
+    task = replace(
+        small_task(algorithm, **options), weights=[0.1, 0.7, 1.3]
+    )  # whose sum is rounded
+    loop = Loopback(
+        DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)), tmp_path
+    )
     loop.run(rounds)
     run = fedfw.simulate(problem_of(task), algorithm, **options)
     equal = fedfw.simulate(problem_of(replace(task, weights=None)), algorithm, **options)
@@ -165,13 +208,19 @@ def task_of_unequal_clients(
 
     torch.manual_seed(seed)
     module = MODELS[model]().to(dtype)
-    return Task(module, torch.nn.functional.cross_entropy, algorithm, data, 4, options=Options(**options))
+    return Task(
+        module, torch.nn.functional.cross_entropy, algorithm, data, 4, options=Options(**options)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("model", MODELS)
-def test_same_bits_for_clients_of_unequal_sizes(model: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Every kind of model, whether atoms are sent or dense vectors, which show every last bit of a gradient."""
+def test_same_bits_for_clients_of_unequal_sizes(
+    model: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Every kind of model, whether atoms are sent or dense vectors, which show every last bit of a
+    gradient.
+    """
     cases: list[tuple[fedfw.Algorithm, dict[str, Any]]] = [
         (fedfw.FedFW(L2, penalty=0.05), {}),
         (fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=2, momentum=0.5), {"participation": 2}),
@@ -180,8 +229,12 @@ def test_same_bits_for_clients_of_unequal_sizes(model: str, dtype: torch.dtype, 
         (fedfw.FedLMO(L2), {"local_steps": 2}),
     ]
     for seed, (algorithm, options) in enumerate(cases):
-        task = task_of_unequal_clients(model, algorithm, dtype, seed, rounds=3, eval_every=3, **options)
-        loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / str(seed))
+        task = task_of_unequal_clients(
+            model, algorithm, dtype, seed, rounds=3, eval_every=3, **options
+        )
+        loop = Loopback(
+            DeployedServer(task, Deployment(share_gradients=True)), tmp_path / str(seed)
+        )
         loop.run(3)
         run = fedfw.simulate(problem_of(task), algorithm, rounds=3, eval_every=3, **options)
         assert torch.equal(loop.server.xbar, run.x.flatten()), algorithm
@@ -190,25 +243,34 @@ def test_same_bits_for_clients_of_unequal_sizes(model: str, dtype: torch.dtype, 
 @pytest.mark.skipif(not is_compiled(), reason="the gradient of softmax regression was not compiled")
 def test_softmax_regression_in_float32_has_the_bits_whoever_shares_a_call(tmp_path: Path) -> None:
     for seed, algorithm in enumerate((fedfw.FedFW(L2, penalty=0.05), fedfw.FedAvg(L2, lr=0.3))):
-        task = task_of_unequal_clients("softmax", algorithm, torch.float32, seed, rounds=4, eval_every=4)
-        loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / str(seed))
+        task = task_of_unequal_clients(
+            "softmax", algorithm, torch.float32, seed, rounds=4, eval_every=4
+        )
+        loop = Loopback(
+            DeployedServer(task, Deployment(share_gradients=True)), tmp_path / str(seed)
+        )
         loop.run(4)
         clients = [task.data(i) for i in range(4)]
         together = fedfw.Problem(task.model, task.loss, clients)
         assert not together.separate
-        assert torch.equal(loop.server.xbar, fedfw.simulate(together, algorithm, rounds=4, eval_every=4).x)
+        assert torch.equal(
+            loop.server.xbar, fedfw.simulate(together, algorithm, rounds=4, eval_every=4).x
+        )
 
 
 def test_told_losses_and_bounds(tmp_path: Path) -> None:
     task = small_task(ALGORITHMS["FedFW+"], rounds=6)
     quiet, telling = (
-        Loopback(DeployedServer(task, Deployment(tell_loss=tell)), tmp_path / str(tell)) for tell in (False, True)
+        Loopback(DeployedServer(task, Deployment(tell_loss=tell)), tmp_path / str(tell))
+        for tell in (False, True)
     )
     quiet.run(6)
     telling.run(6)
     run = fedfw.simulate(problem_of(task), task.algorithm, rounds=6)
     assert torch.equal(quiet.server.xbar, telling.server.xbar)
-    assert all(r.loss is None and r.lower_bound is None and r.gap is None for r in quiet.server.history)
+    assert all(
+        r.loss is None and r.lower_bound is None and r.gap is None for r in quiet.server.history
+    )
     told = [r.loss for r in telling.server.history]
     assert told[:-1] == pytest.approx([r.loss for r in run.history][:-1])
     assert told[-1] is None
@@ -219,14 +281,25 @@ def test_told_losses_and_bounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", ["fedfw", "fedfw-anchored"])
-def test_a_deployed_bound_has_weights_in_float64(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_deployed_bound_has_weights_in_float64(
+    method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     """(x - 30000)^2 on [-1, 1]: with weights of 1/3 in float32 the bound is 27 above the optimum."""
     model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
     torch.nn.init.zeros_(model.weight)
     sample = torch.ones(1, 1, dtype=dtype), torch.full((1, 1), 30000.0, dtype=dtype)
     algorithm = fedfw.ALGORITHMS[method]("l2:1", penalty=1.0)
-    task = Task(model, torch.nn.functional.mse_loss, algorithm, lambda client: sample, 3, options=Options(rounds=12))
-    loop = Loopback(DeployedServer(task, Deployment(tell_loss=True, share_gradients=True)), tmp_path)
+    task = Task(
+        model,
+        torch.nn.functional.mse_loss,
+        algorithm,
+        lambda client: sample,
+        3,
+        options=Options(rounds=12),
+    )
+    loop = Loopback(
+        DeployedServer(task, Deployment(tell_loss=True, share_gradients=True)), tmp_path
+    )
     loop.run(12)
     bound, optimum = loop.server.coordinator.best_bound, 29999.0**2
     assert bound is not None
@@ -236,12 +309,20 @@ def test_a_deployed_bound_has_weights_in_float64(method: str, dtype: torch.dtype
 def test_numbers_need_consent_in_a_new_folder_even_if_it_is_to_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "server").mkdir()
     with pytest.raises(ValueError, match="give a number"):
-        DeployedServer(small_task(fedfw.FedFW(L1)), Deployment(out=tmp_path / "server", resume=True))
+        DeployedServer(
+            small_task(fedfw.FedFW(L1)), Deployment(out=tmp_path / "server", resume=True)
+        )
 
 
-@pytest.mark.parametrize("algorithm", [fedfw.FedFW(L1), fedfw.FedFWPlus(L2, momentum=0.9), fedfw.FedAvg(L1)])
-def test_automatic_numbers_come_from_one_number_of_each_client(algorithm: fedfw.Algorithm, tmp_path: Path) -> None:
-    """With clients' consent "auto" gives the simulator's number, and so its bits; without it is refused."""
+@pytest.mark.parametrize(
+    "algorithm", [fedfw.FedFW(L1), fedfw.FedFWPlus(L2, momentum=0.9), fedfw.FedAvg(L1)]
+)
+def test_automatic_numbers_come_from_one_number_of_each_client(
+    algorithm: fedfw.Algorithm, tmp_path: Path
+) -> None:
+    """With clients' consent "auto" gives the simulator's number, and so its bits; without it is
+    refused.
+    """
     with pytest.raises(ValueError, match="give a number"):
         DeployedServer(small_task(algorithm))
     task = small_task(algorithm, rounds=4)
@@ -249,7 +330,9 @@ def test_automatic_numbers_come_from_one_number_of_each_client(algorithm: fedfw.
     loop = Loopback(DeployedServer(task, settings), tmp_path)
     loop.greet()
     loop.run(2)
-    loop.server = DeployedServer(task, replace(settings, resume=True))  # a restarted server keeps the number
+    loop.server = DeployedServer(
+        task, replace(settings, resume=True)
+    )  # a restarted server keeps the number
     loop.run(2)
     run = fedfw.simulate(problem_of(task), algorithm, rounds=4, eval_every=4)
     assert (loop.server.plan.lam_0, loop.server.plan.lr) == (run.plan.lam_0, run.plan.lr)
@@ -262,7 +345,8 @@ def test_algorithms_whose_memory_cannot_be_restored_are_refused() -> None:
             small_task(algorithm)
 
 
-# --- A deployed training that refutes its lower bound goes on without one, and says so at the end ---
+# --- A deployed training that refutes its lower bound goes on without one, and says so at the end
+# ---
 
 pytestmark = [
     pytest.mark.usefixtures("no_plots"),

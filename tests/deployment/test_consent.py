@@ -91,32 +91,68 @@ def _unread(client: int) -> Any:
         (Consent(), fedfw.FedFW(fedfw.LinfBall(1.0)), {}, Refusal.SET),
         (Consent(), fedfw.FedFW(fedfw.Box(-1.0, 2.0)), {}, Refusal.SET),
         (Consent(), fedfw.FedFW(fedfw.KSparse(9, 1.0)), {}, Refusal.SET),
-        (Consent(), fedfw.FedFW(fedfw.Product({"weight": fedfw.NuclearBall(1.0), "*": L1})), {}, Refusal.SET),
-        (Consent(), fedfw.FedFW(fedfw.Product({"weight": fedfw.GroupBall(1.0), "*": L1})), {}, Refusal.SET),
-        (Consent(sets=("ksparse:k=8", "hypersimplex:3")), fedfw.FedFW(fedfw.Hypersimplex(4)), {}, Refusal.SET),
+        (
+            Consent(),
+            fedfw.FedFW(fedfw.Product({"weight": fedfw.NuclearBall(1.0), "*": L1})),
+            {},
+            Refusal.SET,
+        ),
+        (
+            Consent(),
+            fedfw.FedFW(fedfw.Product({"weight": fedfw.GroupBall(1.0), "*": L1})),
+            {},
+            Refusal.SET,
+        ),
+        (
+            Consent(sets=("ksparse:k=8", "hypersimplex:3")),
+            fedfw.FedFW(fedfw.Hypersimplex(4)),
+            {},
+            Refusal.SET,
+        ),
         (Consent(), FEDFW, {"batch_size": 1}, Refusal.SAMPLES),
         (Consent(), FEDFW, {"batch_size": 31}, Refusal.SAMPLES),
         (Consent(least_samples=2), FEDFW, {"batch_size": 1}, Refusal.SAMPLES),
         (Consent(), FEDFW, {"local_steps": 11}, Refusal.STEPS),
         (Consent(most_local_steps=1), FEDFW, {"local_steps": 2}, Refusal.STEPS),
         (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, clip=0.5)}, Refusal.CLIP),
-        (Consent(privacy=DataBudget(1.0, 1e-3, clip=0.5)), FEDFW, {"privacy": Privacy(0.5, DELTA)}, Refusal.CLIP),
-        (Consent(sets=("l1",)), fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})), {}, Refusal.SET),
+        (
+            Consent(privacy=DataBudget(1.0, 1e-3, clip=0.5)),
+            FEDFW,
+            {"privacy": Privacy(0.5, DELTA)},
+            Refusal.CLIP,
+        ),
+        (
+            Consent(sets=("l1",)),
+            fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})),
+            {},
+            Refusal.SET,
+        ),
         (Consent(most_parameters=14), FEDFW, {}, Refusal.SIZE),
         (Consent(privacy=BUDGET), FEDFW, {}, Refusal.PLAIN),
         (Consent(), FEDFW, {"privacy": Privacy(0.5, DELTA, not_private_seed=0)}, Refusal.SEED),
-        (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, DELTA, not_private_seed=0)}, Refusal.SEED),
+        (
+            Consent(privacy=BUDGET),
+            FEDFW,
+            {"privacy": Privacy(0.5, DELTA, not_private_seed=0)},
+            Refusal.SEED,
+        ),
         (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(1e9, DELTA)}, Refusal.PROMISE),
         (Consent(privacy=BUDGET), FEDFW, {"privacy": Privacy(0.5, 0.999)}, Refusal.PROMISE),
     ],
 )
 def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
-    consent: Consent, algorithm: fedfw.Algorithm, options: dict[str, Any], reason: Refusal, tmp_path: Path
+    consent: Consent,
+    algorithm: fedfw.Algorithm,
+    options: dict[str, Any],
+    reason: Refusal,
+    tmp_path: Path,
 ) -> None:
     task = replace(small_task(algorithm, rounds=3, **options), data=_unread)
     for ask in Ask:
         eta = 0.5 if algorithm.tells and ask is Ask.STEP else None
-        order = Order("run", 1, 0, 3, 1 / 3, 0, 1, 0, b"", {"xbar": b"?"}, eta=eta, ask=ask.value, tell=True)
+        order = Order(
+            "run", 1, 0, 3, 1 / 3, 0, 1, 0, b"", {"xbar": b"?"}, eta=eta, ask=ask.value, tell=True
+        )
         answer = Client(task, 0, tmp_path, consent=consent).handle(order)
         assert answer == Answer("run", 1, 0, Kind.REFUSED, payload=reason.encode())
         assert Refusal.told(answer.payload) == reason
@@ -131,8 +167,14 @@ def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
         (Consent(algorithms=("fedfw",), sets=("l1",), most_parameters=15), small_task(FEDFW)),
         (Consent(share=("models",)), small_task(fedfw.FedAvg(L1, lr=0.5))),
         (Consent(share=("gradients",)), small_task(fedfw.FedFWAnchored(L1))),
-        (Consent(share=("numbers",)), small_task(fedfw.FedFW(L1, penalty=0.01, schedule="curvature"))),
-        (Consent(sets=("l1", "l2")), small_task(fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)})))),
+        (
+            Consent(share=("numbers",)),
+            small_task(fedfw.FedFW(L1, penalty=0.01, schedule="curvature")),
+        ),
+        (
+            Consent(sets=("l1", "l2")),
+            small_task(fedfw.FedFW(fedfw.Product({"weight": L1, "*": fedfw.L2Ball(1.0)}))),
+        ),
         (Consent(privacy=DataBudget(1.0, 1e-3, required=False)), small_task(FEDFW)),
         (Consent(privacy=BUDGET), small_task(FEDFW, privacy=PROMISE)),
         (Consent(), small_task(fedfw.FedFW(fedfw.KSparse(8, 1.0)))),
@@ -152,7 +194,9 @@ def test_what_the_owner_allows_is_done(consent: Consent, task: Task) -> None:
 
 
 def test_a_refusal_is_counted_and_its_text_is_one_of_ours(tmp_path: Path) -> None:
-    loop = Loopback(DeployedServer(small_task(FEDFW, rounds=3)), tmp_path, consent=Consent(most_parameters=1))
+    loop = Loopback(
+        DeployedServer(small_task(FEDFW, rounds=3)), tmp_path, consent=Consent(most_parameters=1)
+    )
     record = loop.round()
     assert (record.participants, record.refused) == (0, {"refused": 3})
     assert Refusal.told(b"\xff<script>") == "for no known reason"
@@ -165,7 +209,9 @@ def test_losses_are_told_only_with_consent(tmp_path: Path) -> None:
         share: Client(task, 0, tmp_path / share, consent=Consent(share=(share,))).handle(order)
         for share in ("atoms", "numbers", "losses")
     }
-    assert [(told[share].loss, told[share].number) for share in ("atoms", "numbers")] == [(None, None)] * 2
+    assert [(told[share].loss, told[share].number) for share in ("atoms", "numbers")] == [
+        (None, None)
+    ] * 2
     assert told["losses"].loss is not None
     assert told["losses"].number is not None
     assert told["atoms"].payload == told["losses"].payload
@@ -174,13 +220,17 @@ def test_losses_are_told_only_with_consent(tmp_path: Path) -> None:
 def test_a_gradient_is_not_sent_for_the_asking(tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=3)
     for consent in (Consent(), Consent(share=("gradients",))):
-        with pytest.raises(MessageError, match="asked for a contribution to a sum, which fedfw does not make here"):
+        with pytest.raises(
+            MessageError, match="asked for a contribution to a sum, which fedfw does not make here"
+        ):
             Client(task, 0, tmp_path, consent=consent).handle(orders(task)(ask=Ask.SUM))
 
 
 @pytest.mark.parametrize("t", [0, -1, -100_000, 4, 10**30])
 @pytest.mark.parametrize("promise", [None, PROMISE])
-def test_rounds_that_do_not_exist_are_refused(t: int, promise: Privacy | None, tmp_path: Path) -> None:
+def test_rounds_that_do_not_exist_are_refused(
+    t: int, promise: Privacy | None, tmp_path: Path
+) -> None:
     task = small_task(FEDFW, rounds=3, privacy=promise)
     with pytest.raises(MessageError, match="round"):
         Client(task, 0, tmp_path).handle(orders(task)(t=t))
@@ -201,7 +251,9 @@ def with_samples(task: Task, count: int) -> Task:
 
 
 def log_of(folder: Path, run: str = "run") -> str:
-    event: str = json.loads((folder / run / "client-0.log.jsonl").read_text().splitlines()[-1])["event"]
+    event: str = json.loads((folder / run / "client-0.log.jsonl").read_text().splitlines()[-1])[
+        "event"
+    ]
     return event
 
 
@@ -214,7 +266,9 @@ def test_a_client_with_few_samples_takes_no_part(
     answer = Client(task, 0, tmp_path).handle(orders(task)(run="run"))
     assert answer.kind == kind
     if kind == Kind.REFUSED:
-        assert Refusal.told(answer.payload) == "the owner does not allow gradients of so few samples"
+        assert (
+            Refusal.told(answer.payload) == "the owner does not allow gradients of so few samples"
+        )
         assert log_of(tmp_path).endswith("31 samples here, expected at least least-samples = 32")
         assert not list(tmp_path.rglob("*.answers"))
         ledgers = list(tmp_path.rglob("*.ledger.jsonl"))
@@ -240,8 +294,13 @@ def test_rounds_are_counted_over_runs_names_and_restarts(tmp_path: Path) -> None
     assert [ask(run).kind for run in ("a", "b", "c")] == [Kind.STEP] * 3
     for run in ("a-1", "d"):
         answer = ask(run)
-        assert (answer.kind, Refusal.told(answer.payload)) == (Kind.REFUSED, "the owner allows no further rounds")
-    assert log_of(state, "d").endswith("clinic.answers has as many answers as most-rounds = 4 allows")
+        assert (answer.kind, Refusal.told(answer.payload)) == (
+            Kind.REFUSED,
+            "the owner allows no further rounds",
+        )
+    assert log_of(state, "d").endswith(
+        "clinic.answers has as many answers as most-rounds = 4 allows"
+    )
     assert owner.count(0, state).read() == 4
     more = replace(owner, most_rounds=5)  # the owner may allow more
     assert Client(task, 0, state, consent=more).handle(order(run="d")).kind == Kind.STEP
@@ -251,12 +310,17 @@ def test_contributions_to_sums_and_numbers_of_auto_are_counted_too(tmp_path: Pat
     owner = Consent.read(Consent("clinic", share=SHARES, most_rounds=3).write(tmp_path / "owner"))
     anchored = small_task(fedfw.FedFWAnchored(L1, penalty=0.01), rounds=3)
     order = DeployedServer(anchored, Deployment(share_gradients=True)).ask_for_sums({0, 1, 2})[0]
-    kinds = [Client(anchored, 0, tmp_path / "state", consent=owner).handle(order).kind for _ in range(2)]
+    kinds = [
+        Client(anchored, 0, tmp_path / "state", consent=owner).handle(order).kind for _ in range(2)
+    ]
     assert kinds == [Kind.SUM, Kind.SUM]
     auto = Client(small_task(fedfw.FedFW(L1), rounds=3), 0, tmp_path / "state", consent=owner)
     assert auto.hello().steepness is not None
     assert auto.hello().steepness is None
-    assert Client(anchored, 0, tmp_path / "state", consent=owner).handle(order).payload == Refusal.ROUNDS.encode()
+    assert (
+        Client(anchored, 0, tmp_path / "state", consent=owner).handle(order).payload
+        == Refusal.ROUNDS.encode()
+    )
 
 
 @pytest.mark.parametrize("damage", ["lost", "cut", "closed"])
@@ -264,7 +328,10 @@ def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) 
     owner = Consent.read(Consent("clinic").write(tmp_path / "owner"))
     task = small_task(FEDFW, rounds=3)
     path = owner.count(0, Path()).path
-    assert Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="a")).kind == Kind.STEP
+    assert (
+        Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="a")).kind
+        == Kind.STEP
+    )
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-5])
     else:
@@ -272,13 +339,23 @@ def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) 
     if damage == "closed":
         path.mkdir()
     answer = Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="b"))
-    assert (answer.kind, Refusal.told(answer.payload)) == (Kind.REFUSED, "the count of rounds is missing or damaged")
+    assert (answer.kind, Refusal.told(answer.payload)) == (
+        Kind.REFUSED,
+        "the count of rounds is missing or damaged",
+    )
     assert str(path) in log_of(tmp_path / "state", "b")
 
 
 # --- before a task is built ---
 
-APP = {"rounds": 5, "clients": 3, "dataset": "digits", "constraint": "ksparse:k=65,r=10", "seed": 0, "out": ""}
+APP = {
+    "rounds": 5,
+    "clients": 3,
+    "dataset": "digits",
+    "constraint": "ksparse:k=65,r=10",
+    "seed": 0,
+    "out": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -290,38 +367,98 @@ APP = {"rounds": 5, "clients": 3, "dataset": "digits", "constraint": "ksparse:k=
             Refusal.OPTION,
             "dataset = 'table:/etc/payroll.csv' was set by",
         ),
-        (Consent(), {"target": "salary"}, Refusal.OPTION, "target = 'salary' was set by the server, expected one of"),
-        (Consent(), {"data-dir": "/etc"}, Refusal.OPTION, "data-dir = '/etc' was set by the server"),
-        (Consent(), {"partition": "labels:1"}, Refusal.OPTION, "partition = 'labels:1' was set by the server"),
-        (Consent(), {"clients": 10**9}, Refusal.OPTION, "clients = '1000000000' was set by the server"),
+        (
+            Consent(),
+            {"target": "salary"},
+            Refusal.OPTION,
+            "target = 'salary' was set by the server, expected one of",
+        ),
+        (
+            Consent(),
+            {"data-dir": "/etc"},
+            Refusal.OPTION,
+            "data-dir = '/etc' was set by the server",
+        ),
+        (
+            Consent(),
+            {"partition": "labels:1"},
+            Refusal.OPTION,
+            "partition = 'labels:1' was set by the server",
+        ),
+        (
+            Consent(),
+            {"clients": 10**9},
+            Refusal.OPTION,
+            "clients = '1000000000' was set by the server",
+        ),
         (Consent(), {"seed": 7}, Refusal.OPTION, "seed = '7' was set by the server"),
-        (Consent(), {"my-file": "x" * 1000}, Refusal.OPTION, "my-file = '" + "x" * 100 + "' was set by the server"),
+        (
+            Consent(),
+            {"my-file": "x" * 1000},
+            Refusal.OPTION,
+            "my-file = '" + "x" * 100 + "' was set by the server",
+        ),
         (
             Consent(options=("rounds",)),
             {"lr": 0.1},
             Refusal.OPTION,
             "lr = '0.1' was set by the server, expected one of rounds",
         ),
-        (Consent(), {"local-steps": 10**9}, Refusal.RANGE, "local-steps = 1000000000, expected a whole number"),
-        (Consent(), {"rounds": 10**15}, Refusal.RANGE, "rounds = 1000000000000000, expected a whole number"),
-        (Consent(), {"privacy": "eps=nan,delta=1e-5"}, Refusal.RANGE, "eps = nan, expected a number from"),
+        (
+            Consent(),
+            {"local-steps": 10**9},
+            Refusal.RANGE,
+            "local-steps = 1000000000, expected a whole number",
+        ),
+        (
+            Consent(),
+            {"rounds": 10**15},
+            Refusal.RANGE,
+            "rounds = 1000000000000000, expected a whole number",
+        ),
+        (
+            Consent(),
+            {"privacy": "eps=nan,delta=1e-5"},
+            Refusal.RANGE,
+            "eps = nan, expected a number from",
+        ),
         (
             Consent(),
             {"privacy": "eps=4,delta=1e-5,noise=1e-300"},
             Refusal.RANGE,
             "noise = 1e-300, expected a number from",
         ),
-        (Consent(), {"constraint": "l1:1e308"}, Refusal.RANGE, "l1: r=1e308, expected a number of at most 3.4e"),
+        (
+            Consent(),
+            {"constraint": "l1:1e308"},
+            Refusal.RANGE,
+            "l1: r=1e308, expected a number of at most 3.4e",
+        ),
         (Consent(), {"constraint": "x" * 10**6}, Refusal.RANGE, "unknown constraint set"),
-        (Consent(), {"constraint": "l2:10"}, Refusal.SET, "constraint=l2, expected l1, simplex, ksparse:k=8"),
+        (
+            Consent(),
+            {"constraint": "l2:10"},
+            Refusal.SET,
+            "constraint=l2, expected l1, simplex, ksparse:k=8",
+        ),
         (
             Consent(),
             {"constraint": "ksparse:k=1000000000,r=1"},
             Refusal.SET,
             "constraint=ksparse:k=1000000000, expected",
         ),
-        (Consent(), {"batch-size": 1}, Refusal.SAMPLES, "batch-size=1, expected at least least-samples = 32"),
-        (Consent(), {"local-steps": 11}, Refusal.STEPS, "11 local steps, expected at most most-local-steps = 10"),
+        (
+            Consent(),
+            {"batch-size": 1},
+            Refusal.SAMPLES,
+            "batch-size=1, expected at least least-samples = 32",
+        ),
+        (
+            Consent(),
+            {"local-steps": 11},
+            Refusal.STEPS,
+            "11 local steps, expected at most most-local-steps = 10",
+        ),
         (Consent(), {"algorithm": "FedAvg"}, Refusal.SHARED, "fedavg shares"),
         (
             Consent(algorithms=("fedfw+",)),
@@ -335,8 +472,18 @@ APP = {"rounds": 5, "clients": 3, "dataset": "digits", "constraint": "ksparse:k=
             Refusal.SEED,
             "not_private_seed=3, expected none",
         ),
-        (Consent(privacy=BUDGET), {"privacy": "eps=4,delta=1e-5"}, Refusal.PROMISE, "expected at most eps 1 and delta"),
-        (Consent(privacy=BUDGET), {"privacy": "eps=1,delta=1e-5,clip=2"}, Refusal.CLIP, "expected clip = 1"),
+        (
+            Consent(privacy=BUDGET),
+            {"privacy": "eps=4,delta=1e-5"},
+            Refusal.PROMISE,
+            "expected at most eps 1 and delta",
+        ),
+        (
+            Consent(privacy=BUDGET),
+            {"privacy": "eps=1,delta=1e-5,clip=2"},
+            Refusal.CLIP,
+            "expected clip = 1",
+        ),
     ],
 )
 def test_options_are_checked_before_a_task_is_built(
@@ -351,8 +498,12 @@ def test_options_are_checked_before_a_task_is_built(
 
 def test_the_apps_own_values_and_what_a_server_may_set_pass() -> None:
     Consent().check_settings(APP, APP)
-    Consent().check_settings(APP | {"rounds": 50, "constraint": "l1:3", "privacy": "eps=4,delta=1e-5"}, APP)
-    Consent().check_settings(APP | {"out": "/srv", "tell-loss": True, "batch-size": "", "local-steps": "10"}, APP)
+    Consent().check_settings(
+        APP | {"rounds": 50, "constraint": "l1:3", "privacy": "eps=4,delta=1e-5"}, APP
+    )
+    Consent().check_settings(
+        APP | {"out": "/srv", "tell-loss": True, "batch-size": "", "local-steps": "10"}, APP
+    )
     Consent(options=("seed", "my-key")).check_settings(APP | {"seed": 3, "my-key": "any"}, APP)
 
 
@@ -367,7 +518,8 @@ def test_fifty_runs_have_one_budget(owner: Consent, tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=5, privacy=PROMISE)
     order = orders(task)
     kinds = Counter(
-        Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"run-{i}")).kind for i in range(50)
+        Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"run-{i}")).kind
+        for i in range(50)
     )
     eps, delta = charged(owner.ledger(0, Path()).releases())
     [each] = {one.reserved for one in owner.ledger(0, Path()).releases()}
@@ -378,15 +530,25 @@ def test_fifty_runs_have_one_budget(owner: Consent, tmp_path: Path) -> None:
 
 
 def test_a_run_that_begins_is_charged_with_all_of_its_rounds(tmp_path: Path) -> None:
-    """A server that ended runs early by what it had seen, and was given the rest back, would have an odometer."""
-    owner = owner_with(DataBudget(0.75, 1e-3), tmp_path / "owner")  # enough for one run, and half of another
+    """A server that ended runs early by what it had seen, and was given the rest back, would have
+    an odometer.
+    """
+    owner = owner_with(
+        DataBudget(0.75, 1e-3), tmp_path / "owner"
+    )  # enough for one run, and half of another
     task = small_task(FEDFW, rounds=5, privacy=PROMISE)
     order = orders(task)
-    assert Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="first")).kind == Kind.STEP
+    assert (
+        Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="first")).kind
+        == Kind.STEP
+    )
     [line] = owner.ledger(0, Path()).releases()
     assert line.epsilon < line.reserved <= PROMISE.eps
     assert line.reserved == pytest.approx(PROMISE.eps, rel=0.01)
-    assert Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="second")).kind == Kind.LEAVING
+    assert (
+        Client(task, 0, tmp_path / "state", consent=owner).handle(order(run="second")).kind
+        == Kind.LEAVING
+    )
     for t in (2, 3, 4, 5):  # the first goes on to its end
         again = order(run="first", t=t, counted=t - 1, version=t)
         assert Client(task, 0, tmp_path / "state", consent=owner).handle(again).kind == Kind.STEP
@@ -394,11 +556,16 @@ def test_a_run_that_begins_is_charged_with_all_of_its_rounds(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "older", "lost", "closed"])
-def test_without_a_whole_ledger_nothing_is_released(damage: str, owner: Consent, tmp_path: Path) -> None:
+def test_without_a_whole_ledger_nothing_is_released(
+    damage: str, owner: Consent, tmp_path: Path
+) -> None:
     task = small_task(FEDFW, rounds=5, privacy=PROMISE)
     order, path = orders(task), owner.ledger(0, Path()).path
     for i in range(2):
-        assert Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind == Kind.STEP
+        assert (
+            Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind
+            == Kind.STEP
+        )
     data = path.read_bytes()
     if damage == "lost":
         path.unlink()
@@ -407,7 +574,9 @@ def test_without_a_whole_ledger_nothing_is_released(damage: str, owner: Consent,
         path.mkdir()
     else:
         changed = data.replace(b'"noise": ', b'"noise": 1', 1)
-        path.write_bytes({"cut": data[:-5], "changed": changed, "older": data.splitlines(True)[0]}[damage])
+        path.write_bytes(
+            {"cut": data[:-5], "changed": changed, "older": data.splitlines(True)[0]}[damage]
+        )
     for run in ("again", "new"):
         answer = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=run))
         assert (answer.kind, answer.payload) == (Kind.REFUSED, Refusal.LEDGER.encode())
@@ -456,7 +625,8 @@ def test_without_a_file_a_run_is_limited_by_its_own_promise(tmp_path: Path) -> N
     ledger.path.unlink()
     assert loop.client(1).handle(again).payload == Refusal.LEDGER.encode()
     assert ledger.witness is not None
-    ledger.witness.unlink()  # with the disk all is lost, and every round so far may have had a release
+    # with the disk all is lost, and every round so far may have had a release
+    ledger.witness.unlink()
     assert loop.client(1).handle(again).kind == Kind.STEP
     assert [one.release for one in ledger.releases()] == [2]
     ClientStore(tmp_path, again.run, 1).forget()
@@ -483,7 +653,9 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     for number, consent in enumerate((Consent("clinic"), full)):
         path = consent.write(tmp_path / str(number))
         assert Consent.read(path) == replace(consent, folder=tmp_path / str(number))
-        modes = {one.name: one.stat().st_mode & 0o777 for one in (path.parent, *path.parent.iterdir())}
+        modes = {
+            one.name: one.stat().st_mode & 0o777 for one in (path.parent, *path.parent.iterdir())
+        }
         files = (CONSENT, "clinic.ledger.jsonl", "clinic.answers", "clinic.secret")
         assert modes == {f"{number}": 0o700, "state": 0o700, **dict.fromkeys(files, 0o600)}
 
@@ -492,7 +664,10 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('data-set = "a/b"', "data-set = 'a/b', expected letters, digits, '-' and '_'"),
-        ("datasets = 3", r"unknown key 'datasets' \(did you mean 'data-set'\?\), expected one of data-set, share,"),
+        (
+            "datasets = 3",
+            r"unknown key 'datasets' \(did you mean 'data-set'\?\), expected one of data-set, share,",
+        ),
         ("seeded-noise = true", "unknown key 'seeded-noise'"),
         ('folder = "/"', "unknown key 'folder'"),
         ('share = ["all"]', "expected a list out of atoms, losses"),
@@ -506,12 +681,21 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
             "sets: 'L1 ball', expected the name of a set, or one with its largest k as in 'ksparse:k=8'",
         ),
         ('sets = ["ksparse:k=0"]', "sets: 'ksparse:k=0', expected the name of a set"),
-        ('options = ["rounds", "dataset"]', "options: 'dataset' says which data are read, expected options other than"),
+        (
+            'options = ["rounds", "dataset"]',
+            "options: 'dataset' says which data are read, expected options other than",
+        ),
         ('options = ["clients"]', "options: 'clients' says which data are read"),
         ("limits = 3", "limits = 3, expected a table with memory, seconds or data-memory"),
         ("[limits]\nmemory = 0", "memory = 0.0, expected a number above 0"),
-        ("[limits]\nhours = 1", "unknown key 'hours', expected one of memory, seconds, data-memory"),
-        ("[privacy]\neps = 1\ndelta = 1e-5\nclip = 0", "clip = 0.0, expected a number of at least 1e-12 and at most"),
+        (
+            "[limits]\nhours = 1",
+            "unknown key 'hours', expected one of memory, seconds, data-memory",
+        ),
+        (
+            "[privacy]\neps = 1\ndelta = 1e-5\nclip = 0",
+            "clip = 0.0, expected a number of at least 1e-12 and at most",
+        ),
         ("most-parameters = 0", "most-parameters = 0, expected a whole number of at least 1"),
         ("privacy = 3", "privacy = 3, expected a table with eps and delta"),
         ("[privacy]\neps = 1", "expected a table with eps and delta"),
@@ -538,7 +722,8 @@ def test_a_file_that_others_can_read_or_change_is_refused(mode: int, tmp_path: P
 
 def test_a_file_that_is_missing_is_refused_and_one_that_is_there_is_kept(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="No such file or directory, expected a file that 'fedfw deploy init-node' wrote"
+        ValueError,
+        match="No such file or directory, expected a file that 'fedfw deploy init-node' wrote",
     ):
         Consent.read(tmp_path / CONSENT)
     path = Consent("clinic").write(tmp_path)
@@ -554,7 +739,9 @@ STUDY = (DOCS / "privacy-study.md").read_text()
 
 
 def rows(title: str) -> dict[str, list[str]]:
-    """The rows of the study's table under a heading, by their first cells; the first of each name counts."""
+    """The rows of the study's table under a heading, by their first cells; the first of each name
+    counts.
+    """
     table = STUDY.partition(f"### {title}")[2].partition("\n### ")[0]
     found: dict[str, list[str]] = {}
     for line in table.splitlines():
@@ -606,9 +793,15 @@ def test_the_options_are_those_of_an_app() -> None:
 
 def test_what_a_server_has_set() -> None:
     assert set_by_server(OWN, OWN) == {}
-    assert set_by_server(OWN | {"rounds": 50, "out": "/srv", "tell-loss": True}, OWN) == {"rounds": 50}
-    assert set_by_server(OWN | {"dataset": "table:/etc/x.csv"}, OWN) == {"dataset": "table:/etc/x.csv"}
-    assert set_by_server(OWN | {"rounds": True}, OWN | {"rounds": 1}) == {"rounds": True}  # 1 is no truth value
+    assert set_by_server(OWN | {"rounds": 50, "out": "/srv", "tell-loss": True}, OWN) == {
+        "rounds": 50
+    }
+    assert set_by_server(OWN | {"dataset": "table:/etc/x.csv"}, OWN) == {
+        "dataset": "table:/etc/x.csv"
+    }
+    assert set_by_server(OWN | {"rounds": True}, OWN | {"rounds": 1}) == {
+        "rounds": True
+    }  # 1 is no truth value
     assert set_by_server({"my-key": ""}, {}) == {"my-key": ""}
     servers = {declared.key: "x" for declared in options_of(Deployment).values()}
     assert set_by_server(servers, {}) == {}
@@ -617,13 +810,33 @@ def test_what_a_server_has_set() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("rounds", 10**15, "rounds = 1000000000000000, expected a whole number of at least 1 and at most 1000000000"),
-        ("local-steps", 10**9, "local-steps = 1000000000, expected a whole number of at least 1 and at most 100000"),
-        ("batch-size", 10**9, "batch-size = 1000000000, expected a whole number of at least 1 and at most 100000000"),
-        ("width", 10**6, "width = 1000000, expected a whole number of at least 1 and at most 16384"),
+        (
+            "rounds",
+            10**15,
+            "rounds = 1000000000000000, expected a whole number of at least 1 and at most 1000000000",
+        ),
+        (
+            "local-steps",
+            10**9,
+            "local-steps = 1000000000, expected a whole number of at least 1 and at most 100000",
+        ),
+        (
+            "batch-size",
+            10**9,
+            "batch-size = 1000000000, expected a whole number of at least 1 and at most 100000000",
+        ),
+        (
+            "width",
+            10**6,
+            "width = 1000000, expected a whole number of at least 1 and at most 16384",
+        ),
         ("seed", -1, "seed = -1, expected a whole number of at least 0"),
         ("l2", 1e300, "l2 = 1e\\+300, expected a number of at least 0 and at most 1e\\+38"),
-        ("momentum", "1/0", "momentum = '1/0', expected a number of at least 0 and below 1, or auto"),
+        (
+            "momentum",
+            "1/0",
+            "momentum = '1/0', expected a number of at least 0 and below 1, or auto",
+        ),
         ("penalty", "1e400", "penalty = inf, expected a number"),
     ],
 )
@@ -645,10 +858,17 @@ def test_the_settings_of_an_app(tmp_path: Path) -> None:
     assert APP_DEFAULTS.items() <= found.items()
     assert settings_in(tmp_path) is None
     project = tmp_path / "pyproject.toml"
-    for text in ("[project]\nname = 'x'", "[tool.flwr]\napp = 3", "[tool.", "[tool.flwr.app]\nconfig = 3"):
+    for text in (
+        "[project]\nname = 'x'",
+        "[tool.flwr]\napp = 3",
+        "[tool.",
+        "[tool.flwr.app]\nconfig = 3",
+    ):
         project.write_text(text)
         assert settings_in(tmp_path) is None
-    project.write_text("[tool.flwr.app.config]\nrounds = 3\n[tool.flwr.app.config.own.deep]\nkey = 'a'\n")
+    project.write_text(
+        "[tool.flwr.app.config]\nrounds = 3\n[tool.flwr.app.config.own.deep]\nkey = 'a'\n"
+    )
     assert settings_in(tmp_path) == {"rounds": 3, "own.deep.key": "a"}
     project.write_text("[tool.flwr.app]\n")
     assert settings_in(tmp_path) == {}

@@ -1,4 +1,6 @@
-"""Whatever happens to messages, clients and the server: no step is lost or taken twice, xbar is the mean of the x_i."""
+"""Whatever happens to messages, clients and the server: no step is lost or taken twice, xbar is the
+mean of the x_i.
+"""
 
 import copy
 import json
@@ -26,7 +28,9 @@ FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
 PLUS = fedfw.FedFWPlus(fedfw.NuclearBall(5.0), penalty=0.01)
 
 
-def start(folder: Path, algorithm: fedfw.Algorithm = FEDFW, clients: int = 3, **settings: object) -> Loopback:
+def start(
+    folder: Path, algorithm: fedfw.Algorithm = FEDFW, clients: int = 3, **settings: object
+) -> Loopback:
     task = small_task(algorithm, clients, rounds=1000)
     return Loopback(DeployedServer(task, Deployment(**settings)), folder / "clients")  # type: ignore[arg-type]
 
@@ -60,15 +64,21 @@ def test_a_step_that_was_not_counted_is_undone(tmp_path: Path) -> None:
     assert events(loop, 1)[-1] == "undone, then stepped"
     attended = fedfw.simulate(
         problem_of(loop.server.task),
-        replace(FEDFW, schedule=convex()),  # the server planned with everyone, the function's p would be less
+        replace(
+            FEDFW, schedule=convex()
+        ),  # the server planned with everyone, the function's p would be less
         rounds=4,
         participation=lambda t: [0, 2] if t == 3 else [0, 1, 2],
     )
     assert torch.allclose(loop.server.xbar, attended.x, atol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedFWPlus(fedfw.L2Ball(5.0), penalty=0.01, momentum=0.9)])
-def test_a_client_without_its_disk_is_handed_its_memory(algorithm: fedfw.Algorithm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "algorithm", [FEDFW, PLUS, fedfw.FedFWPlus(fedfw.L2Ball(5.0), penalty=0.01, momentum=0.9)]
+)
+def test_a_client_without_its_disk_is_handed_its_memory(
+    algorithm: fedfw.Algorithm, tmp_path: Path
+) -> None:
     loop = start(tmp_path, algorithm)
     loop.run(3)
     ClientStore(loop.folder, loop.server.run, 2).forget()
@@ -76,7 +86,9 @@ def test_a_client_without_its_disk_is_handed_its_memory(algorithm: fedfw.Algorit
     record = loop.round()
     assert (record.participants, record.restored, record.refused) == (3, [2], {})
     assert loop.round().restored == []
-    assert all(record.drift < 1e-6 for record in loop.server.history if isinstance(record, DeployedRecord))
+    assert all(
+        record.drift < 1e-6 for record in loop.server.history if isinstance(record, DeployedRecord)
+    )
 
 
 def test_a_client_whose_point_differs_is_set_right(tmp_path: Path) -> None:
@@ -86,7 +98,9 @@ def test_a_client_whose_point_differs_is_set_right(tmp_path: Path) -> None:
     memory = store.load()
     assert memory is not None
     assert memory.pending is not None
-    moved = replace(memory.pending, state=memory.pending.state | {"x": memory.pending.state["x"] + 1})
+    moved = replace(
+        memory.pending, state=memory.pending.state | {"x": memory.pending.state["x"] + 1}
+    )
     store.save(replace(memory, pending=moved))
     assert loop.round().refused == {"diverged": 1}
     assert loop.round().restored == [1]
@@ -103,7 +117,9 @@ def test_a_client_refuses_what_is_not_for_it_and_names_its_nan(tmp_path: Path) -
         with pytest.raises(ValueError, match="expected letters a to z, digits"):
             loop.client(0).handle(replace(order, run=run))
     task = loop.server.task
-    broken = replace(task, data=lambda client: (torch.full((36, 4), math.nan), torch.arange(36) % 2))
+    broken = replace(
+        task, data=lambda client: (torch.full((36, 4), math.nan), torch.arange(36) % 2)
+    )
     with pytest.raises(NonFiniteError, match="round 1: NaN or infinity at client 2"):
         Client(broken, 2, tmp_path).handle(replace(order, client=2))
 
@@ -112,7 +128,9 @@ def test_a_client_refuses_what_is_not_for_it_and_names_its_nan(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("algorithm", [FEDFW, PLUS])
-def test_newcomers_enter_at_the_mean_and_leavers_take_their_share(algorithm: fedfw.Algorithm, tmp_path: Path) -> None:
+def test_newcomers_enter_at_the_mean_and_leavers_take_their_share(
+    algorithm: fedfw.Algorithm, tmp_path: Path
+) -> None:
     loop = start(tmp_path, algorithm)
     loop.run(3)
     before = loop.server.xbar.clone()
@@ -137,7 +155,9 @@ def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
     loop = start(tmp_path, leave_after=3)
     loop.run(2)
     for _ in range(4):
-        assert loop.round({0, 1}).left == []  # nobody waits for a node that is not connected, and it may be starting
+        assert (
+            loop.round({0, 1}).left == []
+        )  # nobody waits for a node that is not connected, and it may be starting
     loop.gone = {2}
     for _ in range(3):
         record = loop.round()
@@ -146,12 +166,20 @@ def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
     assert loop.server.roster.members == [0, 1]
     loop.server.meet(Hello(2))
     record = loop.round({0, 1, 2})
-    assert (record.participants, record.joined, record.drift < 1e-6) == (3, [2], True)  # not from its old memory
+    assert (record.participants, record.joined, record.drift < 1e-6) == (
+        3,
+        [2],
+        True,
+    )  # not from its old memory
 
 
-@pytest.mark.parametrize("algorithm", [FEDFW, PLUS, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1)], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "algorithm", [FEDFW, PLUS, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1)], ids=lambda a: a.name
+)
 @pytest.mark.parametrize("far", [1.1, 1e6, math.nan], ids=str)
-def test_a_model_outside_of_its_set_is_not_written(algorithm: fedfw.Algorithm, far: float, tmp_path: Path) -> None:
+def test_a_model_outside_of_its_set_is_not_written(
+    algorithm: fedfw.Algorithm, far: float, tmp_path: Path
+) -> None:
     """What no check of a round has found is found at the end."""
     folder = tmp_path / "server"
     loop = start(tmp_path, algorithm, out=folder, share_gradients=True)
@@ -165,7 +193,9 @@ def test_a_model_outside_of_its_set_is_not_written(algorithm: fedfw.Algorithm, f
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_a_model_that_rounding_moved_out_of_its_set_is_written_as_its_projection(tmp_path: Path) -> None:
+def test_a_model_that_rounding_moved_out_of_its_set_is_written_as_its_projection(
+    tmp_path: Path,
+) -> None:
     loop = start(tmp_path, out=tmp_path / "server")
     loop.run(2)
     coordinator = loop.server.coordinator
@@ -282,8 +312,14 @@ def held_by_clients(loop: Loopback) -> dict[str, torch.Tensor]:
 def test_clients_that_drop_out_behind_an_anchor_keep_their_share_of_the_sum(
     gradient_at: Any, compress: str, tmp_path: Path
 ) -> None:
-    """Their anchor counts from the moment it arrived; when they are back they are handed what the server counted."""
-    loop = start(tmp_path, replace(ANCHORED, gradient_at=gradient_at, compress=compress), share_gradients=True)
+    """Their anchor counts from the moment it arrived; when they are back they are handed what the
+    server counted.
+    """
+    loop = start(
+        tmp_path,
+        replace(ANCHORED, gradient_at=gradient_at, compress=compress),
+        share_gradients=True,
+    )
     for t in range(1, 12):
         loop.gone = {t % 3} if t % 4 else set()
         online = {0, 1, 2} - ({(t + 1) % 3} if t % 3 == 0 else set())
@@ -302,15 +338,21 @@ def test_clients_that_drop_out_behind_an_anchor_keep_their_share_of_the_sum(
 def assert_anchors_add_up(loop: Loopback) -> None:
     server, memory = loop.server.coordinator.server, loop.server.coordinator.memory
     known = memory.gather(torch.arange(memory.n))
-    total = torch.tensor([math.fsum(column) for column in known["c"].double().T.tolist()], dtype=torch.float64)
+    total = torch.tensor(
+        [math.fsum(column) for column in known["c"].double().T.tolist()], dtype=torch.float64
+    )
     # With everyone present the sum is a plain one.
-    assert torch.allclose(server.vectors["total"] + server.vectors["lost"], total, rtol=1e-14, atol=1e-16)
+    assert torch.allclose(
+        server.vectors["total"] + server.vectors["lost"], total, rtol=1e-14, atol=1e-16
+    )
     assert float(server.vectors["anchored"]) == float(known["anchored"].sum())
     assert torch.allclose(server.vectors["c"], total / known["anchored"].sum(), rtol=1e-6)
 
 
 def test_the_sum_of_anchors_is_of_the_clients_that_there_are(tmp_path: Path) -> None:
-    """One that joins has no anchor, one that leaves takes its own along, one that lost its disk gets it back."""
+    """One that joins has no anchor, one that leaves takes its own along, one that lost its disk
+    gets it back.
+    """
     loop = start(tmp_path, ANCHORED, share_gradients=True)
     loop.run(3)
     loop.server.meet(Hello(7))
@@ -360,7 +402,9 @@ def test_strangers_and_replays_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hostile", [1, 2])
-def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int, tmp_path: Path) -> None:
+def test_hostile_clients_move_the_mean_by_no_more_than_their_share(
+    hostile: int, tmp_path: Path
+) -> None:
     n, rounds = 5, 6
     loop = start(tmp_path, clients=n)
     task, chance = loop.server.task, torch.Generator().manual_seed(0)
@@ -378,7 +422,9 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int,
         assert max(twin.close().drift, loop.server.close().drift) < 1e-6
         apart = float((loop.server.xbar - twin.xbar).norm())
         assert apart <= hostile / n * loop.server.plan.rates(t).eta * diameter * (1 + 1e-5)
-        loop.server.roster.hand_back |= set(range(hostile))  # they hold other points than were counted
+        loop.server.roster.hand_back |= set(
+            range(hostile)
+        )  # they hold other points than were counted
 
 
 # --- the server ---
@@ -389,10 +435,14 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(hostile: int,
 
 @pytest.mark.deployment
 def test_soak(tmp_path: Path) -> None:
-    """10 clients, 1,000 rounds, answers lost, late, doubled, out of order and damaged, disks and the server dying."""
+    """10 clients, 1,000 rounds, answers lost, late, doubled, out of order and damaged, disks and
+    the server dying.
+    """
     chance = random.Random(0)
     task = small_task(PLUS, 10, rounds=1000, participation=0.8)
-    settings = Deployment(out=tmp_path / "server", leave_after=0)  # in such weather everybody is away now and then
+    settings = Deployment(
+        out=tmp_path / "server", leave_after=0
+    )  # in such weather everybody is away now and then
     loop = Loopback(DeployedServer(task, settings), tmp_path / "clients", Weather(chance))
     for _ in range(1000):
         if chance.random() < 0.02:
@@ -420,4 +470,6 @@ def test_soak(tmp_path: Path) -> None:
         if own is not None and client not in server.roster.hand_back:
             assert torch.equal(own.state["x"][0], server.coordinator.memory.rows["x"][row])
     refused = [r.refused for r in server.history if isinstance(r, DeployedRecord)]
-    assert {"replayed", "wrong round", "undecodable", "lost"} <= {reason for reasons in refused for reason in reasons}
+    assert {"replayed", "wrong round", "undecodable", "lost"} <= {
+        reason for reasons in refused for reason in reasons
+    }

@@ -1,4 +1,6 @@
-"""Hostile parties: clients that send poison, nodes that take other people's numbers, folders from yesterday."""
+"""Hostile parties: clients that send poison, nodes that take other people's numbers, folders from
+yesterday.
+"""
 
 import contextlib
 import logging
@@ -49,14 +51,23 @@ def in_precision(task: Task, dtype: torch.dtype) -> Task:
     return replace(task, model=task.model.to(dtype), data=data, test=(x.to(dtype), y))
 
 
-def only_from(*hostile: int, change: Callable[[Answer], Answer]) -> Callable[[int, Fields], list[Fields]]:
-    return lambda client, fields: [change(Answer.of(fields)).fields() if client in hostile else fields]
+def only_from(
+    *hostile: int, change: Callable[[Answer], Answer]
+) -> Callable[[int, Fields], list[Fields]]:
+    return lambda client, fields: [
+        change(Answer.of(fields)).fields() if client in hostile else fields
+    ]
 
 
 def feasible(server: DeployedServer) -> bool:
     """xbar is in the set, and the mean of the x_i that the server rebuilt."""
-    points, xbar = server.coordinator.memory.gather(torch.arange(len(server.roster)))["x"], server.xbar
-    return server.task.constraint.contains(xbar, 1e-5) and torch.allclose(points.mean(0).to(xbar), xbar, atol=1e-5)
+    points, xbar = (
+        server.coordinator.memory.gather(torch.arange(len(server.roster)))["x"],
+        server.xbar,
+    )
+    return server.task.constraint.contains(xbar, 1e-5) and torch.allclose(
+        points.mean(0).to(xbar), xbar, atol=1e-5
+    )
 
 
 def next_round(loop: Loopback) -> DeployedRecord:
@@ -74,14 +85,18 @@ def next_round(loop: Loopback) -> DeployedRecord:
 def test_a_compressed_payload_cannot_take_the_model_out_of_the_set(
     compress: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Random bits of levels and scales are shrunk into the set or refused, and the others' round goes on."""
+    """Random bits of levels and scales are shrunk into the set or refused, and the others' round
+    goes on.
+    """
     D = fedfw.Product({"weight": fedfw.SpectralBall(0.5), "*": BALL})
     task = in_precision(small_task(fedfw.FedLMO(D, compress=compress), rounds=30), dtype)
     rng, server = np.random.default_rng(0), DeployedServer(task, Deployment(share_gradients=True))
 
     def spoilt(answer: Answer) -> Answer:
         data = bytearray(answer.payload)
-        for at in rng.integers(2, 12, size=rng.integers(1, 4)):  # of the net atom: its frames, scales and levels
+        for at in rng.integers(
+            2, 12, size=rng.integers(1, 4)
+        ):  # of the net atom: its frames, scales and levels
             data[at] = rng.integers(256)
         return replace(answer, payload=bytes(data))
 
@@ -108,7 +123,10 @@ def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
         data = bytearray(answer.payload)
         for at in rng.integers(0, len(data), size=rng.integers(1, 4)):
             data[at] = rng.integers(256)
-        return replace(answer, payload=bytes(data[: rng.integers(1, len(data) + 1)] if rng.random() < 0.3 else data))
+        return replace(
+            answer,
+            payload=bytes(data[: rng.integers(1, len(data) + 1)] if rng.random() < 0.3 else data),
+        )
 
     loop = Loopback(server, tmp_path, wire=only_from(0, 1, change=spoilt))
     refused = 0
@@ -130,7 +148,9 @@ def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
 @pytest.mark.parametrize(
     "told", [(math.nan, 1.0), (1.0, math.inf), (1e30, 1.0), (-1.0, -1e9), (0.0, 1e15), (1e15, 0.0)]
 )
-def test_what_a_client_tells_cannot_make_a_step_too_long(told: tuple[float, float], tmp_path: Path) -> None:
+def test_what_a_client_tells_cannot_make_a_step_too_long(
+    told: tuple[float, float], tmp_path: Path
+) -> None:
     """Numbers that nobody's data have are refused, all others leave the step within its range."""
     task = small_task(replace(FEDFW, schedule="curvature"), rounds=12)
     server = DeployedServer(task, Deployment(tell_loss=True))
@@ -151,8 +171,12 @@ def test_what_a_client_tells_cannot_make_a_step_too_long(told: tuple[float, floa
 # --- mixtures ---
 
 
-def cancelling(size: int, weights: tuple[float, ...], precision: torch.dtype, magnitude: float) -> Mixture:
-    """Two dense parts far outside of any set whose mixture is nearly zero, as its sum is worked out."""
+def cancelling(
+    size: int, weights: tuple[float, ...], precision: torch.dtype, magnitude: float
+) -> Mixture:
+    """Two dense parts far outside of any set whose mixture is nearly zero, as its sum is worked
+    out.
+    """
     kind = np.float64 if precision == torch.float64 else np.float32
     second = torch.tensor(-(2.0 ** round(math.log2(magnitude))), dtype=precision)
     up = down = kind(float(-second * weights[1]) / weights[0])
@@ -174,7 +198,11 @@ def cancelling(size: int, weights: tuple[float, ...], precision: torch.dtype, ma
 @pytest.mark.parametrize(
     ("model", "precision", "magnitude"),
     [
-        (torch.float32, torch.float64, 4e38),  # overflows the model's type: xbar was NaN from then on
+        (
+            torch.float32,
+            torch.float64,
+            4e38,
+        ),  # overflows the model's type: xbar was NaN from then on
         (torch.float32, torch.float32, 2.0**100),
         (torch.float64, torch.float64, 2.0**300),
     ],
@@ -183,7 +211,9 @@ def test_parts_of_a_mixture_are_accepted_one_by_one(
     model: torch.dtype, precision: torch.dtype, magnitude: float, in_product: bool, tmp_path: Path
 ) -> None:
     constraint: Any = fedfw.Product({"*": BALL}) if in_product else BALL
-    task = in_precision(small_task(fedfw.FedFW(constraint, penalty=0.01), local_steps=2, rounds=10), model)
+    task = in_precision(
+        small_task(fedfw.FedFW(constraint, penalty=0.01), local_steps=2, rounds=10), model
+    )
     loop = Loopback(DeployedServer(task), tmp_path)
     loop.run(2)  # in the first round the weight of a first local step may be zero
     size = len(task.start)
@@ -193,8 +223,13 @@ def test_parts_of_a_mixture_are_accepted_one_by_one(
         sizes = [12, 3] if in_product else [size]
         pieces = tuple(cancelling(one, weights, precision, magnitude) for one in sizes)
         if in_product:
-            pieces = tuple(replace(piece, shape=shape) for piece, shape in zip(pieces, [(3, 4), (3,)], strict=True))
-        atom: Atom = TupleAtom(shape=(size,), precision=precision, parts=pieces) if in_product else pieces[0]
+            pieces = tuple(
+                replace(piece, shape=shape)
+                for piece, shape in zip(pieces, [(3, 4), (3,)], strict=True)
+            )
+        atom: Atom = (
+            TupleAtom(shape=(size,), precision=precision, parts=pieces) if in_product else pieces[0]
+        )
         return replace(answer, payload=atom.to_bytes())
 
     loop.wire = only_from(2, change=poison)
@@ -220,7 +255,9 @@ def test_no_client_lifts_a_network_above_its_lipschitz_constant(
     def enlarged(answer: Answer) -> Answer:
         atom = Atom.from_bytes(answer.payload, task.constraint, shape)
         assert isinstance(atom, TupleAtom)
-        parts = tuple(replace(p, values=p.values * factor) if isinstance(p, Dense) else p for p in atom.parts)
+        parts = tuple(
+            replace(p, values=p.values * factor) if isinstance(p, Dense) else p for p in atom.parts
+        )
         return replace(answer, payload=replace(atom, parts=parts).to_bytes())
 
     loop.wire = only_from(2, change=enlarged)
@@ -248,7 +285,9 @@ def far_away(loop: Loopback, value: float) -> bytes:
 
 @pytest.mark.parametrize("value", [1e4, 3e38])
 @pytest.mark.parametrize("algorithm", [fedfw.FedFW, fedfw.FedFWPlus])
-def test_a_model_outside_of_the_set_is_not_kept(algorithm: Any, value: float, tmp_path: Path) -> None:
+def test_a_model_outside_of_the_set_is_not_kept(
+    algorithm: Any, value: float, tmp_path: Path
+) -> None:
     task = small_task(algorithm(Careless(1.0), penalty=0.01), rounds=20)
     loop = Loopback(DeployedServer(task, Deployment(out=tmp_path / "server")), tmp_path / "clients")
     loop.run(2)
@@ -282,9 +321,14 @@ def test_a_number_belongs_to_the_node_that_claimed_it_first(tmp_path: Path) -> N
         loop.server.meet(Hello(client), f"key {client}")
     loop.run(3)
     for _ in range(2):  # in the process that bound it, and in one that was restored
-        with pytest.raises(MessageError, match="impostor: stolen says it is client 0, whose number belongs to key 0"):
+        with pytest.raises(
+            MessageError,
+            match="impostor: stolen says it is client 0, whose number belongs to key 0",
+        ):
             loop.server.meet(Hello(0), "stolen")
-        with pytest.raises(MessageError, match="impostor: key 1 says it is client 5, and is client 1"):
+        with pytest.raises(
+            MessageError, match="impostor: key 1 says it is client 5, and is client 1"
+        ):
             loop.server.meet(Hello(5), "key 1")
         loop.server.meet(Hello(0), "key 0")
         loop.server = DeployedServer(task, replace(settings, resume=True))
@@ -336,7 +380,11 @@ def test_a_server_put_back_from_an_older_copy_goes_on(
         assert len(told) == 1
         assert "are ahead of this server, which was put back from an older copy" in told[0]
         assert told[0] in caplog.text
-        wasted = [record.round for record in later if record.participants < record.invited or record.refused]
+        wasted = [
+            record.round
+            for record in later
+            if record.participants < record.invited or record.refused
+        ]
         assert len(wasted) <= 2
         assert later[-1].participants > 0
         assert feasible(loop.server)
@@ -347,7 +395,9 @@ def test_a_server_put_back_from_an_older_copy_goes_on(
 
 
 def test_nobody_can_talk_a_server_into_beginning_anew_twice(tmp_path: Path) -> None:
-    """Clients can be ahead of a server only until they were counted by it; who lies afterwards is handed his memory."""
+    """Clients can be ahead of a server only until they were counted by it; who lies afterwards is
+    handed his memory.
+    """
     task, settings = small_task(FEDFW, rounds=30), Deployment(out=tmp_path / "server")
     loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
 
@@ -366,7 +416,9 @@ def test_nobody_can_talk_a_server_into_beginning_anew_twice(tmp_path: Path) -> N
     name = loop.server.run
     loop.run(2)
     assert loop.server.run == name
-    honest = [record.participants for record in loop.server.history if isinstance(record, DeployedRecord)]
+    honest = [
+        record.participants for record in loop.server.history if isinstance(record, DeployedRecord)
+    ]
     assert honest[-2:] == [2, 2]
 
 
@@ -467,20 +519,36 @@ def test_what_is_no_answer_is_refused(change: dict[str, Any], told: str) -> None
 def test_an_order_for_so_many_clients_is_refused(n: int) -> None:
     """Minibatches are drawn for all clients at once, so their number is memory."""
     fields = Order("run", 1, 0, n, 0.5, 0, 1, 0, b"").fields()
-    with pytest.raises(MessageError, match=f"n={n}: Input should be (greater|less) than or equal to"):
+    with pytest.raises(
+        MessageError, match=f"n={n}: Input should be (greater|less) than or equal to"
+    ):
         Order.of(fields)
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30) | st.binary(max_size=30),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=30)
+    | st.binary(max_size=30),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5)
+    ),
     max_leaves=10,
 )
-KEYS = st.sampled_from(["schema", "run", "t", "client", "n", "weight", "counted", "version", "base", "digest", "kind"])
-OTHER_KEYS = st.sampled_from(["vectors.x", "memory.", "payload", "loss", "number", "lr", "penalty", "leaving", "ask"])
+KEYS = st.sampled_from(
+    ["schema", "run", "t", "client", "n", "weight", "counted", "version", "base", "digest", "kind"]
+)
+OTHER_KEYS = st.sampled_from(
+    ["vectors.x", "memory.", "payload", "loss", "number", "lr", "penalty", "leaving", "ask"]
+)
 
 
-@given(st.dictionaries(KEYS | OTHER_KEYS | st.text(max_size=9) | st.integers(), JUNK, max_size=20), st.booleans())
+@given(
+    st.dictionaries(KEYS | OTHER_KEYS | st.text(max_size=9) | st.integers(), JUNK, max_size=20),
+    st.booleans(),
+)
 def test_whatever_comes_in_is_a_message_or_refused(junk: dict[Any, Any], ours: bool) -> None:
     """Nothing but `MessageError` is raised, and what gets through can be sent again."""
     fields = junk | {"schema": SCHEMA} if ours else junk

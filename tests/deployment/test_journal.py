@@ -1,4 +1,6 @@
-"""A server that is killed between any two writes goes on to the same bits, from its checkpoint and its journal."""
+"""A server that is killed between any two writes goes on to the same bits, from its checkpoint and
+its journal.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -22,22 +24,37 @@ L1, L2 = fedfw.L1Ball(5.0), fedfw.L2Ball(5.0)
 CASES: dict[str, tuple[fedfw.Algorithm, dict[str, Any]]] = {
     "FedFW, l1": (fedfw.FedFW(L1, penalty=0.01), {}),
     "FedFW+, l1, absentees": (fedfw.FedFWPlus(L1, penalty=0.01), {"participation": 3}),
-    "FedFW+, l1, local steps": (fedfw.FedFWPlus(L1, penalty=0.01), {"local_steps": 2, "participation": 3}),
+    "FedFW+, l1, local steps": (
+        fedfw.FedFWPlus(L1, penalty=0.01),
+        {"local_steps": 2, "participation": 3},
+    ),
     "anchored, l1, absentees": (
         fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=3, momentum=0.5),
         {"participation": 3},
     ),
-    "anchored, 4 bits": (fedfw.FedFWAnchored(L1, penalty=0.01, compress="bits:4"), {"participation": 3}),
+    "anchored, 4 bits": (
+        fedfw.FedFWAnchored(L1, penalty=0.01, compress="bits:4"),
+        {"participation": 3},
+    ),
     "FedFW+, l2": (fedfw.FedFWPlus(L2, penalty=0.01), {}),
-    "FedFW+, l1, curvature": (fedfw.FedFWPlus(L1, penalty=0.01, schedule="curvature"), {"participation": 3}),
+    "FedFW+, l1, curvature": (
+        fedfw.FedFWPlus(L1, penalty=0.01, schedule="curvature"),
+        {"participation": 3},
+    ),
     "FedAvg": (fedfw.FedAvg(L1, lr=0.5), {"participation": 3}),
     "FedPGD, top 3": (
-        fedfw.FedPGD(L2, lr=0.5, compress="topk:3", extrapolation="nesterov", compress_down="topk:4"),
+        fedfw.FedPGD(
+            L2, lr=0.5, compress="topk:3", extrapolation="nesterov", compress_down="topk:4"
+        ),
         {"participation": 3},
     ),
     "FedLMO, 4 bits": (fedfw.FedLMO(L2, compress="bits:4"), {"local_steps": 2, "participation": 3}),
 }
-FEATURES, ROUNDS, CLIENTS = 150, 6, 4  # anchors come in rounds 1 and 4, or in 1 and 6 where the gap decides
+FEATURES, ROUNDS, CLIENTS = (
+    150,
+    6,
+    4,
+)  # anchors come in rounds 1 and 4, or in 1 and 6 where the gap decides
 
 
 def wide_task(name: str, dtype: torch.dtype = torch.float32, rounds: int = ROUNDS) -> Task:
@@ -52,7 +69,14 @@ def wide_task(name: str, dtype: torch.dtype = torch.float32, rounds: int = ROUND
     model = torch.nn.Linear(FEATURES, 3, dtype=dtype)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    return Task(model, nnf.cross_entropy, algorithm, data, CLIENTS, options=Options(rounds=rounds, **options))
+    return Task(
+        model,
+        nnf.cross_entropy,
+        algorithm,
+        data,
+        CLIENTS,
+        options=Options(rounds=rounds, **options),
+    )
 
 
 def settings_of(folder: Path) -> Deployment:
@@ -60,7 +84,9 @@ def settings_of(folder: Path) -> Deployment:
 
 
 def assert_same(server: DeployedServer, other: DeployedServer) -> None:
-    """All that the next rounds go by, to the bit; where columns stand in the memory is no part of it."""
+    """All that the next rounds go by, to the bit; where columns stand in the memory is no part of
+    it.
+    """
     assert server.roster.state() == other.roster.state()
     assert list(server.history) == list(other.history)
     assert server.run == other.run
@@ -78,18 +104,24 @@ def assert_same(server: DeployedServer, other: DeployedServer) -> None:
 
 @pytest.fixture
 def _few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints in between, so that their writes are among those after which the server is killed."""
+    """Checkpoints in between, so that their writes are among those after which the server is
+    killed.
+    """
     monkeypatch.setattr("fedfw.rounds.folders._MOST_ENTRIES", 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CASES)
-def test_every_round_comes_back_from_the_journal(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_every_round_comes_back_from_the_journal(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     task, settings = wide_task(name, dtype), settings_of(tmp_path / "server")
     loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
     for t in range(1, ROUNDS + 1):
         loop.round({0, 1, 3} if t == 2 else None)
-        assert len(list((tmp_path / "server").glob("checkpoint-*"))) == 1  # all but the first round is in the journal
+        assert (
+            len(list((tmp_path / "server").glob("checkpoint-*"))) == 1
+        )  # all but the first round is in the journal
         again = DeployedServer(task, replace(settings, resume=True))
         assert again.t == t
         assert_same(again, loop.server)
@@ -124,14 +156,19 @@ def test_a_kill_between_any_two_writes_changes_nothing(
     loop.run(1)
     assert len(copies) >= 6
     for copy in copies:
-        resumed = Loopback(DeployedServer(task, replace(settings_of(copy / "server"), resume=True)), copy / "clients")
+        resumed = Loopback(
+            DeployedServer(task, replace(settings_of(copy / "server"), resume=True)),
+            copy / "clients",
+        )
         assert resumed.server.t in (3, 4, 5)
         resumed.run(6 - resumed.server.t)
         assert_same(resumed.server, loop.server)
         assert all(not record.refused for record in resumed.server.history)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["FedFW, l1", "FedFW+, l1, absentees", "anchored, l1, absentees", "FedAvg"])
+@pytest.mark.parametrize(
+    "name", ["FedFW, l1", "FedFW+, l1, absentees", "anchored, l1, absentees", "FedAvg"]
+)
 def test_clients_that_come_and_go_do_so_again(name: str, tmp_path: Path) -> None:
     task, settings = wide_task(name), settings_of(tmp_path / "server")
     loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")

@@ -54,7 +54,9 @@ def fill(ledger: Ledger, count: int) -> None:
 
 def test_what_is_recorded_is_read_again_and_nobody_else_can_read_it(ledger: Ledger) -> None:
     fill(ledger, 3)
-    assert [replace(one, before="") for one in ledger.releases()] == [replace(ONE, release=i) for i in (1, 2, 3)]
+    assert [replace(one, before="") for one in ledger.releases()] == [
+        replace(ONE, release=i) for i in (1, 2, 3)
+    ]
     assert len({one.before for one in ledger.releases()}) == 3
     assert ledger.path.stat().st_mode & 0o777 == 0o600
     assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
@@ -63,7 +65,12 @@ def test_what_is_recorded_is_read_again_and_nobody_else_can_read_it(ledger: Ledg
 
 
 def test_runs_add_up_and_within_a_run_the_last_line_tells() -> None:
-    releases = [ONE, replace(ONE, release=2, epsilon=0.75), replace(ONE, run="other"), replace(ONE, epsilon=1.0)]
+    releases = [
+        ONE,
+        replace(ONE, release=2, epsilon=0.75),
+        replace(ONE, run="other"),
+        replace(ONE, epsilon=1.0),
+    ]
     assert spent(releases) == (1.5, 2e-6)
     assert spent([]) == (0.0, 0.0)
 
@@ -77,7 +84,9 @@ DAMAGE = {
     "an epsilon is changed": lambda data: data.replace(b'"epsilon": 0.5', b'"epsilon": 0.1', 1),
     "the first line is gone": lambda data: _without(0, data),
     "a line in the middle is gone": lambda data: _without(1, data),
-    "two lines are swapped": lambda data: b"".join(data.splitlines(keepends=True)[i] for i in (1, 0, 2)),
+    "two lines are swapped": lambda data: b"".join(
+        data.splitlines(keepends=True)[i] for i in (1, 0, 2)
+    ),
     "the last line is cut": lambda data: data[:-20],
     "the last line has no end": lambda data: data[:-1],
     "zeros are at its end": lambda data: data + b"\0" * 40,
@@ -108,8 +117,12 @@ def test_a_lost_ledger_is_no_empty_one(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2])
-def test_an_older_copy_is_noticed_by_the_witness(ledger: Ledger, lines: int, tmp_path: Path) -> None:
-    seeing, other = (replace(ledger, witness=tmp_path / name / "witness") for name in ("one", "two"))
+def test_an_older_copy_is_noticed_by_the_witness(
+    ledger: Ledger, lines: int, tmp_path: Path
+) -> None:
+    seeing, other = (
+        replace(ledger, witness=tmp_path / name / "witness") for name in ("one", "two")
+    )
     fill(seeing, 1)
     fill(other, 1)  # two clients of the same data have a witness each
     fill(seeing, 1)
@@ -128,7 +141,8 @@ def test_two_processes_never_make_the_same_release(ledger: Ledger) -> None:
     assert [one.release for one in ledger.releases()] == list(range(1, 41))
 
 
-# --- Files of deployments: their rights, ledgers that others could have written, full disks, and what clients say ---
+# --- Files of deployments: their rights, ledgers that others could have written, full disks, and
+# what clients say ---
 
 FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
 FILES_ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, weight=0.25, data="0123")
@@ -143,7 +157,9 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def modes(folder: Path) -> dict[str, int]:
     """The rights of everything in a folder, by its name."""
-    return {str(path.relative_to(folder)): path.stat().st_mode & 0o777 for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.stat().st_mode & 0o777 for path in folder.rglob("*")
+    }
 
 
 # --- rights ---
@@ -158,7 +174,9 @@ def test_what_is_private_is_its_owners_whatever_the_umask(umask: int, tmp_path: 
 
 
 def test_all_files_of_a_deployment_are_their_owners(umask: int, tmp_path: Path) -> None:
-    """Server: history, model, pictures, checkpoints, journals. Clients: memory, logs, ledger, witness, consent."""
+    """Server: history, model, pictures, checkpoints, journals. Clients: memory, logs, ledger,
+    witness, consent.
+    """
     tmp_path = tmp_path / "all"
     os.mkdir(tmp_path)
     tmp_path.chmod(0o700)
@@ -173,7 +191,14 @@ def test_all_files_of_a_deployment_are_their_owners(umask: int, tmp_path: Path) 
     server.finish()
     found = modes(tmp_path)
     names = {Path(name).name for name in found}
-    assert names >= {"history.jsonl", "model.pt", "plots.png", "consent.toml", "clinic.ledger.jsonl", "clinic.witness"}
+    assert names >= {
+        "history.jsonl",
+        "model.pt",
+        "plots.png",
+        "consent.toml",
+        "clinic.ledger.jsonl",
+        "clinic.witness",
+    }
     assert any(name.startswith("checkpoint-") for name in names)
     assert any(name.startswith("journal-") for name in names)
     assert {mode for name, mode in found.items() if not (tmp_path / name).is_dir()} == {0o600}
@@ -238,9 +263,13 @@ REASONS: dict[Callable[[Ledger], None], str] = {
 
 
 @pytest.mark.parametrize("change", REASONS, ids=lambda change: change.__name__)
-def test_a_ledger_that_others_could_have_written_is_refused(change: Callable[[Ledger], None], tmp_path: Path) -> None:
+def test_a_ledger_that_others_could_have_written_is_refused(
+    change: Callable[[Ledger], None], tmp_path: Path
+) -> None:
     make_private_folder(tmp_path / "state")
-    ledger = Ledger(tmp_path / "owner" / "clinic.ledger.jsonl", tmp_path / "state" / "clinic.witness")
+    ledger = Ledger(
+        tmp_path / "owner" / "clinic.ledger.jsonl", tmp_path / "state" / "clinic.witness"
+    )
     ledger.create()
     ledger.record(lambda so_far: FILES_ONE)
     change(ledger)
@@ -251,7 +280,9 @@ def test_a_ledger_that_others_could_have_written_is_refused(change: Callable[[Le
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_ledger_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = Ledger(tmp_path / "owner" / "clinic.ledger.jsonl")
     ledger.create()
     os.chown(ledger.path, 12345, 12345)
@@ -274,8 +305,12 @@ def test_a_file_in_a_folder_for_all_is_as_safe_as_its_sticky_bit(tmp_path: Path)
         open_unshared(str(folder / "file"), os.O_RDONLY)
 
 
-@pytest.mark.parametrize("change", [_shared, _behind_a_link, _in_a_shared_folder], ids=lambda change: change.__name__)
-def test_a_client_releases_nothing_beside_such_a_ledger(change: Callable[[Ledger], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [_shared, _behind_a_link, _in_a_shared_folder], ids=lambda change: change.__name__
+)
+def test_a_client_releases_nothing_beside_such_a_ledger(
+    change: Callable[[Ledger], None], tmp_path: Path
+) -> None:
     owner = Consent("clinic", privacy=DataBudget(4.0, 1e-5)).write(tmp_path / "owner")
     task = small_task(FEDFW, clients=1, rounds=3, privacy=Privacy(2.0, 1e-5))
     consent = Consent.read(owner)
@@ -292,7 +327,10 @@ def test_an_owners_folder_that_others_can_write_is_refused_when_it_is_made(tmp_p
     folder = tmp_path / "owner"
     folder.mkdir()
     folder.chmod(0o775)
-    with pytest.raises(ValueError, match=r"others can write .*, expected chmod go-w: a ledger there would be refused"):
+    with pytest.raises(
+        ValueError,
+        match=r"others can write .*, expected chmod go-w: a ledger there would be refused",
+    ):
         Consent("clinic").write(folder)
     assert not list(folder.iterdir())
 
@@ -323,20 +361,27 @@ def test_a_full_disk_names_the_file(tmp_path: Path, full: Callable[[], None]) ->
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_a_server_whose_disk_is_full_says_how_to_go_on(tmp_path: Path, full: Callable[[], None]) -> None:
+def test_a_server_whose_disk_is_full_says_how_to_go_on(
+    tmp_path: Path, full: Callable[[], None]
+) -> None:
     apps = pytest.importorskip("fedfw.deployment.flower.apps")
     full()
     said = r"'.*/a'\. Mend that, and give the same command with resume=true in its --run"
     with pytest.raises(OSError, match=said), apps.say_how_to_resume(tmp_path):
         write_atomically(tmp_path / "a", b"1", private=True)
-    with pytest.raises(ConnectionError, match=r"^the SuperLink is gone$"), apps.say_how_to_resume(tmp_path):
+    with (
+        pytest.raises(ConnectionError, match=r"^the SuperLink is gone$"),
+        apps.say_how_to_resume(tmp_path),
+    ):
         raise ConnectionError("the SuperLink is gone")
 
 
 # --- what clients say ---
 
 
-@pytest.mark.parametrize("text", ["x\n\x1b[2Jround 3: all is well", "\u202egnp.exe", "\x9b2J", "\udc80", "\r"])
+@pytest.mark.parametrize(
+    "text", ["x\n\x1b[2Jround 3: all is well", "\u202egnp.exe", "\x9b2J", "\udc80", "\r"]
+)
 def test_what_a_client_says_reaches_no_terminal_as_it_is(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -375,10 +420,13 @@ def test_what_went_wrong_on_a_node_is_written_without_control_characters(tmp_pat
     assert all(line.isprintable() for line in text.splitlines())
 
 
-# --- A job on an owner's machine takes no more memory and time than the owner allows, and ends with a clear error ---
+# --- A job on an owner's machine takes no more memory and time than the owner allows, and ends with
+# a clear error ---
 
 resource = pytest.importorskip("resource")
-LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used")
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="asks Linux how much memory is used"
+)
 SMALL = JobLimits(memory=0.25)
 
 
@@ -405,7 +453,9 @@ def state() -> tuple[object, ...]:
 )
 def test_a_job_that_needs_more_memory_ends_with_the_limit(allocate: Callable[[], object]) -> None:
     before = state()
-    message = r"the job needed more memory than memory = 0\.25 GiB under \[limits\] in the owner's file"
+    message = (
+        r"the job needed more memory than memory = 0\.25 GiB under \[limits\] in the owner's file"
+    )
     with pytest.raises(LimitError, match=message), SMALL.enforced():
         allocate()
     assert state() == before
@@ -469,7 +519,10 @@ def test_other_errors_pass_and_everything_is_as_before() -> None:
     [
         ({"memory": 0.0}, "memory=0.0, expected a number above 0 and at most 1048576"),
         ({"seconds": -1.0}, "seconds=-1.0, expected a number above 0 and at most 10000000"),
-        ({"data_memory": 2.0**21}, "data_memory=2097152.0, expected a number above 0 and at most 1048576"),
+        (
+            {"data_memory": 2.0**21},
+            "data_memory=2097152.0, expected a number above 0 and at most 1048576",
+        ),
     ],
 )
 def test_limits_are_positive_numbers(options: dict[str, float], message: str) -> None:
@@ -477,7 +530,8 @@ def test_limits_are_positive_numbers(options: dict[str, float], message: str) ->
         JobLimits(**options)
 
 
-# --- Answers that are computed from an owner's data are counted on disk, whatever happens to processes ---
+# --- Answers that are computed from an owner's data are counted on disk, whatever happens to
+# processes ---
 
 
 @pytest.fixture
@@ -499,7 +553,10 @@ def test_as_many_are_counted_as_are_allowed(count: AnswerCount) -> None:
 
 def test_threads_and_processes_share_one_count(count: AnswerCount) -> None:
     allowed: list[bool] = []
-    threads = [Thread(target=lambda: allowed.extend(count.add(most=50) for _ in range(10))) for _ in range(4)]
+    threads = [
+        Thread(target=lambda: allowed.extend(count.add(most=50) for _ in range(10)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -522,7 +579,10 @@ def test_threads_and_processes_share_one_count(count: AnswerCount) -> None:
 def test_a_damaged_count_counts_nothing(content: bytes, count: AnswerCount) -> None:
     count.path.write_bytes(content)
     for use in (count.read, lambda: count.add(most=10)):
-        with pytest.raises(CountError, match=r"clinic\.answers is damaged: expected a number of 12 digits, or nothing"):
+        with pytest.raises(
+            CountError,
+            match=r"clinic\.answers is damaged: expected a number of 12 digits, or nothing",
+        ):
             use()
     assert count.path.read_bytes() == content
 
@@ -540,7 +600,8 @@ def test_a_count_that_is_missing_is_no_empty_one(count: AnswerCount) -> None:
     assert count.add(most=10)
 
 
-# --- An owner's own check of the data: what is invalid never joins, and digests say nothing without the secret ---
+# --- An owner's own check of the data: what is invalid never joins, and digests say nothing without
+# the secret ---
 
 TASK = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01))
 
@@ -565,8 +626,12 @@ def test_a_check_is_of_these_data_and_of_this_model(owner: Consent, tmp_path: Pa
     assert found.samples == SAMPLES
     checks = owner.checks(0, state)
     assert checks.hold(found.data, describe_fit(TASK))
-    assert not checks.hold(found.data, describe_fit(replace(TASK, model=torch.nn.Linear(4, 3, bias=False))))
-    assert not checks.hold(found.data, describe_fit(replace(TASK, loss=torch.nn.functional.l1_loss)))
+    assert not checks.hold(
+        found.data, describe_fit(replace(TASK, model=torch.nn.Linear(4, 3, bias=False)))
+    )
+    assert not checks.hold(
+        found.data, describe_fit(replace(TASK, loss=torch.nn.functional.l1_loss))
+    )
     assert check_data(TASK, 1, state, owner).data != found.data
     assert len(checks.made()) == 2
     check_data(TASK, 0, state, owner)
@@ -580,7 +645,9 @@ def test_samples_that_are_not_finite_are_named_to_their_owner(
     value: float, dtype: torch.dtype, owner: Consent, tmp_path: Path
 ) -> None:
     task = replace(TASK, data=spoilt(value, dtype))
-    with pytest.raises(InvalidDataError, match=r"a NaN or an infinity in the input of sample 7, 9$"):
+    with pytest.raises(
+        InvalidDataError, match=r"a NaN or an infinity in the input of sample 7, 9$"
+    ):
         check_data(task, 0, tmp_path, owner)
     assert owner.checks(0, tmp_path).made() == []
 
@@ -588,8 +655,13 @@ def test_samples_that_are_not_finite_are_named_to_their_owner(
 def test_samples_whose_loss_overflows_are_named(owner: Consent, tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 3)
     torch.nn.init.constant_(model.weight, 4.0)
-    task = replace(TASK, model=model, data=spoilt(3e38, torch.float32), algorithm=fedfw.FedFW("linf:10"))
-    with pytest.raises(InvalidDataError, match=r"a loss or a gradient that is not finite at the start of sample 7, 9"):
+    task = replace(
+        TASK, model=model, data=spoilt(3e38, torch.float32), algorithm=fedfw.FedFW("linf:10")
+    )
+    with pytest.raises(
+        InvalidDataError,
+        match=r"a loss or a gradient that is not finite at the start of sample 7, 9",
+    ):
         check_data(task, 0, tmp_path, owner)
 
 
@@ -601,13 +673,17 @@ def test_samples_whose_loss_overflows_are_named(owner: Consent, tmp_path: Path) 
         (lambda client: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_data_that_do_not_fit_are_refused(data: Any, reason: str, owner: Consent, tmp_path: Path) -> None:
+def test_data_that_do_not_fit_are_refused(
+    data: Any, reason: str, owner: Consent, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidDataError, match=reason):
         check_data(replace(TASK, data=data), 0, tmp_path, owner)
     assert owner.checks(0, tmp_path).made() == []
 
 
-def test_a_digest_is_an_hmac_under_a_secret_that_is_made_once(owner: Consent, tmp_path: Path) -> None:
+def test_a_digest_is_an_hmac_under_a_secret_that_is_made_once(
+    owner: Consent, tmp_path: Path
+) -> None:
     secret = owner.secret(0, tmp_path)
     assert len(secret) == 32
     assert owner.secret(0, tmp_path) == secret
@@ -617,7 +693,9 @@ def test_a_digest_is_an_hmac_under_a_secret_that_is_made_once(owner: Consent, tm
     assert keyed_digest(secret, [x]) == expected.hexdigest()
     others = [[x.double()], [x.reshape(3, 2)], [x + 1e-6], [x[:1], x[1:]], []]
     assert len({keyed_digest(secret, one) for one in ([x], *others)}) == 1 + len(others)
-    another = Consent.read(Consent("clinic", privacy=DataBudget(1.0, 1e-5)).write(tmp_path / "another"))
+    another = Consent.read(
+        Consent("clinic", privacy=DataBudget(1.0, 1e-5)).write(tmp_path / "another")
+    )
     assert keyed_digest(another.secret(0, tmp_path), [x]) != keyed_digest(secret, [x])
 
 
@@ -642,7 +720,8 @@ def test_processes_that_make_a_secret_at_the_same_time_agree(tmp_path: Path) -> 
     assert [one.name for one in tmp_path.iterdir()] == ["clinic.secret"]
 
 
-# --- A promise closes at the first error and stays closed, so that failures tell a server nothing twice ---
+# --- A promise closes at the first error and stays closed, so that failures tell a server nothing
+# twice ---
 
 
 @pytest.fixture
@@ -656,8 +735,12 @@ def work(promise: Promise, order: str, error: BaseException | None = None) -> No
             raise error
 
 
-@pytest.mark.parametrize("error", [ValueError("a value"), MemoryError(), RuntimeError("x"), OSError(28, "full")])
-def test_any_error_closes_the_promise_until_its_owner_acts(promise: Promise, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("a value"), MemoryError(), RuntimeError("x"), OSError(28, "full")]
+)
+def test_any_error_closes_the_promise_until_its_owner_acts(
+    promise: Promise, error: Exception
+) -> None:
     work(promise, "the first order")
     with pytest.raises(PromiseClosedError) as raised:
         work(promise, "the second order", error)
@@ -681,7 +764,9 @@ def test_an_order_that_makes_no_sense_changes_nothing(promise: Promise) -> None:
     work(promise, "another")
 
 
-@pytest.mark.parametrize("how", ["os._exit(1)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt", "sys.exit(0)"])
+@pytest.mark.parametrize(
+    "how", ["os._exit(1)", "os.kill(os.getpid(), 9)", "raise KeyboardInterrupt", "sys.exit(0)"]
+)
 def test_a_process_that_ends_at_work_closes_the_promise(promise: Promise, how: str) -> None:
     code = (
         "import os, sys; from pathlib import Path; from fedfw.deployment.promise import Promise\n"

@@ -49,19 +49,36 @@ GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "eval-every": (2, {"options": Options(rounds=5, eval_every=2)}),
     "certify": ("0.1", {"options": Options(rounds=5, certify=[0.1])}),
     "seed": (3, {"options": Options(rounds=5, seed=3)}),
-    "privacy": ("eps=4,delta=1e-5", {"options": Options(rounds=5, privacy=fedfw.Privacy(4.0, 1e-5))}),
+    "privacy": (
+        "eps=4,delta=1e-5",
+        {"options": Options(rounds=5, privacy=fedfw.Privacy(4.0, 1e-5))},
+    ),
     "clients": (2, {"clients": 2}),
     "l2": (0.5, {"l2": 0.5}),
     "weights": ("samples", {"weights": [1.0, 2.0, 3.0]}),
     "algorithm": ("fedavg", {"algorithm": fedfw.FedAvg("ksparse:k=2,r=10", lr=0.1)}),
     "constraint": ("l1:3", {"algorithm": fedfw.FedFW("l1:3", penalty=1e-4, momentum=0.9)}),
-    "per-parameter": (True, {"algorithm": fedfw.FedFW(fedfw.Product({"*": fedfw.L1Ball(3.0)}), momentum=0.9)}),
+    "per-parameter": (
+        True,
+        {"algorithm": fedfw.FedFW(fedfw.Product({"*": fedfw.L1Ball(3.0)}), momentum=0.9)},
+    ),
     "penalty": (0.5, {"algorithm": fedfw.FedFW("ksparse:k=2,r=10", penalty=0.5, momentum=0.9)}),
     "momentum": (0.5, {"algorithm": fedfw.FedFW("ksparse:k=2,r=10", penalty=1e-4, momentum=0.5)}),
     "schedule": ("convex", {"algorithm": fedfw.FedFW("ksparse:k=2,r=10", schedule="convex")}),
 }
 """A value of each setting that a task shows, and a task that has it."""
-READ_ONLY = {"dataset", "data-dir", "target", "time", "client-column", "model", "width", "depth", "heads", "partition"}
+READ_ONLY = {
+    "dataset",
+    "data-dir",
+    "target",
+    "time",
+    "client-column",
+    "model",
+    "width",
+    "depth",
+    "heads",
+    "partition",
+}
 """Settings that no task shows: it is noted whether they were read."""
 
 
@@ -70,12 +87,16 @@ def test_what_a_task_has_is_accepted_and_what_it_has_not_is_refused(key: str) ->
     value, changed = GIVEN[key]
     settings = {"constraint": "", key: value}
     assert key not in contradictions(task(**changed), settings)
-    with pytest.raises(ValueError, match=f"command line: {key} = .* changes nothing, because the task has"):
+    with pytest.raises(
+        ValueError, match=f"command line: {key} = .* changes nothing, because the task has"
+    ):
         refuse_ignored(task(), settings, {key: "command line"})
 
 
 @pytest.mark.parametrize("value", [1, 1.0, "1", "1.0"])
-@pytest.mark.parametrize(("found", "same"), [(1.0, True), (3, True), (1, False), (2, False), (0.5, False)])
+@pytest.mark.parametrize(
+    ("found", "same"), [(1.0, True), (3, True), (1, False), (2, False), (0.5, False)]
+)
 def test_everyone_in_settings_is_everyone_in_the_task(value: Any, found: Any, same: bool) -> None:
     one = task(options=Options(rounds=5, participation=found))
     assert ("participation" not in contradictions(one, {"participation": value})) is same
@@ -88,7 +109,9 @@ def test_every_setting_of_the_table_is_compared_or_noted() -> None:
     assert set(TABLE) - deployed - own == (set(GIVEN) | READ_ONLY) - own
     for key in own - {"penalty", "momentum", "schedule"}:
         settings = {key: "anything"}
-        assert contradictions(task(), settings)[key].endswith("the algorithm fedfw, which has no such option")
+        assert contradictions(task(), settings)[key].endswith(
+            "the algorithm fedfw, which has no such option"
+        )
 
 
 def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
@@ -137,7 +160,9 @@ def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path:
         return task()
 
     assert task_of(make_task, TABLE).options.rounds == 5
-    with pytest.raises(ValueError, match="run configuration: rounds = 3 changes nothing, because the task has 5"):
+    with pytest.raises(
+        ValueError, match="run configuration: rounds = 3 changes nothing, because the task has 5"
+    ):
         task_of(make_task, TABLE | {"rounds": 3})
 
 
@@ -153,7 +178,9 @@ def test_losses_of_a_private_run_are_not_asked_for() -> None:
 
 
 def test_numbers_are_claimed_anew_only_where_a_run_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rebind='3' changes nothing in a new run, expected resume=true beside it"):
+    with pytest.raises(
+        ValueError, match="rebind='3' changes nothing in a new run, expected resume=true beside it"
+    ):
         Deployment(out=str(tmp_path), rebind="3")
     assert Deployment(out=str(tmp_path), rebind="3", resume=True).rebound == [3]
 
@@ -166,7 +193,9 @@ def test_a_run_that_goes_on_keeps_its_name(tmp_path: Path) -> None:
     del server
     for given in ("run", "trial-2"):
         assert DeployedServer(one, Deployment(out=folder, resume=True, run_name=given)).run == name
-    with pytest.raises(ValueError, match=r"run-name='other' changes nothing: the run in .* is called 'trial-2'"):
+    with pytest.raises(
+        ValueError, match=r"run-name='other' changes nothing: the run in .* is called 'trial-2'"
+    ):
         DeployedServer(one, Deployment(out=folder, resume=True, run_name="other"))
 
 
@@ -190,7 +219,10 @@ def test_a_nodes_settings_are_read_as_flower_reads_them(text: str, found: dict[s
     ("text", "reason"),
     [
         ("partition-id=0 leaving", "node-config: 'leaving', expected KEY=VALUE"),
-        ("partition-id=0 consent=/etc/consent.toml", "node-config: consent = /etc/consent.toml, expected true or"),
+        (
+            "partition-id=0 consent=/etc/consent.toml",
+            "node-config: consent = /etc/consent.toml, expected true or",
+        ),
         ("consent='a'", "there is no partition-id, expected the client's number: partition-id=0"),
         (
             "partition-id=0 consnet='a'",
@@ -220,10 +252,21 @@ def data(client: int) -> tuple[Tensor, Tensor]:
 
 
 def task_of_task(
-    model: nn.Module | None = None, loss: Any = nnf.cross_entropy, per: Any = "sample", **options: Any
+    model: nn.Module | None = None,
+    loss: Any = nnf.cross_entropy,
+    per: Any = "sample",
+    **options: Any,
 ) -> Task:
     algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
-    return Task(model or nn.Linear(4, 3), loss, algorithm, data, 2, options=Options(rounds=2, **options), per=per)
+    return Task(
+        model or nn.Linear(4, 3),
+        loss,
+        algorithm,
+        data,
+        2,
+        options=Options(rounds=2, **options),
+        per=per,
+    )
 
 
 def together(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -250,7 +293,9 @@ def test_what_only_the_data_show_is_refused_at_the_client() -> None:
     assert task_of_task(loss=weighted, batch_size=3).problem(data(0)).losses.weighs
 
 
-@pytest.mark.parametrize(("clients", "message"), [(0, "at least 1"), (10**6 + 1, "at most 1000000 in a deployment")])
+@pytest.mark.parametrize(
+    ("clients", "message"), [(0, "at least 1"), (10**6 + 1, "at most 1000000 in a deployment")]
+)
 def test_the_number_of_clients_has_bounds(clients: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"clients={clients}, expected {message}"):
         replace(task_of_task(), clients=clients)

@@ -1,4 +1,6 @@
-"""Questions of a hostile server to a private client: neither failures nor changes under way tell of the data."""
+"""Questions of a hostile server to a private client: neither failures nor changes under way tell of
+the data.
+"""
 
 import hashlib
 import json
@@ -51,7 +53,9 @@ def samples(value: float = 1.0, count: int = SAMPLES) -> tuple[Tensor, Tensor]:
     return inputs[:count], targets[:count]
 
 
-def make_task(algorithm: fedfw.Algorithm = FEDFW, data: Any = None, clients: int = 3, **options: Any) -> Task:
+def make_task(
+    algorithm: fedfw.Algorithm = FEDFW, data: Any = None, clients: int = 3, **options: Any
+) -> Task:
     torch.manual_seed(1)
     model = torch.nn.Linear(FEATURES, 2, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -65,7 +69,9 @@ def first_order(task: Task, **changes: Any) -> Order:
 
 
 def next_order(order: Order, x: Tensor | None = None, **changes: Any) -> Order:
-    """One more round of the same run, from the point x that the server hands over and calls the model as well."""
+    """One more round of the same run, from the point x that the server hands over and calls the
+    model as well.
+    """
     t = order.t + 1
     point = torch.zeros(2 * FEATURES) if x is None else x
     handed = {
@@ -81,8 +87,12 @@ def next_order(order: Order, x: Tensor | None = None, **changes: Any) -> Order:
 class Clinic:
     """An owner with a budget and a client, a new one for each order, as deployed."""
 
-    def __init__(self, folder: Path, *checked: Task, budget: DataBudget = BUDGET, name: str = "clinic") -> None:
-        consent = replace(OPEN, data_set=name, share=("atoms", "models"), privacy=budget, seeded_noise=False)
+    def __init__(
+        self, folder: Path, *checked: Task, budget: DataBudget = BUDGET, name: str = "clinic"
+    ) -> None:
+        consent = replace(
+            OPEN, data_set=name, share=("atoms", "models"), privacy=budget, seeded_noise=False
+        )
         self.consent = Consent.read(consent.write(folder / "owner"))
         self.state = folder / "owner" / "state"
         for task in checked:
@@ -114,7 +124,9 @@ class Clinic:
 # --- failures ---
 
 
-def test_a_limit_that_a_job_reaches_closes_the_promise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_limit_that_a_job_reaches_closes_the_promise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The server learns as little of it as of any other failure."""
 
     def fail(*arguments: Any, **options: Any) -> Any:
@@ -128,12 +140,18 @@ def test_a_limit_that_a_job_reaches_closes_the_promise(monkeypatch: pytest.Monke
         assert clinic.ask(task, order) == Answer("trial", 1, 0, Kind.LEAVING)
     closing = clinic.promise().reopen()
     assert closing is not None
-    assert closing.reason.startswith("fedfw.deployment.limits.LimitError: the job needed more memory than")
+    assert closing.reason.startswith(
+        "fedfw.deployment.limits.LimitError: the job needed more memory than"
+    )
 
 
-@pytest.mark.parametrize("clip", [0.0, 1e-300, 1e-40, 9e-13, 2e12, 1e40, float("inf"), float("nan"), -1.0])
+@pytest.mark.parametrize(
+    "clip", [0.0, 1e-300, 1e-40, 9e-13, 2e12, 1e40, float("inf"), float("nan"), -1.0]
+)
 def test_a_bound_at_which_floating_point_numbers_end_is_refused(clip: float) -> None:
-    """With 1e-40 a client failed where a sample had no gradient, and answered 64 of 64 questions that way."""
+    """With 1e-40 a client failed where a sample had no gradient, and answered 64 of 64 questions
+    that way.
+    """
     with pytest.raises(ValueError, match="expected a number from 1e-12 to 1e"):
         Privacy(1.0, 1e-5, clip=clip)
     assert Privacy(1.0, 1e-5, clip=1e-12).clip == 1e-12
@@ -154,14 +172,24 @@ def test_a_sample_cannot_make_a_client_fail(
         inputs, targets = samples()
         inputs = inputs.to(dtype)
         inputs[0, 0] = value
-        task = make_task(replace(algorithm, constraint=fedfw.parse_set("l2:1e9")), (inputs, targets))
-        task = replace(task, model=task.model.to(dtype), options=replace(task.options, privacy=promise))
+        task = make_task(
+            replace(algorithm, constraint=fedfw.parse_set("l2:1e9")), (inputs, targets)
+        )
+        task = replace(
+            task, model=task.model.to(dtype), options=replace(task.options, privacy=promise)
+        )
         if algorithm is FEDFW:
-            task = replace(task, algorithm=replace(FEDFW, constraint=fedfw.parse_set("l1:1e9"), penalty=0.0))
+            task = replace(
+                task, algorithm=replace(FEDFW, constraint=fedfw.parse_set("l1:1e9"), penalty=0.0)
+            )
         clinic = Clinic(tmp_path / f"{number}", task)
         order = first_order(task)
         x = torch.zeros(2, FEATURES, dtype=dtype)
-        x[1] = 1e7  # all samples are surely of the second class, which makes gradients exactly zero; or infinite
+        x[1] = (
+            # all samples are surely of the second class, which makes gradients exactly zero; or
+            # infinite
+            1e7
+        )
         memory = {} if algorithm is GAUSSIAN else {"memory": {"x": encoded(x.flatten()).write()}}
         model = x.flatten() if algorithm is GAUSSIAN else x.flatten().double()
         vectors = {"xbar": encoded(model).write()}
@@ -214,7 +242,10 @@ def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
     assert "a value of the data" in (clinic.state / "failures.log").read_text()
     closing = clinic.promise().reopen()
     assert closing is not None
-    assert (closing.order, closing.reason) == ("run trial, round 1", "ArithmeticError: a value of the data")
+    assert (closing.order, closing.reason) == (
+        "run trial, round 1",
+        "ArithmeticError: a value of the data",
+    )
     assert clinic.ask(task, first_order(task, run="after")).kind == Kind.STEP
 
 
@@ -224,7 +255,11 @@ def test_a_budget_that_is_spent_gives_the_same_answer_as_a_closed_promise(tmp_pa
     assert poor.ask(task, first_order(task, run="first")).kind == Kind.STEP
     spent_answer = poor.ask(task, first_order(task, run="second"))
     poor.promise().close("an order", "a reason")
-    assert spent_answer == poor.ask(task, first_order(task, run="second")) == Answer("second", 1, 0, Kind.LEAVING)
+    assert (
+        spent_answer
+        == poor.ask(task, first_order(task, run="second"))
+        == Answer("second", 1, 0, Kind.LEAVING)
+    )
 
 
 def test_orders_that_make_no_sense_close_nothing(tmp_path: Path) -> None:
@@ -264,7 +299,9 @@ def test_options_that_make_no_promise_close_nothing(tmp_path: Path) -> None:
     assert clinic.promise().settle() is None
 
 
-def test_an_owner_who_allows_other_runs_takes_none_while_the_promise_is_closed(tmp_path: Path) -> None:
+def test_an_owner_who_allows_other_runs_takes_none_while_the_promise_is_closed(
+    tmp_path: Path,
+) -> None:
     task = make_task()
     plain = replace(task, options=replace(task.options, privacy=None))
     clinic = Clinic(tmp_path, task, budget=replace(BUDGET, required=False))
@@ -282,7 +319,9 @@ def test_making_the_client_is_inside_of_the_promise(tmp_path: Path) -> None:
     def unreadable() -> Client:
         raise ValueError("could not convert string to float: 'John Smith'")
 
-    assert answer_order(first_order(task, run="r"), unreadable, **given) == Answer("r", 1, 0, Kind.LEAVING)
+    assert answer_order(first_order(task, run="r"), unreadable, **given) == Answer(
+        "r", 1, 0, Kind.LEAVING
+    )
     assert "John Smith" in (clinic.state / "failures.log").read_text()
     assert clinic.ask(task, first_order(task)).kind == Kind.LEAVING
 
@@ -302,14 +341,19 @@ def test_data_that_their_owner_has_not_checked_do_not_join(tmp_path: Path) -> No
     assert clinic.releases() == []
     clinic.check(task)
     assert clinic.ask(task, first_order(task)).kind == Kind.STEP
-    wider = replace(task, model=torch.nn.Linear(FEATURES, 3, bias=False))  # which they were not checked for
+    wider = replace(
+        task, model=torch.nn.Linear(FEATURES, 3, bias=False)
+    )  # which they were not checked for
     assert clinic.ask(wider, first_order(wider)).payload == Refusal.UNCHECKED.encode()
 
 
 def test_an_owner_without_a_budget_has_nothing_to_check(tmp_path: Path) -> None:
     task = make_task()
     consent = Consent.read(Consent("clinic").write(tmp_path / "owner"))
-    assert Client(task, 0, tmp_path / "state", consent=consent).handle(first_order(task)).kind == Kind.STEP
+    assert (
+        Client(task, 0, tmp_path / "state", consent=consent).handle(first_order(task)).kind
+        == Kind.STEP
+    )
 
 
 # --- what changes under way ---
@@ -337,8 +381,12 @@ CHANGES: dict[str, Callable[[], Task]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_changes_ends_the_promise_and_drops_the_memory(change: str, tmp_path: Path) -> None:
-    """Momentum remembers gradients without noise: with other samples, or another bound, a later answer showed them."""
+def test_whatever_changes_ends_the_promise_and_drops_the_memory(
+    change: str, tmp_path: Path
+) -> None:
+    """Momentum remembers gradients without noise: with other samples, or another bound, a later
+    answer showed them.
+    """
     task, changed = make_task(), CHANGES[change]()
     clinic = Clinic(tmp_path, task, changed)
     order = first_order(task, run="trial")
@@ -375,19 +423,27 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_noise_follows_the_largest_share_that_a_remembered_gradient_had(scales: list[float], tmp_path: Path) -> None:
+def test_noise_follows_the_largest_share_that_a_remembered_gradient_had(
+    scales: list[float], tmp_path: Path
+) -> None:
     """A weight may change from order to order, and a number of clients, too."""
     task = make_task()
     clinic = Clinic(tmp_path, task)
     order, weights = first_order(task, weight=0.25, n=4), (0.25, 0.5, 1e-6, 0.4)
     for number, weight in enumerate(weights):
-        order = replace(order, weight=weight) if not number else next_order(order, weight=weight, n=10**6)
+        order = (
+            replace(order, weight=weight)
+            if not number
+            else next_order(order, weight=weight, n=10**6)
+        )
         assert clinic.ask(task, order).kind == Kind.STEP
     shares = [one.share for one in clinic.releases()]
     assert shares == pytest.approx([weight / SAMPLES for weight in (0.25, 0.5, 0.5, 0.5)], rel=1e-7)
     [noise] = {one.noise for one in clinic.releases()}
     assert scales == pytest.approx([share * noise for share in shares], rel=1e-3)
-    assert all(scale > share * noise for scale, share in zip(scales, shares, strict=True))  # rounding is counted in
+    assert all(
+        scale > share * noise for scale, share in zip(scales, shares, strict=True)
+    )  # rounding is counted in
 
 
 def test_a_run_without_privacy_leaves_no_memory_to_a_private_one(tmp_path: Path) -> None:
@@ -434,7 +490,14 @@ def test_a_ledger_of_an_older_version_counts_and_its_runs_have_ended(tmp_path: P
     task = make_task()
     clinic = Clinic(tmp_path, task)
     path = clinic.consent.ledger(0, clinic.state).path
-    old = {"run": "trial", "release": 1, "promise": "as it was", "noise": 5.0, "epsilon": 0.5, "delta": 1e-6}
+    old = {
+        "run": "trial",
+        "release": 1,
+        "promise": "as it was",
+        "noise": 5.0,
+        "epsilon": 0.5,
+        "delta": 1e-6,
+    }
     old |= {"weight": 0.25, "data": "0123456789abcdef", "before": hashlib.sha256(b"").hexdigest()}
     path.write_bytes(json.dumps(old).encode() + b"\n")
     assert spent(clinic.releases()) == (0.5, 1e-6)
@@ -466,7 +529,10 @@ ROUNDING_ATTACKS_SAMPLES, ROUNDING_ATTACKS_FEATURES, DELTA = 200, 30, 1e-5
 
 def task_with(k: int, algorithm: fedfw.Algorithm) -> Task:
     """k samples have a gradient in one coordinate, the others none: the attacker wants to know k."""
-    x, y = torch.zeros(ROUNDING_ATTACKS_SAMPLES, ROUNDING_ATTACKS_FEATURES), torch.arange(ROUNDING_ATTACKS_SAMPLES) % 2
+    x, y = (
+        torch.zeros(ROUNDING_ATTACKS_SAMPLES, ROUNDING_ATTACKS_FEATURES),
+        torch.arange(ROUNDING_ATTACKS_SAMPLES) % 2,
+    )
     x[:k, 0], y[:k] = 1000.0, 0
     model = torch.nn.Linear(ROUNDING_ATTACKS_FEATURES, 2)
     torch.nn.init.zeros_(model.weight)
@@ -514,7 +580,9 @@ def test_duals_beside_which_noise_is_lost_are_refused(large: float, tmp_path: Pa
 
 
 def test_duals_that_cancel_do_not_tell_one_sample(tmp_path: Path) -> None:
-    """With y = ybar = 1.5 * 2^21 a float32 client told apart 150 of 150, against an epsilon of 0.156."""
+    """With y = ybar = 1.5 * 2^21 a float32 client told apart 150 of 150, against an epsilon of
+    0.156.
+    """
     trials, hits = 40, []
     for k in (76, 75):
         task = task_with(k, PLUS)
@@ -524,7 +592,8 @@ def test_duals_that_cancel_do_not_tell_one_sample(tmp_path: Path) -> None:
     assert seen.pvalue > 1e-4, hits
 
 
-# --- A deployment keeps the promise: clients rely on nobody for it, and never draw twice for one order ---
+# --- A deployment keeps the promise: clients rely on nobody for it, and never draw twice for one
+# order ---
 
 PRIVACY_DELTA = 1e-5
 
@@ -542,7 +611,9 @@ def test_a_deployment_keeps_the_promise_and_agrees_with_the_simulator(tmp_path: 
         assert all(record.loss is None for record in loop.server.history)
 
 
-def unequal_task(algorithm: fedfw.Algorithm, model: str, dtype: torch.dtype, **options: Any) -> Task:
+def unequal_task(
+    algorithm: fedfw.Algorithm, model: str, dtype: torch.dtype, **options: Any
+) -> Task:
     """Clients of 12, 9 and 30 samples."""
 
     def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -559,7 +630,8 @@ def unequal_task(algorithm: fedfw.Algorithm, model: str, dtype: torch.dtype, **o
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype"), [("layer", torch.float32), ("layer", torch.float64), ("network", torch.float32)]
+    ("model", "dtype"),
+    [("layer", torch.float32), ("layer", torch.float64), ("network", torch.float32)],
 )
 @pytest.mark.parametrize(
     "algorithm",
@@ -577,7 +649,9 @@ def test_private_minibatches_of_unequal_clients_have_the_simulators_bits(
 ) -> None:
     """A client's draws depend on its own samples, not on those of the largest client in a stack."""
     promise = Privacy(1e6, PRIVACY_DELTA, noise=0.1, not_private_seed=1)
-    if algorithm.name == "fedfw":  # planned noise agrees, too, where both plan by the smallest client
+    if (
+        algorithm.name == "fedfw"
+    ):  # planned noise agrees, too, where both plan by the smallest client
         promise = Privacy(8.0, PRIVACY_DELTA, not_private_seed=1, samples=9)
     options: dict[str, Any] = {"rounds": 4, "privacy": promise, "batch_size": 4, "local_steps": 2}
     task = unequal_task(algorithm, model, dtype, **options)
@@ -587,20 +661,28 @@ def test_private_minibatches_of_unequal_clients_have_the_simulators_bits(
     assert torch.equal(loop.server.xbar, run.x.flatten())
 
 
-def test_noise_for_minibatches_is_planned_by_the_smallest_client_that_is_named(tmp_path: Path) -> None:
+def test_noise_for_minibatches_is_planned_by_the_smallest_client_that_is_named(
+    tmp_path: Path,
+) -> None:
     algorithm = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
     noise = {}
     for samples in (None, 9, 30, 1000):
         promise = Privacy(8.0, PRIVACY_DELTA, samples=samples)
-        task = unequal_task(algorithm, "layer", torch.float32, rounds=4, privacy=promise, batch_size=4)
+        task = unequal_task(
+            algorithm, "layer", torch.float32, rounds=4, privacy=promise, batch_size=4
+        )
         plan = Client(task, 2, tmp_path)._privacy
         assert plan is not None
         noise[samples] = plan.noise
-    assert noise[9] > noise[None] == noise[30] == noise[1000]  # never by more samples than the client has
+    assert (
+        noise[9] > noise[None] == noise[30] == noise[1000]
+    )  # never by more samples than the client has
 
 
 def test_a_repeated_order_gets_the_stored_atom_never_a_fresh_draw(tmp_path: Path) -> None:
-    task = small_task(fedfw.FedFW(fedfw.L2Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA))
+    task = small_task(
+        fedfw.FedFW(fedfw.L2Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA)
+    )
     loop = Loopback(DeployedServer(task), tmp_path)
     order = loop.server.open({0, 1, 2})[1]
     answers = [loop.client(1).handle(order) for _ in range(3)]
@@ -615,11 +697,16 @@ def _order(loop: Loopback, **changes: Any) -> Any:
 
 
 def test_two_processes_of_one_client_release_one_draw(tmp_path: Path) -> None:
-    task = small_task(fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA))
+    task = small_task(
+        fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA)
+    )
     loop = Loopback(DeployedServer(task), tmp_path)
     order = _order(loop)
     answers: list[bytes] = []
-    twins = [Thread(target=lambda: answers.append(loop.client(0).handle(order).payload)) for _ in range(2)]
+    twins = [
+        Thread(target=lambda: answers.append(loop.client(0).handle(order).payload))
+        for _ in range(2)
+    ]
     store = ClientStore(tmp_path, order.run, 0)
     with store.alone():
         for twin in twins:

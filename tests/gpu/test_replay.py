@@ -1,4 +1,6 @@
-"""Rounds that are replayed: the same as those taken step by step, here with a stand-in for the GPU's recording."""
+"""Rounds that are replayed: the same as those taken step by step, here with a stand-in for the
+GPU's recording.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +49,11 @@ class Overwriting:
 
 def tensors_of(taken: RoundSteps) -> list[Tensor]:
     upload, server = taken.uploads[0], taken.step.server
-    sent = [part for part in vars(upload.atoms).values() if isinstance(part, Tensor) and part.is_floating_point()]
+    sent = [
+        part
+        for part in vars(upload.atoms).values()
+        if isinstance(part, Tensor) and part.is_floating_point()
+    ]
     told = [] if upload.evidence is None else [upload.evidence.number, upload.evidence.q]
     return [*taken.states[0].values(), server.xbar, *server.vectors.values(), *sent, *told]
 
@@ -57,7 +63,9 @@ def replaying(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def turn_on() -> None:
         Overwriting.replays = 0
         monkeypatch.setattr("fedfw.simulation.simulator.can_be_replayed", lambda *of: True)
-        monkeypatch.setattr("fedfw.simulation.simulator.ReplayedRounds", partial(ReplayedRounds, replay=Overwriting))
+        monkeypatch.setattr(
+            "fedfw.simulation.simulator.ReplayedRounds", partial(ReplayedRounds, replay=Overwriting)
+        )
 
     return turn_on
 
@@ -74,7 +82,9 @@ def problem() -> fedfw.Problem:
 
 @pytest.mark.parametrize("constraint", ["l1:3", "l2:3", "nuclear:3"])
 @pytest.mark.parametrize("name", fedfw.ALGORITHMS)
-def test_replayed_rounds_are_the_rounds(name: str, constraint: str, replaying: Callable[[], None]) -> None:
+def test_replayed_rounds_are_the_rounds(
+    name: str, constraint: str, replaying: Callable[[], None]
+) -> None:
     algorithm = fedfw.ALGORITHMS[name](fedfw.parse_set(constraint))
     plain = fedfw.simulate(problem(), algorithm, rounds=12, eval_every=4)
     replaying()
@@ -82,7 +92,8 @@ def test_replayed_rounds_are_the_rounds(name: str, constraint: str, replaying: C
     keep = [lambda simulation: models.append(simulation.server.xbar)]
     replayed = fedfw.simulate(problem(), algorithm, rounds=12, eval_every=4, callbacks=keep)
     # Here nothing minds that decompositions wait.
-    # These look at the round's number: for Adam's moments, for shorter steps, for the next multiplier.
+    # These look at the round's number: for Adam's moments, for shorter steps, for the next
+    # multiplier.
     counts = name in ("fedadam", "fedadamw", "fast-fedda", "fedpal")
     assert Overwriting.replays == (0 if counts else 12)
     assert torch.allclose(plain.x, replayed.x, rtol=1e-5, atol=1e-6)
@@ -96,7 +107,9 @@ def test_replayed_rounds_are_the_rounds(name: str, constraint: str, replaying: C
             assert one is None or one == pytest.approx(other, abs=1e-5)
 
 
-def test_a_number_that_is_not_one_still_names_its_client_and_round(replaying: Callable[[], None]) -> None:
+def test_a_number_that_is_not_one_still_names_its_client_and_round(
+    replaying: Callable[[], None],
+) -> None:
     replaying()
     there = problem()
     algorithm = fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.01)
@@ -115,7 +128,9 @@ class Slowing(fedfw.FedFW):
 
     name = "slowing"
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         return super().direction(plan, state, message, a / message.t, rates)
 
 
@@ -123,7 +138,9 @@ class Slowing(fedfw.FedFW):
 def test_a_round_that_was_begun_ahead_is_taken_anew_where_a_callback_changes_something(
     what: str, replaying: Callable[[], None]
 ) -> None:
-    """In place, or by another tensor: the next round sees it, as it does where nothing is begun ahead."""
+    """In place, or by another tensor: the next round sees it, as it does where nothing is begun
+    ahead.
+    """
 
     def meddle(simulation: Any) -> None:
         if simulation.t not in (3, 7, 8):
@@ -147,7 +164,9 @@ def test_a_round_that_was_begun_ahead_is_taken_anew_where_a_callback_changes_som
     assert plain.history.to_dict()["bytes_down"] == replayed.history.to_dict()["bytes_down"]
 
 
-def test_an_algorithm_that_looks_at_the_round_is_not_replayed(replaying: Callable[[], None]) -> None:
+def test_an_algorithm_that_looks_at_the_round_is_not_replayed(
+    replaying: Callable[[], None],
+) -> None:
     algorithm = Slowing(fedfw.L1Ball(3.0), penalty=0.01)
     plain = fedfw.simulate(problem(), algorithm, rounds=8)
     replaying()
@@ -160,10 +179,13 @@ def test_an_algorithm_that_looks_at_the_round_is_not_replayed(replaying: Callabl
 
 def test_losses_use_it_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for the kernel: what it gives is put where gradients belong."""
-    monkeypatch.setattr(linear, "is_compiled_for", lambda *samples: False)  # which is for processors
+    monkeypatch.setattr(
+        linear, "is_compiled_for", lambda *samples: False
+    )  # which is for processors
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.randn(9, 4, generator=generator), torch.randint(0, 3, (9,), generator=generator)) for _ in range(2)
+        (torch.randn(9, 4, generator=generator), torch.randint(0, 3, (9,), generator=generator))
+        for _ in range(2)
     ]
     problem = fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, clients)
     x, who = torch.randn(2, 15, generator=generator), torch.arange(2)
@@ -183,4 +205,6 @@ def test_losses_use_it_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [((2, 9, 4), 3)]
     assert torch.equal(again[0], values)
     assert torch.equal(again[1], gradients)
-    assert not can_fuse(clients[0][0][None], 3, clients[0][1][None])  # there is no GPU in these tensors
+    assert not can_fuse(
+        clients[0][0][None], 3, clients[0][1][None]
+    )  # there is no GPU in these tensors

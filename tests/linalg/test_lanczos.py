@@ -1,4 +1,6 @@
-"""Lanczos steps, compiled and by torch: the same matrices, bases that stay orthonormal, spaces that are exhausted."""
+"""Lanczos steps, compiled and by torch: the same matrices, bases that stay orthonormal, spaces that
+are exhausted.
+"""
 
 import shutil
 
@@ -14,17 +16,25 @@ from fedfw.linalg.lanczos import advance
 from fedfw.linalg.singular import top_singular
 
 DTYPES = (torch.float32, torch.float64)
-needs_compiled = pytest.mark.skipif(lanczos._compiled is None, reason="there was no compiler when fedfw was installed")
+needs_compiled = pytest.mark.skipif(
+    lanczos._compiled is None, reason="there was no compiler when fedfw was installed"
+)
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def taken(g: Tensor, steps: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The basis (n, steps + 1, columns) and both diagonals (n, steps) after ``steps`` steps, four at a time."""
+    """The basis (n, steps + 1, columns) and both diagonals (n, steps) after ``steps`` steps, four
+    at a time.
+    """
     n, _, columns = g.shape
-    basis = torch.full((n, steps + 1, columns), torch.nan, dtype=g.dtype)  # what is not yet filled in must not be read
+    basis = torch.full(
+        (n, steps + 1, columns), torch.nan, dtype=g.dtype
+    )  # what is not yet filled in must not be read
     start = drawn((n, columns), torch.float64, seed)
     basis[:, 0] = (start / start.norm(dim=1, keepdim=True)).to(g.dtype)
     on, off = torch.zeros(n, steps, dtype=torch.float64), torch.zeros(n, steps, dtype=torch.float64)
@@ -39,8 +49,16 @@ def test_where_there_is_a_compiler_the_code_was_compiled() -> None:
     assert lanczos._compiled is not None
 
 
-@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.sampled_from(DTYPES), st.integers(0, 10**6))
-def test_gg_in_the_basis_is_the_tridiagonal_matrix(n: int, r: int, c: int, dtype: torch.dtype, seed: int) -> None:
+@given(
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from(DTYPES),
+    st.integers(0, 10**6),
+)
+def test_gg_in_the_basis_is_the_tridiagonal_matrix(
+    n: int, r: int, c: int, dtype: torch.dtype, seed: int
+) -> None:
     g = drawn((n, r, c), dtype, seed)
     steps = min(r, c, 6)
     basis, on, off = taken(g, steps)
@@ -58,7 +76,9 @@ def test_gg_in_the_basis_is_the_tridiagonal_matrix(n: int, r: int, c: int, dtype
 
 @needs_compiled
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 5, 3), (3, 7, 17), (2, 64, 64), (1, 131, 257), (1, 258, 129)])
+@pytest.mark.parametrize(
+    "shape", [(1, 5, 3), (3, 7, 17), (2, 64, 64), (1, 131, 257), (1, 258, 129)]
+)
 def test_compiled_and_torch_agree(
     dtype: torch.dtype, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +112,10 @@ def test_an_exhausted_space_gives_zeros_and_never_noise(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 200, 150), (1, 150, 200), (2, 131, 133)])
 def test_the_largest_singular_value(
-    dtype: torch.dtype, shape: tuple[int, int, int], with_compiler: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    with_compiler: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not with_compiler:
         monkeypatch.setattr(lanczos, "_compiled", None)

@@ -1,4 +1,6 @@
-"""Polar factors against numpy's SVD: what is returned lies inside the ball, and what is proven is true."""
+"""Polar factors against numpy's SVD: what is returned lies inside the ball, and what is proven is
+true.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from tests.linalg.test_singular import with_spectrum
 
 
 def gaussian(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 MATRICES = {
@@ -65,7 +69,9 @@ def sigma(matrix: torch.Tensor) -> np.ndarray:
 
 def check(g: torch.Tensor, found: Polar, tol: float) -> None:
     """Inside, as good as asked for, and with a bound that is true: all against numpy in float64."""
-    for one, s, value, upper, error in zip(g, found.s, found.value, found.upper, found.error, strict=True):
+    for one, s, value, upper, error in zip(
+        g, found.s, found.value, found.upper, found.error, strict=True
+    ):
         nuclear = float(sigma(one).sum())
         assert sigma(s)[0] < 1
         assert float((one.double() * s).sum()) >= (1 - tol) * nuclear
@@ -95,7 +101,14 @@ def test_inside_and_proven(name: str, tol: float, dtype: torch.dtype) -> None:
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_any_spectrum(
-    rows: int, columns: int, decades: float, rank: int, power: int, seed: int, tol: float, dtype: torch.dtype
+    rows: int,
+    columns: int,
+    decades: float,
+    rank: int,
+    power: int,
+    seed: int,
+    tol: float,
+    dtype: torch.dtype,
 ) -> None:
     values = list(np.geomspace(1, 10**-decades, min(rank, rows, columns)))
     g = (with_spectrum(values, rows, columns, seed) * 2.0**power).to(dtype)[None]
@@ -105,7 +118,9 @@ def test_any_spectrum(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(40, 40), (30, 90)])
-def test_no_proof_holds_for_what_is_not_finite(shape: tuple[int, int], dtype: torch.dtype, bad: float) -> None:
+def test_no_proof_holds_for_what_is_not_finite(
+    shape: tuple[int, int], dtype: torch.dtype, bad: float
+) -> None:
     g = gaussian(*shape).to(dtype).repeat(3, 1, 1)
     g[1, 5, 7] = bad
     _, good = polar._candidates(g, torch.tensor(1e-1, dtype=torch.float64), torch.clone)
@@ -132,11 +147,14 @@ def test_a_wrong_candidate_proves_nothing_false(wrong: str) -> None:
         assert sigma(found.s[0])[0] < 1
 
 
-# --- Leading singular pairs against numpy's SVD: what is returned lies inside, and what is proven is true ---
+# --- Leading singular pairs against numpy's SVD: what is returned lies inside, and what is proven
+# is true ---
 
 
 def check_of_leading(g: torch.Tensor, found: Leading, k: int, tol: float) -> None:
-    for one, u, v, value, upper, error in zip(g, found.u, found.v, found.value, found.upper, found.error, strict=True):
+    for one, u, v, value, upper, error in zip(
+        g, found.u, found.v, found.value, found.upper, found.error, strict=True
+    ):
         best = float(sigma(one)[:k].sum())
         assert u.shape == (g.shape[1], k)
         assert v.shape == (g.shape[2], k)
@@ -172,7 +190,12 @@ def test_leading_any_spectrum(
 ) -> None:
     small = min(rows, columns)
     g = with_spectrum(list(np.geomspace(1, 10**-decades, small)), rows, columns, seed) * 2.0**power
-    check_of_leading(g.to(dtype)[None], leading_pairs(g.to(dtype)[None], min(k, small), 1e-3), min(k, small), 1e-3)
+    check_of_leading(
+        g.to(dtype)[None],
+        leading_pairs(g.to(dtype)[None], min(k, small), 1e-3),
+        min(k, small),
+        1e-3,
+    )
 
 
 def test_wrong_eigenvectors_lead_to_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:

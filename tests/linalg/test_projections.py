@@ -1,4 +1,6 @@
-"""The k-support norm and the projection on its ball against nested root finding and the oracle's certificate."""
+"""The k-support norm and the projection on its ball against nested root finding and the oracle's
+certificate.
+"""
 
 import math
 from itertools import compress
@@ -31,11 +33,19 @@ def inputs(p: int, rows: int = 6) -> dict[str, torch.Tensor]:
 
 
 def sized(x: np.ndarray, k: int) -> float:
-    """The k-support norm: the square root of the least sum x_j^2 / theta_j, where theta_j = min(1, |x_j| / level)."""
+    """The k-support norm: the square root of the least sum x_j^2 / theta_j, where theta_j = min(1,
+    |x_j| / level).
+    """
     a = np.abs(x[x != 0])
     if len(a) <= k:
         return float(np.linalg.norm(a))
-    level = brentq(lambda level: np.minimum(1, a / level).sum() - k, a.min() / 2, 2 * a.sum(), xtol=1e-300, rtol=1e-15)
+    level = brentq(
+        lambda level: np.minimum(1, a / level).sum() - k,
+        a.min() / 2,
+        2 * a.sum(),
+        xtol=1e-300,
+        rtol=1e-15,
+    )
     return float(np.sqrt((a**2 / np.minimum(1, a / level)).sum()))
 
 
@@ -52,7 +62,11 @@ def nearest(x: np.ndarray, k: int, r: float) -> np.ndarray:
                 theta = np.clip(enough * a - mu, 0, 1)
             else:
                 alpha = brentq(
-                    lambda alpha: np.clip(alpha * a - mu, 0, 1).sum() - k, 0, enough, xtol=1e-300, rtol=1e-15
+                    lambda alpha: np.clip(alpha * a - mu, 0, 1).sum() - k,
+                    0,
+                    enough,
+                    xtol=1e-300,
+                    rtol=1e-15,
                 )
                 theta = np.clip(alpha * a - mu, 0, 1)
         return np.where(theta > 0, a * theta / np.where(theta > 0, theta + mu, 1), 0) * np.sign(x)
@@ -72,7 +86,9 @@ def test_norm_and_projection_agree_with_nested_root_finding(kind: str, k: int) -
     for r in (0.01, 0.5, 2.0, 0.999 * float(norms.max())):
         w = k_support_projection(x, k, r)
         for row, found in zip(x.numpy(), w.numpy(), strict=True):
-            assert found == pytest.approx(nearest(row, k, r), abs=1e-8 * max(r, 1e-3 * np.abs(row).max()))
+            assert found == pytest.approx(
+                nearest(row, k, r), abs=1e-8 * max(r, 1e-3 * np.abs(row).max())
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -101,7 +117,9 @@ def test_the_oracle_certifies_the_projection(p: int, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("p", [1, 5, 4096, 5000, 8192, 100_001])
 def test_first_argmax(p: int) -> None:
-    a = torch.randint(0, 3 if p < 100 else 1000, (7, p), generator=torch.Generator().manual_seed(p)).float()
+    a = torch.randint(
+        0, 3 if p < 100 else 1000, (7, p), generator=torch.Generator().manual_seed(p)
+    ).float()
     expected = torch.stack([(row == row.max()).nonzero()[0, 0] for row in a])
     assert torch.equal(first_argmax(a), expected)
     assert torch.equal(first_argmax(torch.ones(2, p)), torch.zeros(2, dtype=torch.int64))
@@ -111,13 +129,19 @@ def test_first_argmax(p: int) -> None:
 @settings(deadline=None)
 def test_first_top_k_is_the_stable_sort(p: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, p))
-    rows = data.draw(st.lists(st.lists(st.integers(0, 4), min_size=p, max_size=p), min_size=1, max_size=3))
+    rows = data.draw(
+        st.lists(st.lists(st.integers(0, 4), min_size=p, max_size=p), min_size=1, max_size=3)
+    )
     a = torch.tensor(rows).float()
     expected = a.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
     assert torch.equal(first_top_k(a, k), expected)
 
 
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0.01, 5), st.floats(0.001, 0.999))
+@given(
+    st.lists(st.floats(-100, 100), min_size=1, max_size=30),
+    st.floats(0.01, 5),
+    st.floats(0.001, 0.999),
+)
 def test_water_fills_to_the_total(values: list[float], cap: float, share: float) -> None:
     v = torch.tensor([values], dtype=torch.float64)
     total = share * cap * len(values)

@@ -13,12 +13,16 @@ from fedfw.linalg.squaring import leading_vector
 def with_spectrum(sigma: list[float], rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     u, _ = torch.linalg.qr(torch.randn(rows, len(sigma), generator=generator, dtype=torch.float64))
-    v, _ = torch.linalg.qr(torch.randn(columns, len(sigma), generator=generator, dtype=torch.float64))
+    v, _ = torch.linalg.qr(
+        torch.randn(columns, len(sigma), generator=generator, dtype=torch.float64)
+    )
     return u @ torch.diag(torch.tensor(sigma, dtype=torch.float64)) @ v.T
 
 
 MATRICES = {
-    "gaussian": torch.randn(80, 60, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+    "gaussian": torch.randn(
+        80, 60, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ),
     "rank one": with_spectrum([3.0], 70, 50),
     "rank two": with_spectrum([3.0, 1.0], 50, 70),
     "clustered": with_spectrum([1.0, 1 - 1e-9, 1 - 1e-7, 0.9999] + [0.99] * 20, 60, 60),
@@ -26,7 +30,9 @@ MATRICES = {
     "decaying": with_spectrum([2.0**-j for j in range(40)], 90, 45),
     "zero": torch.zeros(40, 50, dtype=torch.float64),
     "one row": torch.randn(1, 200, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
-    "one column": torch.randn(200, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64),
+    "one column": torch.randn(
+        200, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ),
     "huge": 1e200 * with_spectrum([3.0, 2.0, 1.0], 40, 40),
     "tiny": 1e-200 * with_spectrum([3.0, 2.0, 1.0], 40, 40),
 }
@@ -84,7 +90,9 @@ def test_above_the_largest_singular_value_by_little(name: str, dtype: torch.dtyp
 @pytest.mark.parametrize("m", [1, 2, 10, 64, 128])
 @pytest.mark.parametrize("near", [0.5, 1e-3, 1e-7, 1e-12, 0.0])
 def test_vectors_reach_the_largest_eigenvalue_and_bounds_are_above_it(m: int, near: float) -> None:
-    """Whatever is between the two largest eigenvalues, and for one that is far above the others or far below one."""
+    """Whatever is between the two largest eigenvalues, and for one that is far above the others or
+    far below one.
+    """
     generator = torch.Generator().manual_seed(m)
     q = torch.linalg.qr(torch.randn(4, m, m, generator=generator, dtype=torch.float64)).Q
     values = torch.rand(4, m, generator=generator, dtype=torch.float64)

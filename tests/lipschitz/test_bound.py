@@ -1,4 +1,6 @@
-"""The constant of a network: no pair of inputs is driven further apart, and what is not known is refused by name."""
+"""The constant of a network: no pair of inputs is driven further apart, and what is not known is
+refused by name.
+"""
 
 import itertools
 import math
@@ -19,7 +21,9 @@ def stretched(model: nn.Module, shape: tuple[int, ...], seed: int = 0) -> float:
     """The largest ratio of distances that gradient ascent finds."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(16, *shape, generator=generator, dtype=torch.float64).requires_grad_()
-    y = (x.detach() + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).requires_grad_()
+    y = (
+        x.detach() + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    ).requires_grad_()
     best = 0.0
     optimiser = torch.optim.Adam([x, y], lr=0.02)
     for _ in range(60):
@@ -73,7 +77,9 @@ def test_average_pools_against_their_norm(kernel: int, stride: int) -> None:
 def test_convolutions_as_layers(mode: str, stride: int) -> None:
     torch.manual_seed(3)
     for side in (5, 8):
-        layer = nn.Conv2d(2, 3, 3, stride=stride, padding=1, padding_mode=mode, bias=False, dtype=torch.float64)
+        layer = nn.Conv2d(
+            2, 3, 3, stride=stride, padding=1, padding_mode=mode, bias=False, dtype=torch.float64
+        )
         assert operator_norm(layer, 2, side) <= fedfw.lipschitz_bound(layer)
 
 
@@ -93,7 +99,9 @@ def test_a_network_is_the_product_of_its_layers(dtype: torch.dtype) -> None:
     parts = layer_constants(model)
     assert list(parts) == ["0", "1.0", "1.1", "1.2", "2.body.0", "2.body.1", "3", "4", "5", "6"]
     bound = fedfw.lipschitz_bound(model)
-    assert bound == pytest.approx(2 * parts["1.0"] * (1 + parts["2.body.0"]) * parts["4"] * parts["6"])
+    assert bound == pytest.approx(
+        2 * parts["1.0"] * (1 + parts["2.body.0"]) * parts["4"] * parts["6"]
+    )
     assert stretched(model.double(), (1, 6, 6)) <= bound
 
 
@@ -108,9 +116,15 @@ class Doubled(nn.Linear):
         (nn.LSTM(4, 4), r"layer 1 \(LSTM\).*expected Sequential, Linear"),
         (nn.BatchNorm1d(4), r"layer 1 \(BatchNorm1d\)"),
         (Doubled(4, 4), r"layer 1 \(Doubled\)"),
-        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), r"layer 1 \(Conv2d\).*padding_mode='reflect'"),
+        (
+            nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
+            r"layer 1 \(Conv2d\).*padding_mode='reflect'",
+        ),
         (nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), r"circular padding=\(2, 2\)"),
-        (nn.AvgPool2d(3, padding=1, count_include_pad=False), r"layer 1 \(AvgPool2d\).*count_include_pad=True"),
+        (
+            nn.AvgPool2d(3, padding=1, count_include_pad=False),
+            r"layer 1 \(AvgPool2d\).*count_include_pad=True",
+        ),
         (nn.AdaptiveAvgPool2d(2), r"output_size=2, expected 1"),
         (nn.Flatten(0), r"begins at another axis"),
         (nn.Sequential(nn.PReLU()), r"layer 1.0 \(PReLU\)"),
@@ -137,8 +151,12 @@ def test_a_layer_with_a_hook_is_refused() -> None:
         (Residual(nn.Linear(1, 5)), torch.ones(2, 1)),
     ],
 )
-def test_layers_refuse_inputs_that_they_would_repeat(layer: nn.Module, inputs: torch.Tensor) -> None:
-    """A number that is copied to several places makes distances longer than the layer's constant allows."""
+def test_layers_refuse_inputs_that_they_would_repeat(
+    layer: nn.Module, inputs: torch.Tensor
+) -> None:
+    """A number that is copied to several places makes distances longer than the layer's constant
+    allows.
+    """
     with pytest.raises(ValueError, match="expected"):
         layer(inputs)
 
@@ -224,11 +242,14 @@ IN_PLACE = [
 
 @DTYPES
 @pytest.mark.parametrize("body", IN_PLACE, ids=lambda body: type(body).__name__)
-def test_a_residual_body_that_works_in_place_has_no_bound(body: nn.Module, dtype: torch.dtype) -> None:
+def test_a_residual_body_that_works_in_place_has_no_bound(
+    body: nn.Module, dtype: torch.dtype
+) -> None:
     model = nn.Sequential(nn.Identity(), Residual(body)).to(dtype)
     for function in (fedfw.lipschitz_bound, layer_constants):
         with pytest.raises(
-            ValueError, match=r"layer 1\.body.*writes over its input or returns the memory .*inplace=False"
+            ValueError,
+            match=r"layer 1\.body.*writes over its input or returns the memory .*inplace=False",
         ):
             function(model)
     with pytest.raises(ValueError, match="writes over its input"):
@@ -236,7 +257,9 @@ def test_a_residual_body_that_works_in_place_has_no_bound(body: nn.Module, dtype
 
 
 @DTYPES
-@pytest.mark.parametrize("body", [nn.LeakyReLU(3.0), nn.Sequential(nn.Flatten(), nn.LeakyReLU(3.0)), Flips(), Same()])
+@pytest.mark.parametrize(
+    "body", [nn.LeakyReLU(3.0), nn.Sequential(nn.Flatten(), nn.LeakyReLU(3.0)), Flips(), Same()]
+)
 def test_a_residual_block_adds_its_inputs_as_they_are(body: nn.Module, dtype: torch.dtype) -> None:
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
     before = x.clone()
@@ -249,9 +272,15 @@ def test_a_residual_block_adds_its_inputs_as_they_are(body: nn.Module, dtype: to
 
 
 @DTYPES
-def test_bodies_of_fresh_layers_and_layers_in_place_elsewhere_have_their_bounds(dtype: torch.dtype) -> None:
-    inner = Residual(nn.Sequential(nn.Flatten(), MaxMin(), Fresh(), nn.ReLU(), Residual(nn.Identity())))
-    model = nn.Sequential(nn.LeakyReLU(2.0, inplace=True), inner, nn.ReLU(inplace=True), Flips()).to(dtype)
+def test_bodies_of_fresh_layers_and_layers_in_place_elsewhere_have_their_bounds(
+    dtype: torch.dtype,
+) -> None:
+    inner = Residual(
+        nn.Sequential(nn.Flatten(), MaxMin(), Fresh(), nn.ReLU(), Residual(nn.Identity()))
+    )
+    model = nn.Sequential(
+        nn.LeakyReLU(2.0, inplace=True), inner, nn.ReLU(inplace=True), Flips()
+    ).to(dtype)
     assert fedfw.lipschitz_bound(model) == 2.0 * (1 + 2)
     draw = torch.Generator().manual_seed(0)
     for scale in (1e-3, 1.0, 1e3):
@@ -262,7 +291,9 @@ def test_bodies_of_fresh_layers_and_layers_in_place_elsewhere_have_their_bounds(
 
 def test_dropout_in_training_mode_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Residual(nn.Dropout(0.5)))
-    with pytest.raises(ValueError, match=r"layer 1\.body \(Dropout\).*p=0\.5 in training: call model\.eval\(\)"):
+    with pytest.raises(
+        ValueError, match=r"layer 1\.body \(Dropout\).*p=0\.5 in training: call model\.eval\(\)"
+    ):
         fedfw.lipschitz_bound(model)
     assert fedfw.lipschitz_bound(model.eval()) == pytest.approx(2 * layer_constants(model)["0"])
     assert fedfw.lipschitz_bound(nn.Dropout(0.0)) == 1.0
@@ -271,7 +302,9 @@ def test_dropout_in_training_mode_is_refused() -> None:
 def test_a_weight_that_changes_with_every_use_is_refused() -> None:
     torch.manual_seed(0)
     layer = parametrizations.spectral_norm(nn.Linear(30, 40), n_power_iterations=1)
-    with pytest.raises(ValueError, match=r"layer 0 .*weight changes with every use.*call model\.eval\(\)"):
+    with pytest.raises(
+        ValueError, match=r"layer 0 .*weight changes with every use.*call model\.eval\(\)"
+    ):
         fedfw.lipschitz_bound(nn.Sequential(layer))
     layer.eval()
     exact = float(torch.linalg.matrix_norm(layer.weight.double(), 2))
@@ -304,7 +337,9 @@ def test_other_ways_to_change_what_a_layer_does_are_refused() -> None:
     convolution._conv_forward = lambda *args: 10 * nn.Conv2d._conv_forward(convolution, *args)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"the model \(Conv2d\).*forward of its own"):
         fedfw.lipschitz_bound(convolution)
-    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: 10 * outputs)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, outputs: 10 * outputs
+    )
     try:
         with pytest.raises(ValueError, match="hooks"):
             fedfw.lipschitz_bound(nn.ReLU())
@@ -319,7 +354,9 @@ def test_other_ways_to_change_what_a_layer_does_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_radius_of_a_linear_classifier(dtype: torch.dtype) -> None:
-    """With scores W x and W orthogonal, the distance to the border of two classes is margin / sqrt(2)."""
+    """With scores W x and W orthogonal, the distance to the border of two classes is margin /
+    sqrt(2).
+    """
     model = nn.Linear(3, 3, bias=False, dtype=dtype)
     nn.init.eye_(model.weight)
     x = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.5, 3.0], [1.0, 2.0, 0.0]], dtype=dtype)
@@ -334,7 +371,9 @@ def test_the_radius_of_a_linear_classifier(dtype: torch.dtype) -> None:
 
 def test_attacks_stay_without_effect_inside_the_radius() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), MaxMin(), nn.Linear(16, 16), MaxMin(), nn.Linear(16, 4)).double()
+    model = nn.Sequential(
+        nn.Linear(8, 16), MaxMin(), nn.Linear(16, 16), MaxMin(), nn.Linear(16, 4)
+    ).double()
     x = torch.randn(64, 8, dtype=torch.float64)
     classes = model(x).argmax(1)
     radii = certified_radii(model, x, classes, fedfw.lipschitz_bound(model))
@@ -343,7 +382,9 @@ def test_attacks_stay_without_effect_inside_the_radius() -> None:
     for _ in range(100):
         scores = model(x + delta)
         others = scores.scatter(1, classes[:, None], -math.inf).amax(1)
-        (gradient,) = torch.autograd.grad((scores.gather(1, classes[:, None])[:, 0] - others).sum(), delta)
+        (gradient,) = torch.autograd.grad(
+            (scores.gather(1, classes[:, None])[:, 0] - others).sum(), delta
+        )
         with torch.no_grad():
             delta -= 0.2 * radii[:, None] * gradient / gradient.norm(dim=1, keepdim=True)
             delta *= (0.999999 * radii / delta.norm(dim=1)).clamp(max=1)[:, None]
@@ -357,7 +398,9 @@ def test_a_first_layer_in_place_changes_neither_samples_nor_radii(dtype: torch.d
     samples = torch.randn(20, 4, dtype=dtype), torch.randint(3, (20,))
     before = samples[0].clone()
     models = [nn.Sequential(nn.LeakyReLU(2.0, inplace=inplace), last) for inplace in (False, True)]
-    plain, in_place = (certified_radii(model, *samples, fedfw.lipschitz_bound(model)) for model in models)
+    plain, in_place = (
+        certified_radii(model, *samples, fedfw.lipschitz_bound(model)) for model in models
+    )
     assert torch.equal(plain, in_place)
     assert torch.equal(samples[0], before)
 
@@ -367,7 +410,9 @@ def test_a_model_is_certified_as_it_is_evaluated() -> None:
     last = nn.Linear(4, 3)
     samples = torch.randn(20, 4), torch.randint(3, (20,))
     model = nn.Sequential(nn.Dropout(0.5), last)
-    assert fedfw.certified_accuracy(model, samples, [0.1]) == fedfw.certified_accuracy(last, samples, [0.1])
+    assert fedfw.certified_accuracy(model, samples, [0.1]) == fedfw.certified_accuracy(
+        last, samples, [0.1]
+    )
     assert model.training
 
 
@@ -375,9 +420,11 @@ def test_a_model_is_certified_as_it_is_evaluated() -> None:
 
 
 def operator_norm(layer: nn.Module, channels: int, side: int) -> float:
-    """The largest singular value of the matrix of a linear layer, from its values at the unit images.
+    """The largest singular value of the matrix of a linear layer, from its values at the unit
+    images.
 
-    From the smaller Gram matrix, of which it is known to some 1e-15, in a fraction of the time of a decomposition.
+    From the smaller Gram matrix, of which it is known to some 1e-15, in a fraction of the time of a
+    decomposition.
     """
     units = torch.eye(channels * side * side, dtype=torch.float64).reshape(-1, channels, side, side)
     with torch.no_grad():
@@ -389,7 +436,9 @@ def operator_norm(layer: nn.Module, channels: int, side: int) -> float:
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (3, 7), (4, 6, 5)])
 def test_a_matrix(shape: tuple[int, ...]) -> None:
     for seed in range(20):
-        matrices = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        matrices = torch.randn(
+            shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         exact = float(torch.linalg.svdvals(matrices)[..., 0].max())
         assert exact <= matrix_bound(matrices) <= exact * (1 + 1e-9)
 
@@ -403,10 +452,20 @@ def test_the_bound_of_a_convolution_is_above_its_norm_and_not_far(
     torch.manual_seed(stride)
     for kernel, padding, groups in itertools.product(((3, 3), (4, 2), (1, 1)), (0, 2), (1, 2)):
         layer = nn.Conv2d(
-            2, 4, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=False, dtype=dtype
+            2,
+            4,
+            kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=False,
+            dtype=dtype,
         )
         exact = operator_norm(layer.double(), 2, side)
         bound = convolution_bound(layer.weight, (stride,) * 2, (dilation,) * 2, groups)
         assert exact <= bound
-        if padding == 2 and dilation == 1:  # small images without a border are far from infinite ones
+        if (
+            padding == 2 and dilation == 1
+        ):  # small images without a border are far from infinite ones
             assert bound <= 1.3 * exact

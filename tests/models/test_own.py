@@ -60,7 +60,10 @@ def test_a_function_of_the_current_folder_makes_the_model() -> None:
         ("my_models:broken", "AttributeError: .*no_such_thing.* \\(my_models.py, line 14\\)"),
         ("elsewhere:make", "no file elsewhere.py in .*, expected your own module"),
         ("os:system", "no file os.py in "),
-        ("json:make", "json is the name of another module, too, expected a name that nobody else has"),
+        (
+            "json:make",
+            "json is the name of another module, too, expected a name that nobody else has",
+        ),
         ("../my_models:make", "expected my_module:make, a module of the current folder"),
         ("my_models:make()", "expected my_module:make"),
         (":make", "expected my_module:make"),
@@ -73,11 +76,17 @@ def test_what_is_refused(model: str, message: str) -> None:
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_a_file_runs_code_only_where_the_user_types_it_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_runs_code_only_where_the_user_types_it_as_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*RUN, "--model", "my_models:make", "--width", "4", "--out", "kept"]) == 0
     assert 'model = "my_models:make"' in Path("kept/config.toml").read_text()
     sys.modules.pop("my_models")
-    for command in (["run", "kept/config.toml", "--out", "other"], ["solve", "kept/config.toml"], ["resume", "kept"]):
+    for command in (
+        ["run", "kept/config.toml", "--out", "other"],
+        ["solve", "kept/config.toml"],
+        ["resume", "kept"],
+    ):
         assert main(command) == 2
         assert "is code, which does not run because a file says so" in capsys.readouterr().err
     assert "my_models" not in sys.modules

@@ -1,4 +1,6 @@
-"""The transformer: its parameters, what it may look at, and that clients of different sizes learn with it."""
+"""The transformer: its parameters, what it may look at, and that clients of different sizes learn
+with it.
+"""
 
 import math
 
@@ -21,9 +23,13 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def windows(*sizes: int, characters: int = 7, length: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def windows(
+    *sizes: int, characters: int = 7, length: int = 6
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Clients with so many windows of random characters."""
-    drawn = (torch.randint(characters, (size, length + 1), generator=generator(size)) for size in sizes)
+    drawn = (
+        torch.randint(characters, (size, length + 1), generator=generator(size)) for size in sizes
+    )
     return [(each[:, :-1], each[:, 1:]) for each in drawn]
 
 
@@ -35,7 +41,9 @@ def small(dtype: torch.dtype = torch.float32) -> Transformer:
 
 def cyclic(*sizes: int) -> Data:
     """Texts in which 0, 1, 2, 3, 4 follow each other for ever."""
-    return Data("made up", *cut_windows([torch.arange(size, dtype=torch.int8) % 5 for size in sizes], 8), 5)
+    return Data(
+        "made up", *cut_windows([torch.arange(size, dtype=torch.int8) % 5 for size in sizes], 8), 5
+    )
 
 
 def test_the_parameters_are_those_of_the_published_size() -> None:
@@ -71,7 +79,9 @@ def test_a_character_is_predicted_from_those_before_it_alone(dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [None, 3])
-def test_losses_of_clients_of_different_sizes_are_those_of_a_plain_loop(dtype: torch.dtype, batch: int | None) -> None:
+def test_losses_of_clients_of_different_sizes_are_those_of_a_plain_loop(
+    dtype: torch.dtype, batch: int | None
+) -> None:
     clients = windows(9, 8, 2, 3, 17)
     problem = fedfw.Problem(small(dtype), nnf.cross_entropy, clients)
     assert isinstance(problem.losses, ModuleLosses)
@@ -85,21 +95,30 @@ def test_losses_of_clients_of_different_sizes_are_those_of_a_plain_loop(dtype: t
     for values, gradients in results:
         tolerance = 1e-5 if values.dtype is torch.float32 or dtype is torch.float32 else 1e-12
         for row, i in enumerate(who.tolist()):
-            inputs, targets = clients[i] if picks is None else (part[picks[row]] for part in clients[i])
+            inputs, targets = (
+                clients[i] if picks is None else (part[picks[row]] for part in clients[i])
+            )
             model = problem.trained(x[row])
             total = torch.zeros((), dtype=dtype)
             for window, target in zip(inputs, targets, strict=True):
                 scores = model(window[None])[0].log_softmax(0)
-                total = total - torch.stack([scores[c, t] for t, c in enumerate(target.tolist())]).mean()
+                total = (
+                    total
+                    - torch.stack([scores[c, t] for t, c in enumerate(target.tolist())]).mean()
+                )
             loss = total / len(inputs)
             loss.backward()
-            expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+            expected = torch.cat(
+                [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            )
             assert float(values[row]) == pytest.approx(loss.item(), rel=tolerance)
             assert torch.allclose(gradients[row], expected.to(gradients.dtype), atol=tolerance)
 
 
 def test_clients_learn_together() -> None:
-    problem = make_problem(cyclic(300, 200, 500), ProblemOptions(clients=3, width=8, depth=1, heads=2))
+    problem = make_problem(
+        cyclic(300, 200, 500), ProblemOptions(clients=3, width=8, depth=1, heads=2)
+    )
     before = problem.test(problem.start)
     run = fedfw.simulate(
         problem,

@@ -33,12 +33,22 @@ DELTA = 1e-5
 
 
 @pytest.mark.parametrize(
-    "text", ["eps=4", "eps=0,delta=1e-5", "eps=4,delta=2", "eps=a,delta=1e-5", "eps=1,delta=1e-5,clipp=1", ""]
+    "text",
+    [
+        "eps=4",
+        "eps=0,delta=1e-5",
+        "eps=4,delta=2",
+        "eps=a,delta=1e-5",
+        "eps=1,delta=1e-5,clipp=1",
+        "",
+    ],
 )
 def test_what_is_no_promise_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Privacy.parse(text)
-    assert Privacy.parse("eps=4,delta=1e-5,clip=2,not-private-seed=3") == Privacy(4, 1e-5, 2, not_private_seed=3)
+    assert Privacy.parse("eps=4,delta=1e-5,clip=2,not-private-seed=3") == Privacy(
+        4, 1e-5, 2, not_private_seed=3
+    )
 
 
 # --- runs ---
@@ -47,7 +57,10 @@ def test_what_is_no_promise_is_refused(text: str) -> None:
 def problem(samples: int = 40, seed: int = 0) -> fedfw.Problem:
     generator = torch.Generator().manual_seed(seed)
     clients = [
-        (torch.rand(samples, 6, generator=generator), torch.randint(0, 3, (samples,), generator=generator))
+        (
+            torch.rand(samples, 6, generator=generator),
+            torch.randint(0, 3, (samples,), generator=generator),
+        )
         for _ in range(3)
     ]
     model = nn.Linear(6, 3)
@@ -57,7 +70,9 @@ def problem(samples: int = 40, seed: int = 0) -> fedfw.Problem:
 
 
 def test_records_tell_what_was_spent_and_nothing_of_the_data() -> None:
-    run = fedfw.simulate(problem(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=5, privacy=Privacy(2.0, DELTA))
+    run = fedfw.simulate(
+        problem(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=5, privacy=Privacy(2.0, DELTA)
+    )
     spent = [record.epsilon for record in run.history]
     assert all(a is not None and b is not None and a < b for a, b in itertools.pairwise(spent))
     assert 1.9 < spent[-1] <= 2.0  # type: ignore[operator]
@@ -66,14 +81,18 @@ def test_records_tell_what_was_spent_and_nothing_of_the_data() -> None:
         assert record.accuracy is not None
     assert run.lower_bound is None
     assert "choice of vertices" in str(run.privacy)
-    again = fedfw.simulate(problem(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=5, privacy=Privacy(2.0, DELTA))
+    again = fedfw.simulate(
+        problem(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=5, privacy=Privacy(2.0, DELTA)
+    )
     assert not torch.equal(run.x, again.x)
 
 
 # --- files ---
 
 
-def run_into(folder: Path, given: fedfw.Problem, rounds: int, resume: bool = False, **changes: Any) -> Any:
+def run_into(
+    folder: Path, given: fedfw.Problem, rounds: int, resume: bool = False, **changes: Any
+) -> Any:
     promise = Privacy(4.0, DELTA, noise=10.0, not_private_seed=0)
     algorithm = fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.01, momentum=0.9)
 
@@ -81,17 +100,28 @@ def run_into(folder: Path, given: fedfw.Problem, rounds: int, resume: bool = Fal
         return simulation.t == rounds
 
     return fedfw.simulate(
-        given, algorithm, rounds=6, privacy=promise, out=folder, resume=resume, callbacks=stop, **changes
+        given,
+        algorithm,
+        rounds=6,
+        privacy=promise,
+        out=folder,
+        resume=resume,
+        callbacks=stop,
+        **changes,
     )
 
 
 def test_files_of_a_private_run_hold_no_digest_of_data(tmp_path: Path, no_plots: None) -> None:
-    """Who reads a digest can test a guess of the data: a run folder showed whether one entry had changed."""
+    """Who reads a digest can test a guess of the data: a run folder showed whether one entry had
+    changed.
+    """
     given = problem()
     run_into(tmp_path / "run", given, 4)
     data = [[tensor] for tensor in given.losses.data()]
     digests = {digest_of(tensors) for tensors in (*data, given.test_data, given.losses.data())}
-    digests.add(hashlib.sha256(" ".join(digest_of(tensors) for tensors in data).encode()).hexdigest()[:16])
+    digests.add(
+        hashlib.sha256(" ".join(digest_of(tensors) for tensors in data).encode()).hexdigest()[:16]
+    )
     described = describe_problem(given)
     assert {described["data"], described["test data"]} <= digests
     files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
@@ -103,7 +133,9 @@ def test_files_of_a_private_run_hold_no_digest_of_data(tmp_path: Path, no_plots:
     other = problem()
     next(iter(other.losses.data()))[7, 2] += 1e-3
     run_into(tmp_path / "other", other, 4)
-    said = [load_checkpoint(max((tmp_path / name).glob("checkpoint-*")))[1] for name in ("run", "other")]
+    said = [
+        load_checkpoint(max((tmp_path / name).glob("checkpoint-*")))[1] for name in ("run", "other")
+    ]
     assert said[0]["fingerprint"] == said[1]["fingerprint"]
     assert "40" in said[0]["fingerprint"]["samples"]
 
@@ -138,13 +170,18 @@ def test_a_private_folder_of_an_older_version_is_refused(tmp_path: Path) -> None
         ({}, fedfw.FedAvg(fedfw.L1Ball(1.0))),  # its step size would come from the data
     ],
 )
-def test_what_would_tell_of_the_data_is_refused(options: dict[str, Any], algorithm: fedfw.Algorithm) -> None:
+def test_what_would_tell_of_the_data_is_refused(
+    options: dict[str, Any], algorithm: fedfw.Algorithm
+) -> None:
     with pytest.raises(ValueError):
         fedfw.simulate(problem(), algorithm, rounds=3, privacy=Privacy(1.0, DELTA), **options)
 
 
 def test_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_plots: None
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    no_plots: None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--privacy", "eps=4,delta=1e-5", "--rounds", "3", "--json"]) == 0
@@ -175,7 +212,9 @@ def test_gaussian_noise_against_the_closed_form(noise: float, releases: int) -> 
     assert exact <= Accountant(DELTA, gaussian=True).epsilon(noise, releases) <= exact + 0.01
 
 
-@pytest.mark.parametrize(("noise", "releases", "choices"), [(2.0, 1, 1), (5.0, 40, 1), (9.0, 10, 7)])
+@pytest.mark.parametrize(
+    ("noise", "releases", "choices"), [(2.0, 1, 1), (5.0, 40, 1), (9.0, 10, 7)]
+)
 def test_selection_against_closed_forms(noise: float, releases: int, choices: int) -> None:
     spent = Accountant(DELTA, choices).epsilon(noise, releases)
     rho = releases / (2 * noise**2)
@@ -190,7 +229,9 @@ def test_sampling_helps_and_calibration_is_tight() -> None:
         assert 1.98 < accountant.epsilon(noise, 20) <= 2.0
         assert accountant.most_releases(2.0, noise, 100) == 20
         assert accountant.epsilon(noise, 0) == 0
-    full, sampled = (Accountant(DELTA, gaussian=True, rate=rate).epsilon(3.0, 10) for rate in (1.0, 0.1))
+    full, sampled = (
+        Accountant(DELTA, gaussian=True, rate=rate).epsilon(3.0, 10) for rate in (1.0, 0.1)
+    )
     assert sampled < full / 3
     few = Accountant(DELTA, 1, rate=0.1).epsilon(4.0, 1)
     assert few == pytest.approx(math.log1p(0.1 * math.expm1(2 / 4.0)))
@@ -200,15 +241,21 @@ def test_sampling_helps_and_calibration_is_tight() -> None:
 
 
 def lower_bound(with_sample: Tensor, without: Tensor, delta: float) -> float:
-    """What epsilon is at least, with 99.9 % confidence, from how often a yes was seen in runs (N,) of each kind."""
+    """What epsilon is at least, with 99.9 % confidence, from how often a yes was seen in runs (N,)
+    of each kind.
+    """
     trials, yes, wrong = len(with_sample), int(with_sample.sum()), int(without.sum())
     seen = scipy.stats.beta.ppf(0.0005, yes, trials - yes + 1)
     unseen = scipy.stats.beta.ppf(0.9995, wrong + 1, trials - wrong) if wrong < trials else 1.0
     return math.log(max(seen - delta, 1e-12) / unseen)
 
 
-def audited(constraint: fedfw.ConstraintSet, noise: float, releases: int, broken: float = 1.0) -> float:
-    """A canary's worst: it pulls one vertex up and all others down, again and again; N runs with it and N without."""
+def audited(
+    constraint: fedfw.ConstraintSet, noise: float, releases: int, broken: float = 1.0
+) -> float:
+    """A canary's worst: it pulls one vertex up and all others down, again and again; N runs with it
+    and N without.
+    """
     trials, p = 20_000, 2
     mechanism: Mechanism = mechanism_for(constraint, (p,))
     canary = torch.tensor([-1.0, 1.0]) / (1 if mechanism.norm == "linf" else 2**0.5)
@@ -223,12 +270,18 @@ def audited(constraint: fedfw.ConstraintSet, noise: float, releases: int, broken
         total = torch.zeros(trials, p)
         for _ in range(releases):
             scale = torch.full((trials, 1), noise * broken).double()
-            direction = mechanism.gradient((g + push).expand(trials, p), scale, source, torch.float32)
+            direction = mechanism.gradient(
+                (g + push).expand(trials, p), scale, source, torch.float32
+            )
             total += mechanism.answer(constraint, direction, scale, source, None).dense()
         votes.append(total[:, 0] - total[:, 1])
     cuts = votes[0].unique()
     cuts = cuts[:: max(1, len(cuts) // 50)]
-    return max(lower_bound(votes[0] >= cut, votes[1] >= cut, DELTA) for cut in cuts if bool((votes[0] >= cut).any()))
+    return max(
+        lower_bound(votes[0] >= cut, votes[1] >= cut, DELTA)
+        for cut in cuts
+        if bool((votes[0] >= cut).any())
+    )
 
 
 def test_an_audit_finds_no_more_than_is_claimed_and_catches_half_the_noise() -> None:
@@ -250,7 +303,8 @@ def test_an_audit_of_gaussian_noise_over_rounds() -> None:
     assert audited(ball, noise, releases, broken=0.1) > claimed
 
 
-# --- A promise's signature is the same text in every process: a deployed client has a new one for each message ---
+# --- A promise's signature is the same text in every process: a deployed client has a new one for
+# each message ---
 
 SETS = {
     "l1": fedfw.L1Ball(1.0),
@@ -262,7 +316,9 @@ SETS = {
     "box": fedfw.Box(-1.0, 2.0),
     "linf": fedfw.LinfBall(1.0),
     "l2": fedfw.L2Ball(1.0),
-    "product": fedfw.Product({"a": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind({"a": (5,), "b": (3,)}),
+    "product": fedfw.Product({"a": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind(
+        {"a": (5,), "b": (3,)}
+    ),
 }
 
 

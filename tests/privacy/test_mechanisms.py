@@ -1,4 +1,6 @@
-"""What is drawn has the distribution that the proofs speak of, and one sample changes no more than they allow."""
+"""What is drawn has the distribution that the proofs speak of, and one sample changes no more than
+they allow.
+"""
 
 import itertools
 import math
@@ -42,7 +44,9 @@ def drawn(constraint: fedfw.ConstraintSet, scale: float) -> Tensor:
     noise.uniform = lambda count: torch.rand(  # type: ignore[method-assign]
         N, count, generator=GENERATOR, dtype=torch.float64
     ).clamp(1e-16, 1 - 1e-16)
-    answers = mechanism.answer(constraint, G.expand(N, -1), torch.full((N, 1), scale).double(), noise, None)
+    answers = mechanism.answer(
+        constraint, G.expand(N, -1), torch.full((N, 1), scale).double(), noise, None
+    )
     return answers.dense()
 
 
@@ -56,7 +60,9 @@ def softmax_over(points: dict[tuple[float, ...], float]) -> dict[tuple[float, ..
 
 
 def peeled(scores: dict[tuple[int, float], float], k: int) -> dict[tuple[float, ...], float]:
-    """Choices (coordinate, sign) one after the other, each by softmax among the coordinates that are left."""
+    """Choices (coordinate, sign) one after the other, each by softmax among the coordinates that
+    are left.
+    """
     found: Counter[tuple[float, ...]] = Counter()
 
     def go(point: list[float], left: dict[tuple[int, float], float], probability: float) -> None:
@@ -86,7 +92,10 @@ def unit(j: int) -> tuple[float, ...]:
 def logistic_corners(scale: float) -> dict[tuple[float, ...], float]:
     up = torch.sigmoid(-G / (scale / 2))  # noise of scale s/2 on g
     corners = itertools.product((1.0, -1.0), repeat=4)
-    return {corner: float(torch.where(torch.tensor(corner) > 0, up, 1 - up).prod()) for corner in corners}
+    return {
+        corner: float(torch.where(torch.tensor(corner) > 0, up, 1 - up).prod())
+        for corner in corners
+    }
 
 
 CASES: dict[str, tuple[fedfw.ConstraintSet, Any]] = {
@@ -100,7 +109,9 @@ CASES: dict[str, tuple[fedfw.ConstraintSet, Any]] = {
     ),
     "hull": (
         fedfw.Hull(VERTICES),
-        lambda s: softmax_over({tuple(v.tolist()): float(-(G @ v.double()) / (2 * s)) for v in VERTICES}),
+        lambda s: softmax_over(
+            {tuple(v.tolist()): float(-(G @ v.double()) / (2 * s)) for v in VERTICES}
+        ),
     ),
     "linf": (fedfw.LinfBall(1.0), logistic_corners),
     "box": (fedfw.Box(-1.0, 1.0), logistic_corners),
@@ -109,22 +120,36 @@ CASES: dict[str, tuple[fedfw.ConstraintSet, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("scale", [0.3, 1.0])
-def test_choices_have_the_distribution_of_the_exponential_mechanism(name: str, scale: float) -> None:
+def test_choices_have_the_distribution_of_the_exponential_mechanism(
+    name: str, scale: float
+) -> None:
     constraint, theory = CASES[name]
     expected = theory(scale)
     assert sum(expected.values()) == pytest.approx(1)
     seen = Counter(map(tuple, drawn(constraint, scale).tolist()))
     assert set(seen) <= set(expected)
     rare = [key for key, share in expected.items() if N * share < 10]
-    counts = [seen[key] for key in expected if key not in rare] + [sum(seen[key] for key in rare)] * bool(rare)
-    shares = [expected[key] for key in expected if key not in rare] + [sum(expected[key] for key in rare)] * bool(rare)
+    counts = [seen[key] for key in expected if key not in rare] + [
+        sum(seen[key] for key in rare)
+    ] * bool(rare)
+    shares = [expected[key] for key in expected if key not in rare] + [
+        sum(expected[key] for key in rare)
+    ] * bool(rare)
     assert scipy.stats.chisquare(counts, N * np.array(shares) / sum(shares)).pvalue > 1e-4
 
 
 def test_noise_has_its_moments_and_secure_noise_never_repeats() -> None:
     noise = Noise(None, 1, [0], torch.device("cpu"))
-    draws = {name: getattr(noise, name)(200_000) for name in ("uniform", "gumbel", "logistic", "gaussian")}
-    expected = {"uniform": "uniform", "gumbel": "gumbel_r", "logistic": "logistic", "gaussian": "norm"}
+    draws = {
+        name: getattr(noise, name)(200_000)
+        for name in ("uniform", "gumbel", "logistic", "gaussian")
+    }
+    expected = {
+        "uniform": "uniform",
+        "gumbel": "gumbel_r",
+        "logistic": "logistic",
+        "gaussian": "norm",
+    }
     for name, values in draws.items():
         assert scipy.stats.kstest(values[0].numpy()[:20_000], expected[name]).pvalue > 1e-6
     assert not torch.equal(noise.uniform(8), noise.uniform(8))
@@ -136,18 +161,29 @@ def test_noise_has_its_moments_and_secure_noise_never_repeats() -> None:
 # --- clipping and sensitivity ---
 
 
-def problem(kind: str, sizes: tuple[int, ...] = (6, 9, 9), seed: int = 0, l2: float = 0.0) -> fedfw.Problem:
+def problem(
+    kind: str, sizes: tuple[int, ...] = (6, 9, 9), seed: int = 0, l2: float = 0.0
+) -> fedfw.Problem:
     generator = torch.Generator().manual_seed(seed)
     clients = [
-        (3 * torch.randn(size, 5, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        (
+            3 * torch.randn(size, 5, generator=generator),
+            torch.randint(0, 3, (size,), generator=generator),
+        )
         for size in sizes
     ]
     torch.manual_seed(seed)
-    model = nn.Linear(5, 3) if kind == "linear" else nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    model = (
+        nn.Linear(5, 3)
+        if kind == "linear"
+        else nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    )
     return fedfw.Problem(model, nnf.cross_entropy, clients, l2=l2)
 
 
-def by_hand(problem: fedfw.Problem, x: Tensor, client: int, norm: str, clip: float, data: Any) -> Tensor:
+def by_hand(
+    problem: fedfw.Problem, x: Tensor, client: int, norm: str, clip: float, data: Any
+) -> Tensor:
     order = 2 if norm == "l2" else torch.inf
     total = torch.zeros_like(x)
     for sample, target in zip(*data, strict=True):
@@ -176,7 +212,12 @@ def test_clipped_gradients_are_those_of_single_samples(kind: str, norm: str, cli
     for kept in (None, keep):
         ours = p.losses.clipped_gradient(x, torch.arange(3), kept, norm, clip, count)
         some = p.losses.clipped_gradient(
-            x[[2, 0]], torch.tensor([2, 0]), None if kept is None else kept[[2, 0]], norm, clip, count[[2, 0]]
+            x[[2, 0]],
+            torch.tensor([2, 0]),
+            None if kept is None else kept[[2, 0]],
+            norm,
+            clip,
+            count[[2, 0]],
         )
         for i, (inputs, targets) in enumerate(data):
             chosen = slice(None) if kept is None else kept[i, : len(inputs)]
@@ -193,7 +234,9 @@ def test_no_sample_changes_a_gradient_by_more_than_is_claimed(kind: str, norm: s
     order = 2 if norm == "l2" else torch.inf
     whole, largest = problem(kind, (size,)), 0.0
     for seed in range(5):
-        x = whole.start[None] + torch.randn(1, len(whole.start), generator=torch.Generator().manual_seed(seed))
+        x = whole.start[None] + torch.randn(
+            1, len(whole.start), generator=torch.Generator().manual_seed(seed)
+        )
         who, count = torch.tensor([0]), torch.tensor([float(size)])
         full = whole.losses.clipped_gradient(x, who, None, norm, clip, count)
         for left_out in range(size):
@@ -205,7 +248,9 @@ def test_no_sample_changes_a_gradient_by_more_than_is_claimed(kind: str, norm: s
 
 def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
     """Its momentum is an average of one visit's gradients."""
-    plan = Plan(2, fedfw.L1Ball(1.0), local_steps=6, schedule=fedfw.schedules.constant(0.5), by_round=True)
+    plan = Plan(
+        2, fedfw.L1Ball(1.0), local_steps=6, schedule=fedfw.schedules.constant(0.5), by_round=True
+    )
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(6, 2, 5, generator=generator)
     change = torch.rand(6, 2, 5, generator=generator) * 2 - 1
@@ -222,25 +267,37 @@ def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
             return x.new_zeros(2), next(rest)
 
         algorithm = fedfw.contrib.LocalMuon(fedfw.L1Ball(1.0), momentum=0.7)
-        algorithm.local_update(plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo)
+        algorithm.local_update(
+            plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo
+        )
         seen.append(directions)
-    assert max(float((one - other).abs().max()) for one, other in zip(*seen, strict=True)) <= 1 + 1e-5
+    assert (
+        max(float((one - other).abs().max()) for one, other in zip(*seen, strict=True)) <= 1 + 1e-5
+    )
 
 
 HAVE_DIRECTIONS = [
-    name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only and issubclass(cls, OracleSteps)
+    name
+    for name, cls in fedfw.ALGORITHMS.items()
+    if cls.contract.answers_only and issubclass(cls, OracleSteps)
 ]
 
 
 def test_every_algorithm_that_answers_only_is_looked_at_here() -> None:
-    others = {name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only} - set(HAVE_DIRECTIONS)
+    others = {name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only} - set(
+        HAVE_DIRECTIONS
+    )
     assert others == {"local-muon"}
 
 
 @pytest.mark.parametrize("name", HAVE_DIRECTIONS)
 def test_directions_change_by_no_more_than_gradients(name: str) -> None:
-    """Private selection rests on it: past releases fixed, a direction moves with a sample by at most its gradient."""
-    algorithm: Any = fedfw.ALGORITHMS[name](fedfw.L1Ball(1.0), **({} if name == "naive" else {"penalty": 0.3}))
+    """Private selection rests on it: past releases fixed, a direction moves with a sample by at
+    most its gradient.
+    """
+    algorithm: Any = fedfw.ALGORITHMS[name](
+        fedfw.L1Ball(1.0), **({} if name == "naive" else {"penalty": 0.3})
+    )
     if name in ("fedfw", "fedfw+"):
         algorithm = type(algorithm)(fedfw.L1Ball(1.0), penalty=0.3, momentum=0.7)
     plan = Plan(2, fedfw.L1Ball(1.0), lam_0=0.3)
@@ -250,7 +307,10 @@ def test_directions_change_by_no_more_than_gradients(name: str) -> None:
     states = [algorithm.start_clients(x), algorithm.start_clients(x)]
     worst = 0.0
     for _ in range(6):  # the same sample has its say in every round
-        a, change = torch.randn(2, 5, generator=generator), torch.rand(2, 5, generator=generator) * 2 - 1
+        a, change = (
+            torch.randn(2, 5, generator=generator),
+            torch.rand(2, 5, generator=generator) * 2 - 1,
+        )
         change /= change.abs().amax(1, keepdim=True)
         directions = []
         for k, gradient in enumerate((a, a + change)):
@@ -265,7 +325,9 @@ def test_the_l2_term_is_no_samples() -> None:
     x = torch.randn(3, 18, generator=torch.Generator().manual_seed(0))
     who, count = torch.arange(3), torch.tensor([6.0, 9.0, 9.0])
     plain, pulled = (problem("linear", l2=l2).losses for l2 in (0.0, 0.1))
-    clipped = [losses.clipped_gradient(x, who, None, "l2", 1.0, count) for losses in (plain, pulled)]
+    clipped = [
+        losses.clipped_gradient(x, who, None, "l2", 1.0, count) for losses in (plain, pulled)
+    ]
     assert torch.equal(*clipped)
     assert plain.public_gradient(x) is None
     term = pulled.public_gradient(x)
@@ -278,7 +340,9 @@ def test_the_l2_term_is_no_samples() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("clip", [1e-12, 1e-6, 1.0, 1e12])
-def test_factors_are_one_up_to_the_bound_and_no_vector_is_longer_than_it(dtype: torch.dtype, clip: float) -> None:
+def test_factors_are_one_up_to_the_bound_and_no_vector_is_longer_than_it(
+    dtype: torch.dtype, clip: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     spread = torch.exp2(torch.randint(-60, 60, (4000,), generator=generator).double())
     norms = (clip * spread * torch.rand(4000, generator=generator, dtype=torch.float64)).to(dtype)
@@ -294,17 +358,25 @@ def test_factors_are_one_up_to_the_bound_and_no_vector_is_longer_than_it(dtype: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["layer", "network"])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_norms_of_many_parameters_are_worked_out_in_float64(kind: str, norm: str, dtype: torch.dtype) -> None:
-    """In float32 the norm of a million equal numbers is 0.04 % too small, and gradients were that much too long."""
+def test_norms_of_many_parameters_are_worked_out_in_float64(
+    kind: str, norm: str, dtype: torch.dtype
+) -> None:
+    """In float32 the norm of a million equal numbers is 0.04 % too small, and gradients were that
+    much too long.
+    """
     p, clip = 10**6, 1e-3
     samples = torch.full((2, p), 0.1, dtype=dtype), torch.tensor([[5.0], [5.0]], dtype=dtype)
     layer = nn.Linear(p, 1, bias=False)
     torch.nn.init.constant_(layer.weight, 1e-7)
-    model = layer if kind == "layer" else nn.Sequential(layer, nn.Tanh(), nn.Linear(1, 1, bias=False))
+    model = (
+        layer if kind == "layer" else nn.Sequential(layer, nn.Tanh(), nn.Linear(1, 1, bias=False))
+    )
     losses = fedfw.Problem(model.to(dtype), nnf.mse_loss, [samples]).losses
     x = torch.full((1, p + (kind == "network")), 1e-7, dtype=dtype)
     x[0, -1] = 1.0
-    both = losses.clipped_gradient(x, torch.tensor([0]), None, norm, clip, torch.ones(1, dtype=torch.float64))
+    both = losses.clipped_gradient(
+        x, torch.tensor([0]), None, norm, clip, torch.ones(1, dtype=torch.float64)
+    )
     order = 2 if norm == "l2" else torch.inf
     assert float(torch.linalg.vector_norm(both, order)) == pytest.approx(2 * clip, rel=1e-9)
 
@@ -314,13 +386,19 @@ def test_squares_that_underflow_make_no_gradient_too_long() -> None:
     inputs = torch.full((1, 3), 1.5e-162, dtype=torch.float64)
     targets = torch.full((1, 1), 1e150, dtype=torch.float64)
     p = fedfw.Problem(nn.Linear(3, 1, bias=False).double(), nnf.mse_loss, [(inputs, targets)])
-    x, who, count = torch.zeros(1, 3, dtype=torch.float64), torch.tensor([0]), torch.ones(1, dtype=torch.float64)
+    x, who, count = (
+        torch.zeros(1, 3, dtype=torch.float64),
+        torch.tensor([0]),
+        torch.ones(1, dtype=torch.float64),
+    )
     clip = 1e-12
     clipped = p.losses.clipped_gradient(x, who, None, "l2", clip, count)
     assert float(clipped.norm()) <= clip * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("dtype", "samples"), [(torch.float32, 2_000_000), (torch.float64, 50_000)])
+@pytest.mark.parametrize(
+    ("dtype", "samples"), [(torch.float32, 2_000_000), (torch.float64, 50_000)]
+)
 @pytest.mark.parametrize("method", ["fedfw", "fedfw-sto"])
 def test_a_sample_moves_directions_by_no_more_than_is_claimed(
     method: str, dtype: torch.dtype, samples: int, monkeypatch: pytest.MonkeyPatch
@@ -333,12 +411,16 @@ def test_a_sample_moves_directions_by_no_more_than_is_claimed(
     ratios: list[float] = []
     original = Mechanism.answer
 
-    def record(self: Mechanism, constraint: Any, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Any:
+    def record(
+        self: Mechanism, constraint: Any, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
+    ) -> Any:
         answer = original(self, constraint, g, scale, noise, tol)
         tape.append((g.clone(), scale, answer))
         return answer
 
-    def replay(self: Mechanism, constraint: Any, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Any:
+    def replay(
+        self: Mechanism, constraint: Any, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
+    ) -> Any:
         other, claimed, answer = tape[len(ratios)]
         ratios.append(float((g - other).abs().max() / claimed))
         return answer
@@ -363,13 +445,22 @@ def test_a_sample_moves_directions_by_no_more_than_is_claimed(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_slack_covers_the_rounding_of_sums(dtype: torch.dtype) -> None:
-    """Sums in float64 differ from exact ones by less than the slack, which grows with the square of the samples."""
+    """Sums in float64 differ from exact ones by less than the slack, which grows with the square of
+    the samples.
+    """
     n, clip = 30_000, 0.137
     generator = torch.Generator().manual_seed(0)
     inputs = (torch.rand(n, 1, generator=generator) * 5).to(dtype)
-    losses = fedfw.Problem(nn.Linear(1, 1, bias=False).to(dtype), nnf.l1_loss, [(inputs, torch.ones(n, 1))]).losses
+    losses = fedfw.Problem(
+        nn.Linear(1, 1, bias=False).to(dtype), nnf.l1_loss, [(inputs, torch.ones(n, 1))]
+    ).losses
     found = losses.clipped_gradient(
-        torch.zeros(1, 1, dtype=dtype), torch.tensor([0]), None, "linf", clip, torch.ones(1, dtype=torch.float64)
+        torch.zeros(1, 1, dtype=dtype),
+        torch.tensor([0]),
+        None,
+        "linf",
+        clip,
+        torch.ones(1, dtype=torch.float64),
     )
     exact = -math.fsum(min(float(a), clip) for a in inputs)
     allowed = float(slack(torch.tensor(n), parameters=1, releases=1, selects=False))
@@ -382,15 +473,23 @@ def test_clipping_agrees_with_opacus() -> None:
     opacus = pytest.importorskip("opacus")
     p = problem("network", (9,))
     generator = torch.Generator().manual_seed(0)
-    inputs, targets = 3 * torch.randn(9, 5, generator=generator), torch.randint(0, 3, (9,), generator=generator)
+    inputs, targets = (
+        3 * torch.randn(9, 5, generator=generator),
+        torch.randint(0, 3, (9,), generator=generator),
+    )
     model = opacus.GradSampleModule(p.trained(p.start), loss_reduction="sum")
     optimizer = opacus.optimizers.DPOptimizer(
-        torch.optim.SGD(model.parameters(), 1.0), noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=9
+        torch.optim.SGD(model.parameters(), 1.0),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        expected_batch_size=9,
     )
     nnf.cross_entropy(model(inputs), targets, reduction="sum").backward()
     optimizer.pre_step()
     theirs = torch.cat([q.grad.flatten() for q in model.parameters()])
-    ours = p.losses.clipped_gradient(p.start[None], torch.tensor([0]), None, "l2", 0.5, torch.tensor([9.0]))[0]
+    ours = p.losses.clipped_gradient(
+        p.start[None], torch.tensor([0]), None, "l2", 0.5, torch.tensor([9.0])
+    )[0]
     assert torch.allclose(ours, theirs.double(), atol=1e-5)
 
 
@@ -411,7 +510,9 @@ def test_draws_follow_their_laws(seed: int | None) -> None:
 
 
 def test_small_draws_are_as_precise_as_large_ones() -> None:
-    """A grid of 2^-52 would have no draws between its points, and tails made from it would be full of holes."""
+    """A grid of 2^-52 would have no draws between its points, and tails made from it would be full
+    of holes.
+    """
     drawn = Noise(3, 1, [0], HERE).uniform(400_000)[0]
     assert float(drawn.min()) > 0
     assert float(drawn.max()) < 1
@@ -436,7 +537,10 @@ def test_sums_of_data_and_noise_lie_on_a_grid_that_does_not_depend_on_the_data(
 
 def oracles(constraint: fedfw.ConstraintSet, seed: int, samples: int = 40) -> PrivateOracles:
     generator = torch.Generator().manual_seed(5)
-    data = (torch.randn(samples, 4, generator=generator), torch.randint(3, (samples,), generator=generator))
+    data = (
+        torch.randn(samples, 4, generator=generator),
+        torch.randint(3, (samples,), generator=generator),
+    )
     torch.manual_seed(0)
     problem = fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, [data])
     D = problem.bind(constraint)
@@ -444,14 +548,25 @@ def oracles(constraint: fedfw.ConstraintSet, seed: int, samples: int = 40) -> Pr
     algorithm = fedfw.FedFW(constraint, penalty=0.1).resolved(setting)
     promise = Privacy(1.0, 1e-5, not_private_seed=seed)
     plan = PrivacyPlan.of(
-        promise, algorithm, D, shape=(15,), fewest_samples=samples, rounds=5, local_steps=1, batch_size=None
+        promise,
+        algorithm,
+        D,
+        shape=(15,),
+        fewest_samples=samples,
+        rounds=5,
+        local_steps=1,
+        batch_size=None,
     )
     return PrivateOracles(plan, problem.losses)
 
 
-@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.LinfBall(1.0), fedfw.KSparse(3, 1.0)], ids=repr)
+@pytest.mark.parametrize(
+    "constraint", [fedfw.L1Ball(1.0), fedfw.LinfBall(1.0), fedfw.KSparse(3, 1.0)], ids=repr
+)
 def test_a_tiny_weight_does_not_make_the_noise_small(constraint: fedfw.ConstraintSet) -> None:
-    """In float32 a weight of 2^-149 made the gradient a few units in the last place, and rounding drowned the noise."""
+    """In float32 a weight of 2^-149 made the gradient a few units in the last place, and rounding
+    drowned the noise.
+    """
     x = torch.zeros(1, 15)
     for seed in range(20):
         answers = []
@@ -481,14 +596,20 @@ class TwoDuals(fedfw.OracleAlgorithm):
     name, title = "two-duals", "Two duals"
     contract = replace(
         fedfw.OracleAlgorithm.contract,
-        remembers={**fedfw.OracleAlgorithm.contract.remembers, "u": Kept.REBUILT, "v": Kept.REBUILT},
+        remembers={
+            **fedfw.OracleAlgorithm.contract.remembers,
+            "u": Kept.REBUILT,
+            "v": Kept.REBUILT,
+        },
     )
 
     def start_clients(self, x: Tensor) -> State:
         nothing = torch.zeros_like(x, dtype=torch.float64)
         return super().start_clients(x) | {"u": nothing, "v": nothing}
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         return state, a + rates.lam * (state["x"] - message.xbar) + state["u"] - state["v"]
 
 
@@ -498,7 +619,9 @@ class OwnStep(TwoDuals):
 
     name, title = "own-step", "Own step"
 
-    def local_update(self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any) -> Any:
+    def local_update(
+        self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any
+    ) -> Any:
         return super().local_update(plan, state, message, gradient, lmo)
 
 
@@ -533,11 +656,14 @@ def test_whatever_is_added_to_gradients_is_looked_at(
     for name in algorithm.contract.down:
         if name != "xbar":
             for value in (far, torch.inf, torch.nan):
-                assert not hides(state, replace(message, vectors={name: torch.full_like(message.xbar, value)}))
+                assert not hides(
+                    state, replace(message, vectors={name: torch.full_like(message.xbar, value)})
+                )
     if "penalty" in options_of(type(algorithm)):
         apart = state | {"x": state["x"] + 0.1}
         assert not hides(apart, message, replace(plan, lam_0=far * 1e3))
-        # Where all points are at xbar the first step adds nothing; later ones are somewhere in the set.
+        # Where all points are at xbar the first step adds nothing; later ones are somewhere in the
+        # set.
         assert hides(state, message, replace(plan, lam_0=far * 1e3)) == (local_steps == 1)
 
 
@@ -554,16 +680,25 @@ def test_scores_that_are_sums_have_a_lower_limit() -> None:
     for constraint in (fedfw.Hull(vertices), fedfw.Simplex(1.0)):
         algorithm = fedfw.FedFWPlus(constraint, penalty=0.1)
         made, plan, cohort, state, message = private_client(algorithm, 1, torch.float64)
-        limit = LARGEST_TERM * float(made.shares(cohort)) / (15 if isinstance(constraint, fedfw.Hull) else 1)
+        limit = (
+            LARGEST_TERM
+            * float(made.shares(cohort))
+            / (15 if isinstance(constraint, fedfw.Hull) else 1)
+        )
         for factor, fine in ((0.9, True), (1.1, False)):
             vectors = {"ybar": torch.full((15,), factor * limit, dtype=torch.float64)}
-            assert made.hides(algorithm, plan, state, replace(message, vectors=vectors), cohort) == fine
+            assert (
+                made.hides(algorithm, plan, state, replace(message, vectors=vectors), cohort)
+                == fine
+            )
 
 
 def test_what_cannot_be_looked_at_is_refused() -> None:
     with pytest.raises(ValueError, match="own-step does not say what it adds to gradients"):
         private_client(OwnStep("l1:1", penalty=0.1), 1, torch.float32)
-    gaussian = OwnStep("l2:1", penalty=0.1)  # noise is added to its gradients, before anything else is
+    gaussian = OwnStep(
+        "l2:1", penalty=0.1
+    )  # noise is added to its gradients, before anything else is
     private_client(gaussian, 1, torch.float32)
 
 
@@ -577,7 +712,10 @@ def test_every_method_that_can_be_private_without_noise_on_gradients_is_looked_a
 def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
     made, *_ = private_client(fedfw.FedFW("l1:1", penalty=0.1), 1, torch.float32)
     generator = torch.Generator().manual_seed(5)
-    data = [(torch.randn(9, 4, generator=generator), torch.randint(3, (9,), generator=generator)) for _ in range(2)]
+    data = [
+        (torch.randn(9, 4, generator=generator), torch.randint(3, (9,), generator=generator))
+        for _ in range(2)
+    ]
     model = torch.nn.Linear(4, 3)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
@@ -587,7 +725,9 @@ def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
         if fine:
             fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
             continue
-        with pytest.raises(ValueError, match=r"round [0-9]: .* noise of a private run would be lost"):
+        with pytest.raises(
+            ValueError, match=r"round [0-9]: .* noise of a private run would be lost"
+        ):
             fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
 
 
@@ -596,7 +736,10 @@ def private_client(
 ) -> tuple[PrivateOracles, Plan, Cohort, State, Message]:
     """One private client of 40 samples, its memory at the start, and an order to step from zero."""
     generator = torch.Generator().manual_seed(5)
-    data = (torch.randn(40, 4, generator=generator).to(dtype), torch.randint(3, (40,), generator=generator))
+    data = (
+        torch.randn(40, 4, generator=generator).to(dtype),
+        torch.randint(3, (40,), generator=generator),
+    )
     problem = fedfw.Problem(torch.nn.Linear(4, 3).to(dtype), nnf.cross_entropy, [data], l2=l2)
     D = problem.bind(algorithm.constraint)
     setting = Setting(1, D, (15,), convex=True, rounds=5, local_steps=local_steps)
@@ -614,7 +757,13 @@ def private_client(
     zero = torch.zeros(15, dtype=dtype)
     cohort = Cohort(torch.tensor([0]), torch.tensor([1 / 3], dtype=dtype), torch.tensor([0]), D)
     state = plan.memory(algorithm.contract, algorithm.start_clients(zero[None].clone()))
-    return PrivateOracles(plan, problem.losses), algorithm.plan(setting), cohort, state, Message(1, zero)
+    return (
+        PrivateOracles(plan, problem.losses),
+        algorithm.plan(setting),
+        cohort,
+        state,
+        Message(1, zero),
+    )
 
 
 def test_what_comes_from_data_is_remembered_in_float64() -> None:
@@ -638,7 +787,9 @@ def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
     def watch(simulation: fedfw.simulation.Simulation) -> None:
         now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
         (state,) = now.states
-        public = algorithm.receive(plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message)
+        public = algorithm.receive(
+            plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message
+        )
         seen.append(algorithm.public_direction(plan, public, now.message))
         held = algorithm.receive(plan, state, now.message)
         assert torch.equal(algorithm.public_direction(plan, held, now.message), seen[-1])
@@ -649,7 +800,8 @@ def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
     assert seen
 
 
-# --- The one seam of a private run: gradients and oracles that stand between a client's data and everybody else ---
+# --- The one seam of a private run: gradients and oracles that stand between a client's data and
+# everybody else ---
 
 DELTA = 1e-5
 BALL = fedfw.L1Ball(1.0)
@@ -658,7 +810,10 @@ BALL = fedfw.L1Ball(1.0)
 def problem_of_steps(samples: int = 40, seed: int = 0) -> fedfw.Problem:
     generator = torch.Generator().manual_seed(seed)
     clients = [
-        (torch.rand(samples, 6, generator=generator), torch.randint(0, 3, (samples,), generator=generator))
+        (
+            torch.rand(samples, 6, generator=generator),
+            torch.randint(0, 3, (samples,), generator=generator),
+        )
         for _ in range(3)
     ]
     model = nn.Linear(6, 3)
@@ -667,9 +822,17 @@ def problem_of_steps(samples: int = 40, seed: int = 0) -> fedfw.Problem:
     return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
 
 
-def plan(privacy: Privacy | None = None, algorithm: fedfw.Algorithm | None = None, **changes: Any) -> PrivacyPlan:
+def plan(
+    privacy: Privacy | None = None, algorithm: fedfw.Algorithm | None = None, **changes: Any
+) -> PrivacyPlan:
     algorithm = fedfw.FedFW(BALL) if algorithm is None else algorithm
-    options: dict[str, Any] = {"shape": (21,), "fewest_samples": 40, "rounds": 5, "local_steps": 1, "batch_size": None}
+    options: dict[str, Any] = {
+        "shape": (21,),
+        "fewest_samples": 40,
+        "rounds": 5,
+        "local_steps": 1,
+        "batch_size": None,
+    }
     privacy = Privacy(1.0, DELTA, not_private_seed=0) if privacy is None else privacy
     return PrivacyPlan.of(privacy, algorithm, algorithm.constraint, **(options | changes))
 
@@ -688,7 +851,9 @@ def test_noise_is_the_least_that_keeps_the_promise() -> None:
     for one, rounds in ((few, 5), (many, 50)):
         assert one.epsilon(rounds) <= 1.0 < one.epsilon(rounds + 2)
         assert one.most_rounds == rounds
-    assert plan(local_steps=2).noise == plan(rounds=10).noise  # each local step is a release of its own
+    assert (
+        plan(local_steps=2).noise == plan(rounds=10).noise
+    )  # each local step is a release of its own
     given = plan(Privacy(1.0, DELTA, noise=20.0), rounds=500)
     assert given.noise == 20.0
     assert given.most_rounds < 500
@@ -729,7 +894,9 @@ def test_losses_are_kept_secret_and_a_gradient_of_everything_is_refused() -> Non
     losses, a = gradient(p.start.repeat(2, 1))
     assert losses.tolist() == [0.0, 0.0]
     assert a.shape == (2, 21)
-    with pytest.raises(ValueError, match="a gradient of all samples was asked for in a private run"):
+    with pytest.raises(
+        ValueError, match="a gradient of all samples was asked for in a private run"
+    ):
         gradient(p.start.repeat(2, 1), full=True)
 
 
@@ -752,7 +919,9 @@ def test_a_client_alone_draws_what_it_draws_in_a_stack(constraint: fedfw.Constra
 
 
 def test_noise_follows_the_largest_share_where_gradients_are_averaged() -> None:
-    """An average still holds gradients of the time when a sample's share was larger: that sample counts by it."""
+    """An average still holds gradients of the time when a sample's share was larger: that sample
+    counts by it.
+    """
     p = problem_of_steps()
     made = plan(Privacy(1.0, DELTA, mechanism="gaussian", not_private_seed=0))
     light = replace(cohort(p, [0]), weights=torch.tensor([0.01]))
@@ -773,7 +942,9 @@ def test_the_sensitivity_has_the_slack_of_rounding() -> None:
         made = plan(algorithm=fedfw.FedFW(name))
         oracles, who = PrivateOracles(made, p.losses), cohort(p, [0, 1])
         more = slack(torch.full_like(both, 40), parameters=21, releases=5, selects=name == "l1:1")
-        assert torch.allclose(oracles.sensitivity(who)[:, 0], oracles.shares(who) * (1 + more), rtol=1e-15)
+        assert torch.allclose(
+            oracles.sensitivity(who)[:, 0], oracles.shares(who) * (1 + more), rtol=1e-15
+        )
         assert bool((oracles.sensitivity(who)[:, 0] > oracles.shares(who)).all())
 
 
@@ -815,11 +986,16 @@ def test_another_factor_than_the_weight_is_refused_where_an_oracle_adds_the_nois
             gradient(p.start[None], **factors)  # type: ignore[arg-type]
 
 
-def unequal(kind: str, dtype: torch.dtype = torch.float32, spoil: float | None = None) -> fedfw.Problem:
+def unequal(
+    kind: str, dtype: torch.dtype = torch.float32, spoil: float | None = None
+) -> fedfw.Problem:
     """Clients of 10, 9 and 4 samples; ``spoil`` is put into an input of the first one's sample 3."""
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.randn(m, 6, generator=generator).to(dtype), torch.randint(0, 3, (m,), generator=generator))
+        (
+            torch.randn(m, 6, generator=generator).to(dtype),
+            torch.randint(0, 3, (m,), generator=generator),
+        )
         for m in (10, 9, 4)
     ]
     if spoil is not None:
@@ -843,13 +1019,19 @@ KINDS = pytest.mark.parametrize("kind", ["layer", "wrapped", "network"])
 def test_a_sample_that_is_not_finite_adds_zero_and_counts(
     kind: str, dtype: torch.dtype, norm: str, spoil: float
 ) -> None:
-    """As if its gradient were zero: the others' sum is over the same number, so that nothing tells of it."""
+    """As if its gradient were zero: the others' sum is over the same number, so that nothing tells
+    of it.
+    """
     sound, spoilt = unequal(kind, dtype), unequal(kind, dtype, spoil)
     if kind == "network" and spoil == torch.inf:
-        spoilt = unequal(kind, dtype, torch.nan)  # an infinite unit may be switched off: its gradient is then finite
+        spoilt = unequal(
+            kind, dtype, torch.nan
+        )  # an infinite unit may be switched off: its gradient is then finite
     who, count = torch.tensor([0]), torch.tensor([10.0], dtype=dtype)
     for x in (sound.start[None], torch.zeros_like(sound.start)[None]):
-        left_out = sound.losses.clipped_gradient(x, who, torch.arange(10)[None] != 3, norm, 0.5, count)
+        left_out = sound.losses.clipped_gradient(
+            x, who, torch.arange(10)[None] != 3, norm, 0.5, count
+        )
         given = spoilt.losses.clipped_gradient(x, who, None, norm, 0.5, count)
         assert bool(given.isfinite().all())
         if kind != "network" or bool(x.any()):

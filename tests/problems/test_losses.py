@@ -1,4 +1,6 @@
-"""f_i is the loss of all of client i's samples, whatever the padding and the splitting; other losses are refused."""
+"""f_i is the loss of all of client i's samples, whatever the padding and the splitting; other
+losses are refused.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,14 @@ from torch.nn.utils import parametrize
 import fedfw
 from fedfw.problems import modules, problem
 from fedfw.problems.completion import MatrixCompletion
-from fedfw.problems.known_losses import KINDS, ScaledCrossEntropy, floor_of, is_convex, known_loss, scaled_cross_entropy
+from fedfw.problems.known_losses import (
+    KINDS,
+    ScaledCrossEntropy,
+    floor_of,
+    is_convex,
+    known_loss,
+    scaled_cross_entropy,
+)
 from fedfw.problems.modules import ModuleLosses
 
 Pair = tuple[Tensor, Tensor]
@@ -24,7 +33,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def inputs(size: int, seed: int, *shape: int) -> Tensor:
-    return torch.randn(size, *(shape or (4,)), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        size, *(shape or (4,)), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def labels(size: int, seed: int, *shape: int) -> Tensor:
@@ -76,10 +87,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Targets]] = {
     "ignored class": (network, nn.CrossEntropyLoss(ignore_index=0), labels),
     "ignored -100 on a layer": (layer, nn.CrossEntropyLoss(), some_ignored),
     "smoothing": (network, nn.CrossEntropyLoss(label_smoothing=0.2), labels),
-    "all three": (layer, nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=1, label_smoothing=0.2), labels),
+    "all three": (
+        layer,
+        nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=1, label_smoothing=0.2),
+        labels,
+    ),
     "probabilities": (network, nn.CrossEntropyLoss(weight=WEIGHT), probabilities),
     "places": (Pixels, weighted_places, lambda m, seed: labels(m, seed, 4)),
-    "likelihood": (lambda: network(nn.LogSoftmax(1)), nn.NLLLoss(weight=WEIGHT, ignore_index=2), labels),
+    "likelihood": (
+        lambda: network(nn.LogSoftmax(1)),
+        nn.NLLLoss(weight=WEIGHT, ignore_index=2),
+        labels,
+    ),
     "squared": (network, nn.MSELoss(), numbers),
     "absolute": (layer, nnf.l1_loss, numbers),
     "smooth absolute": (network, nn.SmoothL1Loss(beta=0.3), numbers),
@@ -88,8 +107,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Targets]] = {
     "binary": (lambda: network(nn.Sigmoid()), nn.BCELoss(weight=WEIGHT), probabilities),
     "poisson": (layer, nn.PoissonNLLLoss(full=True), counts),
     "hinge": (layer, nn.HingeEmbeddingLoss(margin=0.5), signs),
-    "one's own": (network, lambda o, t: (o.softmax(1) - torch.eye(3, dtype=o.dtype)[t]).square().mean(), labels),
-    "batch norm": (lambda: network(nn.BatchNorm1d(3, track_running_stats=False)), nnf.cross_entropy, labels),
+    "one's own": (
+        network,
+        lambda o, t: (o.softmax(1) - torch.eye(3, dtype=o.dtype)[t]).square().mean(),
+        labels,
+    ),
+    "batch norm": (
+        lambda: network(nn.BatchNorm1d(3, track_running_stats=False)),
+        nnf.cross_entropy,
+        labels,
+    ),
     "batch norm, weights": (
         lambda: network(nn.BatchNorm1d(3, track_running_stats=False)),
         nn.CrossEntropyLoss(weight=WEIGHT),
@@ -115,7 +142,9 @@ def by_autograd(p: fedfw.Problem, loss: Any, x: Tensor, data: Pair) -> tuple[Ten
     targets = data[1].to(x.dtype) if isinstance(loss, nn.PoissonNLLLoss) else data[1]
     value = loss(model(data[0]), targets)
     value.backward()
-    return value.detach(), torch.cat([q.grad.flatten() for q in model.parameters() if q.grad is not None])
+    return value.detach(), torch.cat(
+        [q.grad.flatten() for q in model.parameters() if q.grad is not None]
+    )
 
 
 @cache  # they are the same however samples are split
@@ -127,7 +156,14 @@ def references(name: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tens
     for who in (torch.arange(5), torch.tensor([3, 1])):
         x = p.start + 0.3 * torch.randn(len(who), len(p.start), generator=generator, dtype=dtype)
         pairs = [by_autograd(p, loss, x[row], clients[i]) for row, i in enumerate(who.tolist())]
-        found.append((who, x, torch.stack([value for value, _ in pairs]), torch.stack([slope for _, slope in pairs])))
+        found.append(
+            (
+                who,
+                x,
+                torch.stack([value for value, _ in pairs]),
+                torch.stack([slope for _, slope in pairs]),
+            )
+        )
     return found
 
 
@@ -185,7 +221,9 @@ def cox(risks: Tensor, targets: Tensor) -> Tensor:
 
 
 def auc(scores: Tensor, targets: Tensor) -> Tensor:
-    """Every sample of the one class against every sample of the other: their numbers differ from client to client."""
+    """Every sample of the one class against every sample of the other: their numbers differ from
+    client to client.
+    """
     return nnf.softplus(scores[targets == 0] - scores[targets == 1].T).mean()
 
 
@@ -198,7 +236,11 @@ def events(m: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(
     ("loss", "targets"),
-    [(cox, events), (auc, lambda m, seed: torch.arange(m) % 2), (nn.MSELoss(reduction="sum"), None)],
+    [
+        (cox, events),
+        (auc, lambda m, seed: torch.arange(m) % 2),
+        (nn.MSELoss(reduction="sum"), None),
+    ],
 )
 def test_a_loss_of_whole_clients(
     loss: Any, targets: Any, split: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -230,16 +272,22 @@ def test_whole_clients_have_no_minibatches_and_no_privacy(kind: str) -> None:
     clients = [(inputs(m, i).float(), torch.arange(m) % 2) for i, m in enumerate(SIZES)]
     if kind == "images":
         norm = nn.BatchNorm2d(2, track_running_stats=False)
-        model: nn.Module = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1), norm, nn.Flatten(), layer())
+        model: nn.Module = nn.Sequential(
+            nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1), norm, nn.Flatten(), layer()
+        )
         model[-1] = nn.Linear(8, 2)
         p = fedfw.Problem(model, nnf.cross_entropy, clients)
     elif kind == "batch norm":
-        p = fedfw.Problem(network(nn.BatchNorm1d(3, track_running_stats=False)), nnf.cross_entropy, clients)
+        p = fedfw.Problem(
+            network(nn.BatchNorm1d(3, track_running_stats=False)), nnf.cross_entropy, clients
+        )
     else:
         p = fedfw.Problem(layer(1), auc, clients, per="client", l2=0.1)
     algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
     assert len(fedfw.simulate(p, algorithm, rounds=1).history) == 1
-    with pytest.raises(ValueError, match="batch_size=3, expected none: the loss is a function of all of a client's"):
+    with pytest.raises(
+        ValueError, match="batch_size=3, expected none: the loss is a function of all of a client's"
+    ):
         fedfw.simulate(p, algorithm, rounds=1, batch_size=3)
     with pytest.raises(ValueError, match='privacy does not go with per="client"'):
         fedfw.simulate(p, algorithm, rounds=1, privacy="eps=1,delta=1e-5")
@@ -249,7 +297,9 @@ def test_whole_clients_have_no_minibatches_and_no_privacy(kind: str) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("kind", ["forward hook", "forward pre-hook", "parametrization", "new forward"])
+@pytest.mark.parametrize(
+    "kind", ["forward hook", "forward pre-hook", "parametrization", "new forward"]
+)
 def test_a_layer_that_does_more_is_no_plain_layer(kind: str, dtype: torch.dtype) -> None:
     model = layer()
     if kind == "forward hook":
@@ -291,8 +341,14 @@ def three(targets: Callable[[int, int], Tensor]) -> list[Pair]:
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_reductions_that_are_no_means(reduction: str) -> None:
     function = partial(nnf.cross_entropy, reduction=reduction)
-    for loss in (nn.CrossEntropyLoss(reduction=reduction), nn.KLDivLoss(reduction=reduction), function):
-        refused(f"the loss has reduction='{reduction}', expected 'mean'", layer(), loss, three(labels))
+    for loss in (
+        nn.CrossEntropyLoss(reduction=reduction),
+        nn.KLDivLoss(reduction=reduction),
+        function,
+    ):
+        refused(
+            f"the loss has reduction='{reduction}', expected 'mean'", layer(), loss, three(labels)
+        )
 
 
 class Drops(nn.Module):
@@ -324,18 +380,43 @@ def last_with(value: Any, shape: tuple[int, ...] = ()) -> list[Pair]:
 
 def test_targets_that_the_loss_must_not_get_name_their_client() -> None:
     for model in (layer(), network()):
-        refused("client 2: a target of 3, expected class numbers from 0 to 2", model, nnf.cross_entropy, last_with(3))
+        refused(
+            "client 2: a target of 3, expected class numbers from 0 to 2",
+            model,
+            nnf.cross_entropy,
+            last_with(3),
+        )
         refused("client 2: a target of -1, expected class", model, nnf.cross_entropy, last_with(-1))
-        refused("client 2: a target of -100, .*ignore_index=-100", model, nnf.cross_entropy, last_with(-100))
-        refused("client 2: the loss ignores all of its samples", model, nn.CrossEntropyLoss(), last_with(-100))
+        refused(
+            "client 2: a target of -100, .*ignore_index=-100",
+            model,
+            nnf.cross_entropy,
+            last_with(-100),
+        )
+        refused(
+            "client 2: the loss ignores all of its samples",
+            model,
+            nn.CrossEntropyLoss(),
+            last_with(-100),
+        )
         refused(
             "client 2: a target of -1, .* or 0, which the loss ignores",
             model,
             nn.CrossEntropyLoss(ignore_index=0),
             last_with(-1),
         )
-        refused(r"client 2: targets are torch\.float32 numbers", model, nnf.cross_entropy, last_with(1.0))
-        refused(r"client 2: class numbers of shape \(4, 1\)", model, nnf.cross_entropy, last_with(1, (1,)))
+        refused(
+            r"client 2: targets are torch\.float32 numbers",
+            model,
+            nnf.cross_entropy,
+            last_with(1.0),
+        )
+        refused(
+            r"client 2: class numbers of shape \(4, 1\)",
+            model,
+            nnf.cross_entropy,
+            last_with(1, (1,)),
+        )
     refused(
         r"the test data: a target of 7",
         layer(),
@@ -352,7 +433,8 @@ def test_targets_that_the_loss_must_not_get_name_their_client() -> None:
     )
 
 
-# --- What is claimed of a loss, its floor and its convexity, holds for every option that is accepted ---
+# --- What is claimed of a loss, its floor and its convexity, holds for every option that is
+# accepted ---
 
 SAMPLES = 6
 PAIRS = 40
@@ -399,7 +481,9 @@ class Case:
     targets: Draw
     floor: float | None = 0.0
     least: float | None = None
-    """Where the loss is only defined for outputs above a number, that number: the outputs are then the parameters."""
+    """Where the loss is only defined for outputs above a number, that number: the outputs are then
+    the parameters.
+    """
     scale: float = 10.0
     module: bool = False
     """Whether the layer is hidden in a module, so that torch differentiates the loss."""
@@ -414,7 +498,9 @@ class Case:
             nn.init.ones_(model.weight)  # type: ignore[arg-type]
             return fedfw.Problem(model.to(dtype), self.loss, [(pairs, targets.flatten())])
         inputs = torch.randn(SAMPLES, 4, generator=draw, dtype=torch.float64).to(dtype)
-        layer = nn.Linear(4, 1 if self.targets is patients else 3, bias=self.targets is not patients, dtype=dtype)
+        layer = nn.Linear(
+            4, 1 if self.targets is patients else 3, bias=self.targets is not patients, dtype=dtype
+        )
         model = nn.Sequential(layer) if self.module else layer
         return fedfw.Problem(model, self.loss, [(inputs, targets)])
 
@@ -439,45 +525,68 @@ KNOWN_LOSSES_CASES = {
     ),
     "ignored class": Case(nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT, ignore_index=2), classes),
     "probabilities": Case(nn.CrossEntropyLoss(), simplex),
-    "probabilities outside of the simplex": Case(nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT), corners),
+    "probabilities outside of the simplex": Case(
+        nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT), corners
+    ),
     "probabilities, smoothing 1": Case(partial(nnf.cross_entropy, label_smoothing=1.0), corners),
     "scaled": Case(ScaledCrossEntropy(1e-3), classes),
     "likelihood": Case(nn.NLLLoss(weight=KNOWN_LOSSES_WEIGHT), classes, floor=None),
-    "likelihood with an ignored class": Case(partial(nnf.nll_loss, ignore_index=0), classes, floor=None),
+    "likelihood with an ignored class": Case(
+        partial(nnf.nll_loss, ignore_index=0), classes, floor=None
+    ),
     "squared": Case(nn.MSELoss(), numbers_of_known_losses),
     "squared in a module": Case(nn.MSELoss(), numbers_of_known_losses, module=True),
     "absolute": Case(nn.L1Loss(), numbers_of_known_losses),
     "smooth absolute": Case(nn.SmoothL1Loss(), numbers_of_known_losses),
     "smooth absolute, beta 0": Case(nn.SmoothL1Loss(beta=0.0), numbers_of_known_losses),
-    "smooth absolute, beta 1e6": Case(partial(nnf.smooth_l1_loss, beta=1e6), numbers_of_known_losses),
+    "smooth absolute, beta 1e6": Case(
+        partial(nnf.smooth_l1_loss, beta=1e6), numbers_of_known_losses
+    ),
     "huber, delta 1e-6": Case(nn.HuberLoss(delta=1e-6), numbers_of_known_losses),
     "huber, delta 1e6": Case(partial(nnf.huber_loss, delta=1e6), numbers_of_known_losses),
     "logistic": Case(nn.BCEWithLogitsLoss(), corners),
     "logistic with zero weights": Case(
-        nn.BCEWithLogitsLoss(weight=KNOWN_LOSSES_WEIGHT, pos_weight=KNOWN_LOSSES_WEIGHT.flip(0)), corners
+        nn.BCEWithLogitsLoss(weight=KNOWN_LOSSES_WEIGHT, pos_weight=KNOWN_LOSSES_WEIGHT.flip(0)),
+        corners,
     ),
-    "logistic, pos_weight 1e3": Case(nn.BCEWithLogitsLoss(pos_weight=torch.full((3,), 1e3)), corners),
+    "logistic, pos_weight 1e3": Case(
+        nn.BCEWithLogitsLoss(pos_weight=torch.full((3,), 1e3)), corners
+    ),
     "poisson": Case(nn.PoissonNLLLoss(), counts_of_known_losses, floor=None, scale=2.0),
     "poisson, full": Case(nn.PoissonNLLLoss(full=True), counts_of_known_losses, scale=2.0),
     "poisson, full, few": Case(nn.PoissonNLLLoss(full=True), corners, scale=2.0),
     "poisson of rates, full": Case(
-        nn.PoissonNLLLoss(log_input=False, full=True), counts_of_known_losses, floor=-1e-8, least=0.0
+        nn.PoissonNLLLoss(log_input=False, full=True),
+        counts_of_known_losses,
+        floor=-1e-8,
+        least=0.0,
     ),
-    "poisson of rates, full, few": Case(nn.PoissonNLLLoss(log_input=False, full=True), corners, floor=-1e-8, least=0.0),
+    "poisson of rates, full, few": Case(
+        nn.PoissonNLLLoss(log_input=False, full=True), corners, floor=-1e-8, least=0.0
+    ),
     "poisson, full, eps 2": Case(
-        partial(nnf.poisson_nll_loss, log_input=False, full=True, eps=2.0), corners, floor=-2.0, least=-2.0
+        partial(nnf.poisson_nll_loss, log_input=False, full=True, eps=2.0),
+        corners,
+        floor=-2.0,
+        least=-2.0,
     ),
     "poisson, full, eps -1": Case(
         nn.PoissonNLLLoss(log_input=False, full=True, eps=-1.0), corners, floor=1.0, least=1.0
     ),
-    "poisson of rates": Case(nn.PoissonNLLLoss(log_input=False), counts_of_known_losses, floor=None, least=0.0),
-    "poisson, eps 2": Case(nn.PoissonNLLLoss(log_input=False, eps=2.0), counts_of_known_losses, floor=None, least=-2.0),
+    "poisson of rates": Case(
+        nn.PoissonNLLLoss(log_input=False), counts_of_known_losses, floor=None, least=0.0
+    ),
+    "poisson, eps 2": Case(
+        nn.PoissonNLLLoss(log_input=False, eps=2.0), counts_of_known_losses, floor=None, least=-2.0
+    ),
     "poisson, eps -1": Case(
         nn.PoissonNLLLoss(log_input=False, eps=-1.0), counts_of_known_losses, floor=None, least=1.0
     ),
     "hinge": Case(nn.HingeEmbeddingLoss(), signs_of_known_losses, floor=None),
     "hinge, margin 0": Case(nn.HingeEmbeddingLoss(margin=0.0), signs_of_known_losses, floor=None),
-    "hinge, margin -4": Case(partial(nnf.hinge_embedding_loss, margin=-4.0), signs_of_known_losses, floor=None),
+    "hinge, margin -4": Case(
+        partial(nnf.hinge_embedding_loss, margin=-4.0), signs_of_known_losses, floor=None
+    ),
     "cox": Case(fedfw.cox_loss, patients),
     "cox in a module": Case(fedfw.cox_loss, patients, module=True),
     "cox, large scores": Case(fedfw.cox_loss, patients, scale=1e4),
@@ -487,10 +596,14 @@ KNOWN_LOSSES_CASES = {
 def values_and_gradients(p: fedfw.Problem, points: Tensor) -> tuple[Tensor, Tensor]:
     """Of the only client, (m,) and (m, p)."""
     found = [p.losses.value_and_gradient(point[None], torch.tensor([0]), None) for point in points]
-    return torch.cat([value for value, _ in found]).double(), torch.cat([slope for _, slope in found]).double()
+    return torch.cat([value for value, _ in found]).double(), torch.cat(
+        [slope for _, slope in found]
+    ).double()
 
 
-def rounding(p: fedfw.Problem, case: Case, points: Tensor, values: Tensor, gradients: Tensor) -> float:
+def rounding(
+    p: fedfw.Problem, case: Case, points: Tensor, values: Tensor, gradients: Tensor
+) -> float:
     """What arithmetic may change, from the sizes of what is added up."""
     sizes = values.abs().max() + gradients.abs().max() * points.double().abs().max()
     targets = case.targets(torch.Generator().manual_seed(0)).double().abs().max()
@@ -544,14 +657,18 @@ def test_binary_cross_entropy_of_probabilities_has_a_floor_and_is_not_convex(
     further = torch.full((1, 3), 1e-13, dtype=dtype)
     linear = float(value.detach()) + float((at.grad * (further - at.detach())).sum())
     assert float(known(further, targets)) < linear - 1
-    p = fedfw.Problem(MatrixCompletion(2, 2), nn.BCELoss(), [(torch.tensor([[0, 1]]), torch.ones(1))])
+    p = fedfw.Problem(
+        MatrixCompletion(2, 2), nn.BCELoss(), [(torch.tensor([[0, 1]]), torch.ones(1))]
+    )
     assert p.convex is None
     with pytest.raises(ValueError, match="solve needs losses that are known to be convex"):
         fedfw.solve(p, "box:0,1")
 
 
 def test_every_loss_of_the_table_is_tested() -> None:
-    tested = {known.kind for case in KNOWN_LOSSES_CASES.values() if (known := known_loss(case.loss))}
+    tested = {
+        known.kind for case in KNOWN_LOSSES_CASES.values() if (known := known_loss(case.loss))
+    }
     assert tested == {kind for kind in KINDS if kind.convex}
     assert [kind.module for kind in KINDS if not kind.convex] == [nn.BCELoss]
 
@@ -559,14 +676,35 @@ def test_every_loss_of_the_table_is_tested() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (nn.CrossEntropyLoss(label_smoothing=-0.5), r"label_smoothing=-0\.5, expected a number from 0 to 1"),
-        (partial(nnf.cross_entropy, label_smoothing=1.5), r"label_smoothing=1\.5, expected a number from 0 to 1"),
+        (
+            nn.CrossEntropyLoss(label_smoothing=-0.5),
+            r"label_smoothing=-0\.5, expected a number from 0 to 1",
+        ),
+        (
+            partial(nnf.cross_entropy, label_smoothing=1.5),
+            r"label_smoothing=1\.5, expected a number from 0 to 1",
+        ),
         (partial(nnf.cross_entropy, label_smoothing=float("nan")), "label_smoothing=nan"),
-        (nn.CrossEntropyLoss(weight=-KNOWN_LOSSES_WEIGHT), r"weight=.*, expected numbers of at least 0"),
-        (nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT / 0), "weight=.*, expected numbers of at least 0"),
-        (nn.NLLLoss(weight=torch.tensor([1.0, -1e-30, 0.0])), "weight=.*, expected numbers of at least 0"),
-        (nn.BCEWithLogitsLoss(pos_weight=-KNOWN_LOSSES_WEIGHT), "pos_weight=.*, expected numbers of at least 0"),
-        (nn.BCEWithLogitsLoss(weight=torch.full((3,), torch.inf)), "weight=.*, expected numbers of at least 0"),
+        (
+            nn.CrossEntropyLoss(weight=-KNOWN_LOSSES_WEIGHT),
+            r"weight=.*, expected numbers of at least 0",
+        ),
+        (
+            nn.CrossEntropyLoss(weight=KNOWN_LOSSES_WEIGHT / 0),
+            "weight=.*, expected numbers of at least 0",
+        ),
+        (
+            nn.NLLLoss(weight=torch.tensor([1.0, -1e-30, 0.0])),
+            "weight=.*, expected numbers of at least 0",
+        ),
+        (
+            nn.BCEWithLogitsLoss(pos_weight=-KNOWN_LOSSES_WEIGHT),
+            "pos_weight=.*, expected numbers of at least 0",
+        ),
+        (
+            nn.BCEWithLogitsLoss(weight=torch.full((3,), torch.inf)),
+            "weight=.*, expected numbers of at least 0",
+        ),
         (nn.SmoothL1Loss(beta=-1.0), r"beta=-1\.0, expected a number of at least 0"),
         (nn.HuberLoss(delta=0.0), r"delta=0\.0, expected a number above 0"),
         (nn.HuberLoss(delta=float("nan")), "delta=nan, expected a number above 0"),
@@ -601,8 +739,12 @@ def replaced() -> nn.Module:
 
 
 @DTYPES
-@pytest.mark.parametrize("loss", [Doubled(), hooked(), replaced()], ids=["subclass", "hook", "new forward"])
-def test_a_loss_module_that_computes_something_else_has_no_claims(loss: nn.Module, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "loss", [Doubled(), hooked(), replaced()], ids=["subclass", "hook", "new forward"]
+)
+def test_a_loss_module_that_computes_something_else_has_no_claims(
+    loss: nn.Module, dtype: torch.dtype
+) -> None:
     assert known_loss(loss) is None
     assert floor_of(loss) is None
     assert not is_convex(loss)
@@ -610,7 +752,9 @@ def test_a_loss_module_that_computes_something_else_has_no_claims(loss: nn.Modul
     model = nn.Linear(4, 3, dtype=dtype)
     p = fedfw.Problem(model, loss, [(inputs, targets)])
     assert (p.convex, p.floor) == (None, None)
-    assert p.value(p.start) == pytest.approx(float(1 - nnf.mse_loss(model(inputs), targets)), rel=1e-5)
+    assert p.value(p.start) == pytest.approx(
+        float(1 - nnf.mse_loss(model(inputs), targets)), rel=1e-5
+    )
 
 
 def test_other_reductions_and_weights_of_samples_have_no_claims() -> None:
@@ -647,16 +791,22 @@ def test_a_run_with_a_loss_below_zero_proves_nothing_false(dtype: torch.dtype) -
 
 def network_of_model_fixes(dtype: torch.dtype) -> nn.Module:
     block = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    return nn.Sequential(block, nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).to(dtype)
+    return nn.Sequential(
+        block, nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+    ).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_network_with_batch_norm_trains_after_the_fix_that_the_refusal_names(dtype: torch.dtype) -> None:
+def test_a_network_with_batch_norm_trains_after_the_fix_that_the_refusal_names(
+    dtype: torch.dtype,
+) -> None:
     model = network_of_model_fixes(dtype)
     with torch.no_grad():
         model[0][1].weight.copy_(torch.arange(1.0, 9.0))
     clients = [(torch.randn(6, 1, 4, 4, dtype=dtype), torch.arange(6) % 2) for _ in range(2)]
-    with pytest.raises(ValueError, match=r"'0\.1' keeps .*BatchNorm2d.* fedfw\.batch_norm_to_group_norm\(model\)"):
+    with pytest.raises(
+        ValueError, match=r"'0\.1' keeps .*BatchNorm2d.* fedfw\.batch_norm_to_group_norm\(model\)"
+    ):
         fedfw.Problem(model, nnf.cross_entropy, clients)
     fixed = fedfw.batch_norm_to_group_norm(model)
     assert isinstance(model[0][1], nn.BatchNorm2d)  # the given model stays as it is

@@ -1,4 +1,6 @@
-"""Perceptrons in closed form: automatic differentiation's gradients, and other models are left to it."""
+"""Perceptrons in closed form: automatic differentiation's gradients, and other models are left to
+it.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -28,11 +30,16 @@ LOSSES: dict[str, Any] = {
 Samples = tuple[Tensor, Tensor]
 
 
-def network(widths: list[int], kinds: list[type[nn.Module]], biases: list[bool], dtype: torch.dtype) -> nn.Sequential:
+def network(
+    widths: list[int], kinds: list[type[nn.Module]], biases: list[bool], dtype: torch.dtype
+) -> nn.Sequential:
     """Linear layers from width to width; of the kinds and biases as many are used as are wanted."""
     modules: list[nn.Module] = []
     for k, (f, c) in enumerate(pairwise(widths)):
-        modules += [nn.Linear(f, c, bias=biases[k % len(biases)], dtype=dtype), kinds[k % len(kinds)]()]
+        modules += [
+            nn.Linear(f, c, bias=biases[k % len(biases)], dtype=dtype),
+            kinds[k % len(kinds)](),
+        ]
     return nn.Sequential(*modules[:-1])
 
 
@@ -40,7 +47,9 @@ def clients_of(sizes: list[int], f: int, c: int, loss: str, dtype: torch.dtype) 
     clients = []
     for size in sizes:
         inputs, classes = torch.randn(size, f, dtype=dtype), torch.randint(0, c, (size,))
-        clients.append((inputs, classes if loss == "cross-entropy" else nnf.one_hot(classes, c).to(dtype)))
+        clients.append(
+            (inputs, classes if loss == "cross-entropy" else nnf.one_hot(classes, c).to(dtype))
+        )
     return clients
 
 
@@ -54,11 +63,15 @@ def is_closed_form(losses: ModuleLosses) -> bool:
     return isinstance(losses._together, Perceptron)
 
 
-def by_autograd(model: nn.Module, loss: Any, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def by_autograd(
+    model: nn.Module, loss: Any, x: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
     """The loss and gradient of one client, by the model itself, in float64."""
     model = model.double()
     nn.utils.vector_to_parameters(x.double(), model.parameters())
-    value = loss(model(inputs.double()), targets.double() if targets.is_floating_point() else targets)
+    value = loss(
+        model(inputs.double()), targets.double() if targets.is_floating_point() else targets
+    )
     gradients = torch.autograd.grad(value, list(model.parameters()))
     return value.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
@@ -100,13 +113,19 @@ def test_the_gradient_of_unequal_clients_is_that_of_automatic_differentiation(
         torch.testing.assert_close(exact_values[j], value, rtol=1e-13, atol=1e-13)
         torch.testing.assert_close(exact_gradients[j], gradient, rtol=1e-12, atol=1e-13)
         if picks is not None:
-            value, gradient = by_autograd(model, LOSSES[loss], x[j], inputs[picks[j]], targets[picks[j]])
+            value, gradient = by_autograd(
+                model, LOSSES[loss], x[j], inputs[picks[j]], targets[picks[j]]
+            )
         assert abs(float(values[j] - value)) <= tol * (1 + float(value))
-        assert float((gradients[j] - gradient).abs().max()) <= tol * (1 + float(gradient.abs().max()))
+        assert float((gradients[j] - gradient).abs().max()) <= tol * (
+            1 + float(gradient.abs().max())
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("m", "widths"), [(50, [60, 64, 10]), (7, [5, 64, 10]), (1, [64, 32, 10]), (33, [784, 30, 2])])
+@pytest.mark.parametrize(
+    ("m", "widths"), [(50, [60, 64, 10]), (7, [5, 64, 10]), (1, [64, 32, 10]), (33, [784, 30, 2])]
+)
 def test_a_client_alone_has_the_gradient_that_it_has_among_others(
     m: int, widths: list[int], dtype: torch.dtype
 ) -> None:
@@ -121,9 +140,9 @@ def test_a_client_alone_has_the_gradient_that_it_has_among_others(
         alone = losses_of(model, nnf.cross_entropy, clients[i : i + 1])
         value, gradient = alone.value_and_gradient(x[i : i + 1].clone(), torch.tensor([0]), None)
         assert abs(float(value[0] - values[i])) <= 4 * torch.finfo(dtype).eps * float(values[i])
-        assert float((gradient[0] - gradients[i]).abs().max()) <= 8 * torch.finfo(dtype).eps * float(
-            gradient.abs().max()
-        )
+        assert float((gradient[0] - gradients[i]).abs().max()) <= 8 * torch.finfo(
+            dtype
+        ).eps * float(gradient.abs().max())
 
 
 def _plain() -> nn.Sequential:
@@ -204,10 +223,16 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "a forward of its own": lambda: _Doubled(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
     "a parameter of its own": _with_its_own_parameter,
     "another activation": lambda: network([4, 5, 3], [nn.GELU], [True], torch.float32),
-    "two activations": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 3)),
-    "an activation at the end": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3), nn.Tanh()),
+    "two activations": lambda: nn.Sequential(
+        nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 3)
+    ),
+    "an activation at the end": lambda: nn.Sequential(
+        nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3), nn.Tanh()
+    ),
     "an activation in front": lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 3), nn.ReLU()),
-    "layers within layers": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 3))),
+    "layers within layers": lambda: nn.Sequential(
+        nn.Linear(4, 5), nn.ReLU(), nn.Sequential(nn.Linear(5, 3))
+    ),
 }
 
 
@@ -221,7 +246,9 @@ def test_other_models_are_differentiated_as_they_are(kind: str) -> None:
     assert not is_closed_form(problem.losses)
     trained = [p for p in model.parameters() if p.requires_grad]
     x = nn.utils.parameters_to_vector(trained).detach()
-    values, gradients = problem.losses.value_and_gradient(x.expand(2, -1), torch.tensor([0, 1]), None)
+    values, gradients = problem.losses.value_and_gradient(
+        x.expand(2, -1), torch.tensor([0, 1]), None
+    )
     for i, (inputs, targets) in enumerate(clients):
         loss = nnf.cross_entropy(model(inputs), targets)
         wanted = nn.utils.parameters_to_vector(
@@ -231,7 +258,8 @@ def test_other_models_are_differentiated_as_they_are(kind: str) -> None:
         torch.testing.assert_close(gradients[i], wanted)
 
 
-# --- A linear layer's samples are multiplied a piece at a time: the results are those of all at once ---
+# --- A linear layer's samples are multiplied a piece at a time: the results are those of all at
+# once ---
 
 FEATURES, OUTPUTS = 12, 3
 DTYPES = [torch.float32, torch.float64]
@@ -251,13 +279,20 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def clients_of_pieces(sizes: list[int], loss: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def clients_of_pieces(
+    sizes: list[int], loss: str, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(sum(sizes))
     clients = []
     for size in sizes:
         inputs = torch.randn(size, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
         classes = torch.randint(0, OUTPUTS, (size,), generator=generator)
-        clients.append((inputs, classes if loss == "cross-entropy" else nnf.one_hot(classes, OUTPUTS).to(dtype)))
+        clients.append(
+            (
+                inputs,
+                classes if loss == "cross-entropy" else nnf.one_hot(classes, OUTPUTS).to(dtype),
+            )
+        )
     return clients
 
 
@@ -270,14 +305,20 @@ def losses_of_pieces(clients: list[tuple[Tensor, Tensor]], loss: str, bias: bool
 
 def points(count: int, bias: bool, dtype: torch.dtype) -> Tensor:
     size = OUTPUTS * (FEATURES + bias)
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        count, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).to(dtype)
 
 
-def by_autograd_of_pieces(loss: str, bias: bool, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def by_autograd_of_pieces(
+    loss: str, bias: bool, x: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
     """In float64."""
     x = x.double().requires_grad_()
     split = OUTPUTS * FEATURES
-    scores = nnf.linear(inputs.double(), x[:split].view(OUTPUTS, FEATURES), x[split:] if bias else None)
+    scores = nnf.linear(
+        inputs.double(), x[:split].view(OUTPUTS, FEATURES), x[split:] if bias else None
+    )
     value = LOSSES[loss](scores, targets.double() if targets.is_floating_point() else targets)
     (gradient,) = torch.autograd.grad(value, x)
     return value.detach(), gradient
@@ -292,13 +333,17 @@ def picks_of(sizes: str, who: tuple[int, ...]) -> Tensor:
 def references(
     dtype: torch.dtype, loss: str, bias: bool, sizes: str, who: tuple[int, ...], picked: bool
 ) -> tuple[Tensor, Tensor]:
-    """Losses and gradients of these clients by automatic differentiation, of all samples or of those picked."""
+    """Losses and gradients of these clients by automatic differentiation, of all samples or of
+    those picked.
+    """
     clients, x = clients_of_pieces(SIZES[sizes], loss, dtype), points(len(who), bias, dtype)
     found = []
     for row, i in enumerate(who):
         chosen = tuple(t[picks_of(sizes, who)[row]] for t in clients[i]) if picked else clients[i]
         found.append(by_autograd_of_pieces(loss, bias, x[row], *chosen))
-    return torch.stack([value for value, _ in found]), torch.stack([gradient for _, gradient in found])
+    return torch.stack([value for value, _ in found]), torch.stack(
+        [gradient for _, gradient in found]
+    )
 
 
 @cache  # what is picked changes nothing of it
@@ -343,7 +388,9 @@ def test_pieces_of_any_length_give_the_gradient(
         values, gradients = losses.value_and_gradient(x, rows, picks)
         if picks is None:
             assert torch.equal(losses.value(x, rows), values)
-        for found, wanted in zip((values, gradients), references(dtype, loss, bias, sizes, who, picked), strict=True):
+        for found, wanted in zip(
+            (values, gradients), references(dtype, loss, bias, sizes, who, picked), strict=True
+        ):
             assert close(found, wanted, tol)
         wanted_exactly = references(dtype, loss, bias, sizes, who, False)
         found_exactly = exactly(dtype, loss, bias, sizes, who, samples)
@@ -357,7 +404,12 @@ def test_pieces_of_any_length_give_the_gradient(
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_client_alone_has_the_bits_that_it_has_among_others(
-    dtype: torch.dtype, loss: str, size: int, samples: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    loss: str,
+    size: int,
+    samples: int,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(linear._PIECE, "cpu", samples * FEATURES * dtype.itemsize)
     monkeypatch.setattr(linear, "_PER_WEIGHT", 0)
@@ -382,7 +434,9 @@ def test_a_client_alone_has_the_bits_that_it_has_among_others(
 
 @pytest.mark.usefixtures("_by_torch")
 def test_the_logistic_loss_is_right_for_large_scores() -> None:
-    scores = torch.tensor([-1e4, -90.0, -1e-3, 0.0, 1e-3, 90.0, 1e4], dtype=torch.float64).view(1, 1, -1)
+    scores = torch.tensor([-1e4, -90.0, -1e-3, 0.0, 1e-3, 90.0, 1e4], dtype=torch.float64).view(
+        1, 1, -1
+    )
     for target in (0.0, 0.3, 1.0):
         wanted = scores.clone().requires_grad_()
         targets = torch.full((1, scores.numel(), 1), target, dtype=torch.float64)
@@ -393,7 +447,8 @@ def test_the_logistic_loss_is_right_for_large_scores() -> None:
         assert torch.allclose(weights, slopes, rtol=1e-13, atol=1e-16)
 
 
-# --- Clients whose gradients are worked out one by one: the bits of a client alone, for every kind of losses ---
+# --- Clients whose gradients are worked out one by one: the bits of a client alone, for every kind
+# of losses ---
 
 SEPARATE_FEATURES, CLASSES = 7, 3
 SEPARATE_SIZES = (9, 1, 23, 16, 9)
@@ -427,7 +482,9 @@ def survived(size: int, seed: int, dtype: torch.dtype) -> Samples:
 
 def rated(size: int, seed: int, dtype: torch.dtype) -> Samples:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 4, (size, 2), generator=generator), torch.randn(size, generator=generator, dtype=dtype)
+    return torch.randint(0, 4, (size, 2), generator=generator), torch.randn(
+        size, generator=generator, dtype=dtype
+    )
 
 
 def some_ignored(size: int, seed: int, dtype: torch.dtype) -> Samples:
@@ -447,7 +504,9 @@ def convolutional() -> nn.Module:
 
 def normalised() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(SEPARATE_FEATURES, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, CLASSES)
+        nn.Linear(SEPARATE_FEATURES, 5),
+        nn.BatchNorm1d(5, track_running_stats=False),
+        nn.Linear(5, CLASSES),
     )
 
 
@@ -456,11 +515,23 @@ def spread(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - outputs.mean(0)).square().mean() + nnf.cross_entropy(outputs, targets)
 
 
-Make = tuple[Callable[[], nn.Module], Any, Callable[[int, int, torch.dtype], Samples], dict[str, Any]]
+Make = tuple[
+    Callable[[], nn.Module], Any, Callable[[int, int, torch.dtype], Samples], dict[str, Any]
+]
 KINDS: dict[str, Make] = {
     "softmax": (lambda: nn.Linear(SEPARATE_FEATURES, CLASSES), nnf.cross_entropy, labelled, {}),
-    "softmax with l2": (lambda: nn.Linear(SEPARATE_FEATURES, CLASSES), nnf.cross_entropy, labelled, {"l2": 0.1}),
-    "least squares": (lambda: nn.Linear(SEPARATE_FEATURES, CLASSES, bias=False), nnf.mse_loss, measured, {}),
+    "softmax with l2": (
+        lambda: nn.Linear(SEPARATE_FEATURES, CLASSES),
+        nnf.cross_entropy,
+        labelled,
+        {"l2": 0.1},
+    ),
+    "least squares": (
+        lambda: nn.Linear(SEPARATE_FEATURES, CLASSES, bias=False),
+        nnf.mse_loss,
+        measured,
+        {},
+    ),
     "class weights": (
         lambda: nn.Linear(SEPARATE_FEATURES, CLASSES),
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0])),
@@ -486,7 +557,9 @@ def clients_of_separate(name: str, dtype: torch.dtype) -> list[Samples]:
     return [make(size, seed, dtype) for seed, size in enumerate(sizes)]
 
 
-def problem_of(name: str, clients: Sequence[Samples], dtype: torch.dtype, separate: bool = True) -> fedfw.Problem:
+def problem_of(
+    name: str, clients: Sequence[Samples], dtype: torch.dtype, separate: bool = True
+) -> fedfw.Problem:
     model, loss, _, options = KINDS[name]
     torch.manual_seed(0)
     return fedfw.Problem(model().to(dtype), loss, clients, separate=separate, **options)
@@ -509,7 +582,9 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
     clients = clients_of_separate(name, dtype)
     problem = problem_of(name, clients, dtype)
     generator = torch.Generator().manual_seed(1)
-    x = problem.start + 0.1 * torch.randn(len(clients), len(problem.start), generator=generator, dtype=dtype)
+    x = problem.start + 0.1 * torch.randn(
+        len(clients), len(problem.start), generator=generator, dtype=dtype
+    )
     losses, everyone = problem.losses, problem.losses.everyone(x.device)
     factors = torch.linspace(0.1, 0.7, len(clients), dtype=dtype)
     found = losses.value_and_gradient(x, everyone, None)
@@ -522,7 +597,9 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
         alone, who, point = own.losses, own.losses.everyone(x.device), elsewhere(x[i : i + 1])
         one = alone.value_and_gradient(point, who, None)
         assert same(found, one, i)
-        assert same(weighted, alone.weighted(point.double(), who, None, factors[i : i + 1], dtype), i)
+        assert same(
+            weighted, alone.weighted(point.double(), who, None, factors[i : i + 1], dtype), i
+        )
         assert same(exact, alone.exactly(point, who), i)
         assert torch.equal(values[i : i + 1], alone.value(point, who))
         if i in some:
@@ -531,7 +608,9 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
     assert exact[1].dtype == torch.float64
     together = problem_of(name, clients, dtype, separate=False).losses
     rough = 1e-12 if dtype == torch.float64 else 1e-5
-    for one, other in zip(found, together.value_and_gradient(x, together.everyone(x.device), None), strict=True):
+    for one, other in zip(
+        found, together.value_and_gradient(x, together.everyone(x.device), None), strict=True
+    ):
         assert torch.allclose(one, other, atol=rough, rtol=1e-4)
     assert [part.shape for part in losses.data()] == [part.shape for part in together.data()]
     assert losses.sizes is not None
@@ -543,7 +622,9 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
 
 
 @SEPARATE_DTYPES
-@pytest.mark.parametrize("name", ["softmax", "least squares", "perceptron", "GELU", "convolutions", "completion"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "least squares", "perceptron", "GELU", "convolutions", "completion"]
+)
 def test_minibatches_have_the_bits_that_they_have_alone(name: str, dtype: torch.dtype) -> None:
     clients = clients_of_separate(name, dtype)
     problem = problem_of(name, clients, dtype)
@@ -553,18 +634,27 @@ def test_minibatches_have_the_bits_that_they_have_alone(name: str, dtype: torch.
     found = problem.losses.value_and_gradient(points, everyone, picks)
     for i, samples in enumerate(clients):
         alone = problem_of(name, [samples], dtype).losses
-        assert same(found, alone.value_and_gradient(x[None], alone.everyone(x.device), picks[i : i + 1]), i)
+        assert same(
+            found, alone.value_and_gradient(x[None], alone.everyone(x.device), picks[i : i + 1]), i
+        )
 
 
 @SEPARATE_DTYPES
 @pytest.mark.parametrize("name", ["softmax", "perceptron", "GELU"])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_clipped_sums_have_the_bits_that_they_have_alone(norm: str, name: str, dtype: torch.dtype) -> None:
+def test_clipped_sums_have_the_bits_that_they_have_alone(
+    norm: str, name: str, dtype: torch.dtype
+) -> None:
     clients = clients_of_separate(name, dtype)
     problem = problem_of(name, clients, dtype)
     generator = torch.Generator().manual_seed(2)
-    x = problem.start + 0.3 * torch.randn(len(clients), len(problem.start), generator=generator, dtype=dtype)
-    everyone, count = problem.losses.everyone(x.device), torch.tensor([len(one[0]) for one in clients])
+    x = problem.start + 0.3 * torch.randn(
+        len(clients), len(problem.start), generator=generator, dtype=dtype
+    )
+    everyone, count = (
+        problem.losses.everyone(x.device),
+        torch.tensor([len(one[0]) for one in clients]),
+    )
     keep = torch.rand(len(clients), max(SEPARATE_SIZES), generator=generator) < 0.6
     for looked in (None, keep):
         found = problem.losses.clipped_gradient(x, everyone, looked, norm, 0.3, count)
@@ -572,5 +662,7 @@ def test_clipped_sums_have_the_bits_that_they_have_alone(norm: str, name: str, d
             alone, row = problem_of(name, [samples], dtype).losses, slice(i, i + 1)
             theirs = None if looked is None else looked[row]
             own = elsewhere(x[row])
-            one = alone.clipped_gradient(own, alone.everyone(x.device), theirs, norm, 0.3, count[row])
+            one = alone.clipped_gradient(
+                own, alone.everyone(x.device), theirs, norm, 0.3, count[row]
+            )
             assert torch.equal(found[row], one)

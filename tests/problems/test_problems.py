@@ -68,7 +68,9 @@ def test_minibatches_use_the_picked_samples(network: bool) -> None:
         model = nn.Sequential(model, nn.Tanh(), nn.Linear(4, 4).double())
     problem = fedfw.Problem(model, nnf.cross_entropy, clients)
     picks = torch.tensor([[0, 5, 19], [3, 3, 7], [7, 0, 1]])
-    x = torch.randn(3, len(problem.start), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(
+        3, len(problem.start), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     _, gradients = problem.losses.value_and_gradient(x, torch.arange(3), picks)
     for i, (inputs, targets) in enumerate(clients):
         expected = by_autograd(problem, x[i], (inputs[picks[i]], targets[picks[i]]))
@@ -133,7 +135,9 @@ class _Shifts(nn.Module):
         _Shifts(1.0),
     ],
 )
-def test_models_that_write_over_clients_data_are_refused(model: nn.Module, dtype: torch.dtype) -> None:
+def test_models_that_write_over_clients_data_are_refused(
+    model: nn.Module, dtype: torch.dtype
+) -> None:
     data = torch.randn(12, 4, dtype=dtype), torch.arange(12) % 3
     before = data[0].clone()
     for per in ("sample", "client"):
@@ -145,14 +149,20 @@ def test_models_that_write_over_clients_data_are_refused(model: nn.Module, dtype
 def test_layers_in_place_behind_the_first_are_fine() -> None:
     data = torch.randn(12, 4), torch.arange(12) % 3
     before = data[0].clone()
-    models = [nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=inplace), nn.Linear(5, 3)) for inplace in (False, True)]
+    models = [
+        nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=inplace), nn.Linear(5, 3))
+        for inplace in (False, True)
+    ]
     models[1].load_state_dict(models[0].state_dict())
-    plain, in_place = (fedfw.Problem(model, nn.functional.cross_entropy, [data]) for model in models)
+    plain, in_place = (
+        fedfw.Problem(model, nn.functional.cross_entropy, [data]) for model in models
+    )
     assert plain.value(plain.start) == in_place.value(in_place.start)
     assert torch.equal(data[0], before)
 
 
-# --- What a stack of clients computes in a round: weighted gradients, on samples drawn by the clients' numbers ---
+# --- What a stack of clients computes in a round: weighted gradients, on samples drawn by the
+# clients' numbers ---
 
 BALL = fedfw.L1Ball(1.0)
 
@@ -160,11 +170,16 @@ BALL = fedfw.L1Ball(1.0)
 def problem(dtype: torch.dtype = torch.float64) -> fedfw.Problem:
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.randn(size, 5, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+        (
+            torch.randn(size, 5, generator=generator),
+            torch.randint(0, 3, (size,), generator=generator),
+        )
         for size in (12, 20, 7, 12)
     ]
     torch.manual_seed(0)
-    return fedfw.Problem(nn.Linear(5, 3).to(dtype), nnf.cross_entropy, clients, weights=[1, 2, 3, 4])
+    return fedfw.Problem(
+        nn.Linear(5, 3).to(dtype), nnf.cross_entropy, clients, weights=[1, 2, 3, 4]
+    )
 
 
 def cohort(p: fedfw.Problem, rows: list[int]) -> Cohort:
@@ -175,7 +190,9 @@ def cohort(p: fedfw.Problem, rows: list[int]) -> Cohort:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_are_weighted_and_weights_are_those_of_the_stack(dtype: torch.dtype) -> None:
     p = problem(dtype)
-    x = torch.randn(4, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    x = torch.randn(4, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(
+        dtype
+    )
     values, gradients = p.losses.value_and_gradient(x, torch.arange(4), None)
     for rows in ([0, 1, 2, 3], [2, 0], [3]):
         weights = p.weights.to(dtype)[rows]

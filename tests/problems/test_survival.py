@@ -1,4 +1,6 @@
-"""Cox's loss and the concordance index against loops over all pairs; Cox problems from gradients to certificates."""
+"""Cox's loss and the concordance index against loops over all pairs; Cox problems from gradients to
+certificates.
+"""
 
 import math
 from fractions import Fraction
@@ -45,7 +47,9 @@ def concordance_by_loops(scores: list[float], targets: list[list[float]]) -> flo
     return right / pairs if pairs else None
 
 
-def problem(clients: list[Any], dtype: torch.dtype = torch.float64, **options: Any) -> fedfw.Problem:
+def problem(
+    clients: list[Any], dtype: torch.dtype = torch.float64, **options: Any
+) -> fedfw.Problem:
     model = nn.Linear(4, 1, bias=False, dtype=dtype)
     nn.init.zeros_(model.weight)
     return fedfw.Problem(model, fedfw.cox_loss, clients, **options)
@@ -59,7 +63,9 @@ def test_the_loss_is_that_of_the_loops(ties: bool, dtype: torch.dtype) -> None:
         expected = by_loops(scores.tolist(), targets.tolist())
         assert float(fedfw.cox_loss(scores[:, None], targets)) == pytest.approx(expected, rel=1e-6)
         shuffled = torch.randperm(40)
-        assert float(fedfw.cox_loss(scores[shuffled], targets[shuffled])) == pytest.approx(expected, rel=1e-6)
+        assert float(fedfw.cox_loss(scores[shuffled], targets[shuffled])) == pytest.approx(
+            expected, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +75,9 @@ def test_all_censored_and_a_single_patient_have_loss_zero(dtype: torch.dtype) ->
     alone = torch.tensor([[1.0, 3.0]], dtype=dtype)
     assert float(fedfw.cox_loss(inputs[:, 0], censored)) == 0
     assert float(fedfw.cox_loss(inputs[:1, 0], alone)) == 0
-    value, gradient = problem([(inputs, censored), (inputs[:1], alone)], dtype).value_and_gradient(inputs[0])
+    value, gradient = problem([(inputs, censored), (inputs[:1], alone)], dtype).value_and_gradient(
+        inputs[0]
+    )
     assert (value, gradient.abs().max().item()) == (0, 0)
     assert fedfw.concordance(inputs[:, 0], censored) is None
     assert fedfw.concordance(inputs[:1, 0], alone) is None
@@ -80,23 +88,32 @@ def test_the_closed_form_is_torchs_gradient(ties: bool) -> None:
     clients = [patients(m, seed, ties) for seed, m in enumerate((7, 30, 30, 1, 12))]
     closed = problem(clients, weights=[7, 30, 30, 1, 12])
     other = fedfw.Problem(
-        nn.Sequential(nn.Linear(4, 1, bias=False, dtype=torch.float64)), fedfw.cox_loss, clients, weights=closed.weights
+        nn.Sequential(nn.Linear(4, 1, bias=False, dtype=torch.float64)),
+        fedfw.cox_loss,
+        clients,
+        weights=closed.weights,
     )
     assert isinstance(closed.losses, CoxLosses)
     assert isinstance(other.losses, ModuleLosses)
     assert closed.losses.per == other.losses.per == "client"
     for x in torch.randn(3, 4, dtype=torch.float64):
-        (value, gradient), (expected, slope) = closed.value_and_gradient(x), other.value_and_gradient(x)
+        (value, gradient), (expected, slope) = (
+            closed.value_and_gradient(x),
+            other.value_and_gradient(x),
+        )
         assert value == pytest.approx(expected, rel=1e-12)
         assert torch.allclose(gradient, slope, rtol=1e-10, atol=1e-13)
         some = torch.tensor([4, 1])
         for one, two in zip(
-            *(p.losses.value_and_gradient(x.expand(2, -1), some, None) for p in (closed, other)), strict=True
+            *(p.losses.value_and_gradient(x.expand(2, -1), some, None) for p in (closed, other)),
+            strict=True,
         ):
             assert torch.allclose(one, two, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("algorithm", [fedfw.FedFWPlus(fedfw.L1Ball(1.0)), fedfw.FedAvg(fedfw.L1Ball(1.0))])
+@pytest.mark.parametrize(
+    "algorithm", [fedfw.FedFWPlus(fedfw.L1Ball(1.0)), fedfw.FedAvg(fedfw.L1Ball(1.0))]
+)
 def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm) -> None:
     clients = [patients(m, seed) for seed, m in enumerate((40, 30))]
     one = problem(clients, test=patients(30, 7), test_owners=torch.arange(30) % 2)
@@ -111,7 +128,9 @@ def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm) -> None:
     scores = (one.test_data[0] @ run.x.flatten()).tolist()  # type: ignore[index]
     targets = one.test_data[1].tolist()  # type: ignore[index]
     assert last.concordance == concordance_by_loops(scores, targets)
-    assert last.concordances == {str(i): concordance_by_loops(scores[i::2], targets[i::2]) for i in (0, 1)}
+    assert last.concordances == {
+        str(i): concordance_by_loops(scores[i::2], targets[i::2]) for i in (0, 1)
+    }
     assert last.accuracy is None
 
 
@@ -120,7 +139,9 @@ def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm) -> None:
 def test_concordance_is_that_of_the_loops(ties: bool, dtype: torch.dtype) -> None:
     inputs, targets = patients(50, 3, ties, dtype)
     for scores in (inputs[:, 0], inputs[:, 1].round()):
-        assert fedfw.concordance(scores[:, None], targets) == concordance_by_loops(scores.tolist(), targets.tolist())
+        assert fedfw.concordance(scores[:, None], targets) == concordance_by_loops(
+            scores.tolist(), targets.tolist()
+        )
     seen = targets.clone()
     seen[:, 0] = 1
     assert fedfw.concordance(-seen[:, 1], seen) == 1
@@ -132,14 +153,24 @@ def test_minibatches_privacy_and_other_shapes_are_refused_with_the_reason() -> N
     clients = [patients(9, seed) for seed in (0, 1)]
     algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
     with pytest.raises(
-        ValueError, match="batch_size=4, expected none: the loss is a function of all of a client's samp"
+        ValueError,
+        match="batch_size=4, expected none: the loss is a function of all of a client's samp",
     ):
         fedfw.simulate(problem(clients), algorithm, rounds=1, batch_size=4)
     with pytest.raises(ValueError, match="privacy does not go with per="):
-        fedfw.simulate(problem(clients), algorithm, rounds=1, privacy="eps=1,delta=1e-5,clip=1,not-private-seed=0")
-    with pytest.raises(ValueError, match=r"targets of shape \(9,\), expected one score and a pair \(event, time\)"):
+        fedfw.simulate(
+            problem(clients),
+            algorithm,
+            rounds=1,
+            privacy="eps=1,delta=1e-5,clip=1,not-private-seed=0",
+        )
+    with pytest.raises(
+        ValueError, match=r"targets of shape \(9,\), expected one score and a pair \(event, time\)"
+    ):
         problem([(inputs, targets[:, 0]) for inputs, targets in clients])
-    with pytest.raises(ValueError, match=r"test_owners of shape \(3,\), expected one for 9 test samples"):
+    with pytest.raises(
+        ValueError, match=r"test_owners of shape \(3,\), expected one for 9 test samples"
+    ):
         problem(clients, test=clients[0], test_owners=torch.arange(3))
 
 
@@ -153,12 +184,16 @@ def exact_loss(scores: list[Fraction], targets: list[list[float]]) -> float:
         if event:
             at_risk = [s for s, (_, t) in zip(scores, targets, strict=True) if t >= time]
             largest = max(at_risk)
-            total += math.log(sum(math.exp(float(s - largest)) for s in at_risk)) + float(largest - score)
+            total += math.log(sum(math.exp(float(s - largest)) for s in at_risk)) + float(
+                largest - score
+            )
     return total / len(scores)
 
 
 def far_apart(seed: int, ties: bool) -> tuple[Tensor, Tensor]:
-    """Few patients with whole numbers of thousands: scores are exact in float64, and as large as the parameters."""
+    """Few patients with whole numbers of thousands: scores are exact in float64, and as large as
+    the parameters.
+    """
     draw = torch.Generator().manual_seed(seed)
     m = int(torch.randint(2, 7, (), generator=draw))
     inputs = torch.randint(0, 10, (m, 2), generator=draw).double() * 1000
@@ -175,7 +210,9 @@ def test_large_scores_lose_no_digits(ties: bool, dtype: torch.dtype) -> None:
         if dtype == torch.float32:
             inputs /= 1000  # whole numbers below 2^24
         draw = torch.Generator().manual_seed(seed)
-        x = torch.randint(-1000, 1000, (2,), generator=draw).to(dtype) * (10 if dtype == torch.float32 else 10**6)
+        x = torch.randint(-1000, 1000, (2,), generator=draw).to(dtype) * (
+            10 if dtype == torch.float32 else 10**6
+        )
         x[0] *= seed % 2  # often some scores are equal and others far away
         first, second = (Fraction(number) for number in x.tolist())
         exact = [Fraction(a) * first + Fraction(b) * second for a, b in inputs.tolist()]
@@ -188,12 +225,16 @@ def test_large_scores_lose_no_digits(ties: bool, dtype: torch.dtype) -> None:
             assert value == pytest.approx(expected, rel=at, abs=at)
             assert bool(gradient.isfinite().all())
         scores = torch.tensor([float(score) for score in exact], dtype=dtype)
-        assert float(fedfw.cox_loss(scores, targets.to(dtype))) == pytest.approx(expected, rel=at, abs=at)
+        assert float(fedfw.cox_loss(scores, targets.to(dtype))) == pytest.approx(
+            expected, rel=at, abs=at
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("radius", [1e4, 1e6, 1e8])
-def test_the_bound_is_below_every_loss_however_large_the_scores(radius: float, dtype: torch.dtype) -> None:
+def test_the_bound_is_below_every_loss_however_large_the_scores(
+    radius: float, dtype: torch.dtype
+) -> None:
     for seed in range(12):
         inputs, targets = far_apart(seed, ties=True)
         model = nn.Linear(2, 1, bias=False, dtype=dtype)
@@ -213,7 +254,9 @@ def test_what_inputs_have_in_common_changes_no_certificate(common: float) -> Non
     """A year or a time stamp is added to all scores, and the loss looks at their differences alone."""
     for seed in range(6):
         inputs, targets = patients(8, seed, ties=True)
-        shifted = (inputs * 100).round() / 100 + common  # rounded to the spacing of numbers so large
+        shifted = (
+            inputs * 100
+        ).round() / 100 + common  # rounded to the spacing of numbers so large
         inputs = shifted - shifted[0]
         plain, other = problem([(inputs, targets)]), problem([(shifted, targets)])
         optimum = fedfw.solve(plain, fedfw.L1Ball(3.0), tol=1e-9, max_steps=300)
@@ -242,7 +285,9 @@ NAN, INF = float("nan"), float("inf")
         ([NAN, 2.0], "row 3 has the event nan"),
     ],
 )
-def test_targets_that_say_nothing_are_refused_by_their_row(row: list[float], message: str, dtype: torch.dtype) -> None:
+def test_targets_that_say_nothing_are_refused_by_their_row(
+    row: list[float], message: str, dtype: torch.dtype
+) -> None:
     inputs, targets = patients(6, dtype=dtype)
     broken = targets.clone()
     broken[3] = torch.tensor(row, dtype=dtype)
@@ -259,11 +304,17 @@ def test_targets_that_say_nothing_are_refused_by_their_row(row: list[float], mes
 
 def test_swapped_and_missing_columns_are_refused() -> None:
     inputs, targets = patients(6)
-    with pytest.raises(ValueError, match=r"client 0: row 0 has the event .*swapped, targets\.flip\(1\)"):
+    with pytest.raises(
+        ValueError, match=r"client 0: row 0 has the event .*swapped, targets\.flip\(1\)"
+    ):
         problem([(inputs, targets.flip(1))])
     assert problem([(inputs, targets.flip(1).flip(1))]).n == 1
     for other in (targets[:, :1], targets[:, 0], torch.cat([targets, targets], 1), targets[:, :0]):
-        with pytest.raises(ValueError, match=r"client 0: targets of shape .*expected one score and a pair"):
+        with pytest.raises(
+            ValueError, match=r"client 0: targets of shape .*expected one score and a pair"
+        ):
             problem([(inputs, other)])
-        with pytest.raises(ValueError, match=r"concordance: targets of shape .*expected one score and a pair"):
+        with pytest.raises(
+            ValueError, match=r"concordance: targets of shape .*expected one score and a pair"
+        ):
             fedfw.concordance(inputs[:, 0], other)

@@ -8,7 +8,9 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def vector_of(rank: int, kind: str, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """The vector that a rank adds: dense, of few entries (a zero with a sign among them), or of none."""
+    """The vector that a rank adds: dense, of few entries (a zero with a sign among them), or of
+    none.
+    """
     draw = torch.Generator().manual_seed(100 + rank)
     dense = torch.randn(size, generator=draw, dtype=dtype)
     if kind == "dense":
@@ -22,7 +24,9 @@ def vector_of(rank: int, kind: str, dtype: torch.dtype, size: int) -> torch.Tens
 
 
 def close(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Up to the tolerances of torch.testing, whose first comparison in a process takes more than a second."""
+    """Up to the tolerances of torch.testing, whose first comparison in a process takes more than a
+    second.
+    """
     rtol, atol = {torch.float32: (1.3e-6, 1e-5), torch.float64: (1e-7, 1e-7)}[y.dtype]
     return x.shape == y.shape and torch.allclose(x, y, rtol=rtol, atol=atol)
 
@@ -50,7 +54,9 @@ def check_sums_of_types(ranks: fedfw.Ranks) -> None:
     for size in (7, 100_000):
         mine = vector_of(ranks.rank, "dense", torch.float32, size)
         met = ranks.exchanges
-        sums = ranks.sums(mine, torch.full((2, 3), 0.5), torch.tensor(ranks.rank, dtype=torch.float64))
+        sums = ranks.sums(
+            mine, torch.full((2, 3), 0.5), torch.tensor(ranks.rank, dtype=torch.float64)
+        )
         assert ranks.exchanges - met == (2 if ranks.size > 1 else 0)
         assert sums[1].tolist() == [[0.5 * ranks.size] * 3] * 2
         assert (float(sums[2]), sums[2].shape) == (sum(range(ranks.size)), torch.Size([]))
@@ -59,7 +65,9 @@ def check_sums_of_types(ranks: fedfw.Ranks) -> None:
 
 def check_words(ranks: fedfw.Ranks) -> None:
     said = {"rank": ranks.rank, "text": "ü" * ranks.rank, "none": None}
-    assert ranks.exchange(said) == [{"rank": rank, "text": "ü" * rank, "none": None} for rank in range(ranks.size)]
+    assert ranks.exchange(said) == [
+        {"rank": rank, "text": "ü" * rank, "none": None} for rank in range(ranks.size)
+    ]
     assert ranks.tell(f"from {ranks.rank}") == "from 0"
     assert ranks.numbers(2**53 - ranks.rank) == [[2**53 - rank] for rank in range(ranks.size)]
     rows, own = ranks.rows(torch.full((ranks.rank, 2), float(ranks.rank)))
@@ -80,7 +88,10 @@ def check_tensors(ranks: fedfw.Ranks) -> None:
     for name, tensor in held.items():
         assert torch.equal(told[name], tensor)
         assert told[name].dtype is tensor.dtype
-    mine = {"x": torch.full((ranks.rank + 1, 2), float(ranks.rank)), f"only {ranks.rank}": torch.tensor(ranks.rank)}
+    mine = {
+        "x": torch.full((ranks.rank + 1, 2), float(ranks.rank)),
+        f"only {ranks.rank}": torch.tensor(ranks.rank),
+    }
     each = ranks.collect(mine)
     assert len(each) == (ranks.size if ranks.first else 0)
     for rank, theirs in enumerate(each):
@@ -96,8 +107,11 @@ def check_queue(ranks: fedfw.Ranks) -> None:
         computed.append(task)
         return task**2
 
-    # A task waits for the one three before it, wherever that was computed; the last never becomes ready.
-    found = ranks.queue().results(11, lambda task: task < 10 and (task < 3 or task - 3 in known), compute)
+    # A task waits for the one three before it, wherever that was computed; the last never becomes
+    # ready.
+    found = ranks.queue().results(
+        11, lambda task: task < 10 and (task < 3 or task - 3 in known), compute
+    )
     for task, result in found:
         known[task] = result
     assert known == {task: task**2 for task in range(10)}
@@ -106,20 +120,29 @@ def check_queue(ranks: fedfw.Ranks) -> None:
 
 
 def check_balance(ranks: fedfw.Ranks) -> None:
-    """Clients that are divided by measured time: every client is kept once, and the run is that of one process."""
+    """Clients that are divided by measured time: every client is kept once, and the run is that of
+    one process.
+    """
     draw = torch.Generator().manual_seed(5)
     sizes = (30, 5, 9, 40, 12)
     clients = [
-        (torch.randn(m, 4, generator=draw, dtype=torch.float64), torch.randint(3, (m,), generator=draw)) for m in sizes
+        (
+            torch.randn(m, 4, generator=draw, dtype=torch.float64),
+            torch.randint(3, (m,), generator=draw),
+        )
+        for m in sizes
     ]
     model = torch.nn.Linear(4, 3, bias=False).double()
     torch.nn.init.zeros_(model.weight)
     problems = [
-        fedfw.Problem(model, torch.nn.functional.cross_entropy, clients, ranks=r) for r in (ranks, fedfw.Ranks())
+        fedfw.Problem(model, torch.nn.functional.cross_entropy, clients, ranks=r)
+        for r in (ranks, fedfw.Ranks())
     ]
     own = problems[0].losses.everyone(torch.device("cpu")).tolist()
     assert sorted(i for theirs in ranks.exchange(own) for i in theirs) == list(range(len(sizes)))
-    shared, alone = (fedfw.simulate(one, fedfw.FedFW("l1:3", penalty=0.1), rounds=5).x for one in problems)
+    shared, alone = (
+        fedfw.simulate(one, fedfw.FedFW("l1:3", penalty=0.1), rounds=5).x for one in problems
+    )
     assert torch.allclose(shared, alone, rtol=1e-9, atol=1e-12)
 
 

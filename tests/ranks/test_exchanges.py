@@ -48,7 +48,8 @@ def test_ranks_finish_together_as_nearly_as_can_be(loads: list[int], speeds: lis
     assert (np.diff(cuts) >= 1).all()
     inner = combinations(range(1, len(loads)), len(speeds) - 1)
     best = min(longest(loads, [0, *some, len(loads)], speeds) for some in inner)
-    # Every rank has a client: a slow one may be given a large client that another division would have spared it.
+    # Every rank has a client: a slow one may be given a large client that another division would
+    # have spared it.
     spared = 0.0 if len(set(speeds)) == 1 else max(loads) / min(speeds)
     assert longest(loads, cuts, speeds) <= max(best, spared) * (1 + 1e-9)
 
@@ -63,13 +64,17 @@ def test_every_rank_needs_a_client() -> None:
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.xdist_group("ranks")
 def test_the_command_line_shares_a_run_and_trials(tmp_path: Path) -> None:
-    """Under torchrun `fedfw run` divides the clients and `fedfw tune` the trials; one process finds the same."""
+    """Under torchrun `fedfw run` divides the clients and `fedfw tune` the trials; one process finds
+    the same.
+    """
     asked = ["--clients", "4", "--rounds", "3", "--algorithm", "fedavg", "--constraint", "l2:10"]
     grid = ["--grid", "lr=0.01,0.1,0.3"]
     for command in (["run", *asked, "--lr", "0.1"], ["tune", *asked, *grid]):
         ending = ".toml" if command[0] == "tune" else ""
         assert main([*command, "--out", str(tmp_path / f"one{ending}")]) == 0
-        first, other = run_ranks(2, ["-m", "fedfw", *command, "--out", str(tmp_path / f"two{ending}")])
+        first, other = run_ranks(
+            2, ["-m", "fedfw", *command, "--out", str(tmp_path / f"two{ending}")]
+        )
         assert first.status == 0, first.said
         assert other.status == 0
         assert not other.said  # the first one speaks for all
@@ -107,7 +112,11 @@ def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> No
 
 def test_processes_of_one_machine_share_a_namespace() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", "from fedfw.ranks.joined import process_namespace; print(process_namespace())"],
+        [
+            sys.executable,
+            "-c",
+            "from fedfw.ranks.joined import process_namespace; print(process_namespace())",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -115,7 +124,8 @@ def test_processes_of_one_machine_share_a_namespace() -> None:
     assert found.stdout.strip() == str(process_namespace())
 
 
-# --- The jobs for clusters in docs/cluster: their syntax, and that fedfw understands the commands in them ---
+# --- The jobs for clusters in docs/cluster: their syntax, and that fedfw understands the commands
+# in them ---
 
 CLUSTER = Path(__file__).parents[2] / "docs" / "cluster"
 yaml = pytest.importorskip("yaml")
@@ -149,10 +159,14 @@ def test_the_kubernetes_job_starts_as_many_pods_as_torchrun_waits_for() -> None:
     (container,) = pod["containers"]
     script = container["args"][0]
     assert_bash(script)
-    nodes, each = (int(re.search(rf"{flag} (\d+)", script)[1]) for flag in ("--nnodes", "--nproc-per-node"))
+    nodes, each = (
+        int(re.search(rf"{flag} (\d+)", script)[1]) for flag in ("--nnodes", "--nproc-per-node")
+    )
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == nodes
     assert int(container["resources"]["requests"]["cpu"]) == each
     assert f"{job['metadata']['name']}-0.{service['metadata']['name']}:" in script
     assert pod["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert_understood(re.search(r"-m fedfw (.+)$", script, re.M)[1])

@@ -54,11 +54,16 @@ def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "page").iterdir()} == {"first.svg", "second.svg"}
 
 
-# --- Pictures of runs: a colour is named once, styles once, axes show the run, and nothing lies over the curves ---
+# --- Pictures of runs: a colour is named once, styles once, axes show the run, and nothing lies
+# over the curves ---
 
 
 def history(
-    losses: Sequence[float | None], bounds: Sequence[float | None] | None = None, *, up: int = 10, dense: int = 1000
+    losses: Sequence[float | None],
+    bounds: Sequence[float | None] | None = None,
+    *,
+    up: int = 10,
+    dense: int = 1000,
 ) -> History:
     """A run by its losses and lower bounds, with the same bytes in every round."""
     bounds = bounds or [None] * len(losses)
@@ -88,6 +93,8 @@ def test_every_run_is_named_once_outside_of_the_panels(count: int) -> None:
     assert all(axis.get_legend() is None for axis in figure.axes)
     figure.canvas.draw()
     bottom = legend.get_window_extent().y0
-    assert all(axis.get_window_extent().y1 <= bottom for axis in figure.axes)  # titles and curves are below it
+    assert all(
+        axis.get_window_extent().y1 <= bottom for axis in figure.axes
+    )  # titles and curves are below it
     for axis in figure.axes:
         assert {to_hex(line.get_color()) for line in axis.lines} <= {*colors, to_hex("0.4")}

@@ -1,4 +1,6 @@
-"""One round from the server's side: arrivals one by one, clients that do not come, rounds side by side, checkpoints."""
+"""One round from the server's side: arrivals one by one, clients that do not come, rounds side by
+side, checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ N = 8
 
 @dataclass
 class Federation:
-    """A coordinator and its clients, who hold nothing but their memory and the bytes that they were sent."""
+    """A coordinator and its clients, who hold nothing but their memory and the bytes that they were
+    sent.
+    """
 
     problem: fedfw.Problem
     coordinator: Coordinator
@@ -41,7 +45,11 @@ class Federation:
 
     @classmethod
     def of(
-        cls, algorithm: Algorithm, dtype: torch.dtype = torch.float64, set_: str = "l2", **options: Any
+        cls,
+        algorithm: Algorithm,
+        dtype: torch.dtype = torch.float64,
+        set_: str = "l2",
+        **options: Any,
     ) -> Federation:
         q = Quadratics.on(set_)
         problem = quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
@@ -79,7 +87,9 @@ class Federation:
         """What client i reads from the bytes of the last message."""
         zero, data = torch.zeros_like(self.xbar), self.coordinator.wire.write(base)
         now.traffic.bytes_down += sum(map(len, data.values()))
-        self.held[i] = {name: decoded(one, self.held[i].get(name, zero)) for name, one in data.items()}
+        self.held[i] = {
+            name: decoded(one, self.held[i].get(name, zero)) for name, one in data.items()
+        }
         return dict(self.held[i])
 
     def arrived(self, data: bytes, t: int) -> fedfw.Atom:
@@ -87,7 +97,9 @@ class Federation:
         allowed = readers(self.algorithm, self.plan, Message(t, self.problem.start))
         return stack_atoms([read_framed(Reader(data), allowed)])
 
-    def open(self, t: int, who: list[int], wants_evidence: bool = False) -> tuple[Round, list[Upload]]:
+    def open(
+        self, t: int, who: list[int], wants_evidence: bool = False
+    ) -> tuple[Round, list[Upload]]:
         """A round up to the point where every client has stepped; the uploads have not arrived yet."""
         coordinator, rows = self.coordinator, torch.tensor(who)
         now = coordinator.open(t, [rows])
@@ -96,9 +108,13 @@ class Federation:
         uploads = []
         for i, base in zip(who, now.bases.tolist(), strict=True):
             vectors = self.received(now, i, base)
-            own = Message(t, vectors.pop("xbar", self.problem.start), vectors, message.wants_evidence)
+            own = Message(
+                t, vectors.pop("xbar", self.problem.start), vectors, message.wants_evidence
+            )
             gradient, lmo = self.oracles(torch.tensor([i]), t)
-            self.clients[i], atoms, evidence = take_part(self.algorithm, self.plan, self.clients[i], own, gradient, lmo)
+            self.clients[i], atoms, evidence = take_part(
+                self.algorithm, self.plan, self.clients[i], own, gradient, lmo
+            )
             atoms = self.arrived(atoms[0].to_bytes(), t)
             told = None if evidence is None else Evidence(evidence.number, None)
             known = coordinator.memory.gather(torch.tensor([i]))
@@ -139,7 +155,9 @@ ORACLES = {
 @pytest.mark.parametrize("name", fedfw.ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype) -> None:
-    """The server needs the sum only: one that clients masked, or that other processes added up, does as well."""
+    """The server needs the sum only: one that clients masked, or that other processes added up,
+    does as well.
+    """
     D = fedfw.L1Ball(1.0)
     algorithm = fedfw.ALGORITHMS[name](D)
     seen = []
@@ -155,7 +173,8 @@ def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype)
         sent = torch.cat([upload.atoms.dense(torch.float64) for upload in now.uploads])
         if points and not everyone:
             sent = sent - torch.cat([upload.x for upload in now.uploads]).double()
-        # Every pair of clients shares a mask that one adds and the other takes away: the server sees noise.
+        # Every pair of clients shares a mask that one adds and the other takes away: the server
+        # sees noise.
         masks = torch.randn(count, count, sent.shape[1], generator=generator, dtype=torch.float64)
         masked = sent + (masks - masks.transpose(0, 1)).sum(1)
         beside = resolved.sends(now.t, P)
@@ -165,11 +184,15 @@ def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype)
         server = resolved.server_step(plan, now.after, by_hand, now.t)
         rough = 1e-11 if dtype == torch.float64 else 1e-5
         assert torch.allclose(by_hand.total, step.aggregate.total, atol=rough)
-        if name != "frank-wolfe":  # its oracle is asked at the sum itself: a tie may fall another way
+        if (
+            name != "frank-wolfe"
+        ):  # its oracle is asked at the sum itself: a tie may fall another way
             assert torch.allclose(server.xbar, step.server.xbar, atol=rough)
         exact = resolved.server_step(plan, now.after, step.aggregate, now.t)
         assert torch.equal(exact.xbar, step.server.xbar)
-        assert all(torch.equal(exact.vectors[key], value) for key, value in step.server.vectors.items())
+        assert all(
+            torch.equal(exact.vectors[key], value) for key, value in step.server.vectors.items()
+        )
         seen.append(everyone)
 
     q = Quadratics.on("l1")
@@ -190,8 +213,12 @@ def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("closing", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("name", ["fedfw", "fedfw, momentum", "fedfw+", "fedfw-sto"])
-def test_rounds_that_are_open_at_the_same_time_both_count(name: str, closing: tuple[int, int]) -> None:
-    """Each has clients of its own; whichever closes first, the mean over all clients' points stays the model."""
+def test_rounds_that_are_open_at_the_same_time_both_count(
+    name: str, closing: tuple[int, int]
+) -> None:
+    """Each has clients of its own; whichever closes first, the mean over all clients' points stays
+    the model.
+    """
     there = Federation.of(ORACLES[name])
     there.round(1, [*range(N)])
     opened = [there.open(2, [0, 1, 2]), there.open(3, [4, 5, 6, 7])]

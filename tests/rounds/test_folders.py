@@ -1,4 +1,6 @@
-"""Run folders: an interrupted run goes on to the same bits, whatever interrupted it and whatever was damaged."""
+"""Run folders: an interrupted run goes on to the same bits, whatever interrupted it and whatever
+was damaged.
+"""
 
 import json
 import time
@@ -23,7 +25,13 @@ from fedfw.cli.main import main
 from fedfw.config.run_config import RunConfig
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.quadratics import quadratic_problem
-from fedfw.rounds.checkpoints import FORMAT, DamagedCheckpointError, _checksum, load_checkpoint, save_checkpoint
+from fedfw.rounds.checkpoints import (
+    FORMAT,
+    DamagedCheckpointError,
+    _checksum,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fedfw.rounds.files import LOCK
 from fedfw.rounds.folders import Journal, RunFolder
 from fedfw.rounds.options import Options
@@ -68,7 +76,12 @@ def names(folder: Path, pattern: str = "*") -> list[str]:
 def test_interrupted_and_resumed(name: str, participation: float, tmp_path: Path) -> None:
     q = Quadratics.on("l1")
     algorithm = algorithms(q.constraint)[name]
-    options: dict[str, Any] = {"rounds": 24, "eval_every": 6, "participation": participation, "seed": 5}
+    options: dict[str, Any] = {
+        "rounds": 24,
+        "eval_every": 6,
+        "participation": participation,
+        "seed": 5,
+    }
     whole = fedfw.simulate(q.problem, algorithm, **options)
     with pytest.raises(KeyboardInterrupt):
         fedfw.simulate(q.problem, algorithm, out=tmp_path, callbacks=interrupt(17), **options)
@@ -82,7 +95,10 @@ def test_interrupted_and_resumed(name: str, participation: float, tmp_path: Path
         column.pop("seconds")
     assert columns[0] == columns[1]
     assert resumed.dense_sums == whole.dense_sums
-    assert History.from_jsonl((tmp_path / "history.jsonl").read_text()).to_dict() == resumed.history.to_dict()
+    assert (
+        History.from_jsonl((tmp_path / "history.jsonl").read_text()).to_dict()
+        == resumed.history.to_dict()
+    )
     assert {"model.pt", "plots.png"} <= set(names(tmp_path))
 
 
@@ -90,7 +106,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     q = Quadratics.on("l1")
     algorithm = algorithms(q.constraint)["fedfw+"]
     whole = fedfw.simulate(q.problem, algorithm, rounds=40, out=tmp_path)
-    assert names(tmp_path, "checkpoint-*") == ["checkpoint-00000030.safetensors", "checkpoint-00000040.safetensors"]
+    assert names(tmp_path, "checkpoint-*") == [
+        "checkpoint-00000030.safetensors",
+        "checkpoint-00000040.safetensors",
+    ]
     newest = tmp_path / "checkpoint-00000040.safetensors"
     data = newest.read_bytes()
     for spoilt in (data[:-5], data[:200] + b"x" + data[201:], b"", b"fedfw-checkpoint 2\n{"):
@@ -103,7 +122,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A process that is killed -9 in the middle; resuming gives the bits of an undisturbed run."""
-    flags = ["--rounds", "300", "--constraint", "l2:10", "--algorithm", "fedfw+", "--eval-every", "50"]
+    flags = [
+        "--rounds",
+        "300",
+        "--constraint",
+        "l2:10",
+        "--algorithm",
+        "fedfw+",
+        "--eval-every",
+        "50",
+    ]
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
     assert main(["run", *flags, "--out", whole]) == 0
     process = start_python(["-m", "fedfw", "run", *flags, "--out", cut])
@@ -124,7 +152,8 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["history.jsonl", "model.pt", "checkpoint-00000001.safetensors", "checkpoint-00000001.bin"]
+    "name",
+    ["history.jsonl", "model.pt", "checkpoint-00000001.safetensors", "checkpoint-00000001.bin"],
 )
 def test_a_folder_that_holds_a_run_is_not_written_to(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"")
@@ -143,9 +172,8 @@ def test_a_run_of_version_0_1_is_named_as_such(tmp_path: Path) -> None:
 def somebody_at_work(folder: Path) -> Iterator[int]:
     """Another process that has claimed the folder; gives its number."""
     code = "import sys; from pathlib import Path; from fedfw.rounds.folders import RunFolder\n"
-    code += (
-        "import signal; folder = RunFolder(Path(sys.argv[1]), resume=True); Path(sys.argv[2]).touch(); signal.pause()"
-    )
+    code += "import signal; folder = RunFolder(Path(sys.argv[1]), resume=True); "
+    code += "Path(sys.argv[2]).touch(); signal.pause()"
     claimed = folder.parent / f"{folder.name} is claimed"
     process = start_python(["-c", code, folder, claimed])
     try:
@@ -158,7 +186,9 @@ def somebody_at_work(folder: Path) -> Iterator[int]:
         process.wait()
 
 
-def test_a_folder_is_one_processs_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_one_processs_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     q = Quadratics.on("l1")
     algorithm = fedfw.FedFW(q.constraint, penalty=0.1)
     run, new = tmp_path / "run", tmp_path / "new"
@@ -174,7 +204,9 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path: Path, capsys: pytest.Captu
         assert f"{run} is in use by another process" in capsys.readouterr().err
     with somebody_at_work(new), pytest.raises(ValueError, match="is in use by another process"):
         fedfw.simulate(q.problem, algorithm, rounds=20, out=new)
-    resumed = fedfw.simulate(q.problem, algorithm, rounds=20, out=run, resume=True)  # the other one was killed
+    resumed = fedfw.simulate(
+        q.problem, algorithm, rounds=20, out=run, resume=True
+    )  # the other one was killed
     assert torch.equal(resumed.x, whole.x)
 
 
@@ -190,11 +222,18 @@ def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
 def damages(data: bytes) -> dict[str, bytes]:
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 0x80
-    return {"truncated": data[: len(data) // 2], "a bit": bytes(flipped), "empty": b"", "junk": bytes(range(256)) * 8}
+    return {
+        "truncated": data[: len(data) // 2],
+        "a bit": bytes(flipped),
+        "empty": b"",
+        "junk": bytes(range(256)) * 8,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*going back to the one before it")
-@pytest.mark.parametrize("name", ["config.toml", "history.jsonl", "checkpoint-00000001.safetensors", "model.pt"])
+@pytest.mark.parametrize(
+    "name", ["config.toml", "history.jsonl", "checkpoint-00000001.safetensors", "model.pt"]
+)
 def test_damaged_files_give_a_sentence_that_names_them(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,7 +263,8 @@ def test_damaged_files_give_a_sentence_that_names_them(
     assert name in capsys.readouterr().err
 
 
-# --- Checkpoints as files: everything comes back to the bit, and nothing is taken that was not written ---
+# --- Checkpoints as files: everything comes back to the bit, and nothing is taken that was not
+# written ---
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8]
 
@@ -240,10 +280,18 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return values.T if values.ndim == 2 and draw(st.booleans()) else values
 
 
-names_of_checkpoints = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
+names_of_checkpoints = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12
+)
 json_data = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -272,7 +320,11 @@ def test_everything_comes_back_to_the_bit(held: dict[str, Tensor], meta: dict[st
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("good") / "checkpoint"
-    save_checkpoint(path, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7)}, {"round": 3, "history": "{}\n"})
+    save_checkpoint(
+        path,
+        {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7)},
+        {"round": 3, "history": "{}\n"},
+    )
     return path.read_bytes()
 
 
@@ -280,29 +332,42 @@ def test_every_changed_byte_is_noticed(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        with pytest.raises((DamagedCheckpointError, ValueError), match=r"damaged|has checkpoint format"):
+        with pytest.raises(
+            (DamagedCheckpointError, ValueError), match=r"damaged|has checkpoint format"
+        ):
             load_checkpoint(path)
     path.write_bytes(good)
     assert load_checkpoint(path)[1]["round"] == 3
 
 
 @given(cut=st.integers(0, 10**6), more=st.binary(max_size=5), noise=st.binary(max_size=300))
-def test_cut_lengthened_and_foreign_files_are_damaged(good: bytes, cut: int, more: bytes, noise: bytes) -> None:
+def test_cut_lengthened_and_foreign_files_are_damaged(
+    good: bytes, cut: int, more: bytes, noise: bytes
+) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"
-        for data in (good[: cut % len(good)], good + b"x" + more, noise, b"fedfw-checkpoint 2\n{" + noise):
+        for data in (
+            good[: cut % len(good)],
+            good + b"x" + more,
+            noise,
+            b"fedfw-checkpoint 2\n{" + noise,
+        ):
             path.write_bytes(data)
             with pytest.raises(DamagedCheckpointError, match="is damaged"):
                 load_checkpoint(path)
 
 
-def test_another_format_is_refused_in_words(good: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_is_refused_in_words(
+    good: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not damaged: another version of the library wrote it."""
     path = tmp_path / "checkpoint"
     monkeypatch.setattr("fedfw.rounds.checkpoints.FORMAT", FORMAT + 4)
     save_checkpoint(path, {"a": torch.ones(2)}, {})
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=f"has checkpoint format {FORMAT + 4}, this version reads {FORMAT}") as caught:
+    with pytest.raises(
+        ValueError, match=f"has checkpoint format {FORMAT + 4}, this version reads {FORMAT}"
+    ) as caught:
         load_checkpoint(path)
     assert not isinstance(caught.value, DamagedCheckpointError)
 
@@ -323,14 +388,22 @@ ENTRIES = {"x": np.ones(2, np.float32), "x_at": np.array([0, 1], np.uint32)}
 @pytest.mark.parametrize(
     ("shapes", "arrays", "message"),
     [
-        ({"x": [1 << 40]}, ENTRIES, r"its tensors take 4096\.0 GiB of memory, expected at most 1\.0 GiB"),
+        (
+            {"x": [1 << 40]},
+            ENTRIES,
+            r"its tensors take 4096\.0 GiB of memory, expected at most 1\.0 GiB",
+        ),
         ({"x": [3, 1 << 28]}, ENTRIES, r"its tensors take 3\.0 GiB of memory"),
         ({"x": [-1]}, ENTRIES, r"'x' has the shape \[-1\]"),
         ({"x": ["2"]}, ENTRIES, r"'x' has the shape"),
         ({"x": [1]}, ENTRIES, r"'x' has entries outside of its shape \[1\]"),
         ({"x": [3]}, ENTRIES | {"x_at": np.array([0, -1])}, "'x' has entries outside of its shape"),
         ({"x": [3]}, ENTRIES | {"x_at": np.array([0])}, "'x' has entries outside of its shape"),
-        ({"x": [3]}, ENTRIES | {"x_at": np.array([0.0, 1.0])}, "'x' has entries outside of its shape"),
+        (
+            {"x": [3]},
+            ENTRIES | {"x_at": np.array([0.0, 1.0])},
+            "'x' has entries outside of its shape",
+        ),
         ({"x": [3]}, {"x": np.ones(2, np.float32)}, "x.*at"),
         ({"y": [3]}, ENTRIES, "'y'"),
     ],
@@ -347,14 +420,19 @@ def test_a_small_file_does_not_become_large_tensors(
 def test_what_is_written_can_be_read_within_the_limit(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = {name: torch.zeros(size, dtype=dtype) for name, size in (("a", 5000), ("b", 50_000), ("c", 6000))}
+    held = {
+        name: torch.zeros(size, dtype=dtype)
+        for name, size in (("a", 5000), ("b", 50_000), ("c", 6000))
+    }
     for number, tensor in enumerate(held.values(), 1):
         tensor[number] = number
     path = tmp_path / "checkpoint"
     save_checkpoint(path, held, {})
     assert path.stat().st_size < 2000
     monkeypatch.setattr("fedfw.data.limits.LEAST", 50_000)
-    with pytest.raises(DamagedCheckpointError, match="where the file is trusted, allow more by FEDFW_DATA_MEMORY"):
+    with pytest.raises(
+        DamagedCheckpointError, match="where the file is trusted, allow more by FEDFW_DATA_MEMORY"
+    ):
         load_checkpoint(path)
     save_checkpoint(path, held, {})  # the largest tensor is now written whole
     whole = held["b"].nbytes
@@ -426,16 +504,22 @@ Q = Quadratics.on("l1")
 D = Q.constraint
 
 
-def stamp(algorithm: fedfw.Algorithm | None = None, problem: fedfw.Problem | None = None, **options: Any) -> str:
+def stamp(
+    algorithm: fedfw.Algorithm | None = None, problem: fedfw.Problem | None = None, **options: Any
+) -> str:
     algorithm = fedfw.FedFW(D, penalty=0.1) if algorithm is None else algorithm
-    found = Simulation(Q.problem if problem is None else problem, algorithm, Options(**options)).fingerprint
+    found = Simulation(
+        Q.problem if problem is None else problem, algorithm, Options(**options)
+    ).fingerprint
     return repr({name: text for name, text in found.items() if name != "rounds"})
 
 
 def test_fingerprints_tell_runs_apart_that_would_go_another_way() -> None:
     same = stamp()
     assert stamp() == same
-    assert stamp(rounds=7, eval_every=3, tol=0.1, participation=1.0) == same  # how long, and what is looked at
+    assert (
+        stamp(rounds=7, eval_every=3, tol=0.1, participation=1.0) == same
+    )  # how long, and what is looked at
     assert stamp(participation=8) == stamp(participation=[1.0] * 8) == same
     box, other_box = torch.full((2000,), 1.0), torch.full((2000,), 1.0)
     other_box[1000] = 2.0  # where a tensor's own text has dots
@@ -505,11 +589,25 @@ def linear(*, change: str = "", sizes: tuple[int, ...] = (9, 7, 9)) -> fedfw.Pro
 
 
 def test_problems_are_told_apart_by_data_loss_weights_and_l2() -> None:
-    changes = ["", "one entry", "one label", "two samples swapped", "two clients swapped", "test", "l2", "more l2"]
+    changes = [
+        "",
+        "one entry",
+        "one label",
+        "two samples swapped",
+        "two clients swapped",
+        "test",
+        "l2",
+        "more l2",
+    ]
     changes += ["weights", "smoothed", "class weights", "other class weights"]
     found = [describe_problem(linear(change=change)) for change in changes]
     assert describe_problem(linear()) == found[0]
     assert len(set(map(repr, found))) == len(found)
-    for change, name in {"one entry": "data", "one label": "data", "test": "test data", "l2": "l2"}.items():
+    for change, name in {
+        "one entry": "data",
+        "one label": "data",
+        "test": "test data",
+        "l2": "l2",
+    }.items():
         other = found[changes.index(change)]
         assert [key for key in other if other[key] != found[0][key]] == [name]

@@ -1,4 +1,6 @@
-"""Many registered clients: what is kept of them gives the same bits, and costs what those who take part cost."""
+"""Many registered clients: what is kept of them gives the same bits, and costs what those who take
+part cost.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +68,9 @@ def test_rows_that_were_touched_are_the_rows(name: str, monkeypatch: pytest.Monk
         assert torch.equal(few.clients[key], values)
     for record, wanted in zip(one.history, other.history, strict=True):
         assert record.loss == wanted.loss
-        assert record.consensus == (None if wanted.consensus is None else pytest.approx(wanted.consensus))
+        assert record.consensus == (
+            None if wanted.consensus is None else pytest.approx(wanted.consensus)
+        )
         assert (record.bytes_up, record.bytes_down) == (wanted.bytes_up, wanted.bytes_down)
 
 
@@ -74,14 +78,18 @@ def test_rows_that_were_touched_are_the_rows(name: str, monkeypatch: pytest.Monk
 def test_clients_that_are_made_are_those_that_are_stored(options: dict[str, Any]) -> None:
     made = fedfw.Problem.generated(layer(), nnf.cross_entropy, N, make)
     algorithm = ALGORITHMS["l1"]
-    one, other = (fedfw.simulate(problem, algorithm, rounds=5, **options).x for problem in (made, stored()))
+    one, other = (
+        fedfw.simulate(problem, algorithm, rounds=5, **options).x for problem in (made, stored())
+    )
     assert torch.equal(one, other)
     network = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
     inputs, targets = make(torch.arange(N))
     kept = fedfw.Problem(network, nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
     made = fedfw.Problem.generated(network, nnf.cross_entropy, N, make)
     algorithm = replace(algorithm, momentum=0.0, schedule="convex")
-    one, other = (fedfw.simulate(problem, algorithm, rounds=3, **options).x for problem in (made, kept))
+    one, other = (
+        fedfw.simulate(problem, algorithm, rounds=3, **options).x for problem in (made, kept)
+    )
     assert torch.allclose(one, other, atol=1e-6)
 
 
@@ -117,11 +125,14 @@ def test_what_differs_from_the_start_is_kept() -> None:
     assert held["seen"].flatten().tolist() == [False, True, True, True]
 
 
-# --- A coordinator that keeps the coordinates that somebody touched gives the bits of one that keeps all of them ---
+# --- A coordinator that keeps the coordinates that somebody touched gives the bits of one that
+# keeps all of them ---
 
 DTYPES = [torch.float32, torch.float64]
 COLUMNS_N, P = 40, 400
-PRODUCT = fedfw.Product({"a": fedfw.L1Ball(3.0), "b": fedfw.KSparse(2, 1.0)}).bind({"a": (300,), "b": (100,)})
+PRODUCT = fedfw.Product({"a": fedfw.L1Ball(3.0), "b": fedfw.KSparse(2, 1.0)}).bind(
+    {"a": (300,), "b": (100,)}
+)
 COLUMNS_ALGORITHMS = {
     "FedFW": fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.1),
     "FedFW+": fedfw.FedFWPlus(fedfw.L1Ball(3.0), penalty=0.1),
@@ -132,7 +143,9 @@ COLUMNS_ALGORITHMS = {
 
 def plan_of(algorithm: Algorithm, local_steps: int, keeps_start: bool) -> Plan:
     schedule = nonconvex(1.0, 100) if keeps_start else convex()
-    return Plan(COLUMNS_N, algorithm.constraint, local_steps, lam_0=0.1, schedule=schedule, convex=True)
+    return Plan(
+        COLUMNS_N, algorithm.constraint, local_steps, lam_0=0.1, schedule=schedule, convex=True
+    )
 
 
 def start_of(dtype: torch.dtype, entries: int) -> Tensor:
@@ -177,13 +190,21 @@ class Course:
     def round(self, t: int) -> tuple[Tensor, Tensor, Atom, Tensor]:
         """Who is asked, who answers, what, and the certificate's numbers."""
         drawn = torch.rand(COLUMNS_N, generator=self.generator)
-        asked = (drawn < self.share).nonzero().flatten() if self.share < 1 else torch.arange(COLUMNS_N)
-        came = asked[torch.rand(len(asked), generator=self.generator) < 0.9] if self.share < 1 else asked
+        asked = (
+            (drawn < self.share).nonzero().flatten() if self.share < 1 else torch.arange(COLUMNS_N)
+        )
+        came = (
+            asked[torch.rand(len(asked), generator=self.generator) < 0.9]
+            if self.share < 1
+            else asked
+        )
         numbers = torch.randn(len(came), generator=self.generator, dtype=torch.float64)
         return asked, came, self.sent(t, came), numbers
 
 
-def take_round(coordinator: Coordinator, t: int, what: tuple[Tensor, Tensor, Atom, Tensor]) -> list[dict[str, bytes]]:
+def take_round(
+    coordinator: Coordinator, t: int, what: tuple[Tensor, Tensor, Atom, Tensor]
+) -> list[dict[str, bytes]]:
     asked, came, atoms, numbers = what
     now = coordinator.open(t, [asked])
     coordinator.announce(now)
@@ -208,7 +229,9 @@ def assert_same(few: Coordinator, every: Coordinator) -> None:
     for row in (0, every.memory.n - 1):
         ours = point_digest(few.points(torch.tensor([row]))[0], columns)
         assert ours == point_digest(every.points(torch.tensor([row]))[0])
-    assert few.memory.spread(few.server.xbar) == pytest.approx(every.memory.spread(every.server.xbar), rel=1e-12)
+    assert few.memory.spread(few.server.xbar) == pytest.approx(
+        every.memory.spread(every.server.xbar), rel=1e-12
+    )
     one, other = few.bound.value(), every.bound.value()
     assert (one is None) == (other is None)
     assert one is None or one == pytest.approx(other, rel=1e-12)
@@ -218,8 +241,12 @@ def assert_same(few: Coordinator, every: Coordinator) -> None:
 @pytest.mark.parametrize("share", [1.0, 0.6])
 @pytest.mark.parametrize("local_steps", [1, 2])
 @pytest.mark.parametrize("name", COLUMNS_ALGORITHMS)
-def test_few_columns_are_all_columns(name: str, local_steps: int, share: float, dtype: torch.dtype) -> None:
-    """Points, duals, the model, what goes down and the bound; clients come and go, and a checkpoint is loaded."""
+def test_few_columns_are_all_columns(
+    name: str, local_steps: int, share: float, dtype: torch.dtype
+) -> None:
+    """Points, duals, the model, what goes down and the bound; clients come and go, and a checkpoint
+    is loaded.
+    """
     algorithm, start = COLUMNS_ALGORITHMS[name], start_of(dtype, 30)
     plan = plan_of(algorithm, local_steps, keeps_start=share < 1)
     few, every = (coordinator_of(algorithm, plan, start, few) for few in (True, False))
@@ -234,7 +261,9 @@ def test_few_columns_are_all_columns(name: str, local_steps: int, share: float, 
             few = coordinator_of(algorithm, plan, start, few=True)
             few.load(held)
         if t == 5:
-            newcomer = algorithm.contract.rebuilt(algorithm.start_clients(few.server.xbar[None].to(dtype)))
+            newcomer = algorithm.contract.rebuilt(
+                algorithm.start_clients(few.server.xbar[None].to(dtype))
+            )
             for one in (few, every):
                 one.leave(7)
                 one.join(3, {key: value.clone() for key, value in newcomer.items()})

@@ -39,7 +39,8 @@ records = st.builds(
     bytes_up=counts,
     evidence_up=counts,
     evidence_down=counts,
-    seconds=st.none() | st.dictionaries(st.sampled_from(["gradient", "oracle", "rest"]), st.floats(0, 1e6)),
+    seconds=st.none()
+    | st.dictionaries(st.sampled_from(["gradient", "oracle", "rest"]), st.floats(0, 1e6)),
 )
 
 
@@ -64,13 +65,16 @@ def test_history_as_columns_and_csv(tmp_path: Path) -> None:
     assert len(rows) == 5
     assert {"seconds_gradient", "seconds_oracle", "seconds_rest"} <= set(rows[0])
     assert [row["bytes_up"] for row in rows] == [str(value) for value in columns["bytes_up"]]
-    assert [float(row["loss"]) for row in rows if row["loss"]] == [v for v in columns["loss"] if v is not None]
+    assert [float(row["loss"]) for row in rows if row["loss"]] == [
+        v for v in columns["loss"] if v is not None
+    ]
     assert History.from_jsonl(run.history.to_jsonl()).to_dict() == columns
     figure = run.plot()
     assert len(figure.axes) == 4
 
 
-# --- Who takes part: as often as was asked for, the same clients every time, and nothing that makes no sense ---
+# --- Who takes part: as often as was asked for, the same clients every time, and nothing that makes
+# no sense ---
 
 
 def test_rates() -> None:
@@ -91,7 +95,9 @@ def test_rates() -> None:
     t=st.integers(1, 10**9),
     wanted=st.one_of(st.floats(0.01, 1.0), st.integers(2, 30), st.just("each its own")),
 )
-def test_draws_repeat_and_name_clients_in_order(n: int, seed: int, t: int, wanted: float | int | str) -> None:
+def test_draws_repeat_and_name_clients_in_order(
+    n: int, seed: int, t: int, wanted: float | int | str
+) -> None:
     if isinstance(wanted, int):
         wanted = min(wanted, n)
     asked = [(i + 1) / n for i in range(n)] if isinstance(wanted, str) else wanted
@@ -106,7 +112,9 @@ def test_draws_repeat_and_name_clients_in_order(n: int, seed: int, t: int, wante
         assert n - 1 in who  # its probability is one
 
 
-@pytest.mark.parametrize("wanted", [0.0, 1.5, -0.1, float("nan"), 11, 0, 1, -3, [0.5, 0.5], [0.5] * 9 + [0.0], []])
+@pytest.mark.parametrize(
+    "wanted", [0.0, 1.5, -0.1, float("nan"), 11, 0, 1, -3, [0.5, 0.5], [0.5] * 9 + [0.0], []]
+)
 def test_refusals(wanted: object) -> None:
     with pytest.raises(ValueError, match="participation="):
         Participation(wanted, 10, seed=0)  # type: ignore[arg-type]
@@ -121,7 +129,9 @@ def test_a_function_is_asked_once_a_round_and_held_to_the_clients_that_there_are
 
     attends = Participation(function, 4, seed=0)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"round 1: participation names clients \[0, 4\], expected 0 to 3"):
+        with pytest.raises(
+            ValueError, match=r"round 1: participation names clients \[0, 4\], expected 0 to 3"
+        ):
             attends(1)
     asked.clear()
     assert [attends(3).tolist() for _ in range(3)] == [[], [], []]
@@ -181,7 +191,9 @@ def test_a_start_outside_is_projected_and_one_inside_is_kept(name: str, dtype: t
 # --- the certificate ---
 
 
-def certificate(algorithm: fedfw.Algorithm, problem: fedfw.Problem | None = None, **options: Any) -> Certificate:
+def certificate(
+    algorithm: fedfw.Algorithm, problem: fedfw.Problem | None = None, **options: Any
+) -> Certificate:
     problem = Quadratics.on("l1").problem if problem is None else problem
     return Simulation(problem, algorithm, Options(**options)).certificate
 
@@ -206,16 +218,24 @@ def test_certificate_says_when_it_is_not_valid() -> None:
     assert run.certificate.startswith("none, because the losses are not known to be convex")
     with pytest.raises(ValueError, match="tol needs a certificate"):
         fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3, tol=0.1)
-    averaged = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, momentum=0.9), rounds=20, eval_every=10)
+    averaged = fedfw.simulate(
+        q.problem, fedfw.FedFW(q.constraint, momentum=0.9), rounds=20, eval_every=10
+    )
     assert averaged.history[5].lower_bound is None
     assert averaged.history[9].lower_bound is not None
-    assert "loss - gap at evaluations, because clients step along averaged gradients" in averaged.certificate
+    assert (
+        "loss - gap at evaluations, because clients step along averaged gradients"
+        in averaged.certificate
+    )
 
 
-# --- Certified accuracy in records, simulated and deployed, and what is refused before a run begins ---
+# --- Certified accuracy in records, simulated and deployed, and what is refused before a run begins
+# ---
 
 
-def samples_of_robustness(seed: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+def samples_of_robustness(
+    seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Three classes, each around a corner of its own."""
     targets = torch.arange(12) % 3
     noise = torch.randn(12, 4, generator=torch.Generator().manual_seed(seed))
@@ -231,11 +251,17 @@ ALGORITHM = fedfw.FedFW(fedfw.LipschitzNet(2.0), penalty=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(dtype: torch.dtype) -> None:
+def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(
+    dtype: torch.dtype,
+) -> None:
     data = [samples_of_robustness(i, dtype) for i in range(3)]
-    problem = fedfw.Problem(network(dtype), nn.functional.cross_entropy, data, test=samples_of_robustness(9, dtype))
+    problem = fedfw.Problem(
+        network(dtype), nn.functional.cross_entropy, data, test=samples_of_robustness(9, dtype)
+    )
     run = fedfw.simulate(problem, ALGORITHM, rounds=30, certify="0.05,0.3", eval_every=5)
-    assert [record.certified is not None for record in run.history] == [t % 5 == 0 for t in range(1, 31)]
+    assert [record.certified is not None for record in run.history] == [
+        t % 5 == 0 for t in range(1, 31)
+    ]
     last = run.history[-1]
     assert last.lipschitz == fedfw.lipschitz_bound(run.model)
     assert last.lipschitz <= 2.0
@@ -246,7 +272,9 @@ def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(d
     assert shares[0.05] > 0.5
 
 
-@pytest.mark.parametrize("bad", ["0.1;0.2", "", "0.1,,0.2", "-1", "nan", "inf", 0.0, -0.5, [0.1, 0.0], [], ["a"]])
+@pytest.mark.parametrize(
+    "bad", ["0.1;0.2", "", "0.1,,0.2", "-1", "nan", "inf", 0.0, -0.5, [0.1, 0.0], [], ["a"]]
+)
 def test_other_radii_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"certify=.*, expected positive numbers, or text such as"):
         Options(certify=bad)
@@ -263,11 +291,23 @@ def test_other_radii_are_refused(bad: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_certified_is_refused_before_the_run(model: nn.Module, test: Any, told: str) -> None:
-    problem = fedfw.Problem(model, nn.functional.cross_entropy, [samples_of_robustness(0)], test=test)
+def test_what_cannot_be_certified_is_refused_before_the_run(
+    model: nn.Module, test: Any, told: str
+) -> None:
+    problem = fedfw.Problem(
+        model, nn.functional.cross_entropy, [samples_of_robustness(0)], test=test
+    )
     algorithm = fedfw.FedFW(fedfw.L2Ball(1.0))
     with pytest.raises(ValueError, match=told):
         fedfw.simulate(problem, algorithm, rounds=1, certify=0.1)
-    task = Task(model, problem.loss, algorithm, samples_of_robustness, 1, options=Options(certify=0.1), test=test)
+    task = Task(
+        model,
+        problem.loss,
+        algorithm,
+        samples_of_robustness,
+        1,
+        options=Options(certify=0.1),
+        test=test,
+    )
     with pytest.raises(ValueError, match=told):
         DeployedServer(task)

@@ -1,4 +1,6 @@
-"""The wire: what is counted is what is written, what is written is read to the bit, and nothing shorter would do."""
+"""The wire: what is counted is what is written, what is written is read to the bit, and nothing
+shorter would do.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,23 +69,38 @@ def by_coordinates(x: Tensor, places: list[int]) -> bytes:
     at = np.array(places, np.int64)
     index = write_index_set(at, len(x), np.empty(0, np.uint8))
     form = CHANGED + (4 if x.dtype == torch.float64 else 0)
-    return bytes([form]) + len(places).to_bytes(4, "big") + index + floats_to_bytes(x[torch.from_numpy(at)])
+    return (
+        bytes([form])
+        + len(places).to_bytes(4, "big")
+        + index
+        + floats_to_bytes(x[torch.from_numpy(at)])
+    )
 
 
 @st.composite
 def vectors(draw: st.DrawFn, least: int = 1, most: int = 300) -> Tensor:
-    """Sparse and dense ones, in both precisions, some with negative zeros, as projections make them."""
+    """Sparse and dense ones, in both precisions, some with negative zeros, as projections make
+    them.
+    """
     p, dtype = draw(st.integers(least, most)), draw(st.sampled_from(DTYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    x = torch.randn(p, generator=generator, dtype=torch.float64) * 10.0 ** draw(st.integers(-30, 30))
-    kept = torch.rand(p, generator=generator) < draw(st.sampled_from([0.0, 0.01, 0.1, 0.4, 0.9, 1.0]))
+    x = torch.randn(p, generator=generator, dtype=torch.float64) * 10.0 ** draw(
+        st.integers(-30, 30)
+    )
+    kept = torch.rand(p, generator=generator) < draw(
+        st.sampled_from([0.0, 0.01, 0.1, 0.4, 0.9, 1.0])
+    )
     zero = torch.where(x < 0, -0.0, 0.0) if draw(st.booleans()) else torch.zeros(p)
     return torch.where(kept, x, zero).to(dtype)
 
 
 @given(x=vectors(), seed=st.integers(0, 1000))
 def test_a_vector_arrives_to_the_bit_in_its_shorter_form(x: Tensor, seed: int) -> None:
-    places = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: seed % (len(x) + 1)].sort().values
+    places = (
+        torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: seed % (len(x) + 1)]
+        .sort()
+        .values
+    )
     known = x.clone()
     known[places] += 1
     changed = np.zeros(len(x), np.bool_)
@@ -101,7 +118,9 @@ def test_a_vector_arrives_to_the_bit_in_its_shorter_form(x: Tensor, seed: int) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeros_keep_their_sign(dtype: torch.dtype) -> None:
-    """Projections make negative zeros of negative numbers; what is compared are digests, which see them."""
+    """Projections make negative zeros of negative numbers; what is compared are digests, which see
+    them.
+    """
     x = torch.zeros(100, dtype=dtype)
     x[3], x[7] = 2.0, -0.0
     assert digest(decoded(encoded(x).write(), torch.zeros_like(x))) == digest(x)
@@ -109,11 +128,21 @@ def test_zeros_keep_their_sign(dtype: torch.dtype) -> None:
 
 def test_digests_tell_vectors_apart_and_see_their_type_and_order() -> None:
     x, y = torch.arange(5.0), torch.arange(5.0).flip(0)
-    told = [digest(x), digest(y), digest(x, y), digest(y, x), digest(x.double()), digest(x[:4]), digest()]
+    told = [
+        digest(x),
+        digest(y),
+        digest(x, y),
+        digest(y, x),
+        digest(x.double()),
+        digest(x[:4]),
+        digest(),
+    ]
     assert len(set(told)) == len(told)
     assert {len(one) for one in told} == {DIGEST_NBYTES}
     assert digest(x) == digest(x.clone())
-    assert digest(torch.arange(10.0)[::2]) == digest(torch.tensor([0.0, 2.0, 4.0, 6.0, 8.0]))  # not contiguous
+    assert digest(torch.arange(10.0)[::2]) == digest(
+        torch.tensor([0.0, 2.0, 4.0, 6.0, 8.0])
+    )  # not contiguous
 
 
 # --- bytes from somebody who means harm ---
@@ -121,7 +150,14 @@ def test_digests_tell_vectors_apart_and_see_their_type_and_order() -> None:
 
 @given(data=st.binary(max_size=80), p=st.integers(1, 12), dtype=st.sampled_from(DTYPES))
 def test_any_bytes_are_a_vector_or_refused(data: bytes, p: int, dtype: torch.dtype) -> None:
-    for form in (b"", *(bytes([form | flag]) for form in (WHOLE, CHANGED, REPEATED, UNCHANGED) for flag in (0, 4))):
+    for form in (
+        b"",
+        *(
+            bytes([form | flag])
+            for form in (WHOLE, CHANGED, REPEATED, UNCHANGED)
+            for flag in (0, 4)
+        ),
+    ):
         for read in (decoded, decoded_alone):
             try:
                 x = read(form + data, torch.zeros(p, dtype=dtype))
@@ -145,15 +181,23 @@ def test_hostile_messages_are_refused(dtype: torch.dtype) -> None:
     for value in (torch.nan, torch.inf):
         spoilt = x.clone()
         spoilt[4] = value
-        for data in (whole(spoilt).write(), by_coordinates(spoilt, [4]), Repeat(0.5, 0.5, spoilt).write()):
+        for data in (
+            whole(spoilt).write(),
+            by_coordinates(spoilt, [4]),
+            Repeat(0.5, 0.5, spoilt).write(),
+        ):
             with pytest.raises(AtomError, match="not finite"):
                 decoded(data, known)
     for data in (too_many, most, no_form, more_than_unchanged, b""):
         with pytest.raises(AtomError):
             decoded(data, known)
-    with pytest.raises(AtomError, match="expected a vector that is whole or given by its coordinates"):
+    with pytest.raises(
+        AtomError, match="expected a vector that is whole or given by its coordinates"
+    ):
         decoded_alone(Repeat(0.5, 0.5, x).write(), known)
-    with pytest.raises(AtomError, match="expected a vector that is whole or given by its coordinates"):
+    with pytest.raises(
+        AtomError, match="expected a vector that is whole or given by its coordinates"
+    ):
         decoded_alone(bytes([UNCHANGED]), known)
     with pytest.raises(AtomError):
         decoded_alone(b"", known)
@@ -170,22 +214,30 @@ def test_rates_that_are_not_finite_are_refused(rates: tuple[float, float]) -> No
 
 @dataclass
 class Told:
-    """What an observer of a wire knows: every message so far, and which coordinates each of them changed."""
+    """What an observer of a wire knows: every message so far, and which coordinates each of them
+    changed.
+    """
 
     p: int
     dtype: torch.dtype
     precision: torch.dtype
     wide: bool = False  # whether the model's numbers need the type in which it is held
-    messages: list[dict[str, Tensor]] = field(default_factory=lambda: [{}])  # by version; 0 is nothing
+    messages: list[dict[str, Tensor]] = field(
+        default_factory=lambda: [{}]
+    )  # by version; 0 is nothing
     changed: list[dict[str, set[int]]] = field(default_factory=lambda: [{}])
-    repeat: Repeat | None = None  # the one step between the last two messages, where it can be repeated
+    repeat: Repeat | None = (
+        None  # the one step between the last two messages, where it can be repeated
+    )
 
     def held(self, version: int, name: str) -> Tensor:
         """What a client holds that has this message: zeros for what was left out of it."""
         return self.messages[version].get(name, torch.zeros(self.p, dtype=self.dtype))
 
     def shortest(self, name: str, base: int) -> int:
-        """The least number of bytes for a client with the message ``base``, over all forms that there are."""
+        """The least number of bytes for a client with the message ``base``, over all forms that
+        there are.
+        """
         x = self.messages[-1][name]
         places = sorted(set().union(*(step.get(name, set()) for step in self.changed[base + 1 :])))
         if base > 0 and not places:
@@ -193,7 +245,12 @@ class Told:
         named = not_zero(x) if base == 0 else places
         x = x if name == "xbar" and self.wide else x.to(self.precision)
         forms = [whole_nbytes(x), len(by_coordinates(x, named))]
-        if name == "xbar" and self.repeat is not None and base == len(self.messages) - 2 and base > 0:
+        if (
+            name == "xbar"
+            and self.repeat is not None
+            and base == len(self.messages) - 2
+            and base > 0
+        ):
             forms.append(len(self.repeat.write()))
         return min(forms)
 
@@ -208,11 +265,15 @@ def sparse_change(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 @st.composite
 def courses(draw: st.DrawFn) -> dict[str, Any]:
-    """A wire's life: how the model steps, which further vectors go down and how they change, and when it is stored."""
+    """A wire's life: how the model steps, which further vectors go down and how they change, and
+    when it is stored.
+    """
     kinds = st.sampled_from(["nothing", "few", "all", "back", "repeat", "repeat after few"])
     further = st.sampled_from(["left out", "few", "all", "same", "back"])
     messages = st.lists(
-        st.fixed_dictionaries({"xbar": kinds, "ybar": further, "z": further, "stored": st.booleans()}),
+        st.fixed_dictionaries(
+            {"xbar": kinds, "ybar": further, "z": further, "stored": st.booleans()}
+        ),
         min_size=1,
         max_size=7,
     )
@@ -239,7 +300,11 @@ class Course:
         return 1 + int(torch.randint(3, (), generator=self.generator))
 
     def step(
-        self, after: Tensor, support: Tensor | None = None, repeat: Repeat | None = None, wide: Tensor | None = None
+        self,
+        after: Tensor,
+        support: Tensor | None = None,
+        repeat: Repeat | None = None,
+        wide: Tensor | None = None,
     ) -> set[int]:
         self.told.wide = support is not None and after.dtype != self.precision
         after = after if support is not None else after.to(self.precision).to(after.dtype)
@@ -267,7 +332,9 @@ class Course:
             wide = narrowest(total) is torch.float64
             repeat = Repeat(0.75, 0.1, total, torch.float64 if wide else self.precision)
             support = marked(not_zero(total), len(total))
-            changed |= self.step(move_mean(self.x, 0.75, 0.1, total), support, repeat, torch.tensor([wide]))
+            changed |= self.step(
+                move_mean(self.x, 0.75, 0.1, total), support, repeat, torch.tensor([wide])
+            )
             if kind != "repeat after few" and len(self.told.messages) > 1:
                 self.told.repeat = repeat
         self.pending = {"xbar": changed}
@@ -307,7 +374,9 @@ class Course:
             wire.encoding(n, base).nbytes for base in everyone for n in told.messages[-1]
         )
         for base in bases:
-            assert wire.write(base) == {n: wire.encoding(n, base).write() for n in told.messages[-1]}
+            assert wire.write(base) == {
+                n: wire.encoding(n, base).write() for n in told.messages[-1]
+            }
 
     def stored(self) -> None:
         """A checkpoint and a fresh wire in place of this one."""
@@ -335,12 +404,19 @@ def test_a_wire_that_was_stored_writes_the_bytes_of_one_that_was_not() -> None:
     def course(stored: bool) -> list[bytes]:
         run = Course(60, (torch.float32, torch.float32), 5)
         written = []
-        for kind, further in (("few", "all"), ("repeat", "few"), ("back", "left out"), ("repeat", "same")):
+        for kind, further in (
+            ("few", "all"),
+            ("repeat", "few"),
+            ("back", "left out"),
+            ("repeat", "same"),
+        ):
             run.move(kind)
             if stored:
                 run.stored()
             run.announce({"ybar": further})
-            written += [data for base in range(run.wire.version) for data in run.wire.write(base).values()]
+            written += [
+                data for base in range(run.wire.version) for data in run.wire.write(base).values()
+            ]
         return written
 
     assert course(True) == course(False)
@@ -362,8 +438,12 @@ def test_a_wire_that_was_stored_writes_the_bytes_of_one_that_was_not() -> None:
         ("fedavg", "l1"),
     ],
 )
-def test_a_simulation_counts_what_its_wire_would_write(name: str, set_: str, participation: float) -> None:
-    """For every client and round the bytes are written, and somebody who holds what the client holds reads them."""
+def test_a_simulation_counts_what_its_wire_would_write(
+    name: str, set_: str, participation: float
+) -> None:
+    """For every client and round the bytes are written, and somebody who holds what the client
+    holds reads them.
+    """
     q = Quadratics.on(set_)
     held: dict[int, dict[str, Tensor]] = {}
 
@@ -374,9 +454,13 @@ def test_a_simulation_counts_what_its_wire_would_write(name: str, set_: str, par
         vectors, written = coordinator.vectors(now.message), 0
         for i, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
             known = held.get(i, {})
-            for key, data in ((key, coordinator.wire.encoding(key, base).write()) for key in vectors):
+            for key, data in (
+                (key, coordinator.wire.encoding(key, base).write()) for key in vectors
+            ):
                 written += len(data)
-                assert same_bits(decoded(data, known.get(key, torch.zeros(P, dtype=torch.float64))), vectors[key])
+                assert same_bits(
+                    decoded(data, known.get(key, torch.zeros(P, dtype=torch.float64))), vectors[key]
+                )
             held[i] = {key: vector.clone() for key, vector in vectors.items()}
         assert written == simulation.history[-1].bytes_down
 

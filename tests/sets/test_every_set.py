@@ -16,12 +16,16 @@ from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.testing import check_constraint
 
 
-def lp(A: np.ndarray, b: np.ndarray, equal: tuple[np.ndarray, np.ndarray] | None = None) -> Callable[[Tensor], float]:
+def lp(
+    A: np.ndarray, b: np.ndarray, equal: tuple[np.ndarray, np.ndarray] | None = None
+) -> Callable[[Tensor], float]:
     """min <g, x> over {Ax <= b, equal[0] x = equal[1]} by HiGHS' interior point method."""
 
     def least(g: Tensor) -> float:
         equality = {} if equal is None else {"A_eq": equal[0], "b_eq": equal[1]}
-        answer = linprog(g.flatten().numpy(), A_ub=A, b_ub=b, bounds=(None, None), method="highs-ipm", **equality)
+        answer = linprog(
+            g.flatten().numpy(), A_ub=A, b_ub=b, bounds=(None, None), method="highs-ipm", **equality
+        )
         assert answer.status == 0
         return float(answer.fun)
 
@@ -34,14 +38,20 @@ def split_lp(upper: float, total: float) -> Callable[[Tensor], float]:
     def least(g: Tensor) -> float:
         c = g.flatten().numpy()
         answer = linprog(
-            np.concatenate([c, -c]), A_ub=np.ones((1, 2 * len(c))), b_ub=[total], bounds=(0, upper), method="highs"
+            np.concatenate([c, -c]),
+            A_ub=np.ones((1, 2 * len(c))),
+            b_ub=[total],
+            bounds=(0, upper),
+            method="highs",
         )
         return float(answer.fun)
 
     return least
 
 
-def positive_lp(p: int, total: float, upper: float | None, equality: bool) -> Callable[[Tensor], float]:
+def positive_lp(
+    p: int, total: float, upper: float | None, equality: bool
+) -> Callable[[Tensor], float]:
     rows, bounds = np.ones((1, p)), (0, upper)
 
     def least(g: Tensor) -> float:
@@ -60,7 +70,9 @@ def best_support(k: int, r: float) -> Callable[[Tensor], float]:
 
     def least(g: Tensor) -> float:
         flat = g.flatten()
-        return -r * max(float(flat[list(c)].norm()) for c in itertools.combinations(range(len(flat)), k))
+        return -r * max(
+            float(flat[list(c)].norm()) for c in itertools.combinations(range(len(flat)), k)
+        )
 
     return least
 
@@ -83,7 +95,9 @@ class Case:
     scaled: Callable[[float], ConstraintSet] | None = None
 
 
-PERMUTATIONS = [torch.eye(4, dtype=torch.float64)[list(q)] for q in itertools.permutations(range(4))]
+PERMUTATIONS = [
+    torch.eye(4, dtype=torch.float64)[list(q)] for q in itertools.permutations(range(4))
+]
 POINTS = torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 GROUPS = torch.tensor([0, 1, 1, 2, 2, 2, 0, 3])
 RANDOM_A = torch.randn(14, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -93,8 +107,15 @@ BOX_LO, BOX_HI = torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([1.0, 3.0, 2.5])
 
 CASES = {
     "l1": Case(fedfw.L1Ball(2.5), (3, 4), split_lp(np.inf, 2.5), lambda c: fedfw.L1Ball(2.5 * c)),
-    "l2": Case(fedfw.L2Ball(0.7), (9,), lambda g: -0.7 * float(np.linalg.norm(g)), lambda c: fedfw.L2Ball(0.7 * c)),
-    "linf": Case(fedfw.LinfBall(3.0), (2, 5), split_lp(3.0, 1e6), lambda c: fedfw.LinfBall(3.0 * c)),
+    "l2": Case(
+        fedfw.L2Ball(0.7),
+        (9,),
+        lambda g: -0.7 * float(np.linalg.norm(g)),
+        lambda c: fedfw.L2Ball(0.7 * c),
+    ),
+    "linf": Case(
+        fedfw.LinfBall(3.0), (2, 5), split_lp(3.0, 1e6), lambda c: fedfw.LinfBall(3.0 * c)
+    ),
     "box": Case(
         fedfw.Box(-1.0, 2.0),
         (7,),
@@ -106,12 +127,19 @@ CASES = {
         (3,),
         lp(np.vstack([np.eye(3), -np.eye(3)]), np.concatenate([BOX_HI.numpy(), -BOX_LO.numpy()])),
     ),
-    "ksparse": Case(fedfw.KSparse(3, 2.0), (3, 4), split_lp(2.0, 6.0), lambda c: fedfw.KSparse(3, 2.0 * c)),
-    "ksupport": Case(fedfw.KSupport(3, 2.0), (9,), best_support(3, 2.0), lambda c: fedfw.KSupport(3, 2.0 * c)),
+    "ksparse": Case(
+        fedfw.KSparse(3, 2.0), (3, 4), split_lp(2.0, 6.0), lambda c: fedfw.KSparse(3, 2.0 * c)
+    ),
+    "ksupport": Case(
+        fedfw.KSupport(3, 2.0), (9,), best_support(3, 2.0), lambda c: fedfw.KSupport(3, 2.0 * c)
+    ),
     "ksupport-k1": Case(fedfw.KSupport(1, 2.0), (6,), split_lp(np.inf, 2.0)),
     "ksupport-large-k": Case(fedfw.KSupport(99, 2.0), (6,), lambda g: -2.0 * float(g.norm())),
     "group-rows": Case(
-        fedfw.GroupBall(2.0, "rows"), (4, 3), by_groups(2.0, 1), lambda c: fedfw.GroupBall(2.0 * c, "rows")
+        fedfw.GroupBall(2.0, "rows"),
+        (4, 3),
+        by_groups(2.0, 1),
+        lambda c: fedfw.GroupBall(2.0 * c, "rows"),
     ),
     "group-columns": Case(fedfw.GroupBall(2.0, "columns"), (4, 3), by_groups(2.0, 0)),
     "group-index": Case(
@@ -119,17 +147,29 @@ CASES = {
         (8,),
         lambda g: -2.0 * max(float(g[j == GROUPS].norm()) for j in range(4)),
     ),
-    "simplex": Case(fedfw.Simplex(2.0), (7,), positive_lp(7, 2.0, None, True), lambda c: fedfw.Simplex(2.0 * c)),
+    "simplex": Case(
+        fedfw.Simplex(2.0), (7,), positive_lp(7, 2.0, None, True), lambda c: fedfw.Simplex(2.0 * c)
+    ),
     "capped-simplex": Case(
-        fedfw.CappedSimplex(2.0), (2, 3), positive_lp(6, 2.0, None, False), lambda c: fedfw.CappedSimplex(2.0 * c)
+        fedfw.CappedSimplex(2.0),
+        (2, 3),
+        positive_lp(6, 2.0, None, False),
+        lambda c: fedfw.CappedSimplex(2.0 * c),
     ),
     "hypersimplex": Case(fedfw.Hypersimplex(3), (8,), positive_lp(8, 3, 1, True)),
-    "nuclear": Case(fedfw.NuclearBall(3.0), (5, 7), by_sigma(3.0, 1), lambda c: fedfw.NuclearBall(3.0 * c)),
+    "nuclear": Case(
+        fedfw.NuclearBall(3.0), (5, 7), by_sigma(3.0, 1), lambda c: fedfw.NuclearBall(3.0 * c)
+    ),
     "nuclear-lanczos": Case(fedfw.NuclearBall(3.0), (130, 140), by_sigma(3.0, 1)),
     "nuclear-kernel": Case(fedfw.NuclearBall(3.0), (4, 3, 2, 2), by_sigma(3.0, 1)),
-    "spectral": Case(fedfw.SpectralBall(2.0), (5, 4), by_sigma(2.0, 4), lambda c: fedfw.SpectralBall(2.0 * c)),
+    "spectral": Case(
+        fedfw.SpectralBall(2.0), (5, 4), by_sigma(2.0, 4), lambda c: fedfw.SpectralBall(2.0 * c)
+    ),
     "partial-isometry": Case(
-        fedfw.PartialIsometry(2, 1.5), (7, 9), by_sigma(1.5, 2), lambda c: fedfw.PartialIsometry(2, 1.5 * c)
+        fedfw.PartialIsometry(2, 1.5),
+        (7, 9),
+        by_sigma(1.5, 2),
+        lambda c: fedfw.PartialIsometry(2, 1.5 * c),
     ),
     "partial-isometry-dense": Case(fedfw.PartialIsometry(2, 1.5), (3, 3), by_sigma(1.5, 2)),
     "spectrahedron": Case(
@@ -139,15 +179,26 @@ CASES = {
         lambda c: fedfw.Spectrahedron(2.0 * c),
     ),
     "spectrahedron-lanczos": Case(
-        fedfw.Spectrahedron(2.0), (130, 130), lambda g: 2.0 * float(np.linalg.eigvalsh((g + g.T).numpy() / 2)[0])
+        fedfw.Spectrahedron(2.0),
+        (130, 130),
+        lambda g: 2.0 * float(np.linalg.eigvalsh((g + g.T).numpy() / 2)[0]),
     ),
     "rows": Case(
-        fedfw.RowBalls(1.5), (4, 3), lambda g: -1.5 * float(g.norm(dim=1).sum()), lambda c: fedfw.RowBalls(1.5 * c)
+        fedfw.RowBalls(1.5),
+        (4, 3),
+        lambda g: -1.5 * float(g.norm(dim=1).sum()),
+        lambda c: fedfw.RowBalls(1.5 * c),
     ),
-    "rows-of-a-kernel": Case(fedfw.RowBalls(1.5), (3, 2, 2), lambda g: -1.5 * float(g.flatten(1).norm(dim=1).sum())),
-    "layers": Case(fedfw.LayerBalls(1.5), (8, 2), by_sigma(3.0, 2), lambda c: fedfw.LayerBalls(1.5 * c)),
+    "rows-of-a-kernel": Case(
+        fedfw.RowBalls(1.5), (3, 2, 2), lambda g: -1.5 * float(g.flatten(1).norm(dim=1).sum())
+    ),
+    "layers": Case(
+        fedfw.LayerBalls(1.5), (8, 2), by_sigma(3.0, 2), lambda c: fedfw.LayerBalls(1.5 * c)
+    ),
     "layers-of-a-network": Case(
-        fedfw.LayerBalls(1.5, embedding=2.0).bind({"embedding.weight": (5, 4), "weight": (4, 4), "bias": (3,)}),
+        fedfw.LayerBalls(1.5, embedding=2.0).bind(
+            {"embedding.weight": (5, 4), "weight": (4, 4), "bias": (3,)}
+        ),
         (39,),
         lambda g: (
             -4.0 * float(g[:20].reshape(5, 4).norm(dim=1).sum())
@@ -156,13 +207,20 @@ CASES = {
         ),
     ),
     "lipschitz": Case(
-        fedfw.LipschitzNet(3.0), (5, 4), by_sigma(3.0 * (1 - 1e-5 - 2.0**-17), 4), lambda c: fedfw.LipschitzNet(3.0 * c)
+        fedfw.LipschitzNet(3.0),
+        (5, 4),
+        by_sigma(3.0 * (1 - 1e-5 - 2.0**-17), 4),
+        lambda c: fedfw.LipschitzNet(3.0 * c),
     ),
     "birkhoff": Case(fedfw.Birkhoff(), (4, 4), by_enumeration(PERMUTATIONS)),
-    "hull": Case(fedfw.Hull(POINTS), (2, 3), by_enumeration(list(POINTS)), lambda c: fedfw.Hull(POINTS * c)),
+    "hull": Case(
+        fedfw.Hull(POINTS), (2, 3), by_enumeration(list(POINTS)), lambda c: fedfw.Hull(POINTS * c)
+    ),
     "polytope": Case(fedfw.Polytope(CUT_A, CUT_B), (5,), lp(CUT_A.numpy(), CUT_B.numpy())),
     "product": Case(
-        fedfw.Product({"weight": fedfw.NuclearBall(3.0), "*": fedfw.L1Ball(1.0)}).bind(torch.nn.Linear(5, 4)),
+        fedfw.Product({"weight": fedfw.NuclearBall(3.0), "*": fedfw.L1Ball(1.0)}).bind(
+            torch.nn.Linear(5, 4)
+        ),
         (24,),
         lambda g: by_sigma(3.0, 1)(g[:20].reshape(4, 5)) - float(g[20:].abs().max()),
     ),
@@ -206,7 +264,11 @@ def single(p: int) -> Tensor:
         (fedfw.Box(-2.0, 2.0), fedfw.LinfBall(2.0), (12,)),
         (fedfw.Product({"*": fedfw.L1Ball(2.0)}).bind({"w": (12,)}), fedfw.L1Ball(2.0), (12,)),
         (fedfw.NuclearBall(2.0), fedfw.L2Ball(2.0), (1, 12)),
-        (fedfw.Polytope(torch.cat([torch.eye(4), -torch.eye(4)]), torch.ones(8)), fedfw.LinfBall(1.0), (4,)),
+        (
+            fedfw.Polytope(torch.cat([torch.eye(4), -torch.eye(4)]), torch.ones(8)),
+            fedfw.LinfBall(1.0),
+            (4,),
+        ),
     ],
     ids=lambda value: repr(value) if isinstance(value, ConstraintSet) else None,
 )
@@ -214,7 +276,9 @@ def test_equivalent_sets_agree(one: ConstraintSet, other: ConstraintSet, shape: 
     G = single(math.prod(shape)).reshape(-1, *shape)
     ours, theirs = (D.lmo(G, batch=True).dense(torch.float64) for D in (one, other))
     assert torch.allclose(ours, theirs, atol=1e-5)
-    assert torch.allclose(one.project(3 * G, batch=True), other.project(3 * G, batch=True), atol=1e-6)
+    assert torch.allclose(
+        one.project(3 * G, batch=True), other.project(3 * G, batch=True), atol=1e-6
+    )
     assert one.diameter(shape) == pytest.approx(other.diameter(shape), rel=1e-6)
     assert torch.equal(one.contains(G / 4, batch=True), other.contains(G / 4, batch=True))
 
@@ -232,7 +296,9 @@ def times_power(x: Tensor, exponent: int) -> Tensor:
 
 
 def small_directions(shape: Shape, dtype: torch.dtype, above: int) -> Tensor:
-    """Rows of numbers whose smallest is 2^above times the smallest of the dtype: dense, few, one, and equal ones."""
+    """Rows of numbers whose smallest is 2^above times the smallest of the dtype: dense, few, one,
+    and equal ones.
+    """
     draw = torch.Generator().manual_seed(above)
     whole = torch.randint(-20, 21, (6, *shape), generator=draw)
     whole[1] *= torch.rand(shape, generator=draw) < 0.3
@@ -247,7 +313,9 @@ def small_directions(shape: Shape, dtype: torch.dtype, above: int) -> Tensor:
 @pytest.mark.parametrize("dtype", LOWEST)
 @pytest.mark.parametrize("name", CASES)
 def test_a_subnormal_direction_counts_as_any_other(name: str, dtype: torch.dtype) -> None:
-    """The atom is as good as that for the same numbers times a power of two, which makes them normal."""
+    """The atom is as good as that for the same numbers times a power of two, which makes them
+    normal.
+    """
     case = CASES[name]
     size = case.set.diameter(case.shape)
     for above in (0, 1, 9):
@@ -258,12 +326,16 @@ def test_a_subnormal_direction_counts_as_any_other(name: str, dtype: torch.dtype
         assert bool(torch.as_tensor(inside).all())
         least, allowed = best.dot(usual), 1e-5 * size * usual.flatten(1).norm(dim=1)
         assert bool((found.dot(usual) <= least + allowed).all())
-        if found.bound is not None:  # a sum of numbers that were rounded to the smallest ones there are
+        if (
+            found.bound is not None
+        ):  # a sum of numbers that were rounded to the smallest ones there are
             spacing = times_power(torch.tensor(len(G[0].flatten())), LOWEST[torch.float64])
             most = times_power(least + 0.1 * allowed, LOWEST[dtype] + above)
             assert bool((found.bound.double() <= most + spacing).all())
         atom = found[0]
-        assert torch.equal(fedfw.Atom.from_bytes(atom.to_bytes(), case.set, case.shape).dense(), atom.dense())
+        assert torch.equal(
+            fedfw.Atom.from_bytes(atom.to_bytes(), case.set, case.shape).dense(), atom.dense()
+        )
 
 
 @pytest.mark.parametrize("dtype", LOWEST)
@@ -279,4 +351,6 @@ def test_a_subnormal_point_has_the_projection_of_zero(name: str, dtype: torch.dt
     farthest = X.double().flatten(1).norm(dim=1).max()
     assert float((nearest - at_zero.double()).flatten(1).norm(dim=1).max()) <= farthest + rounding
     apart = torch.as_tensor(case.set.distance(X, batch=True))
-    assert float((apart - case.set.distance(torch.zeros(case.shape))).abs().max()) <= farthest + 1e-6
+    assert (
+        float((apart - case.set.distance(torch.zeros(case.shape))).abs().max()) <= farthest + 1e-6
+    )

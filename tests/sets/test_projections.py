@@ -1,4 +1,6 @@
-"""Projections of points of any size, in every dtype: inside of the set and nearest, or refused with the size."""
+"""Projections of points of any size, in every dtype: inside of the set and nearest, or refused with
+the size.
+"""
 
 import itertools
 import math
@@ -23,7 +25,9 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
 def excess(constraint: ConstraintSet, x: Tensor, nearest: Tensor, extent: float) -> float:
-    """How far the oracle refutes that P = ``nearest`` is the projection of x: max <x - P, s - P>, relative to sizes."""
+    """How far the oracle refutes that P = ``nearest`` is the projection of x: max <x - P, s - P>,
+    relative to sizes.
+    """
     way = (nearest - x).reshape(1, -1)
     length = float(robust_row_norms(way))
     if length == 0:
@@ -34,13 +38,22 @@ def excess(constraint: ConstraintSet, x: Tensor, nearest: Tensor, extent: float)
 
 
 def allowed(constraint: ConstraintSet, x: Tensor) -> float:
-    """The excess that `project` may leave: 2^-20, or what 32 roundings of the point explain where they are few."""
-    roundings = 32 * 2.0**-53 * float(robust_row_norms(x.reshape(1, -1))) / constraint.diameter(tuple(x.shape))
+    """The excess that `project` may leave: 2^-20, or what 32 roundings of the point explain where
+    they are few.
+    """
+    roundings = (
+        32
+        * 2.0**-53
+        * float(robust_row_norms(x.reshape(1, -1)))
+        / constraint.diameter(tuple(x.shape))
+    )
     return max(2.0**-20, roundings if roundings <= 2.0**-7 else 0.0)
 
 
 def points(shape: Shape, kind: str, exponent: float, seed: int) -> Tensor:
-    """A point of about the size 10^exponent: Gaussian, non-negative, with many ties, or with entries of many sizes."""
+    """A point of about the size 10^exponent: Gaussian, non-negative, with many ties, or with
+    entries of many sizes.
+    """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=random, dtype=torch.float64)
     if kind == "non-negative":
@@ -98,7 +111,10 @@ def test_sets_of_any_size_have_projections(name: str, radius: float) -> None:
 def test_far_points_go_to_the_corner_in_their_direction(exponent: int, dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -3.0, 2.0, 0.5], dtype=dtype) * 10.0**exponent
     assert fedfw.KSparse(2, 1.0).project(x).tolist() == [0.0, -1.0, 1.0, 0.0]
-    assert fedfw.KSparse(2, 1e-8).project(x).tolist() == torch.tensor([0.0, -1e-8, 1e-8, 0.0], dtype=dtype).tolist()
+    assert (
+        fedfw.KSparse(2, 1e-8).project(x).tolist()
+        == torch.tensor([0.0, -1e-8, 1e-8, 0.0], dtype=dtype).tolist()
+    )
     assert fedfw.Hypersimplex(2).project(x).tolist() == [1.0, 0.0, 1.0, 0.0]
     turned = fedfw.PartialIsometry(2, 1.0).project(torch.diag(x))
     torch.testing.assert_close(turned, torch.diag(torch.tensor([0.0, -1.0, 1.0, 0.0], dtype=dtype)))
@@ -110,14 +126,19 @@ def test_far_points_go_to_the_corner_in_their_direction(exponent: int, dtype: to
 
 def test_general_polytopes_agree_with_the_closed_form_up_to_the_rounding_of_the_point() -> None:
     p = 6
-    inequalities = torch.cat([-torch.eye(p), torch.ones(1, p)]), torch.cat([torch.zeros(p), torch.ones(1)])
+    inequalities = (
+        torch.cat([-torch.eye(p), torch.ones(1, p)]),
+        torch.cat([torch.zeros(p), torch.ones(1)]),
+    )
     corners = torch.cat([torch.zeros(1, p), torch.eye(p)])
     for constraint in (fedfw.Polytope(*inequalities), fedfw.Hull(corners)):
         for exponent in range(11):
             for kind in ("Gaussian", "ties"):
                 details = points((p,), "Gaussian", 0, 1)
                 x = points((p,), kind, exponent, exponent) + details
-                apart = float((constraint.project(x) - fedfw.CappedSimplex(1.0).project(x)).abs().max())
+                apart = float(
+                    (constraint.project(x) - fedfw.CappedSimplex(1.0).project(x)).abs().max()
+                )
                 assert apart <= 1e-14 * 10.0**exponent + 1e-10, constraint
 
 
@@ -131,7 +152,9 @@ def test_what_is_added_to_rows_and_columns_does_not_change_a_projection_on_the_b
     for power in (4, 6, 8) if dtype is torch.float32 else (4, 12, 20, 28, 36):
         rows = torch.randint(-8, 8, (5, 1), generator=random).to(dtype) * 2.0**power
         columns = torch.randint(-8, 8, (1, 5), generator=random).to(dtype) * 2.0**power
-        torch.testing.assert_close(fedfw.Birkhoff().project(details + rows + columns), wanted, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            fedfw.Birkhoff().project(details + rows + columns), wanted, atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("size", [1e160, 1e200, 1e300])
@@ -158,7 +181,9 @@ def test_norms_of_tiny_points_do_not_underflow() -> None:
 
 
 @BOTH
-def test_a_stack_with_one_far_row_has_the_rows_that_each_point_has_alone(dtype: torch.dtype) -> None:
+def test_a_stack_with_one_far_row_has_the_rows_that_each_point_has_alone(
+    dtype: torch.dtype,
+) -> None:
     for name, case in SMALL.items():
         near, far = (points(case.shape, "Gaussian", exponent, 1).to(dtype) for exponent in (0, 30))
         both = case.set.project(torch.stack([near, far]), batch=True)
@@ -171,13 +196,17 @@ def test_a_stack_with_one_far_row_has_the_rows_that_each_point_has_alone(dtype: 
 
 
 class Shifted(fedfw.Simplex):
-    """A simplex by a method of alternating shifts, which is exact near the set and loses everything far away."""
+    """A simplex by a method of alternating shifts, which is exact near the set and loses everything
+    far away.
+    """
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         theta = x.amin(1, keepdim=True) - 1
         for _ in range(100):
             above = x > theta
-            theta = (torch.where(above, x, 0.0).sum(1, keepdim=True) - self.r) / above.sum(1, keepdim=True)
+            theta = (torch.where(above, x, 0.0).sum(1, keepdim=True) - self.r) / above.sum(
+                1, keepdim=True
+            )
         return (x - theta).clamp(min=0)
 
 
@@ -206,7 +235,9 @@ class NotANumber(fedfw.L2Ball):
 
 @BOTH
 @pytest.mark.parametrize("constraint", [Shifted(1.0), Raising(1.0)], ids=["loses digits", "raises"])
-def test_the_projection_of_a_set_of_ones_own_is_repaired(constraint: ConstraintSet, dtype: torch.dtype) -> None:
+def test_the_projection_of_a_set_of_ones_own_is_repaired(
+    constraint: ConstraintSet, dtype: torch.dtype
+) -> None:
     reference = fedfw.Simplex(1.0) if isinstance(constraint, Shifted) else fedfw.L1Ball(1.0)
     for exponent in (0, 12, 20, 35):
         x = torch.tensor([3.0, -5.0, 2.9, 0.0], dtype=dtype) * 10.0**exponent
@@ -217,9 +248,14 @@ def test_the_projection_of_a_set_of_ones_own_is_repaired(constraint: ConstraintS
 
 @BOTH
 @pytest.mark.parametrize("constraint", [Hopeless(1.0), NotANumber(1.0)], ids=["outside", "NaN"])
-def test_what_cannot_be_repaired_is_refused_with_the_size(constraint: ConstraintSet, dtype: torch.dtype) -> None:
+def test_what_cannot_be_repaired_is_refused_with_the_size(
+    constraint: ConstraintSet, dtype: torch.dtype
+) -> None:
     x = torch.tensor([1e30, -2e30], dtype=dtype)
-    with pytest.raises(fedfw.InfeasibleError, match=r"cannot project a point with entries up to 2e\+30 on .*\(r=1.0\)"):
+    with pytest.raises(
+        fedfw.InfeasibleError,
+        match=r"cannot project a point with entries up to 2e\+30 on .*\(r=1.0\)",
+    ):
         constraint.project(x)
     bound = fedfw.Product({"a": fedfw.L1Ball(1.0), "b": constraint}).bind({"a": (2,), "b": (2,)})
     with pytest.raises(fedfw.InfeasibleError, match=r"2e\+30"):
@@ -237,9 +273,13 @@ def test_a_set_without_a_projection_still_says_so_for_far_points() -> None:
 
 @BOTH
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_nan_and_infinity_are_refused_with_the_row_at_every_size(bad: float, dtype: torch.dtype) -> None:
+def test_nan_and_infinity_are_refused_with_the_row_at_every_size(
+    bad: float, dtype: torch.dtype
+) -> None:
     for case in SMALL.values():
-        x = torch.stack([points(case.shape, "Gaussian", 20, 0), points(case.shape, "Gaussian", 0, 1)]).to(dtype)
+        x = torch.stack(
+            [points(case.shape, "Gaussian", 20, 0), points(case.shape, "Gaussian", 0, 1)]
+        ).to(dtype)
         x[1].view(-1)[0] = bad
         with pytest.raises(fedfw.NonFiniteError) as error:
             case.set.project(x, batch=True)
@@ -290,7 +330,9 @@ def test_boxes_far_from_the_origin_hold_their_projections(dtype: torch.dtype) ->
 
 def test_a_dtype_that_cannot_hold_a_point_of_the_set_is_refused() -> None:
     x = torch.tensor([60000.0, -1.0], dtype=torch.float16)
-    with pytest.raises(fedfw.InfeasibleError, match=r"float16 is too coarse for Simplex.*entries up to 5.3e\+05"):
+    with pytest.raises(
+        fedfw.InfeasibleError, match=r"float16 is too coarse for Simplex.*entries up to 5.3e\+05"
+    ):
         fedfw.Simplex(1e6).project(x)
     far = fedfw.Hull(torch.tensor([[1e9 + 20, 0.0], [1e9 + 21, 0.3]], dtype=torch.float64))
     with pytest.raises(fedfw.InfeasibleError, match="float32 is too coarse for Hull"):
@@ -308,8 +350,12 @@ def test_a_dtype_that_cannot_hold_a_point_of_the_set_is_refused() -> None:
     st.sampled_from([-1000, -60, 0, 20, 50, 60, 500, 900]),
     st.booleans(),
 )
-def test_water_is_filled_exactly_at_every_size(whole: list[int], k: int, power: int, near: bool) -> None:
-    """Entries are whole multiples of 2^power, beside a cap of 1 or of 2^power; the exact answer is in fractions."""
+def test_water_is_filled_exactly_at_every_size(
+    whole: list[int], k: int, power: int, near: bool
+) -> None:
+    """Entries are whole multiples of 2^power, beside a cap of 1 or of 2^power; the exact answer is
+    in fractions.
+    """
     k = min(k, len(whole))
     cap = 2.0**power if near else 1.0
     v = torch.tensor([whole], dtype=torch.float64) * 2.0**power
@@ -324,7 +370,11 @@ def test_water_is_filled_exactly_at_every_size(whole: list[int], k: int, power: 
     for above, below in itertools.pairwise(corners):
         if filled(below) >= k * bound:
             rise = filled(below) - filled(above)
-            theta = above if rise == 0 else above - (k * bound - filled(above)) * (above - below) / rise
+            theta = (
+                above if rise == 0 else above - (k * bound - filled(above)) * (above - below) / rise
+            )
             break
     wanted = [float(min(max(one - theta, Fraction(0)), bound)) for one in entries]
-    torch.testing.assert_close(found / cap, torch.tensor(wanted, dtype=torch.float64) / cap, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        found / cap, torch.tensor(wanted, dtype=torch.float64) / cap, atol=1e-12, rtol=0
+    )

@@ -39,8 +39,14 @@ from fedfw.testing import check_constraint
         (lambda: fedfw.GroupBall(1.0, torch.tensor([0, 2])), "some left out"),
         (lambda: fedfw.Hull(torch.zeros(0, 3)), "expected finite points"),
         (lambda: fedfw.Polytope(torch.eye(2), torch.ones(2)), "unbounded"),
-        (lambda: fedfw.Polytope(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.ones(2)), "unbounded"),
-        (lambda: fedfw.Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])), "empty"),
+        (
+            lambda: fedfw.Polytope(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.ones(2)),
+            "unbounded",
+        ),
+        (
+            lambda: fedfw.Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])),
+            "empty",
+        ),
         (lambda: fedfw.Polytope(torch.eye(2), torch.ones(3)), "expected \\(m, p\\) and \\(m,\\)"),
         (lambda: fedfw.Product({}), "at least one"),
         (lambda: fedfw.NuclearBall(1.0).lmo(torch.zeros(3)), "needs a matrix"),
@@ -147,16 +153,33 @@ class TestModels:
 
     def test_wildcards_first_match_wins_and_kernels_are_matrices(self) -> None:
         network = nn.Sequential(nn.Conv2d(2, 5, 3), nn.Linear(4, 3))
-        D = fedfw.Product({"0.weight": fedfw.SpectralBall(1.0), "*.bias": fedfw.LinfBall(1.0), "*": fedfw.L2Ball(2.0)})
+        D = fedfw.Product(
+            {
+                "0.weight": fedfw.SpectralBall(1.0),
+                "*.bias": fedfw.LinfBall(1.0),
+                "*": fedfw.L2Ball(2.0),
+            }
+        )
         bound = D.bind(network)
-        assert bound.parts == (fedfw.SpectralBall(1.0), fedfw.LinfBall(1.0), fedfw.L2Ball(2.0), fedfw.LinfBall(1.0))
+        assert bound.parts == (
+            fedfw.SpectralBall(1.0),
+            fedfw.LinfBall(1.0),
+            fedfw.L2Ball(2.0),
+            fedfw.LinfBall(1.0),
+        )
         s = bound.lmo(torch.randn(5 * 18 + 5 + 12 + 3)).dense(torch.float64)
         kernel = s[:90].reshape(5, 18)
-        assert torch.allclose(torch.linalg.svdvals(kernel), torch.ones(5, dtype=torch.float64), atol=1e-4)
+        assert torch.allclose(
+            torch.linalg.svdvals(kernel), torch.ones(5, dtype=torch.float64), atol=1e-4
+        )
 
     def test_names_that_fit_nothing_are_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"no parameter is left for wieght .*there are weight, bias"):
-            fedfw.Product({"wieght": fedfw.L1Ball(1.0), "*": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
+        with pytest.raises(
+            ValueError, match=r"no parameter is left for wieght .*there are weight, bias"
+        ):
+            fedfw.Product({"wieght": fedfw.L1Ball(1.0), "*": fedfw.L1Ball(1.0)}).bind(
+                nn.Linear(2, 2)
+            )
         with pytest.raises(ValueError, match="no set for parameter 'bias'"):
             fedfw.Product({"weight": fedfw.L1Ball(1.0)}).bind(nn.Linear(2, 2))
 
@@ -192,7 +215,9 @@ def test_enclosing_sets_enclose(name: str, norm: str) -> None:
         (fedfw.NuclearBall(3.0), "l2", 3.0),
     ],
 )
-def test_enclosing_radius_is_the_least_one(constraint: ConstraintSet, norm: str, radius: float) -> None:
+def test_enclosing_radius_is_the_least_one(
+    constraint: ConstraintSet, norm: str, radius: float
+) -> None:
     around = fedfw.enclosing(constraint, norm)
     assert around.r == pytest.approx(radius)  # type: ignore[attr-defined]
 
@@ -234,14 +259,24 @@ def test_bad_names_are_refused_with_what_is_allowed(text: str, message: str) -> 
 def test_texts_stand_for_sets_wherever_sets_are_wanted() -> None:
     problem = fedfw.testing.two_quadratics()
     assert fedfw.solve(problem, "box:-1,1").value == fedfw.solve(problem, fedfw.Box(-1, 1)).value
-    run = fedfw.simulate(problem, fedfw.FedFW("box:-1,1", penalty=0.3), rounds=3, relax={1: "box:-2,2"})
+    run = fedfw.simulate(
+        problem, fedfw.FedFW("box:-1,1", penalty=0.3), rounds=3, relax={1: "box:-2,2"}
+    )
     algorithm = fedfw.FedFW(fedfw.Box(-1, 1), penalty=0.3)
-    assert torch.equal(run.x, fedfw.simulate(problem, algorithm, rounds=3, relax={1: fedfw.Box(-2, 2)}).x)
+    assert torch.equal(
+        run.x, fedfw.simulate(problem, algorithm, rounds=3, relax={1: fedfw.Box(-2, 2)}).x
+    )
     model = torch.nn.Linear(3, 2)
     assert fedfw.Product({"weight": "l1:2", "*": fedfw.L2Ball(1)}).sets["weight"] == fedfw.L1Ball(2)
     fedfw.optim.LMO(model, "l1:0.5")
-    assert fedfw.L1Ball(0.5).bind(model).contains(torch.cat([p.detach().flatten() for p in model.parameters()]), 1e-5)
-    with pytest.raises(TypeError, match="expected a constraint set or a Product, or text such as 'l1:10'"):
+    assert (
+        fedfw.L1Ball(0.5)
+        .bind(model)
+        .contains(torch.cat([p.detach().flatten() for p in model.parameters()]), 1e-5)
+    )
+    with pytest.raises(
+        TypeError, match="expected a constraint set or a Product, or text such as 'l1:10'"
+    ):
         fedfw.solve(problem, 3)
 
 
@@ -285,7 +320,8 @@ def test_atoms_and_projections_share_nothing_with_the_set_and_lie_in_rows() -> N
         assert fedfw.L2Ball(r).project(columns).is_contiguous()
 
 
-# --- Which sets lie inside which: what is said to be proven is so, and what is not so is refuted ---
+# --- Which sets lie inside which: what is said to be proven is so, and what is not so is refuted
+# ---
 
 P = 6
 PROVEN: list[tuple[ConstraintSet, ConstraintSet]] = [
@@ -328,7 +364,11 @@ def test_what_is_not_known_is_not_said_to_be_proven() -> None:
 @cache
 def every_pair_that_is_proven() -> list[tuple[ConstraintSet, ConstraintSet]]:
     layer = torch.nn.Linear(3, 4, bias=False)
-    sets = [entry.example((4, 3)) for name, entry in fedfw.SETS.items() if name not in ("birkhoff", "spectrahedron")]
+    sets = [
+        entry.example((4, 3))
+        for name, entry in fedfw.SETS.items()
+        if name not in ("birkhoff", "spectrahedron")
+    ]
     pairs = itertools.permutations([one.bind(layer) for one in sets], 2)
     return [(larger, smaller) for larger, smaller in pairs if contains_set(larger, smaller, (12,))]
 
@@ -338,7 +378,9 @@ def test_no_point_of_a_contained_set_lies_outside(dtype: torch.dtype) -> None:
     """Every set beside every other one: points of what is said to lie inside do."""
     generator, proven = torch.Generator().manual_seed(0), every_pair_that_is_proven()
     for larger, smaller in proven:
-        atoms = smaller.lmo(torch.randn(50, 12, generator=generator, dtype=dtype), batch=True).dense(dtype)
+        atoms = smaller.lmo(
+            torch.randn(50, 12, generator=generator, dtype=dtype), batch=True
+        ).dense(dtype)
         assert bool(torch.as_tensor(larger.contains(atoms, batch=True)).all()), (larger, smaller)
     assert len(proven) > 20
 
@@ -387,7 +429,8 @@ def test_bad_radii_are_refused(bad: Any) -> None:
         fedfw.RowBalls(bad)
 
 
-# --- Every network in `LipschitzNet(L)` has a constant of at most L, by the bound that is proven of each ---
+# --- Every network in `LipschitzNet(L)` has a constant of at most L, by the bound that is proven of
+# each ---
 
 
 def chain() -> nn.Module:
@@ -397,13 +440,20 @@ def chain() -> nn.Module:
 def convolutions() -> nn.Module:
     return nn.Sequential(
         Normalise(0.5, 0.25),
-        *(nn.Conv2d(1, 4, 4, stride=2, padding=1), MaxMin(), nn.Conv2d(4, 8, 3, padding=1, groups=2), MaxMin()),
+        *(
+            nn.Conv2d(1, 4, 4, stride=2, padding=1),
+            MaxMin(),
+            nn.Conv2d(4, 8, 3, padding=1, groups=2),
+            MaxMin(),
+        ),
         *(nn.MaxPool2d(3, stride=2), nn.Flatten(), nn.Linear(8, 4), Scaled(3.0)),
     )
 
 
 def residual() -> nn.Module:
-    return nn.Sequential(nn.Linear(9, 6), Residual(nn.Sequential(nn.Linear(6, 6), nn.ReLU())), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Linear(9, 6), Residual(nn.Sequential(nn.Linear(6, 6), nn.ReLU())), nn.Linear(6, 3)
+    )
 
 
 def shared() -> nn.Module:
@@ -415,7 +465,9 @@ NETWORKS = {"chain": chain, "convolutions": convolutions, "residual": residual, 
 
 
 def points(D: fedfw.ConstraintSet, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
-    """Extreme points, in every precision in which atoms are sent, and mixtures that were rounded again and again."""
+    """Extreme points, in every precision in which atoms are sent, and mixtures that were rounded
+    again and again.
+    """
     p = D.fixed_size
     assert p is not None
     found = []
@@ -449,7 +501,9 @@ def test_what_a_server_accepts_has_the_constant() -> None:
     """Atoms count as inside up to 1e-6."""
     model = chain().double()
     D = fedfw.LipschitzNet(1.0).bind(model)
-    x = D.lmo(torch.randn(D.fixed_size or 0, generator=torch.Generator().manual_seed(0)).double()).dense(torch.float64)
+    x = D.lmo(
+        torch.randn(D.fixed_size or 0, generator=torch.Generator().manual_seed(0)).double()
+    ).dense(torch.float64)
     outside = x * (1 + 1.1e-6)
     assert D.contains(outside, 2e-6)
     assert fedfw.lipschitz_bound(with_parameters(model, outside)) <= 1.0
@@ -481,7 +535,13 @@ def test_every_model_of_a_run_has_the_constant_whoever_takes_part(dtype: torch.d
         constants.append(fedfw.lipschitz_bound(problem.trained(simulation.xbar)))
 
     algorithm = fedfw.FedFWPlus(fedfw.LipschitzNet(1.0), momentum=0.9)
-    options = {"rounds": 15, "participation": 0.5, "local_steps": 2, "batch_size": 8, "eval_every": 15}
+    options = {
+        "rounds": 15,
+        "participation": 0.5,
+        "local_steps": 2,
+        "batch_size": 8,
+        "eval_every": 15,
+    }
     fedfw.simulate(problem, algorithm, **options, callbacks=watch)  # type: ignore[arg-type]
     assert len(constants) == 15
     assert max(constants) <= 1.0
@@ -526,7 +586,11 @@ def test_decoded_atoms_are_inside_and_their_bounds_true(
                     assert sigma(received.dense(wide))[0] <= D.r
                 assert float(atom.bound[0]) <= -D.r * nuclear
                 assert float(atom.bound[0]) >= -D.r * nuclear * (1 + (tol or 1e-8))
-                lost = (tol or 0) + 4 * min(g.flatten(1).shape) ** 0.5 * torch.finfo(precision).eps + 1e-8
+                lost = (
+                    (tol or 0)
+                    + 4 * min(g.flatten(1).shape) ** 0.5 * torch.finfo(precision).eps
+                    + 1e-8
+                )
                 assert float(atom.dot(g)) <= -D.r * nuclear * (1 - lost)
 
 
@@ -561,7 +625,9 @@ class Counted(fedfw.SpectralBall):
 @pytest.mark.usefixtures("_iterate_at_every_size")
 @pytest.mark.parametrize("tol", [None, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_blocks_share_a_call_and_keep_their_atoms(dtype: torch.dtype, tol: float | None) -> None:
+def test_equal_blocks_share_a_call_and_keep_their_atoms(
+    dtype: torch.dtype, tol: float | None
+) -> None:
     shapes = {"a": (30, 40), "bias": (40,), "b": (30, 40), "c": (40, 30), "d": (30, 40)}
     sets = {"bias": fedfw.LinfBall(1.0), "d": Counted(2.0), "*": Counted(1.0)}
     product = fedfw.Product(sets).bind(shapes)
@@ -570,7 +636,9 @@ def test_equal_blocks_share_a_call_and_keep_their_atoms(dtype: torch.dtype, tol:
     atoms = product.lmo(G, batch=True, tol=tol)
     assert sorted(Counted.calls) == [3, 3, 6]
     bounds = torch.zeros(3, dtype=torch.float64)
-    for part, D, shape, piece in zip(atoms.parts, product.parts, product.shapes, product._pieces(G), strict=True):
+    for part, D, shape, piece in zip(
+        atoms.parts, product.parts, product.shapes, product._pieces(G), strict=True
+    ):
         alone = D.lmo(piece.reshape(3, *shape), batch=True, tol=tol)
         assert torch.equal(part.dense(), alone.dense())
         bounds += alone.dot(piece.reshape(3, *shape)) if alone.bound is None else alone.bound

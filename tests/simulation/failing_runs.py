@@ -48,5 +48,10 @@ if __name__ == "__main__":
                 take("differs", None, everybody)
             except ValueError as error:
                 print(error)
-            take("well", None, everybody, callbacks=lambda simulation: simulation.problem.value(simulation.xbar))
+            take(
+                "well",
+                None,
+                everybody,
+                callbacks=lambda simulation: simulation.problem.value(simulation.xbar),
+            )
         take(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else None, everybody)

@@ -31,7 +31,9 @@ def go_on(case: str, folder: Path, rounds: int, ranks: fedfw.Ranks = ALONE) -> d
         shared = problem(torch.float64, ranks)
         if case == "everyone":
             algorithm, options = fedfw.FedFW("l1:5", penalty=0.1, schedule="convex"), {}
-    return outcome(fedfw.simulate(shared, algorithm, rounds=rounds, out=folder, resume=resume, **options))
+    return outcome(
+        fedfw.simulate(shared, algorithm, rounds=rounds, out=folder, resume=resume, **options)
+    )
 
 
 if __name__ == "__main__":

@@ -23,18 +23,24 @@ TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down")
 
 
 @cache
-def problem(dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, weights: tuple[int, ...] | None = None) -> fedfw.Problem:
+def problem(
+    dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, weights: tuple[int, ...] | None = None
+) -> fedfw.Problem:
     """Seven clients of different sizes, and 31 test samples."""
     draw = torch.Generator().manual_seed(3)
 
     def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(count, 6, generator=draw, dtype=dtype), torch.randint(3, (count,), generator=draw)
+        return torch.randn(count, 6, generator=draw, dtype=dtype), torch.randint(
+            3, (count,), generator=draw
+        )
 
     model = torch.nn.Linear(6, 3).to(dtype)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
     clients, test = [samples(count) for count in SIZES], samples(31)
-    return fedfw.Problem(model, torch.nn.functional.cross_entropy, clients, test, weights=weights, ranks=ranks)
+    return fedfw.Problem(
+        model, torch.nn.functional.cross_entropy, clients, test, weights=weights, ranks=ranks
+    )
 
 
 def many(ranks: fedfw.Ranks = ALONE) -> fedfw.Problem:
@@ -46,7 +52,9 @@ def many(ranks: fedfw.Ranks = ALONE) -> fedfw.Problem:
 
     model = torch.nn.Linear(20, 3, bias=False)
     torch.nn.init.zeros_(model.weight)
-    return fedfw.Problem.generated(model, torch.nn.functional.cross_entropy, 1000, make, ranks=ranks)
+    return fedfw.Problem.generated(
+        model, torch.nn.functional.cross_entropy, 1000, make, ranks=ranks
+    )
 
 
 Case = tuple[Callable[[], fedfw.Algorithm], dict[str, Any]]
@@ -55,8 +63,9 @@ Case = tuple[Callable[[], fedfw.Algorithm], dict[str, Any]]
 def cases() -> dict[str, Case]:
     """An algorithm with its set and the options of its run, by name.
 
-    Every algorithm takes three rounds: of those who take part some come again, and in the third only one client does,
-    so that a rank has none. What is about more rounds, or about every evaluation, has a case of its own.
+    Every algorithm takes three rounds: of those who take part some come again, and in the third
+    only one client does, so that a rank has none. What is about more rounds, or about every
+    evaluation, has a case of its own.
     """
     found: dict[str, Case] = {}
     short: dict[str, Any] = {"rounds": 3, "eval_every": 3}
@@ -65,24 +74,39 @@ def cases() -> dict[str, Case]:
         found[name] = (lambda kind=kind: kind("l2:5")), short
         found[f"{name}, some"] = (lambda kind=kind: kind("l1:5")), some
         if name not in ("frank-wolfe", "fedpgd"):
-            found[f"{name}, local"] = (lambda kind=kind: kind("l1:5")), short | {"local_steps": 2, "batch_size": 4}
+            found[f"{name}, local"] = (
+                (lambda kind=kind: kind("l1:5")),
+                short | {"local_steps": 2, "batch_size": 4},
+            )
     larger, seeded = fedfw.L2Ball(4.0), fedfw.Privacy(eps=4, delta=1e-5, not_private_seed=1)
-    noisy = replace(seeded, noise=2.0)  # to find the least noise for parts of the data takes longer than the run
+    noisy = replace(
+        seeded, noise=2.0
+    )  # to find the least noise for parts of the data takes longer than the run
     for compress in ("topk:4", "randk:4", "bits:4", "sign"):
         found[f"frank-wolfe, {compress}"] = (
-            (lambda compress=compress: fedfw.FrankWolfe("l2:5", compress=compress, compress_down="topk:4")),
+            (
+                lambda compress=compress: fedfw.FrankWolfe(
+                    "l2:5", compress=compress, compress_down="topk:4"
+                )
+            ),
             {"participation": 0.6},
         )
     lmo = ALGORITHMS["fedlmo"]
     return found | {
         "relaxed": (lambda: fedfw.FedFW("l1:2"), {"relax": {1: larger, 5: larger}}),
-        "relaxed, some": (lambda: fedfw.FedFW("l1:2"), {"relax": {1: larger, 5: larger}, "participation": 0.5}),
+        "relaxed, some": (
+            lambda: fedfw.FedFW("l1:2"),
+            {"relax": {1: larger, 5: larger}, "participation": 0.5},
+        ),
         "private": (lambda: fedfw.FedFW("l1:2"), {"privacy": seeded}),
         "private, some": (
             lambda: fedfw.FedAvg("l2:2", lr=0.1),
             {"privacy": noisy, "batch_size": 2, "participation": 0.5},
         ),
-        "anchors, compressed": (lambda: fedfw.FedFWAnchored("l1:5", compress="topk:4"), {"participation": 0.6}),
+        "anchors, compressed": (
+            lambda: fedfw.FedFWAnchored("l1:5", compress="topk:4"),
+            {"participation": 0.6},
+        ),
         "anchors, own points": (
             lambda: fedfw.FedFWAnchored("l1:5", gradient_at="own", anchor_every=3),
             {"participation": 0.6},
@@ -98,7 +122,10 @@ def cases() -> dict[str, Case]:
             lambda: lmo("l2:5", compress="bits:4"),
             {"participation": 0.6, "local_steps": 2, "weights": WEIGHTS},
         ),
-        "fedlmo at the server": (lambda: lmo("l2:5", oracle_at="server"), {"participation": 0.6, "local_steps": 2}),
+        "fedlmo at the server": (
+            lambda: lmo("l2:5", oracle_at="server"),
+            {"participation": 0.6, "local_steps": 2},
+        ),
         "long": (lambda: fedfw.FedFW("l2:5"), {"rounds": 100, "eval_every": 25}),
     }
 
@@ -107,7 +134,12 @@ def outcome(run: fedfw.Run) -> dict[str, Any]:
     """What is compared: the model, all records without their seconds, bytes and bound."""
     records = [asdict(record) | {"seconds": None} for record in run.history]
     totals = [run.history.total(name) for name in TOTALS]
-    return {"x": run.x.flatten().tolist(), "records": records, "bound": run.lower_bound, "totals": totals}
+    return {
+        "x": run.x.flatten().tolist(),
+        "records": records,
+        "bound": run.lower_bound,
+        "totals": totals,
+    }
 
 
 def take(case: Case, dtype: torch.dtype, ranks: fedfw.Ranks = ALONE, **more: Any) -> dict[str, Any]:
@@ -127,7 +159,9 @@ def main() -> None:
         of_many = outcome(fedfw.simulate(many(ranks), fedfw.FedFW("l1:5", penalty=0.1), **few))
         for name in dtypes:
             dtype = getattr(torch, name)
-            found[name] = {case: take(made, dtype, ranks, device=device) for case, made in cases().items()}
+            found[name] = {
+                case: take(made, dtype, ranks, device=device) for case, made in cases().items()
+            }
             found[name]["many"] = of_many
         if ranks.first:
             out.write_text(json.dumps(found))

@@ -1,7 +1,9 @@
-"""MNIST softmax regression: 10 clients with labels (i, i+1, i+2) mod 10, 100 rounds of one full-gradient step.
+"""MNIST softmax regression: 10 clients with labels (i, i+1, i+2) mod 10, 100 rounds of one
+full-gradient step.
 
-Runs where the MNIST files are at hand (../shared/data beside the checkout, or $FEDFW_DATA). By default it is every
-fourth or eighth image, which costs up to two percent of accuracy; with `pytest -m slow` it is all of them.
+Runs where the MNIST files are at hand (../shared/data beside the checkout, or $FEDFW_DATA). By
+default it is every fourth or eighth image, which costs up to two percent of accuracy; with `pytest
+-m slow` it is all of them.
 """
 
 import warnings
@@ -65,7 +67,9 @@ def test_l2_ball(every: int) -> None:
     optimum = fedfw.solve(problem(every), D, tol=0.005)
     assert optimum.uncertainty <= 0.005
     for record in (momentum, usual):
-        assert record.loss - optimum.lower_bound < 0.02 * (optimum.start_value - optimum.lower_bound)
+        assert record.loss - optimum.lower_bound < 0.02 * (
+            optimum.start_value - optimum.lower_bound
+        )
 
 
 @MNIST
@@ -84,19 +88,36 @@ def test_l1_ball(every: int) -> None:
 @MNIST
 @pytest.mark.parametrize("every", EIGHTH)
 def test_projected_baselines_at_their_defaults(every: int) -> None:
-    """What every way to start a run gives for softmax regression; on the digits all four are held to the optimum."""
+    """What every way to start a run gives for softmax regression; on the digits all four are held
+    to the optimum.
+    """
     for name, least in {"fedavg": 0.89, "feddr": 0.89}.items():
-        config = completed(RunConfig.of(dataset="mnist", constraint="l2:10", algorithm=name), data(every))
+        config = completed(
+            RunConfig.of(dataset="mnist", constraint="l2:10", algorithm=name), data(every)
+        )
         assert last(every, build_algorithm(config)).accuracy >= floor(least, every), name
 
 
 @MNIST
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
+)
 def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
-    arguments = ["run", "--dataset", "mnist", "--data-dir", str(DATA), "--constraint", "l2:10", "--rounds", "3"]
+    arguments = [
+        "run",
+        "--dataset",
+        "mnist",
+        "--data-dir",
+        str(DATA),
+        "--constraint",
+        "l2:10",
+        "--rounds",
+        "3",
+    ]
     # The peak of this program alone, which forked from one that holds little more than torch.
     script = (
-        # The solver that the run is compared with has all its memory in its first steps: one second, and not five.
+        # The solver that the run is compared with has all its memory in its first steps: one
+        # second, and not five.
         "import fedfw.cli.residual; fedfw.cli.residual._SECONDS = 1.0; "
         f"from fedfw.cli import main; assert main({[*arguments, '--out', str(tmp_path / 'run')]!r}) == 0; "
         "print(dict(line.split(':') for line in open('/proc/self/status'))['VmHWM'].split()[0])"
@@ -105,7 +126,8 @@ def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
     assert int(done.stdout.splitlines()[-1]) * 1024 < 1e9  # told in kB
 
 
-# --- Logistic regression on a9a, l1 ball of radius 2, 10 clients: the certificate closes on scikit-learn's answer ---
+# --- Logistic regression on a9a, l1 ball of radius 2, 10 clients: the certificate closes on
+# scikit-learn's answer ---
 
 
 @needs("libsvm/a9a.gz", "libsvm/a9a.t.gz")
@@ -116,20 +138,25 @@ def test_the_certificate_closes_on_the_answer_of_scikit_learn() -> None:
     options = ProblemOptions("a9a", "logistic", clients=10, partition="iid", weights="samples")
     problem = make_problem(data, options)
     D = fedfw.L1Ball(2.0)
-    run = fedfw.simulate(problem, fedfw.FedFWPlus(D, penalty="theory:0.01"), rounds=1000, tol=1e-3, eval_every=10)
+    run = fedfw.simulate(
+        problem, fedfw.FedFWPlus(D, penalty="theory:0.01"), rounds=1000, tol=1e-3, eval_every=10
+    )
     assert run.stopped == "within tol=0.001 of the optimum"
     loss, bound = run.history.last("loss"), run.lower_bound
     assert bound is not None
     assert loss - bound <= 1e-3
 
-    # The same optimum with a penalty instead of a radius: its weight is the largest slope at the constrained optimum.
+    # The same optimum with a penalty instead of a radius: its weight is the largest slope at the
+    # constrained optimum.
     _, gradient = problem.value_and_gradient(fedfw.solve(problem, D, tol=1e-4).x)
     inputs, labels = data.train.take()
     features = np.hstack([inputs.numpy(), np.ones((len(inputs), 1))])  # the bias is in the ball too
     C = 1 / (len(features) * float(gradient.abs().max()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # penalty="l1" is spelled l1_ratio=1 in newer releases
-        theirs = LogisticRegression(penalty="l1", solver="liblinear", C=C, fit_intercept=False, tol=1e-8, max_iter=5000)
+        theirs = LogisticRegression(
+            penalty="l1", solver="liblinear", C=C, fit_intercept=False, tol=1e-8, max_iter=5000
+        )
         theirs.fit(features, labels.numpy())
     x = torch.from_numpy(theirs.coef_[0]).float()
     assert float(x.abs().sum()) == pytest.approx(2.0, rel=0.02)

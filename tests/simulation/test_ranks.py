@@ -23,7 +23,9 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 def together(size: int, folder: Path) -> dict[str, Any]:
     """All cases by the name of their dtype, in both of them."""
     out = folder / f"{size}.json"
-    for ended in run_ranks(size, ["-m", "tests.simulation.shared_runs", str(out), "float64,float32"]):
+    for ended in run_ranks(
+        size, ["-m", "tests.simulation.shared_runs", str(out), "float64,float32"]
+    ):
         assert ended.status == 0, ended.said
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -39,11 +41,15 @@ def assert_same(found: dict[str, Any], alone: dict[str, Any], tolerance: float) 
     near = {"rel": tolerance, "abs": tolerance * 1e-2}
     assert found["x"] == pytest.approx(alone["x"], **near)
     assert found["totals"] == alone["totals"]
-    assert found["bound"] == (None if alone["bound"] is None else pytest.approx(alone["bound"], **near))
+    assert found["bound"] == (
+        None if alone["bound"] is None else pytest.approx(alone["bound"], **near)
+    )
     assert len(found["records"]) == len(alone["records"])
     for one, other in zip(found["records"], alone["records"], strict=True):
         for name, value in other.items():
-            loose = {"rel": tolerance, "abs": 10 * tolerance} if name in ("gap", "consensus") else near
+            loose = (
+                {"rel": tolerance, "abs": 10 * tolerance} if name in ("gap", "consensus") else near
+            )
             numeric = isinstance(value, float | dict)
             assert one[name] == (pytest.approx(value, **loose) if numeric else value), name
 
@@ -61,7 +67,9 @@ def test_two_ranks_take_the_run_of_one_process(name: str, dtype: torch.dtype, fo
     assert_same(found, alone, TOLERANCE[dtype])
 
 
-def go_on_together(size: int, out: Path, steps: list[tuple[str, Path, int]]) -> list[dict[str, Any]]:
+def go_on_together(
+    size: int, out: Path, steps: list[tuple[str, Path, int]]
+) -> list[dict[str, Any]]:
     """What ranks find that take these runs one after the other, each until a round."""
     texts = [f"{case}:{folder}:{rounds}" for case, folder, rounds in steps]
     for ended in run_ranks(size, ["-m", "tests.simulation.resumed_runs", str(out), *texts]):
@@ -73,9 +81,15 @@ def go_on_together(size: int, out: Path, steps: list[tuple[str, Path, int]]) -> 
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.xdist_group("ranks")
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
-    two, begun, taken_over = (tmp_path / name for name in ("two", "begun by two", "begun by two, too"))
+    two, begun, taken_over = (
+        tmp_path / name for name in ("two", "begun by two", "begun by two, too")
+    )
     steps = [(case, two / case, 12) for case in CASES]
-    steps += [(case, folder / case, rounds) for case in CASES for folder, rounds in ((begun, 4), (begun, 12))]
+    steps += [
+        (case, folder / case, rounds)
+        for case in CASES
+        for folder, rounds in ((begun, 4), (begun, 12))
+    ]
     steps += [(case, taken_over / case, 4) for case in CASES]
     of_two = go_on_together(2, tmp_path / "two.json", steps)
     for case in CASES:
@@ -85,7 +99,9 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
     for i, case in enumerate(CASES):
         whole = json.loads(json.dumps(go_on(case, tmp_path / "alone" / case, 12)))
         assert_same(of_two[i], whole, 1e-6)
-        assert of_two[len(CASES) + 2 * i + 1] == of_two[i]  # the same number of ranks: the same bits
+        assert (
+            of_two[len(CASES) + 2 * i + 1] == of_two[i]
+        )  # the same number of ranks: the same bits
         assert_same(json.loads(json.dumps(go_on(case, taken_over / case, 12))), whole, 1e-6)
         assert_same(of_three[i], whole, 1e-6)
 
@@ -93,7 +109,9 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.xdist_group("ranks")
 def test_a_rank_that_is_killed_ends_the_run_for_all_and_it_goes_on(tmp_path: Path) -> None:
-    first, second = run_ranks(2, ["-m", "tests.simulation.failing_runs", "killed", str(tmp_path / "run")], timeout=60)
+    first, second = run_ranks(
+        2, ["-m", "tests.simulation.failing_runs", "killed", str(tmp_path / "run")], timeout=60
+    )
     assert second.status == -9
     assert first.status == 1
     assert "RankLostError: rank 0 of 2: rank 1 is gone" in first.said

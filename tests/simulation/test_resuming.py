@@ -50,13 +50,21 @@ def kept(run: Run) -> list[dict[str, Any]]:
     ("before", "after", "said"),
     [
         ({"participation": 3}, {"participation": 2}, "participation was 3, is 2"),
-        ({"participation": 0.5}, {"participation": [0.5, 0.5, 0.5, 0.6]}, r"participation was 0.5, is \[0.5, 0.5, 0.5"),
+        (
+            {"participation": 0.5},
+            {"participation": [0.5, 0.5, 0.5, 0.6]},
+            r"participation was 0.5, is \[0.5, 0.5, 0.5",
+        ),
         ({}, {"relax": {1: fedfw.L2Ball(5.0)}}, r"relax was {}, is {1: L2Ball\(r=5.0\)}"),
         ({"seed": 1}, {"seed": 2}, "seed was 1, is 2"),
         ({"batch_size": 3}, {}, "batch_size was 3, is None"),
         ({}, {"local_steps": 2}, "local_steps was 1, is 2"),
         ({"problem": {"l2": 0.001}}, {"problem": {"l2": 0.002}}, "l2 was 0.001, is 0.002"),
-        ({}, {"problem": {"weights": [1, 1, 1, 2]}}, r"weights was \[0.25, 0.25, 0.25, 0.25\], is \[0.2,"),
+        (
+            {},
+            {"problem": {"weights": [1, 1, 1, 2]}},
+            r"weights was \[0.25, 0.25, 0.25, 0.25\], is \[0.2,",
+        ),
         ({}, {"problem": {"change": 1e-6}}, "data was [0-9a-f]{16}, is [0-9a-f]{16}$"),
         ({}, {"schedule": "constant:0.5"}, "schedule was"),
     ],
@@ -67,7 +75,9 @@ def test_another_run_is_refused_in_a_sentence(
     def start(choice: dict[str, Any], **more: Any) -> Run:
         problem = samples(**choice.get("problem", {}))
         algorithm = fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.1, schedule=choice.get("schedule"))
-        options = {name: value for name, value in choice.items() if name not in ("problem", "schedule")}
+        options = {
+            name: value for name, value in choice.items() if name not in ("problem", "schedule")
+        }
         return fedfw.simulate(problem, algorithm, rounds=3, out=tmp_path, **options, **more)
 
     first = start(before)
@@ -80,7 +90,13 @@ def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
     """Other objects, another device option and other evaluations are no other run."""
     fedfw.simulate(samples(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, out=tmp_path)
     again = fedfw.simulate(
-        samples(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, eval_every=2, device="cpu", out=tmp_path, resume=True
+        samples(),
+        fedfw.FedFW(fedfw.L1Ball(3.0)),
+        rounds=3,
+        eval_every=2,
+        device="cpu",
+        out=tmp_path,
+        resume=True,
     )
     assert len(again.history) == 3
 
@@ -105,13 +121,23 @@ def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("participation", [1.0, 0.6])
-def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype: torch.dtype, tmp_path: Path) -> None:
-    given = {"penalty": 0.05} if name.startswith("fedfw") else {} if name == "frank-wolfe" else {"lr": 0.1}
+def test_a_longer_run_is_the_straight_one(
+    name: str, participation: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    given = (
+        {"penalty": 0.05}
+        if name.startswith("fedfw")
+        else {}
+        if name == "frank-wolfe"
+        else {"lr": 0.1}
+    )
     algorithm = fedfw.ALGORITHMS[name](Q.constraint, **given)
     options: dict[str, Any] = {"participation": participation, "seed": 3, "eval_every": 11}
     straight = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, **options)
     fedfw.simulate(quadratics(dtype), algorithm, rounds=11, out=tmp_path, **options)
-    longer = fedfw.simulate(quadratics(dtype), algorithm, rounds=24, out=tmp_path, resume=True, **options)
+    longer = fedfw.simulate(
+        quadratics(dtype), algorithm, rounds=24, out=tmp_path, resume=True, **options
+    )
     assert torch.equal(longer.x, straight.x)
     assert kept(longer) == kept(straight)
 
@@ -119,15 +145,27 @@ def test_a_longer_run_is_the_straight_one(name: str, participation: float, dtype
 @pytest.mark.parametrize(
     ("algorithm", "options", "why"),
     [
-        (fedfw.FedFW(Q.constraint, penalty=0.1, schedule="nonconvex"), {}, "the schedule goes by the number of rounds"),
+        (
+            fedfw.FedFW(Q.constraint, penalty=0.1, schedule="nonconvex"),
+            {},
+            "the schedule goes by the number of rounds",
+        ),
         (
             fedfw.FedFW(Q.constraint, penalty=0.0, schedule="linear-decay:0.5"),
             {},
             "the schedule goes by the number of rounds",
         ),
-        (fedfw.FedAvg(Q.constraint, lr=0.1, decay="linear"), {}, "the schedule goes by the number of rounds"),
+        (
+            fedfw.FedAvg(Q.constraint, lr=0.1, decay="linear"),
+            {},
+            "the schedule goes by the number of rounds",
+        ),
         (fedfw.FedFW(fedfw.L1Ball(1.0)), {}, "the default penalty goes by the number of rounds"),
-        (ALGORITHM, {"participation": lambda t: [t % 8]}, "how often a function chooses each client"),
+        (
+            ALGORITHM,
+            {"participation": lambda t: [t % 8]},
+            "how often a function chooses each client",
+        ),
     ],
 )
 def test_what_goes_by_the_number_of_rounds_is_not_lengthened(
@@ -140,7 +178,9 @@ def test_what_goes_by_the_number_of_rounds_is_not_lengthened(
 
 def test_a_run_has_no_fewer_rounds_than_it_has_done(tmp_path: Path) -> None:
     fedfw.simulate(Q.problem, ALGORITHM, rounds=9, out=tmp_path)
-    with pytest.raises(ValueError, match=r"rounds=4, expected at least 9: .* holds a run that has done so many"):
+    with pytest.raises(
+        ValueError, match=r"rounds=4, expected at least 9: .* holds a run that has done so many"
+    ):
         fedfw.simulate(Q.problem, ALGORITHM, rounds=4, out=tmp_path, resume=True)
 
 
@@ -167,11 +207,17 @@ def memories(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("at", "how"),
     [
-        *((at, {"anchor_every": 4, "gradient_at": where}) for at in (1, 5, 9) for where in ("xbar", "own")),
+        *(
+            (at, {"anchor_every": 4, "gradient_at": where})
+            for at in (1, 5, 9)
+            for where in ("xbar", "own")
+        ),
         *((at, {"compress": "bits:4"}) for at in (1, 6)),
     ],
 )
-@pytest.mark.parametrize("participation", [1.0, 0.6, lambda t: range(8) if t % 4 == 1 else [t % 8, (t + 2) % 8]])
+@pytest.mark.parametrize(
+    "participation", [1.0, 0.6, lambda t: range(8) if t % 4 == 1 else [t % 8, (t + 2) % 8]]
+)
 def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
     at: int,
     how: dict[str, Any],
@@ -183,7 +229,9 @@ def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
     options: dict[str, Any] = {"rounds": 9, "participation": participation, "seed": 5}
     problem = quadratics(dtype, weights=[0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1])
     straight = fedfw.simulate(problem, algorithm, out=tmp_path / "straight", **options)
-    first = fedfw.simulate(problem, algorithm, out=tmp_path / "run", callbacks=AtAnchor(at), **options)
+    first = fedfw.simulate(
+        problem, algorithm, out=tmp_path / "run", callbacks=AtAnchor(at), **options
+    )
     assert len(first.history) == at
     resumed = fedfw.simulate(problem, algorithm, out=tmp_path / "run", resume=True, **options)
     assert torch.equal(resumed.x, straight.x)
@@ -209,7 +257,9 @@ def attendance(seed: int) -> tuple[Callable[[int], list[int]], list[int]]:
 
 
 def test_a_private_run_spends_no_more_than_promised_whatever_a_function_draws() -> None:
-    """The plan, the check and the round see one draw: with three draws 11 of 25 such runs spent too much."""
+    """The plan, the check and the round see one draw: with three draws 11 of 25 such runs spent too
+    much.
+    """
     pytest.importorskip("dp_accounting")
     for seed in range(25):
         attend, asked = attendance(seed)
@@ -221,10 +271,14 @@ def test_a_private_run_spends_no_more_than_promised_whatever_a_function_draws() 
 
         promise = fedfw.Privacy(2.0, 1e-3, noise=4.0)
         options = Options(rounds=40, eval_every=40, participation=attend, privacy=promise)
-        simulation = Simulation(samples(), fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), options, callbacks=count)
+        simulation = Simulation(
+            samples(), fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), options, callbacks=count
+        )
         last: Record = simulation.run().history[-1]
         assert asked == [*range(1, 41)]
         assert last.epsilon is not None
         assert last.epsilon <= 2.0
         assert simulation.privacy is not None
-        assert last.epsilon == simulation.privacy.epsilon(max(counts.values()))  # it is what the rounds really took
+        assert last.epsilon == simulation.privacy.epsilon(
+            max(counts.values())
+        )  # it is what the rounds really took

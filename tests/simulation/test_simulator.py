@@ -23,7 +23,9 @@ def test_everything_after_problem_and_algorithm_is_given_by_name() -> None:
     q = Quadratics.on("l1")
     with pytest.raises(TypeError, match="positional"):
         simulate(q.problem, fedfw.FedFW(q.constraint), 5)  # type: ignore[misc]
-    kinds = {name: parameter.kind for name, parameter in inspect.signature(simulate).parameters.items()}
+    kinds = {
+        name: parameter.kind for name, parameter in inspect.signature(simulate).parameters.items()
+    }
     assert [name for name, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY] == [
         "problem",
         "algorithm",
@@ -33,10 +35,13 @@ def test_everything_after_problem_and_algorithm_is_given_by_name() -> None:
 def test_unknown_keywords_name_the_nearest() -> None:
     q = Quadratics.on("l1")
     with pytest.raises(
-        TypeError, match=r"simulate has no option 'round' \(did you mean 'rounds'\?\), expected callbacks"
+        TypeError,
+        match=r"simulate has no option 'round' \(did you mean 'rounds'\?\), expected callbacks",
     ):
         simulate(q.problem, fedfw.FedFW(q.constraint), round=5)
-    with pytest.raises(TypeError, match="simulate has no option 'penalty'"):  # it is the algorithm's
+    with pytest.raises(
+        TypeError, match="simulate has no option 'penalty'"
+    ):  # it is the algorithm's
         simulate(q.problem, fedfw.FedFW(q.constraint), penalty=0.1)
 
 
@@ -54,7 +59,14 @@ def test_a_round_nobody_joins_changes_nothing() -> None:
     assert not torch.equal(points[3], points[4])
     assert [r.participants for r in run.history] == [8, 8, 0, 0, 8, 8]
     idle = run.history[2]
-    assert idle.bytes_up == idle.bytes_down == idle.evidence_up == idle.evidence_down == idle.bytes_dense == 0
+    assert (
+        idle.bytes_up
+        == idle.bytes_down
+        == idle.evidence_up
+        == idle.evidence_down
+        == idle.bytes_dense
+        == 0
+    )
     assert idle.loss == run.history[1].loss
 
 
@@ -73,7 +85,9 @@ def test_the_given_problem_and_its_start_are_left_alone(name: str, dtype: torch.
 def test_what_a_run_gives_back() -> None:
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(9, 4, generator=generator), torch.arange(9) % 3) for _ in range(3)]
-    problem = fedfw.Problem(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, data, test=data[0])
+    problem = fedfw.Problem(
+        torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, data, test=data[0]
+    )
     run = simulate(problem, fedfw.FedFW(fedfw.L2Ball(2.0)), rounds=5)
     trained = torch.cat([p.detach().flatten() for p in run.model.parameters()])
     assert torch.equal(trained, run.x)
@@ -121,7 +135,13 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 )
 def test_what_does_not_go_with_privacy(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fedfw.simulate(samples(), fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=2, privacy="eps=1,delta=1e-5", **options)
+        fedfw.simulate(
+            samples(),
+            fedfw.FedFW(fedfw.L1Ball(1.0)),
+            rounds=2,
+            privacy="eps=1,delta=1e-5",
+            **options,
+        )
 
 
 def test_tolerances_need_convex_losses() -> None:
@@ -132,14 +152,18 @@ def test_tolerances_need_convex_losses() -> None:
 
 
 def test_tolerances_need_a_loss_that_is_summed_over_all_clients() -> None:
-    """Nobody works out F of generated clients, so such a run could never find that it is close enough."""
+    """Nobody works out F of generated clients, so such a run could never find that it is close
+    enough.
+    """
 
     def make(who: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(len(who), 2, 4), torch.zeros(len(who), 2, dtype=torch.int64)
 
     made = fedfw.Problem.generated(torch.nn.Linear(4, 3), nnf.cross_entropy, 50, make)
     with pytest.raises(ValueError, match=r"tol=0.1 needs the loss over all clients"):
-        fedfw.simulate(made, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), rounds=3, participation=2, tol=0.1)
+        fedfw.simulate(
+            made, fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), rounds=3, participation=2, tol=0.1
+        )
 
 
 def test_a_set_without_a_projection_does_not_go_with_projected_methods() -> None:
@@ -147,7 +171,9 @@ def test_a_set_without_a_projection_does_not_go_with_projected_methods() -> None
         has_projection = property(lambda self: False)  # type: ignore[assignment]
 
     q = Quadratics.on("l1")
-    names = [name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, fedfw.ProjectedAlgorithm)]
+    names = [
+        name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, fedfw.ProjectedAlgorithm)
+    ]
     for name in names:
         with pytest.raises(ValueError, match=f"{name} projects, and"):
             fedfw.simulate(q.problem, fedfw.ALGORITHMS[name](OnlyAnOracle(1.0)), rounds=1)
@@ -162,7 +188,9 @@ def run_of(model: str, dtype: torch.dtype = torch.float32) -> fedfw.Run:
     if model == "module":
         module = torch.nn.Sequential(torch.nn.Flatten(), module)
     clients = [(x[:5], y[:5]), (x[5:], y[5:])]
-    problem = fedfw.Problem(module.to(dtype), torch.nn.functional.cross_entropy, clients, test=(x, y), convex=True)
+    problem = fedfw.Problem(
+        module.to(dtype), torch.nn.functional.cross_entropy, clients, test=(x, y), convex=True
+    )
     return fedfw.simulate(problem, fedfw.FedFW(fedfw.L2Ball(2.0)), rounds=3)
 
 
@@ -187,7 +215,11 @@ def test_a_run_can_be_pickled(model: str, dtype: torch.dtype) -> None:
     assert list(copy.history) == list(run.history)
     assert copy.problem.value(copy.x) == run.problem.value(run.x)
     assert copy.problem.test(copy.x) == run.problem.test(run.x)
-    assert (copy.stopped, copy.lower_bound, copy.certificate) == (run.stopped, run.lower_bound, run.certificate)
+    assert (copy.stopped, copy.lower_bound, copy.certificate) == (
+        run.stopped,
+        run.lower_bound,
+        run.certificate,
+    )
     assert (copy.plan.n, copy.plan.lam_0, copy.plan.schedule) == (run.plan.n, run.plan.lam_0, None)
     assert run.plan.schedule is not None  # the original keeps it
     inputs = run.problem.test_data[0]  # type: ignore[index]
@@ -216,8 +248,14 @@ def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None
     distance = (xbar - q.constraint.project(xbar, batch=True)).norm(dim=1)
     assert len(distance) == 1000
     assert bool((distance <= ((n - m) / (n * m)) ** 0.5 * consensus + 1e-9).all())
-    told = [(r.distance, r.consensus) for r in run.history if r.distance is not None and r.consensus is not None]
-    assert torch.allclose(torch.tensor(told, dtype=torch.float64), torch.stack([distance, consensus], 1))
+    told = [
+        (r.distance, r.consensus)
+        for r in run.history
+        if r.distance is not None and r.consensus is not None
+    ]
+    assert torch.allclose(
+        torch.tensor(told, dtype=torch.float64), torch.stack([distance, consensus], 1)
+    )
     assert distance.max() > 1e-3
     assert distance[-1] < 0.5 * distance.max()
     assert q.constraint.contains(run.feasible)
@@ -234,7 +272,9 @@ def test_refusals() -> None:
     algorithm = fedfw.FedFW(q.constraint)
     with pytest.raises(ValueError, match="somebody must keep the constraint"):
         fedfw.simulate(q.problem, algorithm, relax=dict.fromkeys(range(8), loose))
-    with pytest.raises(ValueError, match="relax names clients \\[9\\], expected numbers from 0 to 7"):
+    with pytest.raises(
+        ValueError, match="relax names clients \\[9\\], expected numbers from 0 to 7"
+    ):
         fedfw.simulate(q.problem, algorithm, relax={9: loose})
     with pytest.raises(ValueError, match="does not contain the constraint"):
         fedfw.simulate(q.problem, algorithm, relax={1: fedfw.L2Ball(0.1)})
@@ -247,7 +287,8 @@ def test_refusals() -> None:
             fedfw.simulate(q.problem, moves_clients, relax={1: loose})
 
 
-# --- No model outside of its set leaves a run: simulations and the central solver; deployments in test_faults.py ---
+# --- No model outside of its set leaves a run: simulations and the central solver; deployments in
+# test_faults.py ---
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -256,7 +297,9 @@ def problem(dtype: torch.dtype, p: int = 16, **known: Any) -> fedfw.Problem:
     """Four quadratics whose minimisers are different points."""
     random = torch.Generator().manual_seed(0)
     targets = torch.randn(4, p, generator=random, dtype=torch.float64).to(dtype)
-    losses: list[Callable[[Tensor], Tensor]] = [lambda x, t=t: ((x - t) ** 2).sum() for t in targets]  # type: ignore[misc]
+    losses: list[Callable[[Tensor], Tensor]] = [
+        lambda x, t=t: ((x - t) ** 2).sum() for t in targets
+    ]  # type: ignore[misc]
     return fedfw.Problem.from_losses(losses, torch.zeros(p, dtype=dtype), convex=True, **known)
 
 
@@ -293,7 +336,9 @@ class Missing(fedfw.L2Ball):
     ids=repr,
 )
 @pytest.mark.parametrize("method", [fedfw.FedPGD, fedfw.FedAvg])
-def test_huge_steps_end_inside(method: type[fedfw.Algorithm], constraint: Any, lr: float, dtype: torch.dtype) -> None:
+def test_huge_steps_end_inside(
+    method: type[fedfw.Algorithm], constraint: Any, lr: float, dtype: torch.dtype
+) -> None:
     flat = problem(dtype)
     if getattr(constraint, "needs_matrix", True):
         losses = [lambda x, f=f: f(x.reshape(-1)) for f in flat.losses.functions]  # type: ignore[attr-defined]
@@ -314,7 +359,9 @@ def test_huge_steps_end_inside(method: type[fedfw.Algorithm], constraint: Any, l
 def test_a_run_that_ends_outside_returns_nothing_and_writes_no_model(
     algorithm: fedfw.Algorithm, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    with pytest.raises(fedfw.InfeasibleError, match=r"final model lies outside of .*\(r=1.0\): by 0\.[1-9]"):
+    with pytest.raises(
+        fedfw.InfeasibleError, match=r"final model lies outside of .*\(r=1.0\): by 0\.[1-9]"
+    ):
         fedfw.simulate(problem(dtype), algorithm, rounds=30, out=tmp_path / "run")
     assert not list((tmp_path / "run").glob("model*"))
 
@@ -327,7 +374,9 @@ def test_the_solver_raises_where_its_point_is_outside(dtype: torch.dtype) -> Non
     assert fedfw.L2Ball(1.0).contains(fedfw.solve(problem(dtype), fedfw.L2Ball(1.0)).x)
 
 
-def test_a_grid_search_goes_on_where_a_point_of_the_grid_ends_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_search_goes_on_where_a_point_of_the_grid_ends_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As where losses are not finite: that point is no result."""
     project = fedfw.L2Ball._project
 
@@ -336,10 +385,17 @@ def test_a_grid_search_goes_on_where_a_point_of_the_grid_ends_outside(monkeypatc
         return factor * project(self, x, shape)
 
     random = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(20, 3, generator=random), torch.randn(20, 1, generator=random)) for _ in range(2)]
-    regression = fedfw.Problem(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss, clients, test=clients[0])
+    clients = [
+        (torch.randn(20, 3, generator=random), torch.randn(20, 1, generator=random))
+        for _ in range(2)
+    ]
+    regression = fedfw.Problem(
+        torch.nn.Linear(3, 1), torch.nn.functional.mse_loss, clients, test=clients[0]
+    )
     monkeypatch.setattr(fedfw.L2Ball, "_project", only_near)
-    found = fedfw.tune(regression, fedfw.FedPGD(fedfw.L2Ball(1.0)), rounds=4, grid={"lr": [0.01, 1e5]})
+    found = fedfw.tune(
+        regression, fedfw.FedPGD(fedfw.L2Ball(1.0)), rounds=4, grid={"lr": [0.01, 1e5]}
+    )
     assert found.best.algorithm.lr == 0.01  # type: ignore[attr-defined]
 
 
@@ -355,7 +411,12 @@ def test_relaxed_runs_return_a_model_inside_although_xbar_is_outside(dtype: torc
 @BOTH
 @pytest.mark.parametrize(
     "constraint",
-    [fedfw.L1Ball(1.0), fedfw.Simplex(2.0), fedfw.NuclearBall(1.0).bind({"w": (2, 3)}), fedfw.L2Ball(0.5)],
+    [
+        fedfw.L1Ball(1.0),
+        fedfw.Simplex(2.0),
+        fedfw.NuclearBall(1.0).bind({"w": (2, 3)}),
+        fedfw.L2Ball(0.5),
+    ],
     ids=repr,
 )
 def test_what_rounding_moves_out_is_moved_back_and_more_is_refused(
@@ -372,7 +433,9 @@ def test_what_rounding_moves_out_is_moved_back_and_more_is_refused(
     else:
         with pytest.raises(fedfw.InfeasibleError, match=r"by 0\.0005 of the set's size"):
             final_model(constraint, drifted)
-    with pytest.raises(fedfw.InfeasibleError, match=r"by 0\.01 of the set's size, with entries up to"):
+    with pytest.raises(
+        fedfw.InfeasibleError, match=r"by 0\.01 of the set's size, with entries up to"
+    ):
         validate_final(constraint, inside * 1.01)
 
 
@@ -384,8 +447,12 @@ def test_a_final_point_that_is_not_finite_is_refused(bad: float, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(0.3), fedfw.LinfBall(0.1)], ids=repr)
-def test_runs_in_16_bits_return_models_inside(constraint: ConstraintSet, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(0.3), fedfw.LinfBall(0.1)], ids=repr
+)
+def test_runs_in_16_bits_return_models_inside(
+    constraint: ConstraintSet, dtype: torch.dtype
+) -> None:
     run = fedfw.simulate(problem(dtype, 6), fedfw.FedFW(constraint), rounds=100)
     assert run.feasible.dtype == dtype
     assert constraint.contains(run.feasible)

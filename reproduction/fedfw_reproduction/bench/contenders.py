@@ -1,4 +1,6 @@
-"""Ways to run the same rounds: this package, a loop over clients, and PyTorch batched by hand for the task."""
+"""Ways to run the same rounds: this package, a loop over clients, and PyTorch batched by hand for
+the task.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ Mark = Callable[[], Any]
 Contender = Callable[[int, Mark], Tensor]
 """Rounds and a mark -> the server's model (p,)."""
 RADIUS, PENALTY, FREE, BATCH = 10.0, 1e-3, 1e6, 64
-# In a large curved ball the first steps jump far, and the last bits of a direction show in the loss.
+# In a large curved ball the first steps jump far, and the last bits of a direction show in the
+# loss.
 RADII = {"l1": RADIUS, "l2": RADIUS / 10, "nuclear": RADIUS / 10}
 
 
@@ -59,7 +62,9 @@ def frank_wolfe(ball: str = "l1", plus: bool = False) -> fedfw.Algorithm:
 
 
 def loop_fedavg(task: BenchTask) -> Contender:
-    """What most people write first: a copy of the model for each client, a step of SGD, the mean of the results."""
+    """What most people write first: a copy of the model for each client, a step of SGD, the mean of
+    the results.
+    """
     inputs, targets = task.data()
 
     def run(rounds: int, mark: Mark) -> Tensor:
@@ -83,7 +88,9 @@ def loop_fedavg(task: BenchTask) -> Contender:
 
 
 def hand_fedavg(task: BenchTask) -> Contender:
-    """Batched products for softmax regression; torch.func over all clients at once for other models."""
+    """Batched products for softmax regression; torch.func over all clients at once for other
+    models.
+    """
     inputs, targets = task.data()
     n = len(targets)
     model = task.module()
@@ -168,7 +175,9 @@ def _down_the_gradient(x: Tensor, g: Tensor, length: float) -> None:
 
 
 def _to_rank_one(x: Tensor, g: Tensor, length: float) -> None:
-    """The set is on [W | b]: the leading pair of singular vectors from the Gram matrix of its ten rows."""
+    """The set is on [W | b]: the leading pair of singular vectors from the Gram matrix of its ten
+    rows.
+    """
     split = x.shape[1] - CLASSES
     W, b = g[:, :split].view(len(g), CLASSES, -1), g[:, split:]
     gram = torch.baddbmm(b.unsqueeze(2) * b.unsqueeze(1), W, W.mT)
@@ -201,8 +210,12 @@ def hand_fedfw_sto(task: BenchTask) -> Contender:
         for t in range(1, rounds + 1):
             picks = minibatch(0, t - 1, sizes, BATCH)
             B, places = A[rows, picks], y[rows, picks].unsqueeze(2)
-            scores = torch.bmm(B, x[:, : CLASSES * f].view(n, CLASSES, f).mT) + x[:, CLASSES * f :].unsqueeze(1)
-            R = scores.softmax(2).scatter_add_(2, places, torch.full((1, 1, 1), -1.0).expand_as(places)) / (BATCH * n)
+            scores = torch.bmm(B, x[:, : CLASSES * f].view(n, CLASSES, f).mT) + x[
+                :, CLASSES * f :
+            ].unsqueeze(1)
+            R = scores.softmax(2).scatter_add_(
+                2, places, torch.full((1, 1, 1), -1.0).expand_as(places)
+            ) / (BATCH * n)
             g = torch.cat([torch.bmm(R.mT, B).flatten(1), R.sum(1)], 1)
             d = torch.lerp(d, g, schedule.rho(t)) if t > 1 else g
             g = d + PENALTY * schedule.growth(t) * (x - xbar)
@@ -216,7 +229,9 @@ def hand_fedfw_sto(task: BenchTask) -> Contender:
 
 
 def bare_products(task: BenchTask, batch: int | None = None) -> Contender:
-    """The gradient's matrix products and nothing else, on all samples or on a batch: softmax regression's floor."""
+    """The gradient's matrix products and nothing else, on all samples or on a batch: softmax
+    regression's floor.
+    """
     A = task.data()[0][:, :batch].contiguous()
     n, m, f = A.shape
     W, R = torch.randn(n, CLASSES, f), torch.randn(n, m, CLASSES)

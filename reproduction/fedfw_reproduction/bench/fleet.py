@@ -2,15 +2,16 @@
 
     python -m fedfw_reproduction.bench.fleet [--nodes 10 200 1000] [--rounds 5] [--write]
 
-A real SuperLink with TLS and node keys behind a real proxy, its executor and the server's half of an app; and as many
-nodes as asked for, all of them in this process. These light nodes make the calls that a
-SuperNode makes, each over a connection of its own and with a key of its own: heartbeats every 24 to 30 s, a look for
-messages 3 s after each one that found none, and for each message eleven calls, the app's bundle included where the run
-is new. Their answers are those of `fedfw.deployment.Client`. What they leave out is the node's own process for each
-message, which takes time on an owner's host and not on the server's.
+A real SuperLink with TLS and node keys behind a real proxy, its executor and the server's half of
+an app; and as many nodes as asked for, all of them in this process. These light nodes make the
+calls that a SuperNode makes, each over a connection of its own and with a key of its own:
+heartbeats every 24 to 30 s, a look for messages 3 s after each one that found none, and for each
+message eleven calls, the app's bundle included where the run is new. Their answers are those of
+`fedfw.deployment.Client`. What they leave out is the node's own process for each message, which
+takes time on an owner's host and not on the server's.
 
-On one machine the nodes take processor time from the SuperLink: read the seconds as an upper bound. Softmax regression
-on the l1 ball, 210 parameters, so that nothing but the number of nodes matters.
+On one machine the nodes take processor time from the SuperLink: read the seconds as an upper bound.
+Softmax regression on the l1 ball, 210 parameters, so that nothing but the number of nodes matters.
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionMetadata  # type: ignore[attr-defined]
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
@@ -150,7 +155,9 @@ class LightNode:
     source: str
     tls: ssl.SSLContext
     worker: ThreadPoolExecutor
-    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP384R1()))
+    key: ec.EllipticCurvePrivateKey = field(
+        default_factory=lambda: ec.generate_private_key(ec.SECP384R1())
+    )
     calls: int = 0
     answered: int = 0
     failed: int = 0
@@ -196,14 +203,18 @@ class LightNode:
                 await self._call("send-node-heartbeat", request, SendNodeHeartbeatResponse)
 
     async def _pull_and_answer(self) -> bool:
-        pulled = await self._call("pull-messages", PullMessagesRequest(node=self.node), PullMessagesResponse)
+        pulled = await self._call(
+            "pull-messages", PullMessagesRequest(node=self.node), PullMessagesResponse
+        )
         if not pulled.messages_list:
             return False
         began = time.monotonic()
         header, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
         run = header.metadata.run_id
         if run not in self._runs:
-            described = await self._call("get-run", GetRunRequest(node=self.node, run_id=run), GetRunResponse)
+            described = await self._call(
+                "get-run", GetRunRequest(node=self.node, run_id=run), GetRunResponse
+            )
             request = GetFabRequest(node=self.node, hash_str=described.run.fab_hash, run_id=run)
             await self._call("get-fab", request, GetFabResponse)
             self._runs.add(run)
@@ -211,7 +222,9 @@ class LightNode:
         for one in iterate_object_tree(tree):
             contents[one.object_id] = await self._pull(run, one.object_id)
         name = header.metadata.message_id
-        confirmed = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
+        confirmed = ConfirmMessageReceivedRequest(
+            node=self.node, run_id=run, message_object_id=name
+        )
         await self._call("confirm-message-received", confirmed, ConfirmMessageReceivedResponse)
         message: Any = inflate_object_from_contents(name, contents)
         message.metadata.__dict__["_message_id"] = name
@@ -263,7 +276,9 @@ class LightNode:
             await self._call("push-object", pushed, PushObjectResponse)
 
     async def _call(self, name: str, request: Any, kind: type[Reply]) -> Reply:
-        """One call; a connection that ends and an overloaded server are tried again, as a SuperNode does."""
+        """One call; a connection that ends and an overloaded server are tried again, as a SuperNode
+        does.
+        """
         body = request.SerializeToString(deterministic=True)
         async with self._lock:
             for attempt in range(_RETRIES):
@@ -319,7 +334,9 @@ class LightNode:
 def register(federation: LocalFederation, nodes: list[LightNode]) -> None:
     """Make the nodes' keys known to the SuperLink, as `flwr supernode register` does."""
     ca = (federation.folder / "keys" / "ca.crt").read_bytes()
-    with ControlHttpClient.from_server_address(f"{HOST}:{federation.port}", False, ca, []) as control:
+    with ControlHttpClient.from_server_address(
+        f"{HOST}:{federation.port}", False, ca, []
+    ) as control:
         for node in nodes:
             control.RegisterNode(RegisterNodeRequest(public_key=node.public))
 
@@ -336,7 +353,9 @@ def resources(group: int) -> tuple[float, float]:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def watch(federation: LocalFederation, process: str, out: Path, found: dict[str, Any]) -> None:
+async def watch(
+    federation: LocalFederation, process: str, out: Path, found: dict[str, Any]
+) -> None:
     """Note when rounds end, and what the server's processes have used, until the run has ended."""
     history = out / "history.jsonl"
     groups = {name: federation._processes[name].pid for name in ("superlink", "superexec")}
@@ -377,7 +396,9 @@ async def train(
     await asyncio.gather(*tasks, return_exceptions=True)
     if not (out / "done.json").exists():
         raise RuntimeError(f"the run ended early:\n{federation.log(process, 40)}")
-    found["records"] = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    found["records"] = [
+        json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()
+    ]
     return found
 
 
@@ -389,12 +410,18 @@ def own_address(number: int) -> str:
 def measure(count: int, rounds: int, proxy: str) -> dict[str, Any]:
     """A fleet of one size, in this process."""
     for name in ("_run_id", "_node_id", "_task_id"):
-        setattr(TaskIdentity, name, 1)  # Flower's messages can be made only where it says that an app runs
+        setattr(
+            TaskIdentity, name, 1
+        )  # Flower's messages can be made only where it says that an app runs
     random.seed(0)
     with tempfile.TemporaryDirectory(prefix="fleet") as name:
         folder = Path(name)
         app = folder / "app"
-        subprocess.run([sys.executable, "-m", "fedfw", "deploy", "init", str(app)], check=True, stdout=subprocess.PIPE)
+        subprocess.run(
+            [sys.executable, "-m", "fedfw", "deploy", "init", str(app)],
+            check=True,
+            stdout=subprocess.PIPE,
+        )
         (app / "federation" / "task.py").write_text(TASK)
         read = AppFolder.read(app)
         config = {"clients": count, "rounds": rounds}
@@ -477,17 +504,24 @@ def a_node(small: dict[str, Any], large: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 200, 1000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--proxy", choices=["haproxy", "nginx", ""], default="haproxy", help="in front of the SuperLink"
+        "--proxy",
+        choices=["haproxy", "nginx", ""],
+        default="haproxy",
+        help="in front of the SuperLink",
     )
     parser.add_argument("--write", action="store_true", help="write docs/fleet.md")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with this process
+        signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # what was started ends with this process
         print(json.dumps(measure(options.one, options.rounds, options.proxy)))
         return
     results = []

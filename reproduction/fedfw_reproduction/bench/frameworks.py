@@ -1,4 +1,6 @@
-"""Other frameworks, in an environment of their own: a script computes FedAvg's rounds and reports their times."""
+"""Other frameworks, in an environment of their own: a script computes FedAvg's rounds and reports
+their times.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PYTHON = Path(".venv") / "bin" / "python"
 FOLDER_VARIABLE = "FEDFW_FRAMEWORKS"
 
 
-def framework_timing(name: str, task: BenchTask, *, rounds: int, folder: Path | None) -> Timing | str:
+def framework_timing(
+    name: str, task: BenchTask, *, rounds: int, folder: Path | None
+) -> Timing | str:
     """What the framework needs for FedAvg on the task, or why that is not known.
 
     Parameters
@@ -41,7 +45,13 @@ def framework_timing(name: str, task: BenchTask, *, rounds: int, folder: Path | 
         data, out = Path(temporary) / "data.npz", Path(temporary) / "out.json"
         np.savez(data, inputs=inputs.numpy(), targets=targets.numpy())
         spec = {"model": task.model, "features": task.features, "lr": task.lr, "rounds": rounds}
-        command = [str(folder / PYTHON), str(folder / SCRIPTS[name]), str(data), json.dumps(spec), str(out)]
+        command = [
+            str(folder / PYTHON),
+            str(folder / SCRIPTS[name]),
+            str(data),
+            json.dumps(spec),
+            str(out),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
         if done.returncode or not out.exists():
             return f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"

@@ -3,8 +3,9 @@
     python -m fedfw_reproduction.bench.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
     python -m fedfw_reproduction.bench.gpu --write    the same, kept in docs/performance/gpu.md for docs/performance.md
 
-Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against float64 is printed.
-So is a round of FedFW on the l1 ball that was written by hand for this task; it ends where the simulator's rounds end.
+Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against
+float64 is printed. So is a round of FedFW on the l1 ball that was written by hand for this task; it
+ends where the simulator's rounds end.
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ def replayed_ms(function: Callable[[], Any], times: int = 200) -> float:
     return (time.perf_counter() - begin) / times * 1e3
 
 
-def two_products(A: torch.Tensor, y: torch.Tensor, W: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def two_products(
+    A: torch.Tensor, y: torch.Tensor, W: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     scores = torch.bmm(A, W.mT) + b[:, None]
     losses = scores.logsumexp(2) - scores.gather(2, y.unsqueeze(2)).squeeze(2)
     return losses.mean(1), *_products(A, y, scores)
 
 
-def _products(A: torch.Tensor, y: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _products(
+    A: torch.Tensor, y: torch.Tensor, scores: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of the weights and of the bias."""
     R, places = scores.softmax(2), y.unsqueeze(2)
     R.scatter_add_(2, places, R.new_full((1, 1, 1), -1.0).expand_as(places)).mul_(1 / A.shape[1])
@@ -59,10 +64,15 @@ def _products(A: torch.Tensor, y: torch.Tensor, scores: torch.Tensor) -> tuple[t
 
 
 def by_hand(A: torch.Tensor, y: torch.Tensor, rounds: int) -> tuple[float, torch.Tensor]:
-    """Milliseconds of a round of FedFW on the l1 ball as one CUDA graph, and the mean model after ``rounds``."""
+    """Milliseconds of a round of FedFW on the l1 ball as one CUDA graph, and the mean model after
+    ``rounds``.
+    """
     n, _, f = A.shape
     split = CLASSES * f
-    x, t = torch.zeros(n, split + CLASSES, device="cuda"), torch.zeros((), dtype=torch.float64, device="cuda")
+    x, t = (
+        torch.zeros(n, split + CLASSES, device="cuda"),
+        torch.zeros((), dtype=torch.float64, device="cuda"),
+    )
     g, xbar = torch.zeros_like(x), torch.zeros_like(x[0])
 
     def step() -> None:
@@ -93,8 +103,12 @@ def by_hand(A: torch.Tensor, y: torch.Tensor, rounds: int) -> tuple[float, torch
     return 1e3 * (time.perf_counter() - begin) / rounds, model
 
 
-def ours(rounds: int, algorithm: fedfw.Algorithm | None = None) -> tuple[float, torch.Tensor, fedfw.Problem]:
-    """Milliseconds of a simulated round, by default of FedFW on the l1 ball, and the model after ``rounds``."""
+def ours(
+    rounds: int, algorithm: fedfw.Algorithm | None = None
+) -> tuple[float, torch.Tensor, fedfw.Problem]:
+    """Milliseconds of a simulated round, by default of FedFW on the l1 ball, and the model after
+    ``rounds``.
+    """
     marks: list[float] = []
     problem = TASKS["mnist"].problem()
     run = fedfw.simulate(
@@ -109,7 +123,9 @@ def ours(rounds: int, algorithm: fedfw.Algorithm | None = None) -> tuple[float, 
 
 
 def several_runs(rounds: int, algorithm: fedfw.Algorithm | None = None) -> str:
-    """The median of five runs, the least and the most: how fast the host is differs from run to run."""
+    """The median of five runs, the least and the most: how fast the host is differs from run to
+    run.
+    """
     times = sorted(ours(rounds, algorithm)[0] for _ in range(5))
     return f"{median(times):.3f} ({times[0]:.3f} to {times[-1]:.3f})"
 
@@ -125,7 +141,9 @@ def others() -> dict[str, fedfw.Algorithm]:
 
 
 def convolutions() -> list[tuple[str, str]]:
-    """Table 2's CNN on ten clients of 6,000 images: a round, and the same passes over all images together."""
+    """Table 2's CNN on ten clients of 6,000 images: a round, and the same passes over all images
+    together.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(60_000, 1, 28, 28, generator=generator)
     classes = torch.randint(0, CLASSES, (60_000,), generator=generator)
@@ -171,7 +189,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this needs a CUDA device")
     A, y = (t.cuda() for t in TASKS["mnist"].data())
-    W, b = 0.05 * torch.randn(len(A), CLASSES, A.shape[2], device="cuda"), torch.zeros(len(A), CLASSES, device="cuda")
+    W, b = (
+        0.05 * torch.randn(len(A), CLASSES, A.shape[2], device="cuda"),
+        torch.zeros(len(A), CLASSES, device="cuda"),
+    )
     R, copy = torch.randn(len(A), A.shape[1], CLASSES, device="cuda"), torch.empty_like(A)
     ways: dict[str, Callable[[], Any]] = {
         "the two bare products": lambda: (torch.bmm(A, W.mT), torch.bmm(R.mT, A)),
@@ -181,11 +202,19 @@ def main() -> None:
     if can_fuse(A, CLASSES, y):
         x = torch.cat([W.flatten(1), b], 1)
         values, gradients = torch.empty(len(A), device="cuda"), torch.empty_like(x)
-        ways["loss and gradient in one pass"] = lambda: fused_softmax_gradient(A, y, x, CLASSES, values, gradients)
+        ways["loss and gradient in one pass"] = lambda: fused_softmax_gradient(
+            A, y, x, CLASSES, values, gradients
+        )
         ways["loss and gradient in one pass"]()
         losses, of_weights, of_bias = two_products(A.double(), y, W.double(), b.double())
-        pairs = zip((values, gradients), (losses, torch.cat([of_weights.flatten(1), of_bias], 1)), strict=True)
-        print(f"largest error of the kernel: {max(float((o - e).abs().max() / e.abs().max()) for o, e in pairs):.1e}\n")
+        pairs = zip(
+            (values, gradients),
+            (losses, torch.cat([of_weights.flatten(1), of_bias], 1)),
+            strict=True,
+        )
+        print(
+            f"largest error of the kernel: {max(float((o - e).abs().max() / e.abs().max()) for o, e in pairs):.1e}\n"
+        )
     rows = [(name, f"{replayed_ms(way):.3f}") for name, way in ways.items()]
     rounds = 300
     (by_hand_ms, theirs), (_, model, problem) = by_hand(A, y, rounds), ours(rounds)
@@ -197,7 +226,10 @@ def main() -> None:
     for name, algorithm in others().items():
         rows += [(f"a simulated round of {name}", several_runs(rounds, algorithm))]
     rows += convolutions()
-    publish([machine("cuda"), "", *markdown(("", "ms"), rows)], "performance/gpu.md" if "--write" in sys.argv else None)
+    publish(
+        [machine("cuda"), "", *markdown(("", "ms"), rows)],
+        "performance/gpu.md" if "--write" in sys.argv else None,
+    )
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python -m fedfw_reproduction.bench.oracles                    print the table
     python -m fedfw_reproduction.bench.oracles --write            and put it into docs/oracles.md
 
-Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared. Float32 input,
-a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy. For the nuclear ball there are also
-directions of real runs, every other round of a client, each with the oracle's answer to the one before as a start.
+Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared.
+Float32 input, a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy.
+For the nuclear ball there are also directions of real runs, every other round of a client, each
+with the oracle's answer to the one before as a start.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ SLOW = 20.0  # seconds: a projection slower than this is timed once
 
 
 def interleaved(
-    *sides: Callable[[], object], repeats: int = 7, warm_up: int = 1, wait: Callable[[], object] = lambda: None
+    *sides: Callable[[], object],
+    repeats: int = 7,
+    warm_up: int = 1,
+    wait: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """Median seconds of each side after its first calls; ``wait`` returns when a GPU is done."""
     times: list[list[float]] = [[] for _ in sides]
@@ -67,7 +71,11 @@ def cases() -> list[tuple[str, ConstraintSet, Shape]]:
         ]
         found += [(f"p = {p:,}", D, (p,)) for D in vectors]
     found.append(
-        ("p = 10,000", fedfw.Hull(torch.randn(50, 10**4, generator=torch.Generator().manual_seed(1))), (10**4,))
+        (
+            "p = 10,000",
+            fedfw.Hull(torch.randn(50, 10**4, generator=torch.Generator().manual_seed(1))),
+            (10**4,),
+        )
     )
     found.append(("p = 100", fedfw.SETS["polytope"].example((100,)), (100,)))
     for m in (100, 500, 1000):
@@ -88,13 +96,20 @@ def name_of(D: ConstraintSet) -> str:
 
 
 def table() -> list[str]:
-    lines = ["| size | set | oracle ms | projection ms | projection / oracle |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| size | set | oracle ms | projection ms | projection / oracle |",
+        "|---|---|---:|---:|---:|",
+    ]
     for size, D, shape in cases():
         g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         print(f"  {size}: {name_of(D)}", file=sys.stderr, flush=True)
-        oracle, projection = interleaved(lambda D=D, g=g: D.lmo(g, tol=TOL), lambda D=D, g=g: D.project(g))
+        oracle, projection = interleaved(
+            lambda D=D, g=g: D.lmo(g, tol=TOL), lambda D=D, g=g: D.project(g)
+        )
         ratio = projection / oracle
-        lines.append(f"| {size} | {name_of(D)} | {oracle * 1e3:.3g} | {projection * 1e3:.3g} | {ratio:.1f} |")
+        lines.append(
+            f"| {size} | {name_of(D)} | {oracle * 1e3:.3g} | {projection * 1e3:.3g} | {ratio:.1f} |"
+        )
     return lines
 
 
@@ -103,15 +118,25 @@ def claims() -> list[str]:
     vector = torch.randn(10**6, generator=torch.Generator().manual_seed(0))
     l1 = fedfw.L1Ball(10.0)
     oracle, projection, bare = interleaved(
-        lambda: l1.lmo(vector), lambda: l1.project(vector), lambda: vector.abs().argmax(), repeats=15
+        lambda: l1.lmo(vector),
+        lambda: l1.project(vector),
+        lambda: vector.abs().argmax(),
+        repeats=15,
     )
-    gaussian = [torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    gaussian = [
+        torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed)) for seed in range(6)
+    ]
     return [
         f"- l1, p = 1,000,000: projection / oracle = {projection / oracle:.1f}; "
         f"oracle / bare `abs().argmax()` = {oracle / bare:.2f}.",
         nuclear_claim("independent Gaussian matrices", gaussian),
-        nuclear_claim("what FedFW asks in rounds 2 to 12 of matrix completion", directions(completion())),
-        nuclear_claim("what FedFW asks in rounds 2 to 12 of regression with 1000 outputs", directions(regression())),
+        nuclear_claim(
+            "what FedFW asks in rounds 2 to 12 of matrix completion", directions(completion())
+        ),
+        nuclear_claim(
+            "what FedFW asks in rounds 2 to 12 of regression with 1000 outputs",
+            directions(regression()),
+        ),
     ]
 
 
@@ -139,7 +164,9 @@ def nuclear_claim(what: str, matrices: list[Tensor]) -> str:
 
 
 def completion() -> tuple[fedfw.Problem, float]:
-    """Two clients with 100,000 noisy entries each of a matrix of rank 5, and half of that matrix's nuclear norm."""
+    """Two clients with 100,000 noisy entries each of a matrix of rank 5, and half of that matrix's
+    nuclear norm.
+    """
     random = torch.Generator().manual_seed(0)
     low_rank = torch.randn(SIDE, 5, generator=random) @ torch.randn(5, SIDE, generator=random)
     clients = []
@@ -152,13 +179,19 @@ def completion() -> tuple[fedfw.Problem, float]:
 
 
 def regression() -> tuple[fedfw.Problem, float]:
-    """Two clients with 500 samples each of a noisy linear map of rank 5, and half of that map's nuclear norm."""
+    """Two clients with 500 samples each of a noisy linear map of rank 5, and half of that map's
+    nuclear norm.
+    """
     random = torch.Generator().manual_seed(0)
-    low_rank = torch.randn(SIDE, 5, generator=random) @ torch.randn(5, SIDE, generator=random) / SIDE
+    low_rank = (
+        torch.randn(SIDE, 5, generator=random) @ torch.randn(5, SIDE, generator=random) / SIDE
+    )
     clients = []
     for _ in range(2):
         inputs = torch.randn(500, SIDE, generator=random)
-        clients.append((inputs, inputs @ low_rank.T + 0.3 * torch.randn(500, SIDE, generator=random)))
+        clients.append(
+            (inputs, inputs @ low_rank.T + 0.3 * torch.randn(500, SIDE, generator=random))
+        )
     model = torch.nn.Linear(SIDE, SIDE, bias=False)
     torch.nn.init.zeros_(model.weight)
     problem = fedfw.Problem(model, mse_loss, clients)
@@ -183,7 +216,9 @@ def directions(task: tuple[fedfw.Problem, float], rounds: int = 12) -> list[Tens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write docs/oracles.md")
     options = parser.parse_args()
     lines = [

@@ -15,7 +15,9 @@ DOCS = ROOT / "docs"
 
 def machine(device: str = "cpu") -> str:
     """Where and when the numbers were taken."""
-    on_cpu = f"{(n := torch.get_num_threads())} thread{'s' * (n > 1)} of a machine with {_processor()}"
+    on_cpu = (
+        f"{(n := torch.get_num_threads())} thread{'s' * (n > 1)} of a machine with {_processor()}"
+    )
     where = on_cpu if device == "cpu" else f"an {torch.cuda.get_device_name()}"
     date = time.strftime("%Y-%m-%d")
     return f"One run on {where}, torch {torch.__version__}, {date}. Timings are noisy: read the ratios."
@@ -26,7 +28,11 @@ def _processor() -> str:
     known = Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} processors ({platform.machine()})" if names else f"{platform.machine()} processors"
+    return (
+        f"{names[0]} processors ({platform.machine()})"
+        if names
+        else f"{platform.machine()} processors"
+    )
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,8 +4,8 @@
     python -m fedfw_reproduction.bench.performance --short    fewer repeats, and a million clients for fewer rounds
     python -m fedfw_reproduction.bench.performance --check    compares the ratios of a short run with the committed ones
 
-A GPU's figures are those of `python -m fedfw_reproduction.bench.gpu --write`, which is run on a machine with one and
-keeps them in docs/performance/gpu.md.
+A GPU's figures are those of `python -m fedfw_reproduction.bench.gpu --write`, which is run on a
+machine with one and keeps them in docs/performance/gpu.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ from fedfw_reproduction.bench.pages import DOCS, ROOT, machine, markdown
 from fedfw_reproduction.bench.run import HEADER, table_rows
 from fedfw_reproduction.bench.timing import Timing
 
-PAGE, PLOTS, RATIOS = DOCS / "performance.md", DOCS / "performance", Path(__file__).parent / "ratios.json"
-TEXT, FRAMEWORKS = Path(__file__).parent / "performance-text.md", ROOT / "reproduction" / "frameworks"
+PAGE, PLOTS, RATIOS = (
+    DOCS / "performance.md",
+    DOCS / "performance",
+    Path(__file__).parent / "ratios.json",
+)
+TEXT, FRAMEWORKS = (
+    Path(__file__).parent / "performance-text.md",
+    ROOT / "reproduction" / "frameworks",
+)
 MARGIN = 1.5
 TASKS = ("small", "few", "many", "mnist", "mnist-100", "mlp", "cnn")
 
@@ -41,7 +48,9 @@ def told(what: str, command: list[str]) -> str:
     print(f"{what} ...", file=sys.stderr, flush=True)
     begin = time.monotonic()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, env=environment
+    )
     print(f"{what}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     return done.stdout
 
@@ -62,7 +71,9 @@ def bench_tables(numbers: dict[str, Any]) -> list[str]:
     lines = []
     for task in numbers["tasks"].values():
         for algorithm in (name for name in task if name != "label"):
-            found = {who: t if isinstance(t, str) else Timing(**t) for who, t in task[algorithm].items()}
+            found = {
+                who: t if isinstance(t, str) else Timing(**t) for who, t in task[algorithm].items()
+            }
             rows = table_rows(found)
             lines += [f"**{algorithm}, {task['label']}**", "", *markdown(HEADER, rows), ""]
     return lines
@@ -78,15 +89,23 @@ def ratios(numbers: dict[str, Any]) -> dict[str, float]:
 
 
 def summary(numbers: dict[str, Any]) -> list[str]:
-    """One line a task and algorithm: the simulator's round over that by hand, and over the bare products."""
+    """One line a task and algorithm: the simulator's round over that by hand, and over the bare
+    products.
+    """
     rows = []
     for task in numbers["tasks"].values():
         for algorithm in (name for name in task if name != "label"):
-            found = {who: timing["round_ms"] for who, timing in task[algorithm].items() if not isinstance(timing, str)}
+            found = {
+                who: timing["round_ms"]
+                for who, timing in task[algorithm].items()
+                if not isinstance(timing, str)
+            }
             bare = next((ms for who, ms in found.items() if who.startswith("bare products")), None)
             over_bare = "" if bare is None else f"{found['fedfw'] / bare:.2f}"
             over_hand = f"{found['fedfw'] / found['by hand']:.2f}"
-            rows.append((f"{algorithm}, {task['label']}", f"{found['fedfw']:.2f}", over_hand, over_bare))
+            rows.append(
+                (f"{algorithm}, {task['label']}", f"{found['fedfw']:.2f}", over_hand, over_bare)
+            )
     return markdown(("a round of", "ms", "/ by hand", "/ bare products"), rows)
 
 
@@ -98,7 +117,10 @@ def plot_bench(numbers: dict[str, Any]) -> None:
     values = [small[name]["round_ms"] for name in names]
     axis.barh(names, values, color=["C1" if name == "fedfw" else "C0" for name in names])
     axis.bar_label(axis.containers[0], [f" {value:,.2f}" for value in values])
-    axis.set(xscale="log", xlabel="milliseconds a round (FedAvg, 100 clients x 50 samples x 60 features, 1 thread)")
+    axis.set(
+        xscale="log",
+        xlabel="milliseconds a round (FedAvg, 100 clients x 50 samples x 60 features, 1 thread)",
+    )
     axis.set_xlim(right=10 * max(values))
     axis.invert_yaxis()
     PLOTS.mkdir(exist_ok=True)
@@ -106,7 +128,10 @@ def plot_bench(numbers: dict[str, Any]) -> None:
 
 
 def plot_scale(table: str) -> None:
-    rows = [[cell.strip().replace(",", "") for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+    rows = [
+        [cell.strip().replace(",", "") for cell in line.strip("| ").split("|")]
+        for line in table.splitlines()[2:]
+    ]
     figure = Figure(figsize=(6.5, 2.8), layout="constrained")
     seconds, memory = figure.subplots(1, 2)
     registered = [float(row[0]) for row in rows]
@@ -118,13 +143,17 @@ def plot_scale(table: str) -> None:
 
 
 def check() -> None:
-    """Print how the ratios of a short run stand to the committed ones; never an error: timings are noisy."""
+    """Print how the ratios of a short run stand to the committed ones; never an error: timings are
+    noisy.
+    """
     now = ratios(bench(("small",), "--frameworks", "none", "--repeats", "3", "--seconds", "3"))
     committed = json.loads(RATIOS.read_text())
     for name, ratio in now.items():
         then = committed[name]
         verdict = "SLOWER than it was" if ratio > MARGIN * then else "as before"
-        print(f"speed: {name}: {ratio:.2f} times hand-batched, {then:.2f} when committed: {verdict}")
+        print(
+            f"speed: {name}: {ratio:.2f} times hand-batched, {then:.2f} when committed: {verdict}"
+        )
 
 
 def write(short: bool) -> None:
@@ -153,8 +182,12 @@ def write(short: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare the ratios of a short run; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare the ratios of a short run; writes nothing"
+    )
     parser.add_argument("--short", action="store_true", help="fewer repeats: about ten minutes")
     options = parser.parse_args()
     if options.check:

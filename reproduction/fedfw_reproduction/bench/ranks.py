@@ -1,18 +1,22 @@
-"""What processes that share a simulation reach of what the machine can give, and what they tell each other.
+"""What processes that share a simulation reach of what the machine can give, and what they tell
+each other.
 
-    torchrun --nproc-per-node 2 -m fedfw_reproduction.bench.ranks [--rounds 10] [--repeats 48] [--device cuda] [--write]
+    torchrun --nproc-per-node 2 -m fedfw_reproduction.bench.ranks [--rounds 10] [--repeats 48]
+    [--device cuda] [--write]
 
-Every process has one thread. Each task is timed two ways, which take turns in the same processes. Shared: every rank
-has its part of the clients, and they exchange. Independent: every process simulates its part by itself, side by side
-with the others and without a word to them, which is what the machine can give; its milliseconds are those in which all
-of them together get through the clients of a round. Reached is the throughput of the first, in clients a second, over
-that of the second. In step is what it could be at most: rounds of the independent processes as long as the slowest of
-them takes for each, because whoever sums in every round waits for the slowest in every round, and how long a process
-takes differs from round to round.
+Every process has one thread. Each task is timed two ways, which take turns in the same processes.
+Shared: every rank has its part of the clients, and they exchange. Independent: every process
+simulates its part by itself, side by side with the others and without a word to them, which is what
+the machine can give; its milliseconds are those in which all of them together get through the
+clients of a round. Reached is the throughput of the first, in clients a second, over that of the
+second. In step is what it could be at most: rounds of the independent processes as long as the
+slowest of them takes for each, because whoever sums in every round waits for the slowest in every
+round, and how long a process takes differs from round to round.
 
-Bytes are what a rank hands to exchanges in a round without evaluation. The least possible is what has to leave a rank
-so that the others know its sum: an index of 4 bytes and a number for each entry that is not zero, or the vector.
-``--write`` also works out on paper what larger clusters would do, and writes docs/ranks.md.
+Bytes are what a rank hands to exchanges in a round without evaluation. The least possible is what
+has to leave a rank so that the others know its sum: an index of 4 bytes and a number for each entry
+that is not zero, or the vector. ``--write`` also works out on paper what larger clusters would do,
+and writes docs/ranks.md.
 """
 
 from __future__ import annotations
@@ -42,7 +46,11 @@ METHODS: dict[str, Make] = {
     "FedLMO, l2": lambda task: fedfw.FedLMO("l2:1", schedule="constant:0.05"),
 }
 MATCHES = [
-    *((name, method) for name in ("mnist", "cnn") for method in ("FedFW, l1", "FedAvg", "FedLMO, l2")),
+    *(
+        (name, method)
+        for name in ("mnist", "cnn")
+        for method in ("FedFW, l1", "FedAvg", "FedLMO, l2")
+    ),
     *(("mnist", method) for method in ("FedFW+, l2", "anchored FedFW, l1")),
     ("small", "FedFW, l1"),
 ]
@@ -59,7 +67,8 @@ class Found:
     shared_ms, independent_ms : float
         Of a round.
     reached, in_step : float
-        Throughput over that of independent processes, and what it could be if exchanges took no time.
+        Throughput over that of independent processes, and what it could be if exchanges took no
+        time.
     sent, least, exchanges : float
         Bytes of a rank and round, the fewest possible, and how many exchanges there were.
     """
@@ -75,7 +84,9 @@ class Found:
     exchanges: float
 
 
-def round_ms(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> list[float]:
+def round_ms(
+    problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
+) -> list[float]:
     """Of all rounds but the first."""
     options = Options(rounds=rounds + 1, eval_every=10**9, device=device)
     history = Simulation(problem, algorithm, options).run().history
@@ -84,7 +95,9 @@ def round_ms(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, de
     return [1e3 * sum(seconds for part, seconds in each if part != "evaluation") for each in parts]
 
 
-def least_bytes(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> float:
+def least_bytes(
+    problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
+) -> float:
     """What has to leave this rank in a round, from the sums that the server's steps were given."""
     found: list[float] = []
     whole = Aggregate.over
@@ -97,7 +110,9 @@ def least_bytes(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int,
 
     Aggregate.over = watched  # type: ignore[method-assign]
     try:
-        run = Simulation(problem, algorithm, Options(rounds=rounds, eval_every=10**9, device=device)).run()
+        run = Simulation(
+            problem, algorithm, Options(rounds=rounds, eval_every=10**9, device=device)
+        ).run()
     finally:
         Aggregate.over = whole  # type: ignore[method-assign]
     anchors = run.dense_sums * 8 * len(problem.start)  # sums of gradients, in float64
@@ -116,8 +131,12 @@ class Counter(fedfw.Callback):
         self.found.append((simulation.ranks.sent, simulation.ranks.exchanges))
 
 
-def told(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str) -> tuple[float, float]:
-    """Bytes that the first rank gives to exchanges in a round without evaluation, and how many exchanges there are."""
+def told(
+    problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
+) -> tuple[float, float]:
+    """Bytes that the first rank gives to exchanges in a round without evaluation, and how many
+    exchanges there are.
+    """
     counter, options = Counter(), Options(rounds=rounds + 2, eval_every=10**9, device=device)
     Simulation(problem, algorithm, options, callbacks=[counter]).run()
     if not counter.found:  # on another rank
@@ -126,7 +145,9 @@ def told(problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device
     return (sent_later - sent) / rounds, (met_later - met) / rounds
 
 
-def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeats: int, device: str) -> Found:
+def measure(
+    task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeats: int, device: str
+) -> Found:
     clients = list(zip(*task.data(), strict=True))
     shared = fedfw.Problem(task.module(), nnf.cross_entropy, clients, ranks=ranks)
     own = shared.losses.everyone(torch.device("cpu")).tolist()
@@ -140,7 +161,10 @@ def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeat
             ranks.numbers(0.0)
             times[problem] += round_ms(problem, algorithm, rounds, device)
     by_itself, in_all = ranks.exchange(times[alone]), ranks.exchange(times[shared])
-    rates = [count / mean(theirs) for (count,), theirs in zip(ranks.numbers(len(own)), by_itself, strict=True)]
+    rates = [
+        count / mean(theirs)
+        for (count,), theirs in zip(ranks.numbers(len(own)), by_itself, strict=True)
+    ]
     apart, together = task.clients / sum(rates), max(map(mean, in_all))
     slowest = mean(max(each) for each in zip(*by_itself, strict=True))
     ratios = apart / together, apart / slowest
@@ -148,8 +172,20 @@ def measure(task: BenchTask, make: Make, ranks: fedfw.Ranks, rounds: int, repeat
 
 
 def row_of(task: BenchTask, method: str, found: Found) -> tuple[str, ...]:
-    times = (f"{found.shared_ms:.2f}", f"{found.independent_ms:.2f}", f"{found.reached:.1%}", f"{found.in_step:.1%}")
-    return (task.label, method, *times, f"{found.sent:,.0f}", f"{found.least:,.0f}", f"{found.exchanges:.1f}")
+    times = (
+        f"{found.shared_ms:.2f}",
+        f"{found.independent_ms:.2f}",
+        f"{found.reached:.1%}",
+        f"{found.in_step:.1%}",
+    )
+    return (
+        task.label,
+        method,
+        *times,
+        f"{found.sent:,.0f}",
+        f"{found.least:,.0f}",
+        f"{found.exchanges:.1f}",
+    )
 
 
 HEADER = (
@@ -179,11 +215,14 @@ CLUSTERS = (
 
 
 def on_paper(cluster: Cluster, found: Found, clients: int) -> tuple[float, float, str]:
-    """Milliseconds of work and of exchanges in a round with so many clients like those of the task, and the bound."""
+    """Milliseconds of work and of exchanges in a round with so many clients like those of the task,
+    and the bound.
+    """
     k = cluster.ranks
     work = clients / k * (found.independent_ms / (found.clients / 2)) / cluster.speed
     dense = found.least >= 4 * found.parameters
-    # An all-reduce sends two vectors; of entries every rank is sent all the others', which grow with its clients.
+    # An all-reduce sends two vectors; of entries every rank is sent all the others', which grow
+    # with its clients.
     grown = found.sent if dense else found.sent * (clients / k) / (found.clients / 2)
     volume = 2 * grown if dense else min(k * grown, 2 * 8 * found.parameters)
     waits, moves = found.exchanges * cluster.latency * math.log2(k), volume / cluster.bandwidth
@@ -200,14 +239,28 @@ def paper_rows(found: dict[tuple[str, str], Found], clients: int = 1000) -> list
             share = work / (work + talk)
             task = TASKS[name]
             sizes = (f"{work:.3g}", f"{talk:.3g}", f"{share:.0%}")
-            rows.append((cluster.name, f"{method}, {task.model}, {task.samples} samples a client", *sizes, bound))
+            rows.append(
+                (
+                    cluster.name,
+                    f"{method}, {task.model}, {task.samples} samples a client",
+                    *sizes,
+                    bound,
+                )
+            )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10, help="of a turn")
-    parser.add_argument("--repeats", type=int, default=48, help="turns of each side [%(default)s: five minutes in all]")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=48,
+        help="turns of each side [%(default)s: five minutes in all]",
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--write", action="store_true", help="write docs/ranks.md")
     options = parser.parse_args()
@@ -222,7 +275,14 @@ def main() -> None:
         if not ranks.first:
             return
         rows = [row_of(TASKS[name], method, one) for (name, method), one in found.items()]
-        paper = ("cluster", "method and task", "work, ms a round", "exchanges, ms", "efficiency", "bound by")
+        paper = (
+            "cluster",
+            "method and task",
+            "work, ms a round",
+            "exchanges, ms",
+            "efficiency",
+            "bound by",
+        )
         lines = [
             *("# Ranks, measured", ""),
             f"Made by `torchrun --nproc-per-node {ranks.size} -m fedfw_reproduction.bench.ranks --write`,",

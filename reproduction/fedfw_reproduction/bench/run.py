@@ -1,4 +1,6 @@
-"""Rounds of FedAvg and FedFW, timed side by side with a loop, hand-batched PyTorch and other frameworks."""
+"""Rounds of FedAvg and FedFW, timed side by side with a loop, hand-batched PyTorch and other
+frameworks.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,9 @@ def bench(
     out : Path, optional
         Keep the numbers in this file, as JSON.
     folder : Path, optional
-        Holds the other frameworks' environment and scripts (reproduction/frameworks of the repository); by default what
-        the environment variable FEDFW_FRAMEWORKS says. Without it they are reported as not installed.
+        Holds the other frameworks' environment and scripts (reproduction/frameworks of the
+        repository); by default what the environment variable FEDFW_FRAMEWORKS says. Without it they
+        are reported as not installed.
 
     Returns
     -------
@@ -83,12 +86,17 @@ def bench(
         task = TASKS[name]
         for algorithm, sides in _matches(task).items():
             count = rounds or _enough(task)
-            print(f"{task.label}: {algorithm}, {count} rounds x {repeats} or more ...", file=sys.stderr, flush=True)
+            print(
+                f"{task.label}: {algorithm}, {count} rounds x {repeats} or more ...",
+                file=sys.stderr,
+                flush=True,
+            )
             found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats, seconds))
             if algorithm == FEDAVG and name in beside:
                 found |= _others(task, folder)
             print(
-                f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *table_rows(found)])}", flush=True
+                f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *table_rows(found)])}",
+                flush=True,
             )
             kept = {who: t if isinstance(t, str) else asdict(t) for who, t in found.items()}
             numbers["tasks"].setdefault(name, {"label": task.label})[algorithm] = kept
@@ -102,8 +110,12 @@ def bench(
     return 0
 
 
-def _tasks_with_frameworks(names: Sequence[str], frameworks: str | None, folder: Path | None) -> list[str]:
-    """Return the tasks on which other frameworks run; options that would change nothing are refused."""
+def _tasks_with_frameworks(
+    names: Sequence[str], frameworks: str | None, folder: Path | None
+) -> list[str]:
+    """Return the tasks on which other frameworks run; options that would change nothing are
+    refused.
+    """
     if frameworks == "none":
         beside = []
     elif frameworks == "all":
@@ -125,7 +137,12 @@ def _tasks_with_frameworks(names: Sequence[str], frameworks: str | None, folder:
 
 def _enough(task: BenchTask) -> int:
     """Rounds that take a second or so, and some more where they are long."""
-    work = task.clients * task.samples * task.features * (task.features * 50 if task.model == "cnn" else 1)
+    work = (
+        task.clients
+        * task.samples
+        * task.features
+        * (task.features * 50 if task.model == "cnn" else 1)
+    )
     return max(15, min(200, 10**8 // work))
 
 
@@ -140,8 +157,12 @@ def _matches(task: BenchTask) -> dict[str, dict[str, Contender]]:
     matches = {FEDAVG: _fedavg(task)}
     if task.model == "softmax":
         many = task.name == "mnist"
-        for plus, ball in product((False, True) if many else (False,), run_by.RADII if many else ("l1",)):
-            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADII[ball]:g}"] = _fedfw(task, ball, plus)
+        for plus, ball in product(
+            (False, True) if many else (False,), run_by.RADII if many else ("l1",)
+        ):
+            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADII[ball]:g}"] = _fedfw(
+                task, ball, plus
+            )
         if task.samples >= 4 * run_by.BATCH:
             matches[STO] = _fedfw_sto(task)
     return matches
@@ -156,7 +177,10 @@ def _fedfw(task: BenchTask, ball: str, plus: bool) -> dict[str, Contender]:
 
 
 def _fedfw_sto(task: BenchTask) -> dict[str, Contender]:
-    sides = {OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH), HAND: run_by.hand_fedfw_sto(task)}
+    sides = {
+        OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH),
+        HAND: run_by.hand_fedfw_sto(task),
+    }
     return sides | _floor(task, run_by.BATCH)
 
 
@@ -190,6 +214,8 @@ def table_rows(found: Mapping[str, Timing | str]) -> list[tuple[str, ...]]:
             continue
         memory = "-" if timing.peak_mb is None else f"{timing.peak_mb:.1f}"
         ratio = f"{timing.round_ms / hand.round_ms:.2f}"
-        round_ms, first, cpu = (f"{value:.2f}" for value in (timing.round_ms, timing.first_ms, timing.cpu_ms))
+        round_ms, first, cpu = (
+            f"{value:.2f}" for value in (timing.round_ms, timing.first_ms, timing.cpu_ms)
+        )
         rows.append((name, round_ms, ratio, first, cpu, memory))
     return rows

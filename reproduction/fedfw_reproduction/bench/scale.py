@@ -2,8 +2,9 @@
 
     python -m fedfw_reproduction.bench.scale [--registered 1000 10000 100000 1000000] [--rounds 100]
 
-Softmax regression with 7,850 parameters on the l1 ball; 1,000 clients of 20 samples take part in a round, whose samples
-are made from their numbers. Each line is a process of its own, so that its peak memory is its own.
+Softmax regression with 7,850 parameters on the l1 ball; 1,000 clients of 20 samples take part in a
+round, whose samples are made from their numbers. Each line is a process of its own, so that its
+peak memory is its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _PATTERNS = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_se
 
 
 def make(who: Tensor) -> tuple[Tensor, Tensor]:
-    """Noisy patterns of three classes a client, from its number alone (a hash mixes it with places in a table)."""
+    """Noisy patterns of three classes a client, from its number alone (a hash mixes it with places
+    in a table).
+    """
     table = torch.randn(4099, FEATURES, generator=torch.Generator().manual_seed(1))
     place = (who[:, None] * 40503 + torch.arange(SAMPLES) * 9973) % 4099
     targets = (who[:, None] + place % 3) % CLASSES
@@ -64,7 +67,9 @@ def measure(registered: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--registered", type=int, nargs="+", default=[10**k for k in (3, 4, 5, 6)])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)

@@ -1,12 +1,15 @@
-"""What a round costs the deployed server: seconds and bytes written, with 1,000 clients and 500,000 parameters.
+"""What a round costs the deployed server: seconds and bytes written, with 1,000 clients and 500,000
+parameters.
 
-    python -m fedfw_reproduction.bench.server [--clients 1000] [--rounds 20] [--features 50000] [--write]
+    python -m fedfw_reproduction.bench.server [--clients 1000] [--rounds 20] [--features 50000]
+    [--write]
 
-Softmax regression on the l1 ball. The clients' atoms are made up, so that nothing but the server is timed: everything
-that `DeployedServer` does in `open`, `take` and `close`, saving included. "all different" is the worst there is: in
-every round every client names a coordinate that it draws from all 500,000. "popular" draws half of them from 1,000
-coordinates that clients share, as data with features in common do. Bytes are those that the process wrote. Each line
-is a process of its own, so that its peak memory is its own.
+Softmax regression on the l1 ball. The clients' atoms are made up, so that nothing but the server is
+timed: everything that `DeployedServer` does in `open`, `take` and `close`, saving included. "all
+different" is the worst there is: in every round every client names a coordinate that it draws from
+all 500,000. "popular" draws half of them from 1,000 coordinates that clients share, as data with
+features in common do. Bytes are those that the process wrote. Each line is a process of its own, so
+that its peak memory is its own.
 """
 
 from __future__ import annotations
@@ -84,15 +87,25 @@ def measure(case: str, clients: int, features: int, rounds: int) -> dict[str, fl
             spent, used = time.perf_counter() - began, time.process_time() - begun
             g = torch.zeros(p)
             answers = {}
-            for client, at in zip(orders, coordinates(kind, len(orders), p, generator).tolist(), strict=True):
+            for client, at in zip(
+                orders, coordinates(kind, len(orders), p, generator).tolist(), strict=True
+            ):
                 g[at] = 1.0 - 2.0 * (client % 2)
                 row = torch.tensor([client])
-                held = point_digest(server.coordinator.points(row)[0], server.coordinator.memory.columns)
+                held = point_digest(
+                    server.coordinator.points(row)[0], server.coordinator.memory.columns
+                )
                 payload = task.constraint.lmo(g).to_bytes()
-                answers[client] = Answer(server.run, server.t + 1, client, Kind.STEP, payload, held).fields()
+                answers[client] = Answer(
+                    server.run, server.t + 1, client, Kind.STEP, payload, held
+                ).fields()
                 g[at] = 0.0
             began, begun = time.perf_counter(), time.process_time()
-            refused = [reason for client, answer in answers.items() if (reason := server.take(client, answer))]
+            refused = [
+                reason
+                for client, answer in answers.items()
+                if (reason := server.take(client, answer))
+            ]
             record = server.close()
             seconds.append(spent + time.perf_counter() - began)
             cpu.append(used + time.process_time() - begun)
@@ -119,7 +132,9 @@ def measure(case: str, clients: int, features: int, rounds: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--features", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=20)
@@ -151,7 +166,17 @@ def main() -> None:
             ]
         )
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-    header = ["", "s a round", "CPU s", "most", "MB written", "most", "coordinates kept", "s to resume", "peak GB"]
+    header = [
+        "",
+        "s a round",
+        "CPU s",
+        "most",
+        "MB written",
+        "most",
+        "coordinates kept",
+        "s to resume",
+        "peak GB",
+    ]
     torch.set_num_threads(1)
     lines = [
         "# What a round costs the deployed server",

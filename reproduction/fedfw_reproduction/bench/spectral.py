@@ -1,12 +1,14 @@
-"""The oracle of the spectral ball at a tolerance of 1e-3 against `torch.linalg.svd`, measured in one run.
+"""The oracle of the spectral ball at a tolerance of 1e-3 against `torch.linalg.svd`, measured in
+one run.
 
     python -m fedfw_reproduction.bench.spectral                   on the CPU
     python -m fedfw_reproduction.bench.spectral --device cuda     on a GPU
 
-Stacks of ten float32 matrices with Gaussian entries. The two sides are interleaved and medians are compared, after as
-many calls as a GPU takes to record the oracle, which a training run does once for a shape. The value
-is <g, s> over the nuclear norm, and the largest singular value is that of s, for the worst matrix of a stack; both are
-checked in float64 by an SVD of what the oracle returned, as is the proven error, which is never below the true one.
+Stacks of ten float32 matrices with Gaussian entries. The two sides are interleaved and medians are
+compared, after as many calls as a GPU takes to record the oracle, which a training run does once
+for a shape. The value is <g, s> over the nuclear norm, and the largest singular value is that of s,
+for the worst matrix of a stack; both are checked in float64 by an SVD of what the oracle returned,
+as is the proven error, which is never below the true one.
 """
 
 from __future__ import annotations
@@ -57,11 +59,23 @@ def row(shape: tuple[int, int], device: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs")
     device = parser.parse_args().device
-    header = ("matrices", "SVD ms", "oracle ms", "SVD / oracle", "value", "proven error", "largest singular value")
-    print(machine(device), "\n", *markdown(header, [row(shape, device) for shape in SHAPES]), sep="\n")
+    header = (
+        "matrices",
+        "SVD ms",
+        "oracle ms",
+        "SVD / oracle",
+        "value",
+        "proven error",
+        "largest singular value",
+    )
+    print(
+        machine(device), "\n", *markdown(header, [row(shape, device) for shape in SHAPES]), sep="\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What is timed: synthetic data of a given size, a model, and one full-gradient step of every client a round."""
+"""What is timed: synthetic data of a given size, a model, and one full-gradient step of every
+client a round.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class BenchTask:
                 nn.init.zeros_(layer.bias)
                 return layer
             if self.model == "mlp":
-                return nn.Sequential(nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+                return nn.Sequential(
+                    nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, CLASSES)
+                )
             if self.model == "cnn":
                 side = self.features // 4
                 return nn.Sequential(
@@ -76,7 +80,9 @@ class BenchTask:
     def problem(self) -> fedfw.Problem:
         """For the simulator, and to judge what others found."""
         inputs, targets = self.data()
-        return fedfw.Problem(self.module(), nnf.cross_entropy, list(zip(inputs, targets, strict=True)))
+        return fedfw.Problem(
+            self.module(), nnf.cross_entropy, list(zip(inputs, targets, strict=True))
+        )
 
 
 SMALL = BenchTask("small", 100, 50, 60)

@@ -1,4 +1,6 @@
-"""Interleaved repeats: every contender has its turn in each of them, and only equal results are timed."""
+"""Interleaved repeats: every contender has its turn in each of them, and only equal results are
+timed.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,16 @@ class Timing:
 
 
 def compare(
-    task: BenchTask, contenders: Mapping[str, Contender], rounds: int, repeats: int, seconds: float = 0.0
+    task: BenchTask,
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    repeats: int,
+    seconds: float = 0.0,
 ) -> dict[str, Timing]:
     """Times of all, after their losses were found to agree (those that compute a model).
 
-    They take turns, ``repeats`` times or more, until ``seconds`` are over: a machine that is slower now and then is not
-    slower for one of them alone.
+    They take turns, ``repeats`` times or more, until ``seconds`` are over: a machine that is slower
+    now and then is not slower for one of them alone.
     """
     problem = task.problem()
     losses = {name: _loss(problem, contender, rounds) for name, contender in contenders.items()}
@@ -89,11 +95,18 @@ def _timed(contender: Contender, rounds: int) -> Timing:
     steps = [b - a for a, b in pairwise(marks)]
     peak = _memory()
     added = None if before is None or peak is None else (peak - before) / 1e6
-    return Timing(round_ms=1e3 * median(steps[1:] or steps), first_ms=1e3 * steps[0], cpu_ms=1e3 * cpu, peak_mb=added)
+    return Timing(
+        round_ms=1e3 * median(steps[1:] or steps),
+        first_ms=1e3 * steps[0],
+        cpu_ms=1e3 * cpu,
+        peak_mb=added,
+    )
 
 
 def _memory(reset: bool = False) -> float | None:
-    """Bytes held now (with ``reset``, which forgets the peak) or at the peak since; None where Linux does not say."""
+    """Bytes held now (with ``reset``, which forgets the peak) or at the peak since; None where
+    Linux does not say.
+    """
     with suppress(OSError, KeyError):
         if reset:
             with open("/proc/self/clear_refs", "w") as file:

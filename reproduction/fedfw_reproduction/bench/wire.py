@@ -2,8 +2,9 @@
 
     python -m fedfw_reproduction.bench.wire
 
-It is for 7,850 parameters ([W | b] of 10 x 785 for matrices). An atom that is one of N possible ones needs
-log2(N) bits; singular vectors are counted as the floats they are rounded to. One more byte goes in front.
+It is for 7,850 parameters ([W | b] of 10 x 785 for matrices). An atom that is one of N possible
+ones needs log2(N) bits; singular vectors are counted as the floats they are rounded to. One more
+byte goes in front.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def atoms() -> list[Sequence[str]]:
     rows = []
     for name, (atom, bits) in cases.items():
         sent, least = len(atom.to_bytes()), bits / 8
-        rows.append((name, f"{sent:,}", f"{least:,.1f}", f"{sent / least:.2f}", f"{4 * P / sent:,.1f}"))
+        rows.append(
+            (name, f"{sent:,}", f"{least:,.1f}", f"{sent / least:.2f}", f"{4 * P / sent:,.1f}")
+        )
     return rows
 
 

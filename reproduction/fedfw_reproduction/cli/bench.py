@@ -1,4 +1,6 @@
-"""``fedfw bench``: rounds of FedAvg and FedFW, side by side with a loop, hand-batched PyTorch and other frameworks."""
+"""``fedfw bench``: rounds of FedAvg and FedFW, side by side with a loop, hand-batched PyTorch and
+other frameworks.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="small, few, many, mnist, mnist-100, mlp, cnn [small mnist]",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of torch [%(default)s]")
-    parser.add_argument("--rounds", type=int, help="rounds of a repeat [as many as take about a second]")
-    parser.add_argument("--repeats", type=int, default=5, help="how often each is timed, at the least [%(default)s]")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="for how long they take turns, at the least [%(default)g]"
+        "--rounds", type=int, help="rounds of a repeat [as many as take about a second]"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="how often each is timed, at the least [%(default)s]"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="for how long they take turns, at the least [%(default)g]",
     )
     parser.add_argument(
         "--frameworks",

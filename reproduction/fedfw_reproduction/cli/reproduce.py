@@ -20,18 +20,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="small and short, with the same code")
     parser.add_argument("--jobs", type=int, help="processes at a time [1]")
     parser.add_argument("--device", help="cpu or cuda [cpu]")
-    parser.add_argument("--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)")
-    parser.add_argument("--baselines", action="store_true", help="also FedDA, FedADMM and FedAvg in table 1")
-    parser.add_argument("--mixed", action="store_true", help="table 2's CNN in bfloat16 on a GPU: faster, other bits")
     parser.add_argument(
-        "--out", type=Path, default=Path("reproduced"), help="folder for report and results [%(default)s]"
+        "--data-dir",
+        type=Path,
+        help="folder of the data sets ($FEDFW_DATA, or a cache in your home)",
     )
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write Markdown, too, with the plots in a folder beside it"
+        "--baselines", action="store_true", help="also FedDA, FedADMM and FedAvg in table 1"
+    )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="table 2's CNN in bfloat16 on a GPU: faster, other bits",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reproduced"),
+        help="folder for report and results [%(default)s]",
+    )
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="write Markdown, too, with the plots in a folder beside it",
     )
     parser.add_argument("--kept", action="store_true", help="compute nothing: report what is kept")
     parser.add_argument(
-        "--seconds", type=float, help="begin nothing after so many seconds, and write no report: --kept makes it later"
+        "--seconds",
+        type=float,
+        help="begin nothing after so many seconds, and write no report: --kept makes it later",
     )
 
 

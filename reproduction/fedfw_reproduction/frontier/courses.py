@@ -1,7 +1,8 @@
-"""The tasks: all settings of one method on one problem, looked at in rounds 1, 2, 3, ... that grow geometrically.
+"""The tasks: all settings of one method on one problem, looked at in rounds 1, 2, 3, ... that grow
+geometrically.
 
-A run's curve up to some round is what a shorter run gives, so three budgets of rounds take one run; only steps that
-fall to zero at the end of a run need one for each budget.
+A run's curve up to some round is what a shorter run gives, so three budgets of rounds take one run;
+only steps that fall to zero at the end of a run need one for each budget.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Task:
         for number, setting in enumerate(self.settings):
             for rounds in self._horizons(setting):
                 wanted = config.having(rounds=rounds, eval_every=rounds, **dict(setting))
-                found.append({"setting": number, "rounds": rounds} | _course(problem, wanted, self.samples))
+                found.append(
+                    {"setting": number, "rounds": rounds} | _course(problem, wanted, self.samples)
+                )
         return {"courses": found}
 
     def _horizons(self, setting: Setting) -> tuple[int, ...]:
@@ -99,17 +102,25 @@ def _course(problem: Problem, config: RunConfig, samples: int | None) -> Json:
     def look(simulation: Simulation) -> None:
         if simulation.t in wanted:
             test = problem.test(simulation.xbar)
-            judged = test.accuracy if test.accuracy is not None or test.loss is None else math.sqrt(test.loss)
+            judged = (
+                test.accuracy
+                if test.accuracy is not None or test.loss is None
+                else math.sqrt(test.loss)
+            )
             seen.append((simulation.t, problem.value(simulation.xbar), judged))
 
     try:
         config = completed(config, data_of(config, samples))
-        run = Simulation(problem, build_algorithm(config), run_options(config), callbacks=look).run()
+        run = Simulation(
+            problem, build_algorithm(config), run_options(config), callbacks=look
+        ).run()
     except NonFiniteError:
         return {"failed": "blew up"}
     except ValueError as error:
         return {"failed": f"refused: {error}"}
-    up, down = (list(accumulate(getattr(r, way) for r in run.history)) for way in ("bytes_up", "bytes_down"))
+    up, down = (
+        list(accumulate(getattr(r, way) for r in run.history)) for way in ("bytes_up", "bytes_down")
+    )
     curve: dict[str, list[Any]] = {
         "round": [t for t, _, _ in seen],
         "loss": [float(f"{loss:.8g}") for _, loss, _ in seen],
@@ -125,6 +136,8 @@ def central_of(config: RunConfig, samples: int | None, tol: float, max_steps: in
     return replace(Central.of(Cell(config, seeds=1, samples=samples)), tol=tol, max_steps=max_steps)
 
 
-def task_of(config: RunConfig, method: Method, budgets: tuple[int, ...], samples: int | None) -> Task:
+def task_of(
+    config: RunConfig, method: Method, budgets: tuple[int, ...], samples: int | None
+) -> Task:
     """A method on a problem."""
     return Task(config.having(algorithm=method.algorithm), method.settings, budgets, samples)

@@ -1,4 +1,6 @@
-"""From curves to fronts: what nobody beats, who holds which part of it, and what it takes to reach a residual."""
+"""From curves to fronts: what nobody beats, who holds which part of it, and what it takes to reach
+a residual.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Point:
     test : float or None
         Test accuracy, or RMSE.
     of : int
-        How many rounds to ask for: those of the whole run where its steps depend on them, else ``round``.
+        How many rounds to ask for: those of the whole run where its steps depend on them, else
+        ``round``.
     """
 
     method: str
@@ -59,7 +62,8 @@ class Point:
 
 
 def front(points: Iterable[Point], kind: str) -> list[Point]:
-    """The points that nobody beats: each costs more than the one before it and has a smaller residual.
+    """The points that nobody beats: each costs more than the one before it and has a smaller
+    residual.
 
     Examples
     --------
@@ -110,7 +114,9 @@ def told(points: Sequence[Point], kind: str) -> str:
     >>> told([Point("FedFW", 0, 1, 30, 9, 0.5), Point("FedAvg", 0, 1, 31_400, 9, 0.1)], "up")
     'FedFW to 0.5 (30 B), FedAvg to 0.1 (31.4 kB)'
     """
-    shown = (f"{method} to {p.residual:.2g} ({_cost(p, kind)})" for method, p in holders(points, kind))
+    shown = (
+        f"{method} to {p.residual:.2g} ({_cost(p, kind)})" for method, p in holders(points, kind)
+    )
     return ", ".join(shown) or "nobody"
 
 

@@ -1,4 +1,6 @@
-"""The table that `fedfw advise` reads: the points that win for some permission and some budget, and no others."""
+"""The table that `fedfw advise` reads: the points that win for some permission and some budget, and
+no others.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ def table_of(found: Sequence[tuple[Studied, Mapping[str, list[Point]]]], quick: 
 def winners(problem: MeasuredProblem) -> MeasuredProblem:
     """Return a problem with the points that no other beats under some permission.
 
-    A permission is what the server may see and whether it can project. Under each of them, the fewest bytes to a
-    residual and the least residual within a budget lie on the front of all methods that it allows.
+    A permission is what the server may see and whether it can project. Under each of them, the
+    fewest bytes to a residual and the least residual within a budget lie on the front of all
+    methods that it allows.
     """
     kept: dict[str, set[MeasuredPoint]] = {}
     for sees, projections in product(range(len(SEES)), (False, True)):

@@ -1,7 +1,9 @@
-"""What is compared: a line for each method, with at most six settings that are tried on every problem.
+"""What is compared: a line for each method, with at most six settings that are tried on every
+problem.
 
-All methods take one full gradient a round. The best of a method's settings is chosen by the training loss itself: this
-is a study of how fast the optimum is reached, and the loss is what all of them minimise.
+All methods take one full gradient a round. The best of a method's settings is chosen by the
+training loss itself: this is a study of how fast the optimum is reached, and the loss is what all
+of them minimise.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Method:
 
     @property
     def sees(self) -> str:
-        """What the server sees of a client, one of `fedfw.advice.SEES`; all settings of a method are alike in it."""
+        """What the server sees of a client, one of `fedfw.advice.SEES`; all settings of a method
+        are alike in it.
+        """
         return seen(self.algorithm, self.settings[0])
 
     @property
@@ -56,8 +60,8 @@ class Method:
 def seen(algorithm: str, setting: Setting) -> str:
     """What the server sees of a client, from little to much.
 
-    Steps from curvature take two numbers of each client in every round. Error feedback gives both sides the same
-    estimate of each client's gradient, so no sum hides it.
+    Steps from curvature take two numbers of each client in every round. Error feedback gives both
+    sides the same estimate of each client's gradient, so no sum hides it.
 
     Examples
     --------
@@ -77,7 +81,9 @@ def grid(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:
 
 def depends_on_horizon(setting: Setting) -> bool:
     """Whether a run of fewer rounds is another run, not the beginning of a longer one."""
-    return any(name in ("schedule", "decay") and str(value).startswith("linear") for name, value in setting)
+    return any(
+        name in ("schedule", "decay") and str(value).startswith("linear") for name, value in setting
+    )
 
 
 _STEPS = ("convex", "linear-decay:0.2", "auto")
@@ -95,7 +101,11 @@ def _anchored(k: int, every: tuple[int | str, ...]) -> Method:
 
 
 def _ef21_fw(name: str, compress: str) -> Method:
-    return Method(f"EF21-FW {name}", "frank-wolfe", grid(compress=(compress,), momentum=_WEIGHTS, schedule=_STEPS))
+    return Method(
+        f"EF21-FW {name}",
+        "frank-wolfe",
+        grid(compress=(compress,), momentum=_WEIGHTS, schedule=_STEPS),
+    )
 
 
 METHODS = (
@@ -103,13 +113,23 @@ METHODS = (
     Method("FedFW auto", "fedfw", grid(momentum=_WEIGHTS, schedule=("auto",))),
     Method("FedFW+", "fedfw+", grid(momentum=_WEIGHTS, schedule=_KNOWN_STEPS)),
     Method("FedFW+ auto", "fedfw+", grid(momentum=_WEIGHTS, schedule=("auto",))),
-    Method("anchored FedFW", "fedfw-anchored", grid(momentum=_WEIGHTS, anchor_every=(5, 20, "auto"))),
+    Method(
+        "anchored FedFW", "fedfw-anchored", grid(momentum=_WEIGHTS, anchor_every=(5, 20, "auto"))
+    ),
     _anchored(64, (2, 5, "auto")),
     _anchored(1024, (5, 10, "auto")),
     Method("FedLMO", "fedlmo", grid(schedule=_TWO_STEPS, momentum=(0.0, 0.9, 0.97))),
-    Method("FedLMO 8-bit", "fedlmo", grid(compress=("bits:8",), schedule=_TWO_STEPS, momentum=_WEIGHTS)),
-    Method("FedLMO top-64", "fedlmo", grid(compress=("topk:64",), schedule=_TWO_STEPS, momentum=_WEIGHTS)),
-    Method("lazy FedLMO", "fedlmo", grid(momentum=(0.0,), schedule=_TWO_STEPS, renew_every=(2, 5, 20))),
+    Method(
+        "FedLMO 8-bit", "fedlmo", grid(compress=("bits:8",), schedule=_TWO_STEPS, momentum=_WEIGHTS)
+    ),
+    Method(
+        "FedLMO top-64",
+        "fedlmo",
+        grid(compress=("topk:64",), schedule=_TWO_STEPS, momentum=_WEIGHTS),
+    ),
+    Method(
+        "lazy FedLMO", "fedlmo", grid(momentum=(0.0,), schedule=_TWO_STEPS, renew_every=(2, 5, 20))
+    ),
     Method("Frank-Wolfe", "frank-wolfe", grid(momentum=_WEIGHTS, schedule=_STEPS)),
     _ef21_fw("top-1", "topk:1"),
     _ef21_fw("top-64", "topk:64"),
@@ -125,8 +145,16 @@ METHODS = (
     Method("EF21-PGD top-8", "fedpgd", grid(compress=("topk:8",), lr=_LRS)),
     Method("EF21-PGD top-64", "fedpgd", grid(compress=("topk:64",), lr=_LRS)),
     Method("EF21-PGD rank-1", "fedpgd", grid(compress=("rank:1",), lr=_LRS)),
-    Method("accelerated EF21 top-16", "fedpgd", grid(compress=("topk:16",), extrapolation=_NESTEROV, lr=_LRS)),
-    Method("accelerated EF21 top-128", "fedpgd", grid(compress=("topk:128",), extrapolation=_NESTEROV, lr=_LRS)),
+    Method(
+        "accelerated EF21 top-16",
+        "fedpgd",
+        grid(compress=("topk:16",), extrapolation=_NESTEROV, lr=_LRS),
+    ),
+    Method(
+        "accelerated EF21 top-128",
+        "fedpgd",
+        grid(compress=("topk:128",), extrapolation=_NESTEROV, lr=_LRS),
+    ),
     Method("SCAFFOLD", "scaffold", grid(lr=_LRS)),
     Method("FedDA", "fedda", grid(lr=_LRS)),
     Method("Fast-FedDA", "fast-fedda", grid(lr=_LRS)),

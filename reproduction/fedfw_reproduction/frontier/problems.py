@@ -70,7 +70,9 @@ class Studied:
         return self.config.model == "completion"
 
 
-def _mnist(constraint: str, partition: str = "labels:3", clients: int = 10, participation: float = 1.0) -> RunConfig:
+def _mnist(
+    constraint: str, partition: str = "labels:3", clients: int = 10, participation: float = 1.0
+) -> RunConfig:
     return RunConfig.of(
         dataset="mnist",
         model="mclr",
@@ -82,8 +84,12 @@ def _mnist(constraint: str, partition: str = "labels:3", clients: int = 10, part
 
 
 _A9A = RunConfig.of(dataset="a9a", model="logistic", partition="iid", constraint="l1:10")
-_SYNTHETIC = RunConfig.of(dataset="synthetic:1,1", model="mclr", partition="client", constraint="l1:10")
-_MOVIES = RunConfig.of(dataset="ml-100k", model="completion", partition="user", constraint="nuclear:500")
+_SYNTHETIC = RunConfig.of(
+    dataset="synthetic:1,1", model="mclr", partition="client", constraint="l1:10"
+)
+_MOVIES = RunConfig.of(
+    dataset="ml-100k", model="completion", partition="user", constraint="nuclear:500"
+)
 
 FULL = (
     *(
@@ -93,8 +99,17 @@ FULL = (
     Studied("MNIST, IID, l1:10", _mnist("l1:10", partition="iid"), differ="little"),
     Studied("a9a, IID, l1:10", _A9A, differ="little"),
     Studied("synthetic(1,1), l1:10", _SYNTHETIC),
-    Studied("MovieLens, users, nuclear:500", _MOVIES, budgets=(25, 100), tol=1e-3, max_steps=300, settings=3),
-    Studied("MNIST, 10 % of 539 writers, l1:30", _mnist("l1:30", "writer", 539, 0.1), differ="little"),
+    Studied(
+        "MovieLens, users, nuclear:500",
+        _MOVIES,
+        budgets=(25, 100),
+        tol=1e-3,
+        max_steps=300,
+        settings=3,
+    ),
+    Studied(
+        "MNIST, 10 % of 539 writers, l1:30", _mnist("l1:30", "writer", 539, 0.1), differ="little"
+    ),
 )
 """The problems."""
 

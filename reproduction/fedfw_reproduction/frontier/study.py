@@ -1,4 +1,6 @@
-"""The page: for each problem who wins where, a table, and a picture with the fronts; and the bars as claims."""
+"""The page: for each problem who wins where, a table, and a picture with the fronts; and the bars
+as claims.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def show(scale: Scale, results: Results, page: Document) -> None:
 
 def files(scale: Scale, results: Results) -> dict[str, str]:
     """Return the table that `fedfw advise` reads, a line a problem."""
-    found = [(one, points) for one in studied(scale) if (points := points_of(one, results)) is not None]
+    found = [
+        (one, points) for one in studied(scale) if (points := points_of(one, results)) is not None
+    ]
     table = table_of(found, quick=scale.quick).to_json()
     lines = ",\n".join(json.dumps(problem, separators=(",", ":")) for problem in table["problems"])
     return {"measured.json": f'{{"quick":{json.dumps(table["quick"])},"problems":[\n{lines}\n]}}\n'}
@@ -84,29 +88,58 @@ def _points(method: Method, result: Json, central: Json) -> list[Point]:
     for course in result["courses"]:
         if "failed" in course:
             continue
-        c, of = course["curve"], course["rounds"] if depends_on_horizon(method.settings[course["setting"]]) else 0
-        for t, loss, test, up, down in zip(c["round"], c["loss"], c["test"], c["up"], c["down"], strict=True):
+        c, of = (
+            course["curve"],
+            course["rounds"] if depends_on_horizon(method.settings[course["setting"]]) else 0,
+        )
+        for t, loss, test, up, down in zip(
+            c["round"], c["loss"], c["test"], c["up"], c["down"], strict=True
+        ):
             residual = max((loss - optimum["value"]) / scale, LEAST)
-            found.append(Point(method.title, course["setting"], t, up, down, residual, test, of or t))
+            found.append(
+                Point(method.title, course["setting"], t, up, down, residual, test, of or t)
+            )
     return found
 
 
 def _why_not(problem: Studied, results: Results) -> str:
     wanted: list[Wanted] = [problem.central, *(problem.task(method) for method in problem.methods)]
-    reasons = (f"{r['not_run']} ({r['why'].partition(':')[0]})" for one in wanted if not was_run(r := results[one]))
+    reasons = (
+        f"{r['not_run']} ({r['why'].partition(':')[0]})"
+        for one in wanted
+        if not was_run(r := results[one])
+    )
     return next(reasons, "every setting failed")
 
 
-def _show(problem: Studied, points: Mapping[str, list[Point]], results: Results, page: Document) -> None:
+def _show(
+    problem: Studied, points: Mapping[str, list[Point]], results: Results, page: Document
+) -> None:
     methods = {method.title: method for method in problem.methods if points.get(method.title)}
     everybody = [point for own in points.values() for point in own]
-    page.text(f"By bytes in both directions: {told(everybody, 'both')}. By rounds: {told(everybody, 'round')}.")
+    page.text(
+        f"By bytes in both directions: {told(everybody, 'both')}. By rounds: {told(everybody, 'round')}."
+    )
     optimum = results[problem.central]["seeds"][0]
     known = f"F* = {optimum['value']:.5f}, known to {optimum['uncertainty']:.1g} of F(x^1) - F*"
-    right = "" if optimum["accuracy"] is None else f"; its test accuracy is {100 * optimum['accuracy']:.1f} %"
+    right = (
+        ""
+        if optimum["accuracy"] is None
+        else f"; its test accuracy is {100 * optimum['accuracy']:.1f} %"
+    )
     page.text(f"{known}{right}. Runs of {', '.join(map(str, problem.budgets))} rounds.")
     asked = [f"up to {target:g}" for target in TARGETS]
-    header = ("method", "shows", "projects", *asked, "down", "rounds", "least residual", problem.scored_by, "setting")
+    header = (
+        "method",
+        "shows",
+        "projects",
+        *asked,
+        "down",
+        "rounds",
+        "least residual",
+        problem.scored_by,
+        "setting",
+    )
     rows = [_row(method, points[title]) for title, method in methods.items()]
     page.table(header, [row for _, row in sorted(rows, key=lambda row: row[0])])
     if problem.is_completion:
@@ -118,7 +151,10 @@ def _show(problem: Studied, points: Mapping[str, list[Point]], results: Results,
 
 def _show_errors(problem: Studied, points: Mapping[str, list[Point]], page: Document) -> None:
     """The same with the test error in place of the residual."""
-    judged = {title: [replace(p, residual=p.test) for p in own if p.test is not None] for title, own in points.items()}
+    judged = {
+        title: [replace(p, residual=p.test) for p in own if p.test is not None]
+        for title, own in points.items()
+    }
     found = {title: reached(own, RMSE, "up") for title, own in judged.items()}
     rows = [
         (title, human_bytes(point.up), human_bytes(point.down), str(point.round))
@@ -134,11 +170,16 @@ def _show_errors(problem: Studied, points: Mapping[str, list[Point]], page: Docu
 def _winners(problem: Studied, points: Mapping[str, list[Point]]) -> list[str]:
     """One line of the first table."""
     chosen = ([one.title for one in problem.methods if belongs(one)] for belongs in GROUPS.values())
-    return [problem.title, *(told([p for title in mine for p in points.get(title, [])], "up") for mine in chosen)]
+    return [
+        problem.title,
+        *(told([p for title in mine for p in points.get(title, [])], "up") for mine in chosen),
+    ]
 
 
 def _row(method: Method, points: Sequence[Point]) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """What rows are sorted by, and a row; ``down`` and ``rounds`` belong to the last residual that was reached."""
+    """What rows are sorted by, and a row; ``down`` and ``rounds`` belong to the last residual that
+    was reached.
+    """
     got = [reached(points, target, "up") for target in TARGETS]
     best = min(points, key=lambda point: (point.residual, point.up))
     last = next((point for point in reversed(got) if point is not None), None)
@@ -188,7 +229,9 @@ def _draw(problem: Studied, points: Mapping[str, list[Point]], page: Document, w
         axis.loglog(*_xy(holding, kind), color="black", lw=1.5, drawstyle="steps-post")
         for i, title in enumerate(holders):
             if mine := [point for point in holding if point.method == title]:
-                axis.loglog(*_xy(mine, kind), "os^Dv"[i // 10 % 5], color=f"C{i % 10}", ms=4, label=title)
+                axis.loglog(
+                    *_xy(mine, kind), "os^Dv"[i // 10 % 5], color=f"C{i % 10}", ms=4, label=title
+                )
         axis.set(xlabel=label, ylabel=what if kind == "up" else "")
         axis.legend(fontsize="xx-small")
         axis.minorticks_off()  # their grid is most of the picture's bytes
@@ -215,13 +258,18 @@ def claims(scale: Scale, results: Results) -> list[Claim]:
         return []
     found = []
     by_title = {problem.title: problem for problem in studied(scale)}
-    for title, residual, budget in (("EF21-PGD top-64", 0.004, 250e3), ("accelerated EF21 top-128", 0.001, 500e3)):
+    for title, residual, budget in (
+        ("EF21-PGD top-64", 0.004, 250e3),
+        ("accelerated EF21 top-128", 0.001, 500e3),
+    ):
         points = (points_of(by_title["MNIST, 3 labels, l1:10"], results) or {}).get(title, [])
         mine = [point for point in points if point.round <= 100 and point.up <= budget]
         best = min(mine, key=lambda point: point.residual, default=None)
         text = f"{title}, MNIST, 3 labels, l1:10: residual {residual:g} in 100 rounds and {human_bytes(budget)} up"
         said = "not run" if best is None else f"{best.residual:.2g} at {human_bytes(best.up)}"
-        found.append(Claim(text, None if best is None else best.residual <= residual, said, "The frontier"))
+        found.append(
+            Claim(text, None if best is None else best.residual <= residual, said, "The frontier")
+        )
     for constraint in ("l1:10", "nuclear:10", "ksparse:k=100,r=0.3"):
         found.append(_ours_somewhere(by_title[f"MNIST, 3 labels, {constraint}"], results))
     return found
@@ -232,12 +280,18 @@ def _ours_somewhere(problem: Studied, results: Results) -> Claim:
     points = points_of(problem, results) or {}
     methods = {method.title: method for method in problem.methods if points.get(method.title)}
     feedback = [title for title, method in methods.items() if _is_feedback(method)]
-    ours = [title for title, method in methods.items() if method.algorithm.startswith(("fedfw", "fedlmo"))]
+    ours = [
+        title
+        for title, method in methods.items()
+        if method.algorithm.startswith(("fedfw", "fedlmo"))
+    ]
     text = f"{problem.title}: a method of ours is below the front of error feedback somewhere, by bytes up"
     if not feedback or not ours:
         return Claim(text, None, "not run", "The frontier")
     both = [point for title in (*feedback, *ours) for point in points[title]]
-    mine = [point for point in front(both, "up") if point.method in ours and point.residual <= BEGUN]
+    mine = [
+        point for point in front(both, "up") if point.method in ours and point.residual <= BEGUN
+    ]
     said = told(both, "up")
     return Claim(text, bool(mine), said, "The frontier")
 

@@ -24,7 +24,9 @@ def ssim(images: Tensor, truth: Tensor) -> Tensor:
     shape = images.shape[:-3]
     x, y = (t.clamp(0, 1).reshape(-1, 1, *t.shape[-2:]).double() for t in (images, truth))
     half = (min(11, *x.shape[-2:]) - 1) // 2
-    line = torch.exp(-torch.arange(-half, half + 1, dtype=torch.float64, device=x.device).square() / (2 * 1.5**2))
+    line = torch.exp(
+        -torch.arange(-half, half + 1, dtype=torch.float64, device=x.device).square() / (2 * 1.5**2)
+    )
     window = torch.outer(line, line)[None, None] / line.sum() ** 2
 
     def mean(t: Tensor) -> Tensor:
@@ -38,7 +40,9 @@ def ssim(images: Tensor, truth: Tensor) -> Tensor:
 
 
 def matched(images: Tensor, truth: Tensor) -> Tensor:
-    """The images (b, c, h, w) of a batch in the order that fits the truth best: a batch has none of its own."""
+    """The images (b, c, h, w) of a batch in the order that fits the truth best: a batch has none of
+    its own.
+    """
     if len(images) == 1:
         return images
     from scipy.optimize import linear_sum_assignment
@@ -51,9 +55,14 @@ def matched(images: Tensor, truth: Tensor) -> Tensor:
 
 
 def trivial_guesses(truth: Tensor, public: Tensor) -> dict[str, Tensor]:
-    """Images (k, c, h, w) that use no observation: the mean of public images, and the public image that is nearest.
+    """Images (k, c, h, w) that use no observation: the mean of public images, and the public image
+    that is nearest.
 
-    The nearest one is chosen by looking at the truth (k, c, h, w): no attacker could do better with these images.
+    The nearest one is chosen by looking at the truth (k, c, h, w): no attacker could do better with
+    these images.
     """
     nearest = torch.cdist(truth.flatten(1), public.flatten(1)).argmin(1)
-    return {"mean image": public.mean(0, keepdim=True).expand_as(truth), "nearest public image": public[nearest]}
+    return {
+        "mean image": public.mean(0, keepdim=True).expand_as(truth),
+        "nearest public image": public[nearest],
+    }

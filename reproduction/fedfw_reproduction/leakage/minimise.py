@@ -1,7 +1,7 @@
 """Minimisers for many small problems at once: each row has its own directions, steps and history.
 
-An iteration is one evaluation of values and slopes and looks at no number on the way, so that a GPU repeats it without
-Python. What it works on is a tuple of tensors with a leading axis of k rows.
+An iteration is one evaluation of values and slopes and looks at no number on the way, so that a GPU
+repeats it without Python. What it works on is a tuple of tensors with a leading axis of k rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _PROGRESS = 1e-3
 
 
 class Found(NamedTuple):
-    """Where a search stands: its step, the points (k, d), and the best ones so far with their values (k,)."""
+    """Where a search stands: its step, the points (k, d), and the best ones so far with their
+    values (k,).
+    """
 
     step: int
     z: Tensor
@@ -42,12 +44,20 @@ def minimise(
     """
     iterate, state = {"lbfgs": _lbfgs, "adam": _adam}[optimizer](objective, z, steps)
     best, best_z = torch.full_like(z[:, 0], torch.inf), z
-    replayed = z.device.type == "cuda" and optimizer == "lbfgs"  # torch's Adam keeps a state of its own
+    replayed = (
+        z.device.type == "cuda" and optimizer == "lbfgs"
+    )  # torch's Adam keeps a state of its own
 
     def step(best: Tensor, best_z: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         z, values, *rest = iterate(*state)
         better = values < best
-        return torch.where(better, values, best), torch.where(better[:, None], z, best_z), z, values, *rest
+        return (
+            torch.where(better, values, best),
+            torch.where(better[:, None], z, best_z),
+            z,
+            values,
+            *rest,
+        )
 
     advance = Replayed(step) if replayed else step
     between = max(1, steps // looks)
@@ -73,7 +83,9 @@ def value_and_slope(objective: Objective, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Method = tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]
-"""An iteration and what it begins with; the first three tensors are the points, their values and their slopes."""
+"""An iteration and what it begins with; the first three tensors are the points, their values and
+their slopes.
+"""
 
 
 def _adam(objective: Objective, z: Tensor, steps: int) -> Method:
@@ -92,7 +104,9 @@ def _adam(objective: Objective, z: Tensor, steps: int) -> Method:
 
 
 def _lbfgs(objective: Objective, z: Tensor, steps: int) -> Method:
-    """L-BFGS; an iteration tries one step, and a row whose values did not fall enough tries a shorter one next."""
+    """L-BFGS; an iteration tries one step, and a row whose values did not fall enough tries a
+    shorter one next.
+    """
     values, slope = value_and_slope(objective, z)
     k, d = z.shape
 
@@ -113,8 +127,12 @@ def _lbfgs(objective: Objective, z: Tensor, steps: int) -> Method:
         # A pair scaled to curvature one: the update of the inverse Hessian stays what it is.
         scale = curvature.clamp(min=1e-30).rsqrt()[:, None]
         curved = (fell & (curvature > 1e-20))[:, None, None]
-        moves = torch.where(curved, torch.cat([moves[:, 1:], ((tried - z) * scale)[:, None]], 1), moves)
-        turns = torch.where(curved, torch.cat([turns[:, 1:], ((turned - slope) * scale)[:, None]], 1), turns)
+        moves = torch.where(
+            curved, torch.cat([moves[:, 1:], ((tried - z) * scale)[:, None]], 1), moves
+        )
+        turns = torch.where(
+            curved, torch.cat([turns[:, 1:], ((turned - slope) * scale)[:, None]], 1), turns
+        )
         z, slope = torch.where(fell[:, None], tried, z), torch.where(fell[:, None], turned, slope)
         values, tries = torch.where(fell, after, values), torch.where(fell, 0, tries + 1)
 
@@ -134,7 +152,8 @@ def _lbfgs(objective: Objective, z: Tensor, steps: int) -> Method:
 
 
 def _inverse_hessian_times(slope: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
-    """L-BFGS's compact form, row by row: pairs (k, m, d) of curvature one, the newest last, zeros where there is none.
+    """L-BFGS's compact form, row by row: pairs (k, m, d) of curvature one, the newest last, zeros
+    where there is none.
 
     Reference: Byrd, Nocedal and Schnabel, "Representations of quasi-Newton matrices" (1994).
     """
@@ -144,8 +163,12 @@ def _inverse_hessian_times(slope: Tensor, moves: Tensor, turns: Tensor) -> Tenso
 
     newest = turns[:, -1].square().sum(1)
     gamma = torch.where(newest > 0, 1 / newest.clamp(min=1e-30), 1.0)[:, None, None]
-    R = torch.bmm(moves, turns.mT).triu(1) + torch.eye(moves.shape[1], device=slope.device, dtype=slope.dtype)
+    R = torch.bmm(moves, turns.mT).triu(1) + torch.eye(
+        moves.shape[1], device=slope.device, dtype=slope.dtype
+    )
     p = torch.linalg.solve_triangular(R, times(moves, slope), upper=True)
     inner = p + gamma * (torch.bmm(turns, torch.bmm(turns.mT, p)) - times(turns, slope))
     u = torch.linalg.solve_triangular(R.mT, inner, upper=False)
-    return (gamma * slope[:, :, None] + torch.bmm(moves.mT, u) - gamma * torch.bmm(turns.mT, p))[:, :, 0]
+    return (gamma * slope[:, :, None] + torch.bmm(moves.mT, u) - gamma * torch.bmm(turns.mT, p))[
+        :, :, 0
+    ]

@@ -1,4 +1,6 @@
-"""Samples read off what clients of softmax regression send, without a search; and the clients of the leakage study."""
+"""Samples read off what clients of softmax regression send, without a search; and the clients of
+the leakage study.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,22 @@ GRADIENT = "gradient"
 
 
 def cifar100_images(folder: Path) -> tuple[Tensor, Tensor]:
-    """CIFAR-100's training images (m, 3, 32, 32) in bytes and their 100 fine labels, or those of a piece of it."""
+    """CIFAR-100's training images (m, 3, 32, 32) in bytes and their 100 fine labels, or those of a
+    piece of it.
+    """
     whole = folder / "cifar-100-binary" / "train.bin"
     piece = folder / "cifar100-small" / "cifar100_5_per_class.npz"
     if whole.is_file():
-        records = np.fromfile(whole, np.uint8).reshape(-1, 2 + 3 * 32 * 32)  # coarse label, fine label, pixels
-        return torch.from_numpy(records[:, 2:].reshape(-1, 3, 32, 32)), torch.from_numpy(records[:, 1]).long()
+        records = np.fromfile(whole, np.uint8).reshape(
+            -1, 2 + 3 * 32 * 32
+        )  # coarse label, fine label, pixels
+        return torch.from_numpy(records[:, 2:].reshape(-1, 3, 32, 32)), torch.from_numpy(
+            records[:, 1]
+        ).long()
     if not piece.is_file():
-        raise MissingDataError(f"neither {whole} nor {piece} is there: CIFAR-100's publisher has its binary version")
+        raise MissingDataError(
+            f"neither {whole} nor {piece} is there: CIFAR-100's publisher has its binary version"
+        )
     with np.load(piece, allow_pickle=False) as held:
         return torch.from_numpy(held["x"]), torch.from_numpy(held["y"]).long()
 
@@ -55,7 +65,12 @@ def victims_of(
     if trained:
         train(model, x[public], y[public], 2000, seed)
     shape = (clients, batch)
-    victims = Victims(model, images=x[own].reshape(*shape, *x.shape[1:]), labels=y[own].reshape(shape), classes=100)
+    victims = Victims(
+        model,
+        images=x[own].reshape(*shape, *x.shape[1:]),
+        labels=y[own].reshape(shape),
+        classes=100,
+    )
     return victims, x[public]
 
 
@@ -79,7 +94,11 @@ class ClosedForm:
 
     def identity(self) -> Identity:
         return identity(
-            "closed form", sends=self.sends, per_parameter=self.per_parameter, images=self.images, seed=self.seed
+            "closed form",
+            sends=self.sends,
+            per_parameter=self.per_parameter,
+            images=self.images,
+            seed=self.seed,
         )
 
     def compute(self, site: Site) -> Json:
@@ -90,19 +109,30 @@ class ClosedForm:
         constraint: Any = None
         if self.sends != GRADIENT:
             constraint = parse_set(self.sends)
-            constraint = (Product({"*": constraint}) if self.per_parameter else constraint).bind(shapes_of(layer))
+            constraint = (Product({"*": constraint}) if self.per_parameter else constraint).bind(
+                shapes_of(layer)
+            )
         for row, image, label in zip(g, victims.images[:, 0], victims.labels[:, 0], strict=True):
             atom = None if constraint is None else constraint.lmo(row)
             sent = -row if atom is None else atom.dense()
             nbytes = 4 * len(row) if atom is None else len(atom.to_bytes())
-            W, b = sent[: layer.weight.numel()].reshape(layer.weight.shape), sent[layer.weight.numel() :]
+            W, b = (
+                sent[: layer.weight.numel()].reshape(layer.weight.shape),
+                sent[layer.weight.numel() :],
+            )
             labels.append(int((W.sum(1) + b).argmax()) == int(label))
             sample = None if atom is None else from_rank_one(atom, image.numel())
-            if sample is None and float(b.abs().max()) > 0 and int(W[b.abs().argmax()].count_nonzero()) > 1:
+            if (
+                sample is None
+                and float(b.abs().max()) > 0
+                and int(W[b.abs().argmax()].count_nonzero()) > 1
+            ):
                 sample = from_rows(W, b)
             if sample is not None:
                 likeness.append(cosine(sample, image))
-                scores.append(float(psnr(to_unit_range(sample, tuple(image.shape)) * image.max(), image)))
+                scores.append(
+                    float(psnr(to_unit_range(sample, tuple(image.shape)) * image.max(), image))
+                )
         return {"cosine": likeness, "psnr": scores, "labels": labels, "nbytes": nbytes}
 
 
@@ -111,7 +141,15 @@ def readings(scale: Scale) -> list[ClosedForm]:
     images = 10 if scale.quick else 50
     joint = [
         ClosedForm(sends, images=images)
-        for sends in (GRADIENT, "l2:10", "linf:10", "ksparse:k=100,r=10", "l1:10", "group:10", "nuclear:10")
+        for sends in (
+            GRADIENT,
+            "l2:10",
+            "linf:10",
+            "ksparse:k=100,r=10",
+            "l1:10",
+            "group:10",
+            "nuclear:10",
+        )
     ]
     each = [ClosedForm(sends, per_parameter=True, images=images) for sends in ("l2:10", "l1:10")]
     return [*joint, *each]
@@ -132,4 +170,7 @@ def show(forms: Sequence[ClosedForm], results: Results, page: Document) -> None:
                 f"{100 * float(np.mean(result['labels'])):.0f} %",
             )
         )
-    page.table(("sent", "bytes", "the sample: least cosine", "PSNR, brightness known", "labels read off"), rows)
+    page.table(
+        ("sent", "bytes", "the sample: least cosine", "PSNR, brightness known", "labels read off"),
+        rows,
+    )

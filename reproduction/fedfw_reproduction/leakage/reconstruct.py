@@ -2,15 +2,19 @@
 
 Four ways to compare what a guess would send with what was sent:
 
-- ``gradient``: the squared distance of gradients, as in the original attack; for clients that send gradients.
-- ``through``: the squared distance of atoms, differentiated through the oracle: the paper's attack. On polytopes the
-  oracle's derivative is zero, so the search never moves: it says nothing about what the atom reveals.
-- ``explain``: how far the sent atom s is from being the best one for the guess's direction g: <g, s> - min over u of
-  <g, u>, over ||g||. It is zero exactly if the guess explains the atom. Its gradient is the one that straight-through
-  differentiation of the distance of atoms has.
-- ``soft``: the cross-entropy of the sent vertex under a softmax of -g / temperature over the vertices of an l1 ball.
+- ``gradient``: the squared distance of gradients, as in the original attack; for clients that send
+  gradients.
+- ``through``: the squared distance of atoms, differentiated through the oracle: the paper's attack.
+  On polytopes the oracle's derivative is zero, so the search never moves: it says nothing about
+  what the atom reveals.
+- ``explain``: how far the sent atom s is from being the best one for the guess's direction g: <g,
+  s> - min over u of <g, u>, over ||g||. It is zero exactly if the guess explains the atom. Its
+  gradient is the one that straight-through differentiation of the distance of atoms has.
+- ``soft``: the cross-entropy of the sent vertex under a softmax of -g / temperature over the
+  vertices of an l1 ball.
 
-An observation may be a whole sequence: the atoms of several rounds with the x_i of each, which the server rebuilds.
+An observation may be a whole sequence: the atoms of several rounds with the x_i of each, which the
+server rebuilds.
 """
 
 from __future__ import annotations
@@ -74,12 +78,14 @@ def reconstruct(
     seed: int = 0,
     watch: int = 20,
 ) -> Reconstruction:
-    """Search for the samples from random starts; the start whose misfit is least counts (the truth is not looked at).
+    """Search for the samples from random starts; the start whose misfit is least counts (the truth
+    is not looked at).
 
     Parameters
     ----------
     victims : Victims
-        The clients; their images and labels are looked at to score what was found, and known labels to search.
+        The clients; their images and labels are looked at to score what was found, and known labels
+        to search.
     observations : sequence of Observation
         What the server saw of them, round by round.
     way : str
@@ -89,7 +95,8 @@ def reconstruct(
     known_labels : bool
         Whether the attacker knows the labels.
     guess : Tensor, optional
-        An image (c, h, w) to start near, such as the mean of public ones; None for noise, as in the original attack.
+        An image (c, h, w) to start near, such as the mean of public ones; None for noise, as in the
+        original attack.
     temperature : float
         Of the way ``soft``.
     seed : int
@@ -177,7 +184,9 @@ def _squares(difference: Tensor) -> Tensor:
 
 
 def differentiable_lmo(constraint: ConstraintSet, g: Tensor) -> Tensor:
-    """The oracle's answer (k, p) with its true derivative: that of -r g / ||g|| on l2 balls, zero on polytopes."""
+    """The oracle's answer (k, p) with its true derivative: that of -r g / ||g|| on l2 balls, zero
+    on polytopes.
+    """
     atoms = _answer(constraint, g)
     if constraint.is_polytope:
         return atoms + 0 * g
@@ -190,7 +199,9 @@ def differentiable_lmo(constraint: ConstraintSet, g: Tensor) -> Tensor:
 
 
 def _answer(constraint: ConstraintSet, g: Tensor) -> Tensor:
-    """The oracle's answers (k, p). Unlike `lmo` it asks nothing of the numbers: a search rejects what is not finite."""
+    """The oracle's answers (k, p). Unlike `lmo` it asks nothing of the numbers: a search rejects
+    what is not finite.
+    """
     return constraint._lmo(g.detach(), tuple(g.shape[1:]), Request()).dense(g.dtype)
 
 
@@ -204,11 +215,15 @@ def _blocks(constraint: ConstraintSet, g: Tensor) -> Sequence[Tensor]:
 def _score(victims: Victims, images: Tensor) -> tuple[Tensor, Tensor]:
     """Images in the order of the truth, and their PSNR (k,)."""
     images = images.detach().clamp(0, 1)
-    ordered = torch.stack([matched(own, truth) for own, truth in zip(images, victims.images, strict=True)])
+    ordered = torch.stack(
+        [matched(own, truth) for own, truth in zip(images, victims.images, strict=True)]
+    )
     return ordered, psnr(ordered, victims.images).mean(1)
 
 
 def _labels_found(victims: Victims, targets: Tensor) -> Tensor:
     """The share (k,) of true labels among the guessed ones, whatever their order."""
     pairs = zip(targets.argmax(2).tolist(), victims.labels.tolist(), strict=True)
-    return torch.tensor([(Counter(own) & Counter(truth)).total() / len(truth) for own, truth in pairs])
+    return torch.tensor(
+        [(Counter(own) & Counter(truth)).total() / len(truth) for own, truth in pairs]
+    )

@@ -1,4 +1,6 @@
-"""What an atom reveals: searches and closed forms on CIFAR-100 images, against guesses that know nothing."""
+"""What an atom reveals: searches and closed forms on CIFAR-100 images, against guesses that know
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,15 @@ if TYPE_CHECKING:
 RECOVERED = 25.0
 """PSNR in dB from which an image counts as recovered."""
 HEADER = (
-    *("sent", "attack", "clients x images", "PSNR: median (quartiles)", "recovered", "SSIM (best guess)", "labels"),
+    *(
+        "sent",
+        "attack",
+        "clients x images",
+        "PSNR: median (quartiles)",
+        "recovered",
+        "SSIM (best guess)",
+        "labels",
+    ),
     *("mean image", "nearest public", "verdict"),
 )
 """What is said of an attack."""
@@ -51,7 +61,8 @@ class Attack:
     Parameters
     ----------
     sends : str
-        ``gradient``, or the kind of set whose atoms FedFW's clients send; its radius is the least that holds the model.
+        ``gradient``, or the kind of set whose atoms FedFW's clients send; its radius is the least
+        that holds the model.
     way : str
         What is minimised, see `fedfw_reproduction.leakage.reconstruct`.
     per_parameter : bool
@@ -96,11 +107,17 @@ class Attack:
         if self.way == "soft" and (self.sends != "l1" or self.per_parameter):
             raise ValueError("the way soft is for the vertices of one l1 ball")
         if (self.way == _GRADIENT) is not (self.sends == _GRADIENT):
-            raise ValueError(f"way={self.way!r} with sends={self.sends!r}, expected another way: gradients are matched")
+            raise ValueError(
+                f"way={self.way!r} with sends={self.sends!r}, expected another way: gradients are matched"
+            )
         if self.sends == _GRADIENT and self.per_parameter:
-            raise ValueError("per-parameter changes nothing for gradients, expected it with the atoms of a set")
+            raise ValueError(
+                "per-parameter changes nothing for gradients, expected it with the atoms of a set"
+            )
         if self.sends == _GRADIENT and self.rounds > 1:
-            raise ValueError(f"rounds={self.rounds} changes nothing for gradients, expected it with the atoms of a set")
+            raise ValueError(
+                f"rounds={self.rounds} changes nothing for gradients, expected it with the atoms of a set"
+            )
 
     @property
     def label(self) -> str:
@@ -136,12 +153,19 @@ class Attack:
 
     def compute(self, site: Site) -> Json:
         victims, public = victims_of(
-            site, clients=self.images, batch=self.batch, kind=self.model, trained=self.trained, seed=self.seed
+            site,
+            clients=self.images,
+            batch=self.batch,
+            kind=self.model,
+            trained=self.trained,
+            seed=self.seed,
         )
         if self.sends == _GRADIENT:
             seen = [shared_gradients(victims)]
         else:
-            seen = watch_fedfw(victims, holding(self.sends, victims.model, self.per_parameter), self.rounds)
+            seen = watch_fedfw(
+                victims, holding(self.sends, victims.model, self.per_parameter), self.rounds
+            )
         found = reconstruct(
             victims,
             seen,
@@ -162,7 +186,9 @@ class Attack:
             "misfit": found.misfit.tolist(),
             "curve": found.curve,
             "guesses": {name: psnr(images, truth).tolist() for name, images in guesses.items()},
-            "guesses_ssim": {name: ssim(images, truth).tolist() for name, images in guesses.items()},
+            "guesses_ssim": {
+                name: ssim(images, truth).tolist() for name, images in guesses.items()
+            },
             "pictures": [_packed(image) for image in found.images[:_PICTURES, 0]],
             "truth": [_packed(image) for image in victims.images[:_PICTURES, 0]],
         }
@@ -197,10 +223,14 @@ def by_set(scale: Scale) -> list[Attack]:
     """One image a client, every set, attackers that adapt."""
     size = _size(scale)
     joint = [Attack(sends, "explain", **size) for sends in _SETS]
-    each = [Attack(sends, "explain", per_parameter=True, **size) for sends in _SETS if sends != "linf"]
+    each = [
+        Attack(sends, "explain", per_parameter=True, **size) for sends in _SETS if sends != "linf"
+    ]
     # Their oracles keep a GPU waiting in every step.
     size = {**size, "steps": -(-size["steps"] // 5)}
-    matrices = [Attack(sends, "explain", per_parameter=True, **size) for sends in ("group", "nuclear")]
+    matrices = [
+        Attack(sends, "explain", per_parameter=True, **size) for sends in ("group", "nuclear")
+    ]
     return [
         Attack(_GRADIENT, _GRADIENT, **_size(scale)),
         *joint,
@@ -231,7 +261,9 @@ def variations(scale: Scale) -> dict[str, list[Attack]]:
             for a in (plain[2], plain[3], Attack(_SETS[2], "explain", **size))
         ],
         "trained model": [replace(a, trained=True) for a in plain],
-        "unknown labels": [replace(a, known_labels=False, restarts=1 if scale.quick else 3) for a in plain],
+        "unknown labels": [
+            replace(a, known_labels=False, restarts=1 if scale.quick else 3) for a in plain
+        ],
         "Adam": [replace(a, optimizer="adam") for a in plain],
     }
 
@@ -254,7 +286,9 @@ def show(scale: Scale, results: Results, page: Document) -> None:
         f"better than these, by PSNR (0.5 dB) and by SSIM (0.1). An image counts as recovered from {RECOVERED:g} dB."
     )
     _show_figure_one(scale, results, page)
-    page.heading("Every set, one image a client, an attacker that asks which image explains the atom", 3)
+    page.heading(
+        "Every set, one image a client, an attacker that asks which image explains the atom", 3
+    )
     _show_attacks(by_set(scale), results, page)
     _show_quartiles(by_set(scale), results, page)
     for name, attacks in variations(scale).items():
@@ -272,7 +306,11 @@ def _show_figure_one(scale: Scale, results: Results, page: Document) -> None:
     for image, axis in enumerate(axes[1:]):
         for attack in attacks:
             curve = results[attack]["curve"]
-            axis.semilogx([step for step, _ in curve], [values[image] for _, values in curve], label=attack.label)
+            axis.semilogx(
+                [step for step, _ in curve],
+                [values[image] for _, values in curve],
+                label=attack.label,
+            )
             numbers += [(attack.label, image, step, values[image]) for step, values in curve]
         axis.set(xlabel="iteration", ylabel="PSNR (dB)", title=f"image {image + 1}")
         axis.legend(fontsize="x-small")
@@ -280,7 +318,9 @@ def _show_figure_one(scale: Scale, results: Results, page: Document) -> None:
         "Figure 1 of the paper: deep leakage from gradients, and through the oracles. The flat line of the l1 ball is "
         "the attack's own: its derivative through that oracle is zero, so it never moves"
     )
-    page.plot(figure, caption, csv_text(("sent", "image", "iteration", "psnr"), numbers), "figure-1")
+    page.plot(
+        figure, caption, csv_text(("sent", "image", "iteration", "psnr"), numbers), "figure-1"
+    )
 
 
 def picture_of(attacks: Sequence[Attack], results: Sequence[Json]) -> Figure:
@@ -290,7 +330,9 @@ def picture_of(attacks: Sequence[Attack], results: Sequence[Json]) -> Figure:
     return figure
 
 
-def _draw_pictures(axis: Axes, attacks: Sequence[Attack], results: Sequence[Json], count: int) -> None:
+def _draw_pictures(
+    axis: Axes, attacks: Sequence[Attack], results: Sequence[Json], count: int
+) -> None:
     columns = [results[0]["truth"], *(result["pictures"] for result in results)]
     stacks = [np.concatenate([_unpacked(text) for text in column[:count]]) for column in columns]
     axis.imshow(np.concatenate(stacks, axis=1))
@@ -306,9 +348,13 @@ def _show_attacks(attacks: Sequence[Attack], results: Results, page: Document) -
 def row_of(attack: Attack, result: Json) -> list[Any]:
     """One line of a table with `HEADER`."""
     scores = result["psnr"]
-    low, middle, high = quantiles(scores, n=4, method="inclusive") if len(scores) > 1 else scores * 3
+    low, middle, high = (
+        quantiles(scores, n=4, method="inclusive") if len(scores) > 1 else scores * 3
+    )
     guesses = {name: median(values) for name, values in result["guesses"].items()}
-    how = [attack.way, attack.optimizer] + ([f"{attack.rounds} rounds"] if attack.rounds > 1 else [])
+    how = [attack.way, attack.optimizer] + (
+        [f"{attack.rounds} rounds"] if attack.rounds > 1 else []
+    )
     alike = max(median(values) for values in result["guesses_ssim"].values())
     leaks = middle > max(guesses.values()) + 0.5 or median(result["ssim"]) > alike + 0.1
     labels = "known" if attack.known_labels else f"{100 * float(np.mean(result['labels'])):.0f} %"
@@ -331,13 +377,18 @@ def _show_quartiles(attacks: Sequence[Attack], results: Results, page: Document)
     names = [f"{attack.label}\n({attack.way})" for attack in attacks]
     axis.boxplot([results[attack]["psnr"] for attack in attacks], whis=(0, 100))
     for name, style in (("mean image", "--"), ("nearest public image", ":")):
-        axis.axhline(median(results[attacks[0]]["guesses"][name]), color="k", linestyle=style, label=name)
+        axis.axhline(
+            median(results[attacks[0]]["guesses"][name]), color="k", linestyle=style, label=name
+        )
     axis.set(ylabel="PSNR (dB)")
     axis.set_xticks(range(1, len(names) + 1), names, fontsize="xx-small", rotation=60)
     axis.legend(fontsize="x-small")
     rows = [(a.label, a.way, value) for a in attacks for value in results[a]["psnr"]]
     page.plot(
-        figure, "PSNR of the reconstructions, by what is sent", csv_text(("sent", "attack", "psnr"), rows), "sets"
+        figure,
+        "PSNR of the reconstructions, by what is sent",
+        csv_text(("sent", "attack", "psnr"), rows),
+        "sets",
     )
 
 
@@ -349,9 +400,15 @@ def claims(scale: Scale, results: Results) -> list[Claim]:
     l1 = max(value for attack, value in middle.items() if attack.sends == "l1")
     guess = max(median(values) for values in results[by_set(scale)[0]]["guesses"].values())
     medians = (
-        f"median PSNR {gradient:.1f} (gradients), {l2:.1f} (l2 atoms), {l1:.1f} (l1 atoms); guesses reach {guess:.1f}"
+        f"median PSNR {gradient:.1f} (gradients), {l2:.1f} (l2 atoms), {l1:.1f} (l1 atoms); "
+        f"guesses reach {guess:.1f}"
     )
     return [
-        Claim("Sending oracle outputs protects data: l2 ball", l2 <= guess + 0.5, medians, "What an atom reveals"),
+        Claim(
+            "Sending oracle outputs protects data: l2 ball",
+            l2 <= guess + 0.5,
+            medians,
+            "What an atom reveals",
+        ),
         Claim("... l1 ball", l1 <= guess + 0.5, medians, "What an atom reveals"),
     ]

@@ -17,11 +17,22 @@ from fedfw.algorithms.taking_part import take_part
 from fedfw.problems import flatten, unflatten
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.memory import EveryRow
-from fedfw.sets import ConstraintSet, GroupBall, KSparse, L1Ball, L2Ball, LinfBall, NuclearBall, Product, shapes_of
+from fedfw.sets import (
+    ConstraintSet,
+    GroupBall,
+    KSparse,
+    L1Ball,
+    L2Ball,
+    LinfBall,
+    NuclearBall,
+    Product,
+    shapes_of,
+)
 
 
 def deep_leakage_lenet(channels: int = 3, side: int = 32, classes: int = 100) -> nn.Sequential:
-    """The network of the original attack: sigmoids, strides 2, 2, 1, weights uniform in [-0.5, 0.5].
+    """The network of the original attack: sigmoids, strides 2, 2, 1, weights uniform in [-0.5,
+    0.5].
 
     Reference: Zhu, Liu and Han, "Deep leakage from gradients" (2019).
     """
@@ -42,7 +53,10 @@ def softmax_regression(channels: int = 3, side: int = 32, classes: int = 100) ->
     return model
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"lenet": deep_leakage_lenet, "softmax": softmax_regression}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "lenet": deep_leakage_lenet,
+    "softmax": softmax_regression,
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,8 @@ class Victims:
         return nnf.one_hot(self.labels, self.classes).to(self.images.dtype)
 
     def gradients(self, images: Tensor, targets: Tensor, x: Tensor) -> Tensor:
-        """Each client's gradient (k, p) at x, (p,) for all or (k, p), if it held images (k, b, ...) with targets.
+        """Each client's gradient (k, p) at x, (p,) for all or (k, p), if it held images (k, b, ...)
+        with targets.
 
         Differentiable in the images and the targets (k, b, classes).
         """
@@ -104,7 +119,8 @@ class Observation:
     constraint : ConstraintSet or None
         The set whose atoms were sent; None for gradients.
     offset : Tensor or float
-        What a client adds to its gradient before the oracle, and the server knows: lam (x_i - xbar).
+        What a client adds to its gradient before the oracle, and the server knows: lam (x_i -
+        xbar).
     weight : float
         w_i, which the gradient is scaled by.
     """
@@ -129,8 +145,9 @@ def shared_gradients(victims: Victims) -> Observation:
 def holding(kind: str, model: nn.Module, per_parameter: bool = False) -> ConstraintSet | Product:
     """The smallest set of a kind that holds the model; an atom's direction has no radius.
 
-    One of l1, l2, linf, ksparse:K on all parameters, or on each of them. Or nuclear or group (rows) on the matrices,
-    with l1 on what is no matrix: it reveals least, so that what is found comes from the matrices.
+    One of l1, l2, linf, ksparse:K on all parameters, or on each of them. Or nuclear or group (rows)
+    on the matrices, with l1 on what is no matrix: it reveals least, so that what is found comes
+    from the matrices.
     """
     x, room = flatten(list(model.parameters())), 1 + 1e-6
     name, _, k = kind.partition(":")
@@ -138,7 +155,9 @@ def holding(kind: str, model: nn.Module, per_parameter: bool = False) -> Constra
         parts: dict[str, ConstraintSet] = {}
         for key, parameter in model.named_parameters():
             if parameter.ndim == 2 and name == "nuclear":
-                parts[key] = NuclearBall(room * float(torch.linalg.matrix_norm(parameter.detach(), "nuc")))
+                parts[key] = NuclearBall(
+                    room * float(torch.linalg.matrix_norm(parameter.detach(), "nuc"))
+                )
             elif parameter.ndim == 2:
                 parts[key] = GroupBall(room * float(parameter.detach().norm(dim=1).sum()))
         return Product({**parts, "*": L1Ball(room * float(x.abs().sum()))})
@@ -153,7 +172,9 @@ def holding(kind: str, model: nn.Module, per_parameter: bool = False) -> Constra
     return Product({"*": ball}) if per_parameter else ball
 
 
-def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "theory") -> list[Observation]:
+def watch_fedfw(
+    victims: Victims, constraint: Any, rounds: int, penalty: str = "theory"
+) -> list[Observation]:
     """FedFW itself with the victims as its clients: what its server sees in each round."""
     k, x = len(victims.images), victims.start
     bound: ConstraintSet = constraint.bind(shapes_of(victims.model))
@@ -172,11 +193,15 @@ def watch_fedfw(victims: Victims, constraint: Any, rounds: int, penalty: str = "
     def weighted(
         x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(k), gradients(x.to(precision)) * (times / k)  # nobody asks for the losses
+        return x.new_zeros(k), gradients(x.to(precision)) * (
+            times / k
+        )  # nobody asks for the losses
 
     algorithm = FedFW(constraint, penalty=penalty, schedule="nonconvex", momentum=0.0)
     shape = tuple(x.shape)
-    plan = algorithm.plan(Setting(k, bound, shape, convex=False, rounds=rounds, heterogeneity=heterogeneity))
+    plan = algorithm.plan(
+        Setting(k, bound, shape, convex=False, rounds=rounds, heterogeneity=heterogeneity)
+    )
     coordinator = Coordinator(algorithm, plan, x, EveryRow(algorithm.start_clients(x.repeat(k, 1))))
     everyone, seen = torch.arange(k, device=x.device), []
     for t in range(1, rounds + 1):

@@ -1,1 +1,3 @@
-"""Networks trained by FedLMO beside its peers: what is run, in which order, and the page that it makes."""
+"""Networks trained by FedLMO beside its peers: what is run, in which order, and the page that it
+makes.
+"""

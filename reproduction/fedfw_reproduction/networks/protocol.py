@@ -1,9 +1,10 @@
 """What is run: every comparison's problem, methods and grids.
 
-All methods of a comparison see the same images, rounds, local steps, batches and participants. Each has at most six
-settings, with step sizes and their decay among them, tried with seed 0 on a fifth of the training data that the clients
-lend, at the full number of rounds (steps that decay to zero make a shorter trial another one). The best is then run
-with every seed on all training data and judged on the full test set.
+All methods of a comparison see the same images, rounds, local steps, batches and participants. Each
+has at most six settings, with step sizes and their decay among them, tried with seed 0 on a fifth
+of the training data that the clients lend, at the full number of rounds (steps that decay to zero
+make a shorter trial another one). The best is then run with every seed on all training data and
+judged on the full test set.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _IMAGES: dict[str, tuple[str, list[Setting]]] = {
     "local AdamW, shared state": ("fedadamw", _rates(0.001, 0.0003, 0.003, 0.01)),
     "SGD, shared momentum": ("fedcm", _rates(0.1, 0.03, 0.3, 1.0, 3.0)),
 }
-"""The gradient methods on images: name in the tables, algorithm, and settings, the likeliest first."""
+"""The gradient methods on images: name in the tables, algorithm, and settings, the likeliest first.
+"""
 _TEXT: dict[str, tuple[str, list[Setting]]] = {
     "local AdamW, shared state": ("fedadamw", _rates(0.003, 0.001, 0.01)),
     "server Adam": ("fedadam", _server_rates(0.3)),
@@ -63,7 +65,11 @@ _TEXT: dict[str, tuple[str, list[Setting]]] = {
     "FedAvg": ("fedavg", [*_rates(0.3, 0.1, 1.0), {"lr": 1.0, "decay": "none"}]),
 }
 """The same on text, where gradients are smaller."""
-_MUONS = {"FedMuon (Liu et al.)": "fedmuon", "FedMuon (Takezawa et al.)": "fedmuon-cv", "LocalMuon": "local-muon"}
+_MUONS = {
+    "FedMuon (Liu et al.)": "fedmuon",
+    "FedMuon (Takezawa et al.)": "fedmuon-cv",
+    "LocalMuon": "local-muon",
+}
 
 
 @dataclass(frozen=True)
@@ -123,14 +129,29 @@ def _method(
     some = list(tried)[:2] if scale.quick else tried
     trials = tuple(Training(problem.having(**setting), held_out=True) for setting in some)
     rounds = changes.get("rounds", problem.rounds)
-    best = Best(trials, by, seed=0, every=max(1, rounds // LOOKS), changes=tuple(sorted(changes.items())))
+    best = Best(
+        trials, by, seed=0, every=max(1, rounds // LOOKS), changes=tuple(sorted(changes.items()))
+    )
     return Method(label, tuple(replace(best, seed=seed) for seed in range(scale.seeds)))
 
 
 def _clients(scale: Scale, **values: Any) -> RunConfig:
     """A problem of a hundred clients; a quick one of ten with the digits of scikit-learn."""
-    usual = {"clients": 100, "participation": 10, "partition": "dirichlet:0.1", "local_steps": 5, "batch_size": 64}
-    quick = {"dataset": "digits", "clients": 10, "participation": 4, "local_steps": 2, "batch_size": 16, "rounds": 6}
+    usual = {
+        "clients": 100,
+        "participation": 10,
+        "partition": "dirichlet:0.1",
+        "local_steps": 5,
+        "batch_size": 64,
+    }
+    quick = {
+        "dataset": "digits",
+        "clients": 10,
+        "participation": 4,
+        "local_steps": 2,
+        "batch_size": 16,
+        "rounds": 6,
+    }
     return RunConfig.of(**(usual | values | (quick if scale.quick else {})))
 
 
@@ -142,7 +163,9 @@ def _ours(problem: RunConfig, constraint: str) -> RunConfig:
     return problem.having(algorithm="fedlmo", constraint=constraint)
 
 
-def _peers(problem: RunConfig, table: dict[str, tuple[str, list[Setting]]], scale: Scale, by: Judged) -> list[Method]:
+def _peers(
+    problem: RunConfig, table: dict[str, tuple[str, list[Setting]]], scale: Scale, by: Judged
+) -> list[Method]:
     return [
         _method(label, problem.having(algorithm=name, constraint=UNCONSTRAINED), tried, scale, by)
         for label, (name, tried) in table.items()
@@ -163,17 +186,25 @@ def cifar(scale: Scale) -> Comparison:
 
 
 def certified(scale: Scale) -> Comparison:
-    """MNIST with Lipschitz constant 1: a hundred clients, and all data at one with the same steps and samples."""
+    """MNIST with Lipschitz constant 1: a hundred clients, and all data at one with the same steps
+    and samples.
+    """
     radii = ",".join(f"{radius:g}" for radius in CERTIFIED_RADII)
     problem = _clients(scale, dataset="mnist", model="maxmin-mlp", rounds=200)
     if scale.quick:
         problem = problem.having(local_steps=1, rounds=4)  # its layers are large for a CPU
     problem = _ours(problem, "lipschitz:1").having(certify=radii)
-    at_once = 64 if scale.quick else 640  # what the participants of a round compute together in a step
-    one = problem.having(clients=1, participation=1.0, partition="iid", batch_size=at_once, correction=False)
+    at_once = (
+        64 if scale.quick else 640
+    )  # what the participants of a round compute together in a step
+    one = problem.having(
+        clients=1, participation=1.0, partition="iid", batch_size=at_once, correction=False
+    )
     methods = (
         _method("FedLMO", problem, _LMO, scale, "test_loss"),
-        _method("central", one, settings(schedule=(*STEPS, "linear-decay:0.4")), scale, "test_loss"),
+        _method(
+            "central", one, settings(schedule=(*STEPS, "linear-decay:0.4")), scale, "test_loss"
+        ),
     )
     note = "Central: one client with all data, as many steps, and in each the samples of all participants together."
     return Comparison(methods, "test_loss", note)
@@ -193,12 +224,25 @@ def shakespeare(scale: Scale) -> Comparison:
     )
     if scale.quick:
         problem = problem.having(
-            dataset="shakespeare:24", width=16, depth=1, heads=2, participation=3, local_steps=2, batch_size=4, rounds=4
+            dataset="shakespeare:24",
+            width=16,
+            depth=1,
+            heads=2,
+            participation=3,
+            local_steps=2,
+            batch_size=4,
+            rounds=4,
         )
     methods = [
         _method("FedLMO", _ours(problem, "layers:3"), _LMO, scale, "test_loss"),
         *_peers(problem, _TEXT, scale, "test_loss"),
-        _method("LocalMuon", problem.having(algorithm="local-muon", constraint="layers:3"), _MUON, scale, "test_loss"),
+        _method(
+            "LocalMuon",
+            problem.having(algorithm="local-muon", constraint="layers:3"),
+            _MUON,
+            scale,
+            "test_loss",
+        ),
     ]
     return Comparison(tuple(methods), "test_loss")
 
@@ -208,7 +252,10 @@ def mnist(scale: Scale) -> Comparison:
     problem = _clients(scale, dataset="mnist", model="cnn", rounds=150)
     if scale.quick:
         problem = problem.having(model="mlp")  # the CNN asks for larger images
-    few = {label: _IMAGES[label] for label in ("FedAvg", "SGD, shared momentum", "local AdamW, shared state")}
+    few = {
+        label: _IMAGES[label]
+        for label in ("FedAvg", "SGD, shared momentum", "local AdamW, shared state")
+    }
     methods = [
         _method("FedLMO", _ours(problem, "layers:4"), _LMO, scale),
         *_peers(problem, few, scale, "accuracy"),
@@ -241,6 +288,11 @@ def payloads(scale: Scale) -> Comparison:
     ours = _ours(_cifar(scale), "layers:4")
     methods = [
         _method("FedLMO", ours, _LMO, scale),
-        *(_method(f"FedLMO, {bits} bits", ours, _LMO, scale, compress=f"bits:{bits}") for bits in (8, 4)),
+        *(
+            _method(f"FedLMO, {bits} bits", ours, _LMO, scale, compress=f"bits:{bits}")
+            for bits in (8, 4)
+        ),
     ]
-    return Comparison(tuple(methods), note="Fewer bits: in the setting that was chosen for the uncompressed run.")
+    return Comparison(
+        tuple(methods), note="Fewer bits: in the setting that was chosen for the uncompressed run."
+    )

@@ -67,7 +67,10 @@ class Study:
         """A table, a sentence on the prototype's numbers, and a picture, of what there is."""
         comparison = self.make(scale)
         page.text(_protocol(comparison, scale))
-        page.table(_header(comparison), [_row(comparison, method, results) for method in comparison.methods])
+        page.table(
+            _header(comparison),
+            [_row(comparison, method, results) for method in comparison.methods],
+        )
         found = _found(comparison, results)
         if not scale.quick and self.name in PROTOTYPES:
             page.text(_against_prototype(PROTOTYPES[self.name], comparison, found))
@@ -81,7 +84,11 @@ class Study:
         comparison = self.make(scale)
         found = _found(comparison, results)
         if len(found) < len(comparison.methods):
-            return [Claim(f"The bars of “{self.title}”", None, "some of the runs are missing", self.title)]
+            return [
+                Claim(
+                    f"The bars of “{self.title}”", None, "some of the runs are missing", self.title
+                )
+            ]
         judged = self.bars(found)
         if scale.quick:
             judged = [(text, None, f"{numbers} (quick)") for text, _, numbers in judged]
@@ -149,12 +156,15 @@ def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]
     runs = result["runs"]
     if not runs:
         return [method.label, "blew up", *[""] * (width - 3), _chosen(method, results)]
-    label = method.label + (f" ({len(runs)} of {len(method.runs)} seeds)" if len(runs) < len(method.runs) else "")
+    label = method.label + (
+        f" ({len(runs)} of {len(method.runs)} seeds)" if len(runs) < len(method.runs) else ""
+    )
     config = method.runs[0].settled(results).config
     takes_part = config.participation if isinstance(config.participation, int) else config.clients
     up = done.end("bytes_up")
     radii = [
-        accuracies([run["curve"]["certified"][-1][f"{radius:g}"] for run in runs]) for radius in _radii(comparison)
+        accuracies([run["curve"]["certified"][-1][f"{radius:g}"] for run in runs])
+        for radius in _radii(comparison)
     ]
     return [
         label,
@@ -176,15 +186,22 @@ def _chosen(method: Method, results: Results) -> str:
     notes = []
     for name in own:
         tried = sorted({_number(trial.config.get(name)) for trial in run.needs})
-        if len(tried) > 2 and _number(run.chosen(results).config.get(name)) in (tried[0], tried[-1]):
+        if len(tried) > 2 and _number(run.chosen(results).config.get(name)) in (
+            tried[0],
+            tried[-1],
+        ):
             notes.append(f"{name} at the edge")
     if lost := sum(not results[trial].get("runs") for trial in run.needs):
         notes.append(f"{lost} of {len(run.needs)} settings blew up")
-    return ", ".join(f"{name} {value}" for name, value in own.items()) + (f" ({'; '.join(notes)})" if notes else "")
+    return ", ".join(f"{name} {value}" for name, value in own.items()) + (
+        f" ({'; '.join(notes)})" if notes else ""
+    )
 
 
 def _number(value: Any) -> float:
-    """What an option's values are sorted by: the number in “linear-decay:0.1”; 0 for those without one."""
+    """What an option's values are sorted by: the number in “linear-decay:0.1”; 0 for those without
+    one.
+    """
     try:
         return float(str(value).rpartition(":")[2])
     except ValueError:
@@ -192,14 +209,18 @@ def _number(value: Any) -> float:
 
 
 def _distance(done: Done) -> float:
-    """The largest distance of xbar from its set in the rounds that were looked at; NaN where it is not known."""
+    """The largest distance of xbar from its set in the rounds that were looked at; NaN where it is
+    not known.
+    """
     found = [distance for run in done.result["runs"] for distance in run["curve"]["distance"]]
     return math.nan if None in found else max(found)
 
 
 def _found(comparison: Comparison, results: Results) -> Found:
     """The results of the methods that have runs."""
-    all_of_them = {method.label: Done(method, all_seeds(results, method.runs)) for method in comparison.methods}
+    all_of_them = {
+        method.label: Done(method, all_seeds(results, method.runs)) for method in comparison.methods
+    }
     return {label: done for label, done in all_of_them.items() if done.was_run}
 
 
@@ -207,9 +228,15 @@ def _against_prototype(before: Mapping[str, float], comparison: Comparison, foun
     """Which peers did better than in the prototype."""
     now = {label: _mean(found, label, comparison.by) for label in before if label in found}
     higher = comparison.by == "accuracy"
-    better = [label for label, value in now.items() if (value > before[label]) == higher and value != before[label]]
+    better = [
+        label
+        for label, value in now.items()
+        if (value > before[label]) == higher and value != before[label]
+    ]
     shown = "{:.1%}" if higher else "{:.3f}"
-    told = "; ".join(f"{label} ({shown.format(now[label])}, {shown.format(before[label])})" for label in better)
+    told = "; ".join(
+        f"{label} ({shown.format(now[label])}, {shown.format(before[label])})" for label in better
+    )
     start = f"Peers that did better than in the prototype (its number second, {_PROTOTYPE}): "
     return start + (told or "none of those compared") + "."
 
@@ -224,8 +251,15 @@ def _mean(found: Found, label: str, column: str = "accuracy") -> float:
 def cifar_bars(found: Found) -> list[Bar]:
     """Eight points above the best peer, and no worse than it in half of the rounds."""
     half = "FedLMO, half the rounds"
-    peer = max((label for label in found if label not in ("FedLMO", half)), key=lambda label: _mean(found, label))
-    best, ours, short = 100 * _mean(found, peer), 100 * _mean(found, "FedLMO"), 100 * _mean(found, half)
+    peer = max(
+        (label for label in found if label not in ("FedLMO", half)),
+        key=lambda label: _mean(found, label),
+    )
+    best, ours, short = (
+        100 * _mean(found, peer),
+        100 * _mean(found, "FedLMO"),
+        100 * _mean(found, half),
+    )
     return [
         (
             "CIFAR-10: FedLMO is at least 8 points above the best tuned peer",
@@ -261,7 +295,11 @@ def shakespeare_bars(found: Found) -> list[Bar]:
     ours, other = _mean(found, "FedLMO", "test_loss"), _mean(found, peer, "test_loss")
     return [
         ("Shakespeare: FedLMO's test loss is at most 1.53", ours <= 1.53, f"{ours:.3f}"),
-        ("Shakespeare: FedLMO's test loss is not above local AdamW's", ours <= other, f"{ours:.3f}, {other:.3f}"),
+        (
+            "Shakespeare: FedLMO's test loss is not above local AdamW's",
+            ours <= other,
+            f"{ours:.3f}, {other:.3f}",
+        ),
     ]
 
 
@@ -269,7 +307,10 @@ def certified_bars(found: Found) -> list[Bar]:
     """Clean accuracy, and certified at two radii."""
     clean = _mean(found, "FedLMO")
     runs = found["FedLMO"].result["runs"]
-    at = {radius: mean(run["curve"]["certified"][-1][f"{radius:g}"] for run in runs) for radius in (0.5, 1.0)}
+    at = {
+        radius: mean(run["curve"]["certified"][-1][f"{radius:g}"] for run in runs)
+        for radius in (0.5, 1.0)
+    }
     return [
         ("MNIST, Lipschitz constant 1: at least 97 % are right", clean >= 0.97, f"{clean:.1%}"),
         ("... at least 87 % are certified at l2 radius 0.5", at[0.5] >= 0.87, f"{at[0.5]:.1%}"),
@@ -278,8 +319,15 @@ def certified_bars(found: Found) -> list[Bar]:
 
 
 STUDIES = (
-    Study("networks-cifar10", "CIFAR-10: FedLMO beside gradient methods", protocol.cifar, cifar_bars),
-    Study("networks-certified", "MNIST with a certificate of robustness", protocol.certified, certified_bars),
+    Study(
+        "networks-cifar10", "CIFAR-10: FedLMO beside gradient methods", protocol.cifar, cifar_bars
+    ),
+    Study(
+        "networks-certified",
+        "MNIST with a certificate of robustness",
+        protocol.certified,
+        certified_bars,
+    ),
     Study("networks-shakespeare", "Shakespeare by speaker", protocol.shakespeare, shakespeare_bars),
     Study("networks-mnist", "MNIST with a CNN", protocol.mnist),
     Study("networks-oracles", "CIFAR-10: oracle steps beside each other", protocol.oracles),

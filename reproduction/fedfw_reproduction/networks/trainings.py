@@ -1,7 +1,8 @@
 """Single runs of a network, and the run that goes on from the best of some trials.
 
-A run is a task of its own, so that a study goes on where it was after an interrupt, with at most a run a process lost.
-Nothing here or in `fedfw_reproduction.networks.protocol` draws pictures or needs more than torch.
+A run is a task of its own, so that a study goes on where it was after an interrupt, with at most a
+run a process lost. Nothing here or in `fedfw_reproduction.networks.protocol` draws pictures or
+needs more than torch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Training:
     config : RunConfig
         All of the run, its seed included; data folder and device are filled in where it runs.
     held_out : bool
-        Whether every client lends a fifth of its training data, which take the place of the test data.
+        Whether every client lends a fifth of its training data, which take the place of the test
+        data.
     every : int or None
         Rounds between two looks at the test data; None for the last round alone.
     """
@@ -60,12 +62,19 @@ class Training:
         return c.rounds * c.local_steps / 5 * _COSTS.get(c.model or "", 1.0)
 
     def identity(self) -> Identity:
-        return identity("training", configuration=configuration(self.config), held_out=self.held_out, every=self.every)
+        return identity(
+            "training",
+            configuration=configuration(self.config),
+            held_out=self.held_out,
+            every=self.every,
+        )
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)
         problem = _problem(_problem_part(config), self.held_out)
-        config = replace(completed(config, data_of(config, None)), eval_every=self.every or config.rounds)
+        config = replace(
+            completed(config, data_of(config, None)), eval_every=self.every or config.rounds
+        )
         try:
             run = _Tested(problem, build_algorithm(config), run_options(config)).run()
         except NonFiniteError as error:
@@ -74,7 +83,9 @@ class Training:
 
 
 class _Tested(Simulation):
-    """A run that is judged by test data alone: the loss of all clients' samples would cost more than its rounds."""
+    """A run that is judged by test data alone: the loss of all clients' samples would cost more
+    than its rounds.
+    """
 
     @property
     def reports_loss(self) -> bool:
@@ -142,7 +153,8 @@ def _rank(result: Json, by: Judged) -> float:
 
 
 def columns_of(history: History) -> dict[str, list[Any]]:
-    """The rounds that looked at the test data as columns; bytes and seconds are those of all rounds so far.
+    """The rounds that looked at the test data as columns; bytes and seconds are those of all rounds
+    so far.
 
     Parameters
     ----------
@@ -160,7 +172,10 @@ def columns_of(history: History) -> dict[str, list[Any]]:
     looks = [at for at, record in enumerate(history) if record.test_loss is not None]
     rows = [asdict(history[at]) for at in looks]
     columns = {name: [row.get(name) for row in rows] for name in _SEEN}
-    summed = {way: list(accumulate(getattr(record, way) for record in history)) for way in ("bytes_up", "bytes_down")}
+    summed = {
+        way: list(accumulate(getattr(record, way) for record in history))
+        for way in ("bytes_up", "bytes_down")
+    }
     summed["seconds"] = list(accumulate(_seconds(record) for record in history))
     return columns | {name: [totals[at] for at in looks] for name, totals in summed.items()}
 
@@ -178,10 +193,14 @@ def all_seeds(results: Results, runs: Sequence[Best]) -> Json:
 
 
 def _problem_part(config: RunConfig) -> RunConfig:
-    """What the problem depends on: runs that differ in the rest alone share it, and what a GPU recorded for it."""
+    """What the problem depends on: runs that differ in the rest alone share it, and what a GPU
+    recorded for it.
+    """
     return RunConfig.of(**vars(problem_options(config)), seed=config.seed, device=config.device)
 
 
 @lru_cache(maxsize=4)  # the trials' problem and those of three seeds
 def _problem(config: RunConfig, held_out: bool) -> Problem:
-    return build_problem(config, data_of(config, None), HELD_OUT if held_out else 0.0).to(device_of(config))
+    return build_problem(config, data_of(config, None), HELD_OUT if held_out else 0.0).to(
+        device_of(config)
+    )

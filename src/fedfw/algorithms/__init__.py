@@ -1,4 +1,6 @@
-"""The algorithms, one file each; `registry` lists them by name, `contrib` has methods that few people run."""
+"""The algorithms, one file each; `registry` lists them by name, `contrib` has methods that few
+people run.
+"""
 
 from fedfw.algorithms.aggregate import Aggregate, Evidence, Upload
 from fedfw.algorithms.anchored import FedFWAnchored

@@ -14,15 +14,16 @@ from fedfw.ranks import Ranks
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a client's first local step proves about the optimum (see `fedfw.certificates`): from exact gradients only.
+    """What a client's first local step proves about the optimum (see `fedfw.certificates`): from
+    exact gradients only.
 
     Parameters
     ----------
     number : Tensor
         (m,), in float64: w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i.
     q : Tensor or None
-        (m, p), in float64: the direction less w_i grad f_i(x_i). It does not travel: None where the server has to work
-        it out.
+        (m, p), in float64: the direction less w_i grad f_i(x_i). It does not travel: None where the
+        server has to work it out.
     """
 
     number: Tensor
@@ -40,12 +41,14 @@ class Upload:
     atoms : Atom
         A stack of m atoms, or of m dense vectors; with vectors beside them what `parcel` makes.
     x : Tensor
-        (m, p): the clients' points before the round. They are not sent: the server rebuilds them from the atoms it was
-        sent before (the simulator, where both are the same bits, passes the clients' own).
+        (m, p): the clients' points before the round. They are not sent: the server rebuilds them
+        from the atoms it was sent before (the simulator, where both are the same bits, passes the
+        clients' own).
     evidence : Evidence or None
         Where it was asked for.
     columns : Tensor or None
-        (w,): x is (m, w) and has these coordinates of the points, which are zero elsewhere; None for all coordinates.
+        (w,): x is (m, w) and has these coordinates of the points, which are zero elsewhere; None
+        for all coordinates.
     weights : Tensor or None
         (m,): n w_i, which the server knows; None where they are all 1.
     visited : Tensor or None
@@ -75,16 +78,20 @@ class Aggregate:
     everyone : bool
         Whether these are all clients that there are.
     total : Tensor
-        (p,): the sum of what they sent. Where clients keep points of their own and some of them are absent, it is the
-        sum of what they sent less the sum of the senders' points, which is what the sum of all points gains.
+        (p,): the sum of what they sent. Where clients keep points of their own and some of them are
+        absent, it is the sum of what they sent less the sum of the senders' points, which is what
+        the sum of all points gains.
     sparse : bool
-        Whether everyone sent atoms that name few coordinates, so that the total is short enough to be sent down.
+        Whether everyone sent atoms that name few coordinates, so that the total is short enough to
+        be sent down.
     beside : dict of str to Tensor
         The sums of the vectors that came beside, by name.
     weight : float
-        The sum of the weights n w_i with which all this was added up; the count where every client counts the same.
+        The sum of the weights n w_i with which all this was added up; the count where every client
+        counts the same.
     new : Tensor or None
-        (1,): what of that weight belongs to clients that took part for the first time, where that is kept account of.
+        (1,): what of that weight belongs to clients that took part for the first time, where that
+        is kept account of.
     """
 
     count: int
@@ -141,7 +148,11 @@ class Aggregate:
             sparse = sparse and is_sparse(first)
             weight += upload.who.shape[0] if upload.weight is None else upload.weight
             if upload.visited is not None:
-                came = 1 - upload.visited if upload.weights is None else (1 - upload.visited) * upload.weights[:, None]
+                came = (
+                    1 - upload.visited
+                    if upload.weights is None
+                    else (1 - upload.visited) * upload.weights[:, None]
+                )
                 new = came.sum(0) if new is None else new + came.sum(0)
             if points and not everyone and upload.columns is None:
                 total -= upload.x.sum(0)

@@ -1,7 +1,8 @@
 """Anchored FedFW: now and then every client is given its dual at once.
 
-In the rounds with an anchor client i computes c_i = w_i grad f_i(xbar) and sends it. It remembers this last anchor of
-its own, and the server the sum of the last anchors of all clients, present or not. Their mean goes down:
+In the rounds with an anchor client i computes c_i = w_i grad f_i(xbar) and sends it. It remembers
+this last anchor of its own, and the server the sum of the last anchors of all clients, present or
+not. Their mean goes down:
 
     C = (1/n) sum c_i        (dense; sent to each client when it has changed)
 
@@ -9,33 +10,38 @@ and in every round, with atoms only,
 
     g_i = w_i grad f_i(xbar) - c_i + C + lam_t (x_i - xbar).
 
-With everyone present C is grad F(xbar) / n, and C - c_i is the dual y_i of the paper's FedFW+. With absentees anchors
-are of different ages: each client takes off its own, and the server adds all of them, so that the directions of all
-clients add up to the gradient of F at xbar, whoever renewed an anchor last (the control variates of `fedlmo`). C is the
-mean over the clients that have an anchor; one that has none uses w_i grad f_i(xbar) as it is.
+With everyone present C is grad F(xbar) / n, and C - c_i is the dual y_i of the paper's FedFW+. With
+absentees anchors are of different ages: each client takes off its own, and the server adds all of
+them, so that the directions of all clients add up to the gradient of F at xbar, whoever renewed an
+anchor last (the control variates of `fedlmo`). C is the mean over the clients that have an anchor;
+one that has none uses w_i grad f_i(xbar) as it is.
 
-With momentum the corrected direction is averaged, d_i <- beta d_i + (1-beta) (w_i grad f_i(xbar) - c_i + C), and not
-reset at anchors; the penalty, which changes with every round, is added to the average and not averaged.
+With momentum the corrected direction is averaged, d_i <- beta d_i + (1-beta) (w_i grad f_i(xbar) -
+c_i + C), and not reset at anchors; the penalty, which changes with every round, is added to the
+average and not averaged.
 
-Why gradients are taken at xbar and not at x_i (``gradient_at="own"``, where anchors also set x_i <- xbar): then all
-directions add up to grad F(xbar) in every round, because the penalty's parts add up to zero. At own points each client
-follows w_i f_i + <C - c_i, .> alone between anchors. With an anchor every 20 rounds xbar was better on synthetic(1,1),
-l2, nuclear and k-sparse sets, own points on l1:10, l1:100 and a9a. That clients of different curvature are the reason
-is a guess: quadratics with curvatures from 0.01 to 10 did not show it. In both cases
-F(xbar^t) - F* <= (2 + 24 (m-1)) L' D^2 / t for convex losses without penalty, with everyone present and an anchor every
-m rounds, L' = n max w_i L_i.
+Why gradients are taken at xbar and not at x_i (``gradient_at="own"``, where anchors also set x_i <-
+xbar): then all directions add up to grad F(xbar) in every round, because the penalty's parts add up
+to zero. At own points each client follows w_i f_i + <C - c_i, .> alone between anchors. With an
+anchor every 20 rounds xbar was better on synthetic(1,1), l2, nuclear and k-sparse sets, own points
+on l1:10, l1:100 and a9a. That clients of different curvature are the reason is a guess: quadratics
+with curvatures from 0.01 to 10 did not show it. In both cases F(xbar^t) - F* <= (2 + 24 (m-1)) L'
+D^2 / t for convex losses without penalty, with everyone present and an anchor every m rounds, L' =
+n max w_i L_i.
 
-When there is an anchor (``anchor_every="auto"``): the gap at an anchor says whether the rounds since the last one made
-progress. If from round s to round t it fell by more than sqrt(s / t), halfway between nothing and the proven s / t,
-anchors are good for longer, and twice as many rounds pass until the next one; else half as many, at least 2 and at
-most 40. The first two are 5 rounds apart. With absentees it is the gap by the direction C.
+When there is an anchor (``anchor_every="auto"``): the gap at an anchor says whether the rounds
+since the last one made progress. If from round s to round t it fell by more than sqrt(s / t),
+halfway between nothing and the proven s / t, anchors are good for longer, and twice as many rounds
+pass until the next one; else half as many, at least 2 and at most 40. The first two are 5 rounds
+apart. With absentees it is the gap by the direction C.
 
-It shares sums of gradients with the server, which plain FedFW never does. At an anchor where everyone is present the
-server therefore knows the exact Frank-Wolfe gap; where clients are absent some anchors are old, and it does not.
+It shares sums of gradients with the server, which plain FedFW never does. At an anchor where
+everyone is present the server therefore knows the exact Frank-Wolfe gap; where clients are absent
+some anchors are old, and it does not.
 
-With ``compress`` the client sends C(w_i grad f_i(xbar) - c_i), compressed, and both sides add what was decoded to c_i:
-what one anchor lost the next one makes up for (EF21, Richtarik et al., arXiv 2106.05203). Such a sum is not the
-gradient of F, so anchors prove nothing then.
+With ``compress`` the client sends C(w_i grad f_i(xbar) - c_i), compressed, and both sides add what
+was decoded to c_i: what one anchor lost the next one makes up for (EF21, Richtarik et al., arXiv
+2106.05203). Such a sum is not the gradient of F, so anchors prove nothing then.
 """
 
 from collections.abc import Sequence
@@ -46,7 +52,18 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.channels import compress, compressor_of
-from fedfw.algorithms.contract import Contract, Gradient, Kept, Message, Plan, Rates, Reveals, Server, Setting, State
+from fedfw.algorithms.contract import (
+    Contract,
+    Gradient,
+    Kept,
+    Message,
+    Plan,
+    Rates,
+    Reveals,
+    Server,
+    Setting,
+    State,
+)
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.oracle_steps import OracleAlgorithm, mean_of, sent_down, with_mean
 from fedfw.algorithms.scheduled import Momentum, running_average
@@ -58,7 +75,9 @@ from fedfw.options import limits, option
 FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 5, 2, 40
 """Rounds between anchors with anchor_every="auto"."""
 PROGRESS = 0.5
-"""Gaps are to fall like t ** -PROGRESS, halfway between not at all and the proven t ** -1; else duals are renewed."""
+"""Gaps are to fall like t ** -PROGRESS, halfway between not at all and the proven t ** -1; else
+duals are renewed.
+"""
 
 AnchorEvery = Annotated[
     Annotated[int, limits(ge=1)] | Literal["auto"],
@@ -71,9 +90,11 @@ AnchorEvery = Annotated[
 
 @dataclass(frozen=True)
 class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
-    """Anchored FedFW: now and then every client is given its dual at once, from one sum of gradients.
+    """Anchored FedFW: now and then every client is given its dual at once, from one sum of
+    gradients.
 
-    It is the method for sparse atoms (l1 and its kin) when clients differ and the server may see sums of gradients.
+    It is the method for sparse atoms (l1 and its kin) when clients differ and the server may see
+    sums of gradients.
 
     Parameters
     ----------
@@ -88,10 +109,11 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     anchor_every : int or "auto"
         Rounds from one anchor to the next; "auto" goes by the gap at anchors.
     gradient_at : {"xbar", "own"}
-        Where clients take their gradients: at the model, or at points of their own, to which anchors hand the model.
-        Which is better depends on the problem; docs/algorithms.md has both.
+        Where clients take their gradients: at the model, or at points of their own, to which
+        anchors hand the model. Which is better depends on the problem; docs/algorithms.md has both.
     compress : str
-        What is done to the gradients that clients send at anchors, such as "bits:8"; see `fedfw.compression`.
+        What is done to the gradients that clients send at anchors, such as "bits:8"; see
+        `fedfw.compression`.
 
     Examples
     --------
@@ -105,7 +127,8 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     _: KW_ONLY
     anchor_every: AnchorEvery = "auto"
     gradient_at: Annotated[
-        Literal["xbar", "own"], option("where clients take their gradients: at the model, or at points of their own")
+        Literal["xbar", "own"],
+        option("where clients take their gradients: at the model, or at points of their own"),
     ] = "xbar"
     compress: Compress = "none"
 
@@ -116,7 +139,11 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     contract: ClassVar[Contract] = replace(
         OracleAlgorithm.contract,
         down=("xbar", "c"),
-        remembers={**OracleAlgorithm.contract.remembers, "c": Kept.REBUILT, "anchored": Kept.REBUILT},
+        remembers={
+            **OracleAlgorithm.contract.remembers,
+            "c": Kept.REBUILT,
+            "anchored": Kept.REBUILT,
+        },
         sums=True,
         reveals=Reveals.GRADIENTS,
         shares="at each anchor the sum of the gradients of those present",
@@ -140,7 +167,10 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return super().passes(local_steps, share) + 1 / every
 
     def start_clients(self, x: Tensor) -> State:
-        anchors = {"c": torch.zeros_like(x), "anchored": x.new_zeros(len(x), 1)}  # 1 for clients that have one
+        anchors = {
+            "c": torch.zeros_like(x),
+            "anchored": x.new_zeros(len(x), 1),
+        }  # 1 for clients that have one
         return super().start_clients(x) | anchors
 
     def start_server(self, x: Tensor) -> Server:
@@ -151,19 +181,25 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         pace = torch.tensor([1.0, FIRST_WAIT / 2, 1e300], dtype=torch.float64, device=x.device)
         return replace(server, vectors=server.vectors | {"pace": pace})
 
-    # --- the anchor: c_i = w_i grad f_i(xbar) goes up, and the mean of all c_i down with the step ---
+    # --- the anchor: c_i = w_i grad f_i(xbar) goes up, and the mean of all c_i down with the step
+    # ---
 
     def gathers(self, server: Server, t: int) -> bool:
         if self.anchor_every != "auto":
             return (t - 1) % self.anchor_every == 0
         following, wait, _ = server.vectors["pace"].tolist()
-        return bool(t >= following or t == following - wait)  # the latter is the anchor that was gathered just now
+        return bool(
+            t >= following or t == following - wait
+        )  # the latter is the anchor that was gathered just now
 
-    def contribute(self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient, t: int) -> Contributed:
+    def contribute(
+        self, plan: Plan, state: State, xbar: Tensor, gradient: Gradient, t: int
+    ) -> Contributed:
         """The loss and the gradient at xbar.
 
-        F(u) >= F(xbar) + <grad F(xbar), u - xbar> proves a bound on the optimum, but the server is given gradients that
-        were rounded. The loss is therefore lowered by what that can change anywhere in the set.
+        F(u) >= F(xbar) + <grad F(xbar), u - xbar> proves a bound on the optimum, but the server is
+        given gradients that were rounded. The loss is therefore lowered by what that can change
+        anywhere in the set.
         """
         points = xbar.expand_as(state["x"])
         loss, a = gradient(points, full=True)
@@ -179,7 +215,12 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return vector if self.compressor is None else state["c"] + vector
 
     def gather(
-        self, plan: Plan, server: Server, states: Sequence[State], sent: Sequence[Contributed], t: int
+        self,
+        plan: Plan,
+        server: Server,
+        states: Sequence[State],
+        sent: Sequence[Contributed],
+        t: int,
     ) -> tuple[Server, Gathered]:
         ranks = plan.ranks
         count = sum(len(state["x"]) for state in states)
@@ -189,19 +230,29 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         present, loss, new = (sum(numbers) for numbers in zip(*each, strict=True))
         if present == plan.n:
             zeros = torch.zeros_like(server.xbar)
-            (total,) = ranks.sums(_added([piece.vector.sum(0, dtype=torch.float64) for piece in sent], zeros))
+            (total,) = ranks.sums(
+                _added([piece.vector.sum(0, dtype=torch.float64) for piece in sent], zeros)
+            )
             server = _with_anchors(server, torch.stack([total, zeros]), plan.n)
             learnt = Gathered(loss, total if self.compressor is None else None)
             if self.gradient_at == "own" and "rest" in server.vectors:  # all points are xbar
-                server = replace(server, vectors=server.vectors | {"rest": torch.zeros_like(server.vectors["rest"])})
+                server = replace(
+                    server,
+                    vectors=server.vectors | {"rest": torch.zeros_like(server.vectors["rest"])},
+                )
         else:
             total, anchored = _anchors_of(server)
-            changes = [_changes(state["c"], piece.vector) for state, piece in zip(states, sent, strict=True)]
+            changes = [
+                _changes(state["c"], piece.vector)
+                for state, piece in zip(states, sent, strict=True)
+            ]
             each_rank, _ = ranks.rows(exact_sum(torch.cat([torch.zeros_like(total), *changes])))
             server = _with_anchors(server, exact_sum(torch.cat([total, each_rank])), anchored + new)
             learnt = Gathered(loss, None)
         if self.anchor_every == "auto":
-            server = replace(server, vectors=server.vectors | {"pace": self._next_pace(plan, server, t)})
+            server = replace(
+                server, vectors=server.vectors | {"pace": self._next_pace(plan, server, t)}
+            )
         if self.gradient_at == "xbar" or present == plan.n:
             return server, learnt
         points = _added([state["x"].sum(0) for state in states], torch.zeros_like(server.xbar))
@@ -209,7 +260,9 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         return with_mean(server, mean_of(server) - moved / plan.n), learnt
 
     def _next_pace(self, plan: Plan, server: Server, t: int) -> Tensor:
-        """Return the round of the next anchor, the rounds until then, and the gap of now by the mean of all anchors."""
+        """Return the round of the next anchor, the rounds until then, and the gap of now by the
+        mean of all anchors.
+        """
         c = server.vectors["c"]
         mean = c if "rest" not in server.vectors else c.to(server.vectors["rest"].dtype)
         following, wait, before = server.vectors["pace"].tolist()
@@ -222,7 +275,10 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
         state = state | {"c": sent.vector, "anchored": torch.ones_like(state["anchored"])}
         if self.gradient_at == "own":
             state["x"] = xbar.expand_as(state["x"]).clone()
-            if "past" in state:  # what was remembered of the last step says nothing of the curvature on the way to xbar
+            if (
+                "past" in state
+                # what was remembered of the last step says nothing of the curvature on the way to xbar
+            ):
                 state["past"] = torch.zeros_like(state["past"])
         return state
 
@@ -231,7 +287,9 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
     def looks_at(self, state: State, message: Message) -> Tensor:
         return state["x"] if self.gradient_at == "own" else message.xbar.expand_as(state["x"])
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         if "c" in message.vectors:
             # A client without an anchor has nothing to take off, and adds nothing.
             g = (message.vectors["c"].double() - state["c"]).mul_(state["anchored"]).add_(a)
@@ -256,21 +314,28 @@ class FedFWAnchored(Momentum, OracleAlgorithm, GathersSums):
 
 
 _ANCHORS = ("c", "total", "lost", "anchored")
-"""What a server holds of anchors: their mean as it goes down, their sum, what its rounding lost, and their number."""
+"""What a server holds of anchors: their mean as it goes down, their sum, what its rounding lost,
+and their number.
+"""
 
 
 def _anchors_of(server: Server) -> tuple[Tensor, float]:
-    """Return the sum of all clients' last anchors and what its rounding lost, (2, p), and how many there are."""
+    """Return the sum of all clients' last anchors and what its rounding lost, (2, p), and how many
+    there are.
+    """
     if "c" not in server.vectors:
         return torch.stack([torch.zeros_like(server.xbar)] * 2), 0.0
-    return torch.stack([server.vectors["total"], server.vectors["lost"]]), float(server.vectors["anchored"])
+    return torch.stack([server.vectors["total"], server.vectors["lost"]]), float(
+        server.vectors["anchored"]
+    )
 
 
 def _with_anchors(server: Server, total: Tensor, anchored: float) -> Server:
-    """Return the server's memory when so many clients have anchors, which add up to ``total`` (2, p) of `exact_sum`.
+    """Return the server's memory when so many clients have anchors, which add up to ``total`` (2,
+    p) of `exact_sum`.
 
-    Changes of single clients are added to that sum for thousands of rounds: without what each rounding lost, it would
-    become another one than the sum of what the clients hold.
+    Changes of single clients are added to that sum for thousands of rounds: without what each
+    rounding lost, it would become another one than the sum of what the clients hold.
     """
     c = sent_down(server, total.sum(0) / anchored)
     counted = torch.tensor([anchored], dtype=torch.float64, device=total.device)
@@ -279,7 +344,9 @@ def _with_anchors(server: Server, total: Tensor, anchored: float) -> Server:
 
 
 def _changes(before: Tensor, after: Tensor) -> Tensor:
-    """Return what clients add to the sum of all anchors, (2 m, p): their new ones, less their old ones, (m, p) each."""
+    """Return what clients add to the sum of all anchors, (2 m, p): their new ones, less their old
+    ones, (m, p) each.
+    """
     return torch.cat([after.double(), -before.double()])
 
 

@@ -1,11 +1,14 @@
-"""Frank-Wolfe itself, with the data still on the clients: every round each one sends its whole gradient.
+"""Frank-Wolfe itself, with the data still on the clients: every round each one sends its whole
+gradient.
 
     x <- (1 - eta_t) x + eta_t argmin over s in D of <grad F(x), s>,    grad F(x) = sum_i w_i grad f_i(x)
 
-With absentees it is the mean over those present, with the weights w_i, that takes the place of grad F(x).
+With absentees it is the mean over those present, with the weights w_i, that takes the place of grad
+F(x).
 
-The central reference, and what FedFW saves: dense gradients instead of atoms. With `compress` it is EF21-FW: gradients
-travel as compressed changes of what both sides remember of them (`fedfw.algorithms.feedback`).
+The central reference, and what FedFW saves: dense gradients instead of atoms. With `compress` it is
+EF21-FW: gradients travel as compressed changes of what both sides remember of them
+(`fedfw.algorithms.feedback`).
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,8 @@ from fedfw.atoms import Atom
 
 @dataclass(frozen=True)
 class FrankWolfe(SendsGradients, Momentum):
-    """Frank-Wolfe on F itself: every client sends its whole gradient each round, and the server calls the oracle.
+    """Frank-Wolfe on F itself: every client sends its whole gradient each round, and the server
+    calls the oracle.
 
     Parameters
     ----------
@@ -37,7 +41,8 @@ class FrankWolfe(SendsGradients, Momentum):
     compress : str
         What is done to the gradients: "topk:64", for example; see `fedfw.compression`.
     compress_down : str
-        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest changes.
+        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest
+        changes.
 
     Examples
     --------
@@ -64,7 +69,9 @@ class FrankWolfe(SendsGradients, Momentum):
         return {"momentum": (0.0, 0.8, 0.9, 0.95), "schedule": cls.step_grid(setting)}
 
     def may_pace(self, setting: Setting) -> bool:
-        """Clients tell nothing beside their gradients; but gradients of others would look like curvature."""
+        """Clients tell nothing beside their gradients; but gradients of others would look like
+        curvature.
+        """
         return super().may_pace(replace(setting, tells=True)) and setting.p == 1
 
     def without_numbers(self, setting: Setting) -> str | None:
@@ -81,8 +88,12 @@ class FrankWolfe(SendsGradients, Momentum):
             return self._paced_step(plan, replace(server, vectors=vectors), a, g, atom, eta)
         return replace(server, xbar=atom.step(server.xbar.clone(), eta), vectors=vectors)
 
-    def _paced_step(self, plan: Plan, server: Server, a: Tensor, g: Tensor, atom: Atom, cap: float) -> Server:
-        """The step whose size comes from curvature: a (p,) is the gradient, g (p,) its average, ``cap`` the longest."""
+    def _paced_step(
+        self, plan: Plan, server: Server, a: Tensor, g: Tensor, atom: Atom, cap: float
+    ) -> Server:
+        """The step whose size comes from curvature: a (p,) is the gradient, g (p,) its average,
+        ``cap`` the longest.
+        """
         vectors, x = server.vectors, server.xbar
         known = vectors if "pace" in vectors else _no_pace(x)
         state = {"x": x[None], "move": known["move"][None], "past": known["past"][None]}
@@ -90,7 +101,10 @@ class FrankWolfe(SendsGradients, Momentum):
         q = pacing.averaged(known["pace"][0], told, self.beta)
         eta = pacing.step_size(q, told, cap, plan.pace, pacing.FIRST_STEP)
         after = atom.step(x.clone(), eta)
-        made = {name: values[0] for name, values in pacing.remember(x[None], after[None], a[None], eta).items()}
+        made = {
+            name: values[0]
+            for name, values in pacing.remember(x[None], after[None], a[None], eta).items()
+        }
         return replace(server, xbar=after, vectors=vectors | made | {"pace": torch.stack([q, eta])})
 
     def eta_taken(self, server: Server) -> float | None:
@@ -98,6 +112,8 @@ class FrankWolfe(SendsGradients, Momentum):
 
 
 def _no_pace(x: Tensor) -> dict[str, Tensor]:
-    """What a server at x (p,) that took no step knows: `pacing.begin`, and no curvature and step size in ``pace``."""
+    """What a server at x (p,) that took no step knows: `pacing.begin`, and no curvature and step
+    size in ``pace``.
+    """
     begun = {name: values[0] for name, values in pacing.begin(x[None]).items()}
     return begun | {"pace": x.new_zeros(2, dtype=torch.float64)}

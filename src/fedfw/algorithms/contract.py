@@ -1,21 +1,23 @@
-"""What every algorithm is made of: a client step and a server step, over tensors with a leading client axis.
+"""What every algorithm is made of: a client step and a server step, over tensors with a leading
+client axis.
 
-Nothing here knows of devices, files, networks or how many clients run at once. The simulator calls the steps with all
-clients stacked; a deployed client calls the same functions with a stack of one.
+Nothing here knows of devices, files, networks or how many clients run at once. The simulator calls
+the steps with all clients stacked; a deployed client calls the same functions with a stack of one.
 
 One round, in the order in which its parts are called:
 
 1. `Algorithm.broadcast` (server): what goes down to the clients that take part.
 2. `Algorithm.receive` (both ends): what the server knows of a client's memory, after the message.
-3. `Algorithm.local_update` (clients): what they send, and what only they know; the only function that sees data.
+3. `Algorithm.local_update` (clients): what they send, and what only they know; the only function
+   that sees data.
 4. `Algorithm.apply` (both ends): what the server knows of a client's memory, after what was sent.
 5. `Algorithm.server_step` (server): the server's new memory, from the sum of what was sent.
 
 The server's copy of a client thus goes through the client's own functions, and has its bits.
 
-The server sees the sum of what was sent and nothing else (`Aggregate`), so a sum that was masked by the clients, a sum
-over several processes, and a sum over a single arrival all do. `GathersSums` is for algorithms that exchange one more
-sum before some rounds.
+The server sees the sum of what was sent and nothing else (`Aggregate`), so a sum that was masked by
+the clients, a sum over several processes, and a sum over a single arrival all do. `GathersSums` is
+for algorithms that exchange one more sum before some rounds.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ __all__ = [
 ]
 
 State = dict[str, Tensor]
-"""A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it is never used."""
+"""A stack of clients' memory by name, each (m, ...); ``x`` is always there, (m, p), or (m, 0) if it
+is never used.
+"""
 
 
 Lmo = Callable[[Tensor], Atom]
@@ -69,21 +73,28 @@ Lmo = Callable[[Tensor], Atom]
 Payload = dict[str, Atom | Tensor]
 """What m clients send, by name: stacks of atoms, or vectors (m, p).
 
-The first entry is ``atom`` or ``vector``, as `Contract.up` says; the others are those of `Algorithm.sends`, in order.
+The first entry is ``atom`` or ``vector``, as `Contract.up` says; the others are those of
+`Algorithm.sends`, in order.
 """
 
 
 class Gradient(Protocol):
-    """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data; without the w_i where ``plain``.
+    """w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data; without the
+    w_i where ``plain``.
 
     ``times`` is one more factor: with n it gives n w_i grad f_i = grad h_i.
 
-    They are worked out on a minibatch, or on all samples (``full``), or on all samples and in float64 (``exact``),
-    which is what certificates are made from.
+    They are worked out on a minibatch, or on all samples (``full``), or on all samples and in
+    float64 (``exact``), which is what certificates are made from.
     """
 
     def __call__(
-        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
+        self,
+        x: Tensor,
+        full: bool = False,
+        exact: bool = False,
+        plain: bool = False,
+        times: float = 1.0,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -95,7 +106,9 @@ class Up(Enum):
 
 
 class Reveals(Enum):
-    """What the server sees of a client's data beside the sum that it needs: the order is from little to much."""
+    """What the server sees of a client's data beside the sum that it needs: the order is from
+    little to much.
+    """
 
     ATOMS = "atoms alone"
     MODELS = "local models, or how they change"
@@ -112,7 +125,8 @@ class Kept(Enum):
 
 @dataclass(frozen=True)
 class Contract:
-    """What goes up, what goes down and what is remembered: all that code around an algorithm has to know of it.
+    """What goes up, what goes down and what is remembered: all that code around an algorithm has to
+    know of it.
 
     Parameters
     ----------
@@ -133,8 +147,9 @@ class Contract:
     shares : str
         What the server learns beside atoms, in words; empty where atoms are all that is sent.
     weighted : bool
-        Whether means over clients have the weights w_i, and local steps are on f_i itself; else means are plain, and
-        the weights are in the losses, n w_i f_i (docs/algorithms.md, "Weights of clients").
+        Whether means over clients have the weights w_i, and local steps are on f_i itself; else
+        means are plain, and the weights are in the losses, n w_i f_i (docs/algorithms.md, "Weights
+        of clients").
     """
 
     up: Up = Up.ATOM
@@ -149,12 +164,16 @@ class Contract:
 
     @property
     def answers_only(self) -> bool:
-        """Whether all that clients send are their oracles' answers to their gradient plus what everybody knows."""
+        """Whether all that clients send are their oracles' answers to their gradient plus what
+        everybody knows.
+        """
         return self.up is Up.ATOM and self.reveals is Reveals.ATOMS
 
     @property
     def may_relax(self) -> bool:
-        """Whether single clients may use a larger set: they need points of their own that nobody else overwrites."""
+        """Whether single clients may use a larger set: they need points of their own that nobody
+        else overwrites.
+        """
         return self.points and not self.sums
 
     @property
@@ -164,7 +183,9 @@ class Contract:
 
     def rebuilt(self, state: State) -> State:
         """The part of a memory that the server knows, too."""
-        return {name: value for name, value in state.items() if self.remembers.get(name) is Kept.REBUILT}
+        return {
+            name: value for name, value in state.items() if self.remembers.get(name) is Kept.REBUILT
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,9 +227,10 @@ class Server:
 class Algorithm(ABC):
     """A federated algorithm with its constraint set: what the simulator and a deployment call.
 
-    `OracleAlgorithm` is the base of those that take Frank-Wolfe steps, `ProjectedAlgorithm` of those that take gradient
-    steps and project. A new algorithm is a frozen dataclass in a file of its own. Its further fields, declared with
-    `fedfw.options.option`, are its options: from Python, on the command line, in TOML files and deployed.
+    `OracleAlgorithm` is the base of those that take Frank-Wolfe steps, `ProjectedAlgorithm` of
+    those that take gradient steps and project. A new algorithm is a frozen dataclass in a file of
+    its own. Its further fields, declared with `fedfw.options.option`, are its options: from Python,
+    on the command line, in TOML files and deployed.
 
     Parameters
     ----------
@@ -226,11 +248,13 @@ class Algorithm(ABC):
     usual_batch : int or None
         Samples of a gradient where a configuration does not say; None for all.
     coordinatewise : bool
-        Whether `broadcast`, `receive`, `apply`, `public_direction` and `regroup` treat every coordinate alone and leave
-        it zero where points, atoms and vectors are zero; a deployed server then keeps those that somebody touched.
-        A class says so for itself: its subclasses, which may change these functions, do not inherit it.
+        Whether `broadcast`, `receive`, `apply`, `public_direction` and `regroup` treat every
+        coordinate alone and leave it zero where points, atoms and vectors are zero; a deployed
+        server then keeps those that somebody touched. A class says so for itself: its subclasses,
+        which may change these functions, do not inherit it.
     revision : int
-        Of its equations and memories: runs that an earlier version of fedfw began with another one are not continued.
+        Of its equations and memories: runs that an earlier version of fedfw began with another one
+        are not continued.
 
     Examples
     --------
@@ -271,12 +295,18 @@ class Algorithm(ABC):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        """What `fedfw.tune` tries where no grid is given: values of options by name, at most twelve points."""
+        """What `fedfw.tune` tries where no grid is given: values of options by name, at most twelve
+        points.
+        """
         return {}
 
     def resolved(self, setting: Setting) -> Self:
-        """The algorithm with those defaults filled in that depend on the problem; a useless compressor is refused."""
-        refuse_useless(getattr(self, "compress", "none"), setting.constraint, setting.shape, setting.shapes)
+        """The algorithm with those defaults filled in that depend on the problem; a useless
+        compressor is refused.
+        """
+        refuse_useless(
+            getattr(self, "compress", "none"), setting.constraint, setting.shape, setting.shapes
+        )
         return self
 
     @abstractmethod
@@ -294,11 +324,13 @@ class Algorithm(ABC):
         return False
 
     def public_terms(self, plan: Plan, state: State, message: Message) -> list[Tensor]:
-        """Return all vectors, (m, p) or (1, p), that clients add to gradients before their oracle in a round.
+        """Return all vectors, (m, p) or (1, p), that clients add to gradients before their oracle
+        in a round.
 
-        A private run needs them where its noise is added to directions: beside a vector that is too large noise would
-        be lost in rounding. They are worked out without data, from what the server sent and what it could hand over.
-        Each vector is an entry of its own, because large vectors that cancel take along what was added in between.
+        A private run needs them where its noise is added to directions: beside a vector that is too
+        large noise would be lost in rounding. They are worked out without data, from what the
+        server sent and what it could hand over. Each vector is an entry of its own, because large
+        vectors that cancel take along what was added in between.
         """
         raise NotImplementedError
 
@@ -308,7 +340,9 @@ class Algorithm(ABC):
         return bool(vars(type(self)).get("coordinatewise", False))
 
     def passes(self, local_steps: int, share: float) -> float:
-        """Gradients of all of its samples that a client computes a round, when a step looks at a ``share`` of them."""
+        """Gradients of all of its samples that a client computes a round, when a step looks at a
+        ``share`` of them.
+        """
         return local_steps * share
 
     @property
@@ -317,15 +351,21 @@ class Algorithm(ABC):
         return self.contract.down
 
     def sends(self, t: int, p: int) -> dict[str, int]:
-        """The dense vectors that clients send in round t beside what the contract says, by name, and their lengths."""
+        """The dense vectors that clients send in round t beside what the contract says, by name,
+        and their lengths.
+        """
         return {}
 
     @property
     def tells(self) -> bool:
-        """Whether clients tell numbers of their data beside atoms, and are sent the step size in return."""
+        """Whether clients tell numbers of their data beside atoms, and are sent the step size in
+        return.
+        """
         return False
 
-    def next_eta(self, plan: Plan, curvature: float, aggregate: Aggregate, t: int) -> tuple[float, float]:
+    def next_eta(
+        self, plan: Plan, curvature: float, aggregate: Aggregate, t: int
+    ) -> tuple[float, float]:
         """The step size of the round after t and the average curvature, where `tells`."""
         raise NotImplementedError
 
@@ -335,15 +375,19 @@ class Algorithm(ABC):
 
     @property
     def compressor(self) -> Compressor | None:
-        """What the option ``compress`` does to vectors that clients send; None where they travel as they are."""
+        """What the option ``compress`` does to vectors that clients send; None where they travel as
+        they are.
+        """
         return make_compressor(getattr(self, "compress", "none"))
 
     def predicted(
         self, plan: Plan, state: State, message: Message, name: str, sent: Mapping[str, Atom]
     ) -> Tensor | float:
-        """Return what both ends expect of a vector (m, p) of the payload: where it is compressed the rest travels.
+        """Return what both ends expect of a vector (m, p) of the payload: where it is compressed
+        the rest travels.
 
-        ``sent`` are the entries before it, as they travel. It is what error feedback holds (`channels`), or zero.
+        ``sent`` are the entries before it, as they travel. It is what error feedback holds
+        (`channels`), or zero.
         """
         return state.get("h", 0.0)
 
@@ -357,7 +401,9 @@ class Algorithm(ABC):
 
     # --- a round ---
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+    def broadcast(
+        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
+    ) -> tuple[Server, Message]:
         """What goes down to the clients ``who`` (m,), whose points the server knows to be x (m, p).
 
         Where several ranks share a run, x has the points of those of them that this rank keeps.
@@ -373,13 +419,18 @@ class Algorithm(ABC):
     def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
     ) -> tuple[State, Payload]:
-        """What a stack of clients works out from its data: changes of what only it knows, and what it sends.
+        """What a stack of clients works out from its data: changes of what only it knows, and what
+        it sends.
 
         This is the only function that sees data. ``state`` is the whole memory after `receive`.
         """
 
-    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
-        """The rebuilt part of the memory after `receive` and what was sent, as it is decoded: both ends call it."""
+    def apply(
+        self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]
+    ) -> State:
+        """The rebuilt part of the memory after `receive` and what was sent, as it is decoded: both
+        ends call it.
+        """
         return shared
 
     @abstractmethod
@@ -387,20 +438,24 @@ class Algorithm(ABC):
         """The server's new memory, from the sum of what was sent."""
 
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float] | None:
-        """(keep, scale) where the step was xbar <- keep xbar + scale total, so that clients can repeat it; or None."""
+        """(keep, scale) where the step was xbar <- keep xbar + scale total, so that clients can
+        repeat it; or None.
+        """
         return None
 
     # --- what the server knows of clients ---
 
     def public_direction(self, plan: Plan, shared: State, message: Message) -> Tensor:
-        """What the clients' first direction adds to their gradients, (m, p), from what both ends know after `receive`.
+        """What the clients' first direction adds to their gradients, (m, p), from what both ends
+        know after `receive`.
 
         Algorithms whose contract says that they prove bounds have it.
         """
         raise NotImplementedError
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
-        """The server's memory when clients have come or gone, from what it knows of those that are there.
+        """The server's memory when clients have come or gone, from what it knows of those that are
+        there.
 
         ``weights`` (n,) are their n w_i; None where these are all 1.
         """

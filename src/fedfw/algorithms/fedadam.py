@@ -4,29 +4,34 @@
     m <- beta1 m + (1 - beta1) d,   v <- beta2 v + (1 - beta2) d^2
     xbar <- P(xbar + server_lr_t (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + tau))
 
-The mean is over those present, with the weights w_i; m and v begin at zero. Adam's division by 1 - beta^t, which the
-paper leaves out, is that of torch.optim.Adam; t counts rounds, those that nobody joined included. A linear decay is one
-of both step sizes, since Adam's step hardly depends on the size of d. P is the Euclidean projection, and Adam's step is
-scaled coordinate by coordinate: where the minimiser lies on the border of a set that is no box, it does not rest there.
+The mean is over those present, with the weights w_i; m and v begin at zero. Adam's division by 1 -
+beta^t, which the paper leaves out, is that of torch.optim.Adam; t counts rounds, those that nobody
+joined included. A linear decay is one of both step sizes, since Adam's step hardly depends on the
+size of d. P is the Euclidean projection, and Adam's step is scaled coordinate by coordinate: where
+the minimiser lies on the border of a set that is no box, it does not rest there.
 
-Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, "Adaptive federated optimization" (2021).
+Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, "Adaptive federated
+optimization" (2021).
 
 FedAdamW: local steps of AdamW whose moments the clients share.
 
     client i:  x <- xbar,  m_i <- m,  v_i <- v
                K times:  g = grad f_i(x),   m_i <- beta1 m_i + (1 - beta1) g,   v_i <- beta2 v_i + (1 - beta2) g^2
-                         x <- (1 - lr_t wd) x - lr_t (m_i / (1 - beta1^k)) / (sqrt(v_i / (1 - beta2^k)) + tau)
+                         x <- (1 - lr_t wd) x - lr_t (m_i / (1 - beta1^k)) / (sqrt(v_i / (1 -
+                         beta2^k)) + tau)
                it sends x - xbar, m_i and v_i
     server:    xbar <- P(mean of the x),   m <- mean of the m_i,   v <- mean of the v_i
 
-Here k counts the local steps of all rounds so far, those of rounds that nobody joined included; m and v begin at zero.
-Means are over those present, with the weights w_i. With one client it is torch.optim.AdamW. The server cuts off what no
-gradients give, v < 0 and an |m| above a multiple of sqrt(v): nobody's moments make the others' steps overflow. As
-FedAdam it does not rest at minimisers on the border of sets that are no boxes.
+Here k counts the local steps of all rounds so far, those of rounds that nobody joined included; m
+and v begin at zero. Means are over those present, with the weights w_i. With one client it is
+torch.optim.AdamW. The server cuts off what no gradients give, v < 0 and an |m| above a multiple of
+sqrt(v): nobody's moments make the others' steps overflow. As FedAdam it does not rest at minimisers
+on the border of sets that are no boxes.
 
-References: Cheng and Glasgow, "Convergence of distributed adaptive optimization with local updates" (2025), whose local
-Adam averages model and moments; Liu et al., "FedAdamW" (2025), arXiv 2510.27486, which shares block means of v, begins
-m anew, and aligns steps as FedMuon does: none of the three is done here.
+References: Cheng and Glasgow, "Convergence of distributed adaptive optimization with local updates"
+(2025), whose local Adam averages model and moments; Liu et al., "FedAdamW" (2025), arXiv
+2510.27486, which shares block means of v, begins m anew, and aligns steps as FedMuon does: none of
+the three is done here.
 """
 
 import math
@@ -108,7 +113,9 @@ class FedAdam(LocalChanges):
         d = aggregate.mean
         m, v = moments(server.vectors["m"], server.vectors["v"], d, self.beta1, self.beta2)
         step = adam_step(m, v, t, self.beta1, self.beta2, self.tau)
-        return Server(plan.project(server.xbar + self.server_lr * plan.decay(t) * step), {"m": m, "v": v})
+        return Server(
+            plan.project(server.xbar + self.server_lr * plan.decay(t) * step), {"m": m, "v": v}
+        )
 
 
 def moments(m: Tensor, v: Tensor, g: Tensor, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
@@ -134,7 +141,8 @@ class FedAdamW(LocalChanges):
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
     lr : float or str
-        Step size of the local steps; "auto" is 0.001, whatever the problem. See `ProjectedAlgorithm`.
+        Step size of the local steps; "auto" is 0.001, whatever the problem. See
+        `ProjectedAlgorithm`.
     decay : {"none", "linear"}
         Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     beta1 : float
@@ -192,15 +200,20 @@ class FedAdamW(LocalChanges):
         for k in range(done + 1, done + plan.local_steps + 1):
             _, g = gradient(x, plain=True)
             m, v = moments(m, v, g, self.beta1, self.beta2)
-            x = (1 - lr * self.weight_decay) * x - lr * adam_step(m, v, k, self.beta1, self.beta2, self.tau)
+            x = (1 - lr * self.weight_decay) * x - lr * adam_step(
+                m, v, k, self.beta1, self.beta2, self.tau
+            )
         return {}, {"vector": x - message.xbar, "m": m, "v": v}
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         m, v = (aggregate.beside[name] / aggregate.weight for name in ("m", "v"))
-        # Gradients give no squares below zero, and no larger m: whoever sends them must not spoil the others' steps.
+        # Gradients give no squares below zero, and no larger m: whoever sends them must not spoil
+        # the others' steps.
         v = v.clamp(min=0)
         most = _largest_ratio(self.beta1, self.beta2) * (v.sqrt() + self.tau)
-        return Server(plan.project(server.xbar + aggregate.mean), {"m": m.clamp(-most, most), "v": v})
+        return Server(
+            plan.project(server.xbar + aggregate.mean), {"m": m.clamp(-most, most), "v": v}
+        )
 
 
 def _largest_ratio(beta1: float, beta2: float) -> float:

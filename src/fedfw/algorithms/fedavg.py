@@ -1,17 +1,19 @@
-"""FedAvg with a projection, and FedProx: local gradient steps from xbar, the mean of the local models, projected.
+"""FedAvg with a projection, and FedProx: local gradient steps from xbar, the mean of the local
+models, projected.
 
     x_i <- xbar;   K times:  x_i <- a gradient step on f_i(x_i) + mu/2 ||x_i - xbar||^2;   xbar <- P(mean of the x_i)
 
-The mean is over those present, with the weights w_i. With mu > 0 it is FedProx. With K = 1 it is projected gradient
-descent on F, and its only fixed points are the minimisers; with more local steps they are not, when clients differ.
+The mean is over those present, with the weights w_i. With mu > 0 it is FedProx. With K = 1 it is
+projected gradient descent on F, and its only fixed points are the minimisers; with more local steps
+they are not, when clients differ.
 
-With `compress` or `compress_down` a client sends how far it came from z, the point that the server sent, and what both
-sides remember of it counts for those who are absent (`fedfw.algorithms.feedback`): xbar <- P(xbar - mean of all h_i),
-where h_i follows z - x_i.
+With `compress` or `compress_down` a client sends how far it came from z, the point that the server
+sent, and what both sides remember of it counts for those who are absent
+(`fedfw.algorithms.feedback`): xbar <- P(xbar - mean of all h_i), where h_i follows z - x_i.
 
-References: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of deep networks from
-decentralized data" (2017); Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous
-networks" (2020).
+References: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of
+deep networks from decentralized data" (2017); Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith,
+"Federated optimization in heterogeneous networks" (2020).
 """
 
 from dataclasses import dataclass, replace
@@ -52,7 +54,8 @@ class FedAvg(Feedback, ProjectedAlgorithm):
     compress : str
         What is done to what clients send: "topk:64", for example; see `fedfw.compression`.
     compress_down : str
-        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest changes.
+        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest
+        changes.
 
     Examples
     --------
@@ -63,7 +66,9 @@ class FedAvg(Feedback, ProjectedAlgorithm):
     1.0
     """
 
-    mu: Annotated[float, option("pull to the server's model: FedAvg with it is FedProx", ge=0)] = 0.0
+    mu: Annotated[float, option("pull to the server's model: FedAvg with it is FedProx", ge=0)] = (
+        0.0
+    )
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
@@ -93,5 +98,7 @@ class FedAvg(Feedback, ProjectedAlgorithm):
 
     @property
     def _sends_models(self) -> bool:
-        """Whether clients send their local models as they are: the server knows from where they came."""
+        """Whether clients send their local models as they are: the server knows from where they
+        came.
+        """
         return self.compress == "none" and not self.sends_another_point

@@ -3,10 +3,11 @@
     x_i <- xbar;   K times:  x_i <- x_i - lr_t grad f_i(x_i)
     v <- beta v + (mean of the x_i - xbar);   xbar <- P(xbar + v)
 
-The mean is over those present, with the weights w_i; v begins at zero. With K = 1 it is gradient descent with momentum.
+The mean is over those present, with the weights w_i; v begins at zero. With K = 1 it is gradient
+descent with momentum.
 
-Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual
-classification" (2019).
+Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for
+federated visual classification" (2019).
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,9 @@ class FedAvgM(LocalChanges):
     1.0
     """
 
-    server_momentum: Annotated[float, option("weight of the past in the server's velocity", ge=0, lt=1)] = 0.9
+    server_momentum: Annotated[
+        float, option("weight of the past in the server's velocity", ge=0, lt=1)
+    ] = 0.9
 
     name: ClassVar[str] = "fedavgm"
     title: ClassVar[str] = "FedAvgM"

@@ -3,12 +3,13 @@
     x_i <- xbar;   K times:  x_i <- x_i - lr_t ((1 - beta) grad f_i(x_i) + beta m)
     m <- (xbar - mean of the x_i) / (K lr_t);   xbar <- P(mean of the x_i)
 
-The mean is over those present, with the weights w_i; m begins at zero. beta is 1 - alpha of the paper; with beta = 0 it
-is FedAvg. MimeLite with momentum (Karimireddy et al. 2021) takes the same local steps; its m averages gradients at
-xbar, which costs one more pass and one more vector.
+The mean is over those present, with the weights w_i; m begins at zero. beta is 1 - alpha of the
+paper; with beta = 0 it is FedAvg. MimeLite with momentum (Karimireddy et al. 2021) takes the same
+local steps; its m averages gradients at xbar, which costs one more pass and one more vector.
 
-Reference: Xu, Wang, Wang and Yao, "FedCM: Federated learning with client-level momentum" (2021); Karimireddy, Jaggi,
-Kale, Mohri, Reddi, Stich and Suresh, "Breaking the centralized barrier for cross-device federated learning" (2021).
+Reference: Xu, Wang, Wang and Yao, "FedCM: Federated learning with client-level momentum" (2021);
+Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich and Suresh, "Breaking the centralized barrier for
+cross-device federated learning" (2021).
 """
 
 from collections.abc import Sequence

@@ -3,9 +3,10 @@
     z_i <- z;   K times:  z_i <- z_i - lr grad f_i(P(x^1 + z_i))
     z <- z + server_lr (mean over those present of z_i - z);   xbar = P(x^1 + z)
 
-The mean has the weights w_i; z starts at 0 and P, the projection, is the mirror map of the squared distance from the
-start x^1. The server sends z, from which a client computes its points itself. Where x* = P(x^1 + z), z moves along
--grad F(x*), which the projection takes back to x*: minimisers are fixed points of xbar, with one local step.
+The mean has the weights w_i; z starts at 0 and P, the projection, is the mirror map of the squared
+distance from the start x^1. The server sends z, from which a client computes its points itself.
+Where x* = P(x^1 + z), z moves along -grad F(x*), which the projection takes back to x*: minimisers
+are fixed points of xbar, with one local step.
 
 Reference: Yuan, Zaheer and Reddi, "Federated composite optimization" (2021).
 """
@@ -35,7 +36,8 @@ from fedfw.options import option
 
 @dataclass(frozen=True)
 class FedDA(ProjectedAlgorithm):
-    """FedDA: federated dual averaging; clients and server average a dual vector that no projection touches.
+    """FedDA: federated dual averaging; clients and server average a dual vector that no projection
+    touches.
 
     Parameters
     ----------

@@ -1,15 +1,17 @@
-"""FedDR: Douglas-Rachford splitting with an inexact proximal step on each client. The paper's baseline.
+"""FedDR: Douglas-Rachford splitting with an inexact proximal step on each client. The paper's
+baseline.
 
     y_i <- y_i + alpha (xbar - x_i)
     x_i ~ prox of eta h_i at y_i:   K gradient steps on h_i(x) + ||x - y_i||^2 / (2 eta), from the x_i of before
     xhat_i = 2 x_i - y_i
     xtilde = mean of all xhat_i, the absent ones' last included;   xbar = P(xtilde)
 
-Clients send the change of xhat_i. The projected point goes to the clients and never into xtilde. At a fixed point
-x_i = xbar = x* and y_i = x* + eta grad h_i(x*), so xtilde = x* - eta grad F(x*) and x* = P(xtilde): a minimiser.
+Clients send the change of xhat_i. The projected point goes to the clients and never into xtilde. At
+a fixed point x_i = xbar = x* and y_i = x* + eta grad h_i(x*), so xtilde = x* - eta grad F(x*) and
+x* = P(xtilde): a minimiser.
 
-Reference: Tran-Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex
-federated composite optimization" (2021).
+Reference: Tran-Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
+algorithms for nonconvex federated composite optimization" (2021).
 """
 
 from collections.abc import Sequence
@@ -18,14 +20,26 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Contract, Gradient, Lmo, Message, Payload, Plan, Reveals, Setting, State, Up
+from fedfw.algorithms.contract import (
+    Contract,
+    Gradient,
+    Lmo,
+    Message,
+    Payload,
+    Plan,
+    Reveals,
+    Setting,
+    State,
+    Up,
+)
 from fedfw.algorithms.projected import SplittingAlgorithm, descend, vital
 from fedfw.options import option
 
 
 @dataclass(frozen=True)
 class FedDR(SplittingAlgorithm):
-    """FedDR: Douglas-Rachford splitting with an inexact proximal step on each client; the paper's baseline.
+    """FedDR: Douglas-Rachford splitting with an inexact proximal step on each client; the paper's
+    baseline.
 
     Parameters
     ----------

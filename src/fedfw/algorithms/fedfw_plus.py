@@ -4,11 +4,12 @@ Once a round  y_i <- y_i + lam_0 (x_i - xbar),  then FedFW's step with
 
     g_i = w_i grad f_i(x_i) + lam_t (x_i - xbar) + (y_i - ybar),    ybar = (1/n) sum of all y_j.
 
-With everyone present ybar is zero. With absentees only participants update y_i, the sum drifts, and without ybar the
-limit is wrong; the server knows every x_i, so it computes ybar itself and sends it down.
+With everyone present ybar is zero. With absentees only participants update y_i, the sum drifts, and
+without ybar the limit is wrong; the server knows every x_i, so it computes ybar itself and sends it
+down.
 
-In a float32 run the xbar that goes down is a rounded mean, and ybar would add up its errors. The server therefore keeps
-account of them (``owed``) and lets the next xbar make up for them.
+In a float32 run the xbar that goes down is a rounded mean, and ybar would add up its errors. The
+server therefore keeps account of them (``owed``) and lets the next xbar make up for them.
 """
 
 from dataclasses import dataclass, replace
@@ -25,9 +26,11 @@ from fedfw.linalg.pull import pulled
 
 @dataclass(frozen=True)
 class FedFWPlus(FedFW):
-    """FedFW+: FedFW whose clients also learn a dual vector, so that a small penalty is enough to make them agree.
+    """FedFW+: FedFW whose clients also learn a dual vector, so that a small penalty is enough to
+    make them agree.
 
-    It sends what FedFW sends: one atom a client and round. With absentees one more vector goes down.
+    It sends what FedFW sends: one atom a client and round. With absentees one more vector goes
+    down.
 
     Parameters
     ----------
@@ -69,10 +72,14 @@ class FedFWPlus(FedFW):
         owed = {"owed": zero} if "rest" in server.vectors else {}
         return replace(server, vectors=server.vectors | {"ybar": zero} | owed)
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+    def broadcast(
+        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
+    ) -> tuple[Server, Message]:
         vectors = server.vectors
         ybar, owed = vectors["ybar"], vectors.get("owed")
-        if len(who) == plan.n and not bool(ybar.any()):  # the changes of the y_i add up to what xbar falls short of
+        if len(who) == plan.n and not bool(
+            ybar.any()
+        ):  # the changes of the y_i add up to what xbar falls short of
             if owed is not None:
                 server = replace(server, vectors=vectors | {"owed": owed + vectors["rest"]})
             return server, Message(t, server.xbar)
@@ -92,7 +99,9 @@ class FedFWPlus(FedFW):
     def receive(self, plan: Plan, shared: State, message: Message) -> State:
         return shared | {"y": pulled(shared["y"], shared["x"], message.xbar, plan.lam_0)}
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         state, g = super().direction(plan, state, message, a, rates)
         g += state["y"]
         if "ybar" in message.vectors:

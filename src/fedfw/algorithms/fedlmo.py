@@ -1,32 +1,37 @@
-"""FedLMO: oracle steps from the shared model along a shared momentum, for networks and for convex problems.
+"""FedLMO: oracle steps from the shared model along a shared momentum, for networks and for convex
+problems.
 
     client i:  x <- xbar,  m_i <- m
                K times:  m_i <- beta m_i + (1 - beta) (grad f_i(x) - c_i + c)     (before any m: m_i <- the gradient)
                          x   <- (1 - eta_t/K) x + (eta_t/K) lmo_D(m_i)
-               it sends its net atom s_i, for which x = (1 - a_t) xbar + a_t s_i, and m_i, and how c_i changes:
-               c_i <- the mean of its K gradients, without corrections
+               it sends its net atom s_i, for which x = (1 - a_t) xbar + a_t s_i, and m_i, and how
+               c_i changes: c_i <- the mean of its K gradients, without corrections
     server:    xbar <- (1 - a_t) xbar + a_t (mean of the s_i),   m <- mean of the m_i,   c <- mean of the c_i
 
-Here a_t = 1 - (1 - eta_t/K)^K. Means of s_i and m_i are over those present, the mean of the c_i over all that were ever
-present, all with the weights w_i. A client that was never present uses its gradient as it is. Every x and every xbar is
-a convex combination of points of D, whoever takes part.
+Here a_t = 1 - (1 - eta_t/K)^K. Means of s_i and m_i are over those present, the mean of the c_i
+over all that were ever present, all with the weights w_i. A client that was never present uses its
+gradient as it is. Every x and every xbar is a convex combination of points of D, whoever takes
+part.
 
-c_i and c are control variates: grad f_i(x) - c_i + c approximates the gradient of F, whoever the client is, so that
-clients with different data take the same direction. For convex losses docs/theory.md proves a rate in which neither
-their differences nor K appear. `renew_every` leaves the c_i as they are for some rounds; in between nothing but atoms
-travels. A c_i renewed so seldom is the gradient at xbar alone: it has to serve for the local points of many rounds.
-With `oracle_at="server"` clients send the mean of K gradients at xbar, and the server takes one oracle step.
+c_i and c are control variates: grad f_i(x) - c_i + c approximates the gradient of F, whoever the
+client is, so that clients with different data take the same direction. For convex losses
+docs/theory.md proves a rate in which neither their differences nor K appear. `renew_every` leaves
+the c_i as they are for some rounds; in between nothing but atoms travels. A c_i renewed so seldom
+is the gradient at xbar alone: it has to serve for the local points of many rounds. With
+`oracle_at="server"` clients send the mean of K gradients at xbar, and the server takes one oracle
+step.
 
-The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXiv 2502.07529), shared as in FedCM and
-Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa et al., arXiv 2509.26337; Liu et al., arXiv
-2510.27403). The control variates are those of SCAFFOLD (Karimireddy et al. 2020).
+The momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXiv 2502.07529),
+shared as in FedCM and Mime (Xu et al. 2021; Karimireddy et al. 2021) and in both FedMuon (Takezawa
+et al., arXiv 2509.26337; Liu et al., arXiv 2510.27403). The control variates are those of SCAFFOLD
+(Karimireddy et al. 2020).
 
-With `compress` a client sends the change of c_i compressed, and how m_i differs from what it would be if all K
-gradients were their mean, which the change tells. Both sides add the decoded change to c_i, so what it lost is part of
-the next change, which is error feedback; m_i is sent anew in every round, and loses nothing for good either. With few
-bits a number (`bits:4`) dense net atoms are sent as s_i - xbar in the same way:
-the server shrinks xbar plus the decoded difference into D, so s_i is still a point of D. Other compressors would leave
-little of a dense s_i and leave it as it is.
+With `compress` a client sends the change of c_i compressed, and how m_i differs from what it would
+be if all K gradients were their mean, which the change tells. Both sides add the decoded change to
+c_i, so what it lost is part of the next change, which is error feedback; m_i is sent anew in every
+round, and loses nothing for good either. With few bits a number (`bits:4`) dense net atoms are sent
+as s_i - xbar in the same way: the server shrinks xbar plus the decoded difference into D, so s_i is
+still a point of D. Other compressors would leave little of a dense s_i and leave it as it is.
 """
 
 from collections.abc import Mapping
@@ -72,9 +77,11 @@ class FedLMO(LocalOracleSteps):
     schedule : str, Schedule or callable
         Step sizes eta_t of rounds (not of local steps, which are K times shorter); see `Scheduled`.
     correction : bool
-        Whether control variates take out the differences between clients; their changes are one more vector up.
+        Whether control variates take out the differences between clients; their changes are one
+        more vector up.
     renew_every : int
-        After so many rounds the control variates are renewed. Above 1 the momentum stays with the client in its round.
+        After so many rounds the control variates are renewed. Above 1 the momentum stays with the
+        client in its round.
     oracle_at : {"clients", "server"}
         Who calls the oracle.
     compress : str
@@ -91,10 +98,15 @@ class FedLMO(LocalOracleSteps):
     """
 
     _: KW_ONLY
-    correction: Annotated[bool, option("control variates, which take out the differences between clients")] = True
-    renew_every: Annotated[int, option("rounds between two renewals of the control variates", ge=1)] = 1
+    correction: Annotated[
+        bool, option("control variates, which take out the differences between clients")
+    ] = True
+    renew_every: Annotated[
+        int, option("rounds between two renewals of the control variates", ge=1)
+    ] = 1
     oracle_at: Annotated[
-        Literal["clients", "server"], option("who calls the oracle: the clients, or the server once a round")
+        Literal["clients", "server"],
+        option("who calls the oracle: the clients, or the server once a round"),
     ] = "clients"
     compress: Compress = "none"
 
@@ -116,13 +128,21 @@ class FedLMO(LocalOracleSteps):
                     f"renew_every={self.renew_every}, expected 1 with oracle_at='server': one vector is sent"
                 )
             shares = "the mean of every client's gradients in each round"
-            object.__setattr__(self, "contract", replace(self.contract, up=Up.VECTOR, down=("xbar",), shares=shares))
+            object.__setattr__(
+                self,
+                "contract",
+                replace(self.contract, up=Up.VECTOR, down=("xbar",), shares=shares),
+            )
 
     # --- before the first round ---
 
     def plan(self, setting: Setting) -> Plan:
         refuse_useless(self.compress, setting.constraint, setting.shape, setting.shapes)
-        if self.compressor is not None and self.compressor.keeps_all and not setting.constraint.has_projection:
+        if (
+            self.compressor is not None
+            and self.compressor.keeps_all
+            and not setting.constraint.has_projection
+        ):
             raise ValueError(
                 f"compress={self.compress!r}, expected none with {setting.constraint!r}: what was decoded may lie "
                 "outside of the set, and without a projection there is no way back into it"
@@ -140,7 +160,9 @@ class FedLMO(LocalOracleSteps):
         return change | ({"m": p} if self.beta and self.renew_every == 1 else {})
 
     def start_clients(self, x: Tensor) -> State:
-        controls = {"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {}
+        controls = (
+            {"c": torch.zeros_like(x), "visited": x.new_zeros(len(x), 1)} if self.correction else {}
+        )
         return super().start_clients(x) | controls
 
     def start_server(self, x: Tensor) -> Server:
@@ -148,14 +170,18 @@ class FedLMO(LocalOracleSteps):
 
     # --- a round ---
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+    def broadcast(
+        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
+    ) -> tuple[Server, Message]:
         vectors = {} if self.oracle_at == "server" else self._shared(server)
         return server, Message(t, server.xbar, vectors)
 
     def _shared(self, server: Server) -> dict[str, Tensor]:
         """The mean momentum m and the mean control variate c, each (p,), once there are some."""
         found = {"m": server.vectors["m"]} if "m" in server.vectors else {}
-        return found | ({"c": sent_down(server, _mean_control(server))} if "total" in server.vectors else {})
+        return found | (
+            {"c": sent_down(server, _mean_control(server))} if "total" in server.vectors else {}
+        )
 
     def local_update(
         self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
@@ -163,11 +189,15 @@ class FedLMO(LocalOracleSteps):
         message = message.to(state["x"].dtype)
         begin = message.xbar.expand(len(state["x"]), -1)
         if self.oracle_at == "server":
-            gradients = torch.stack([gradient(begin, plain=True)[1] for _ in range(plan.local_steps)])
+            gradients = torch.stack(
+                [gradient(begin, plain=True)[1] for _ in range(plan.local_steps)]
+            )
             return {}, {"vector": gradients.mean(0) - state.get("c", 0)}
         x, m, total = begin, message.vectors.get("m"), torch.zeros_like(begin)
         eta, atoms = plan.rates(message.t).eta, list[Atom]()
-        counted = plan.local_steps if self.renew_every == 1 else 1  # of the gradients, in the new c_i
+        counted = (
+            plan.local_steps if self.renew_every == 1 else 1
+        )  # of the gradients, in the new c_i
         for k in range(plan.local_steps):
             _, g = gradient(x, plain=True)
             total = total + g if k < counted else total
@@ -185,11 +215,16 @@ class FedLMO(LocalOracleSteps):
             payload["m"] = m
         return {}, payload
 
-    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+    def apply(
+        self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]
+    ) -> State:
         change = payload.get("vector" if self.oracle_at == "server" else "change")
         if change is None or not self.correction:
             return shared
-        return shared | {"c": shared["c"] + change.dense(), "visited": torch.ones_like(shared["visited"])}
+        return shared | {
+            "c": shared["c"] + change.dense(),
+            "visited": torch.ones_like(shared["visited"]),
+        }
 
     def predicted(
         self, plan: Plan, state: State, message: Message, name: str, sent: Mapping[str, Atom]
@@ -207,10 +242,12 @@ class FedLMO(LocalOracleSteps):
         visited: Tensor | float,
         weight: Tensor | float = 1.0,
     ) -> Tensor | float:
-        """What m_i (m, p) would be if all K gradients were their mean, which the change tells; else the shared m.
+        """What m_i (m, p) would be if all K gradients were their mean, which the change tells; else
+        the shared m.
 
-        Compressed runs send only how m_i differs from it. It is linear, so with the sums over clients of the changes,
-        of the weights of those that had a c_i, and of all weights, it is the sum over clients.
+        Compressed runs send only how m_i differs from it. It is linear, so with the sums over
+        clients of the changes, of the weights of those that had a c_i, and of all weights, it is
+        the sum over clients.
         """
         m = shared.get("m")
         if self.compressor is None or (m is None and change is None):
@@ -235,15 +272,24 @@ class FedLMO(LocalOracleSteps):
             old = 0.0 if aggregate.new is None else aggregate.weight - aggregate.new
             expected = self._expected(plan, self._shared(server), change, old, aggregate.weight)
             vectors["m"] = sent_down(server, (aggregate.beside["m"] + expected) / aggregate.weight)
-        return move_server(replace(server, vectors=vectors), *to_the_mean(plan, aggregate, t), aggregate)
+        return move_server(
+            replace(server, vectors=vectors), *to_the_mean(plan, aggregate, t), aggregate
+        )
 
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float] | None:
-        # The server's own oracle step is made from what it alone remembers, so clients cannot repeat it from a sum.
+        # The server's own oracle step is made from what it alone remembers, so clients cannot
+        # repeat it from a sum.
         return None if self.oracle_at == "server" else super().repeatable(plan, aggregate, t)
 
     def _oracle_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta lmo(m)."""
-        direction, m, eta = aggregate.mean, server.vectors.get("m"), plan.rates(t).eta * plan.local_steps
+        """m <- beta m + (1 - beta) (mean of the corrected gradients), xbar <- (1 - eta) xbar + eta
+        lmo(m).
+        """
+        direction, m, eta = (
+            aggregate.mean,
+            server.vectors.get("m"),
+            plan.rates(t).eta * plan.local_steps,
+        )
         if "total" in server.vectors and aggregate.new is not None:
             direction = direction + _mean_control(server) * (1 - aggregate.new / aggregate.weight)
         m = direction if m is None else torch.lerp(direction, m, self.beta)
@@ -251,7 +297,9 @@ class FedLMO(LocalOracleSteps):
         atom = plan.lmo(m.to(vectors["rest"].dtype if "rest" in vectors else m.dtype), t)
         return with_mean(replace(server, vectors=vectors), atom.step(mean_of(server).clone(), eta))
 
-    def _controls(self, server: Server, change: Tensor | None, aggregate: Aggregate) -> dict[str, Tensor]:
+    def _controls(
+        self, server: Server, change: Tensor | None, aggregate: Aggregate
+    ) -> dict[str, Tensor]:
         """The sum of all c_i, (p,) in float64, and the weight (1,) of the clients that have one."""
         if change is None or aggregate.new is None:
             return dict(server.vectors)

@@ -1,17 +1,19 @@
-"""FedPGD: projected gradient descent at the server, on gradients that clients send; also with Nesterov's extrapolation.
+"""FedPGD: projected gradient descent at the server, on gradients that clients send; also with
+Nesterov's extrapolation.
 
     client i:  sends grad f_i(z)
     server:    x <- P(z - lr_t grad F(z)),    grad F(z) = the mean of what clients sent, with the weights w_i
                z <- x, or with extrapolation  z <- x + beta (x - the last x),
                beta = (theta - 1) / theta',  theta' = (1 + sqrt(1 + 4 theta^2)) / 2,  theta <- theta'
 
-theta begins at 1, and does so again after a step that turns against the direction, <z - x, x - the last x> > 0. The
-model is x, which lies in D; z may lie outside. Its only fixed points are the minimisers. With `compress` it is EF21
-with a projection (`fedfw.algorithms.feedback`), and with both its accelerated form, for which nothing is proven.
+theta begins at 1, and does so again after a step that turns against the direction, <z - x, x - the
+last x> > 0. The model is x, which lies in D; z may lie outside. Its only fixed points are the
+minimisers. With `compress` it is EF21 with a projection (`fedfw.algorithms.feedback`), and with
+both its accelerated form, for which nothing is proven.
 
-References: Nesterov, "A method for solving a convex programming problem with rate of convergence O(1/k^2)" (1983);
-Beck and Teboulle, "A fast iterative shrinkage-thresholding algorithm" (2009); O'Donoghue and Candes, "Adaptive restart
-for accelerated gradient schemes" (2015).
+References: Nesterov, "A method for solving a convex programming problem with rate of convergence
+O(1/k^2)" (1983); Beck and Teboulle, "A fast iterative shrinkage-thresholding algorithm" (2009);
+O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes" (2015).
 """
 
 from collections.abc import Sequence
@@ -44,7 +46,8 @@ class FedPGD(SendsGradients, ProjectedAlgorithm):
     compress : str
         What is done to the gradients: "topk:64", for example; see `fedfw.compression`.
     compress_down : str
-        What is done to the point that the server sends: "none", or "topk:64" for its 64 largest changes.
+        What is done to the point that the server sends: "none", or "topk:64" for its 64 largest
+        changes.
 
     Examples
     --------
@@ -57,7 +60,8 @@ class FedPGD(SendsGradients, ProjectedAlgorithm):
     """
 
     extrapolation: Annotated[
-        Literal["none", "nesterov"], option("whether the server extrapolates its steps, as Nesterov does")
+        Literal["none", "nesterov"],
+        option("whether the server extrapolates its steps, as Nesterov does"),
     ] = "none"
 
     name: ClassVar[str] = "fedpgd"
@@ -74,7 +78,10 @@ class FedPGD(SendsGradients, ProjectedAlgorithm):
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"lr": cls.steps(setting, (0.25, 0.5, 1, 2, 4, 8)), "extrapolation": ("none", "nesterov")}
+        return {
+            "lr": cls.steps(setting, (0.25, 0.5, 1, 2, 4, 8)),
+            "extrapolation": ("none", "nesterov"),
+        }
 
     @property
     def sends_another_point(self) -> bool:

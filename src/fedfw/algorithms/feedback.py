@@ -1,14 +1,17 @@
-"""Algorithms whose clients send one vector with error feedback (`fedfw.algorithms.channels`), from one point.
+"""Algorithms whose clients send one vector with error feedback (`fedfw.algorithms.channels`), from
+one point.
 
-With `compress_down` clients work at a point w that both sides hold, which follows the server's point z:
+With `compress_down` clients work at a point w that both sides hold, which follows the server's
+point z:
 
     server:    w <- w + C(z - w), and w goes down
 
-The wire sends a vector by the coordinates that differ from what a client holds, so with the K largest changes about K
-numbers travel; a client that was away is sent all coordinates that changed meanwhile, or w whole, whichever is shorter.
+The wire sends a vector by the coordinates that differ from what a client holds, so with the K
+largest changes about K numbers travel; a client that was away is sent all coordinates that changed
+meanwhile, or w whole, whichever is shorter.
 
-Reference: Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improved theoretical communication complexity
-for distributed optimization with bidirectional compression" (2023).
+Reference: Gruntkowska, Tyurin and Richtarik, "EF21-P and friends: Improved theoretical
+communication complexity for distributed optimization with bidirectional compression" (2023).
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -37,7 +40,8 @@ REMEMBERS = {"x": Kept.REBUILT, "h": Kept.REBUILT}
 
 @dataclass(frozen=True)
 class Feedback(Algorithm):
-    """An algorithm whose clients send one vector, which can be compressed, and whose server sends one point.
+    """An algorithm whose clients send one vector, which can be compressed, and whose server sends
+    one point.
 
     Parameters
     ----------
@@ -78,7 +82,9 @@ class Feedback(Algorithm):
         """The point (p,) at which clients should work."""
         return server.xbar
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+    def broadcast(
+        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
+    ) -> tuple[Server, Message]:
         if not self.sends_another_point:
             return server, Message(t, server.xbar)
         z, down = self.next_point(server), make_compressor(self.compress_down)
@@ -106,7 +112,9 @@ class SendsGradients(Feedback):
 
     def resolved(self, setting: Setting) -> Self:
         if setting.local_steps > 1:
-            raise ValueError(f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server")
+            raise ValueError(
+                f"local_steps={setting.local_steps}: {self.name} takes one step a round, at the server"
+            )
         return super().resolved(setting)
 
     def local_update(

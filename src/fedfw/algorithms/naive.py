@@ -2,8 +2,8 @@
 
     x_i <- xbar;  K times:  x_i <- (1 - eta_t) x_i + eta_t argmin over s in D of <grad f_i(x_i), s>;  xbar <- mean x_i
 
-The mean is over those present, with the weights w_i. Its fixed points are not minimisers of F when clients differ: for
-f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1] it stays at 0, while F is least at 1.
+The mean is over those present, with the weights w_i. Its fixed points are not minimisers of F when
+clients differ: for f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1] it stays at 0, while F is least at 1.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,26 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Aggregate, Contract, Kept, Message, Plan, Rates, Setting, State
+from fedfw.algorithms.contract import (
+    Aggregate,
+    Contract,
+    Kept,
+    Message,
+    Plan,
+    Rates,
+    Setting,
+    State,
+)
 from fedfw.algorithms.oracle_steps import OracleSteps
 
 
 @dataclass(frozen=True)
 class NaiveFW(OracleSteps):
-    """Local Frank-Wolfe steps from the server's model, then averaging: the scheme that fails when clients differ.
+    """Local Frank-Wolfe steps from the server's model, then averaging: the scheme that fails when
+    clients differ.
 
-    It is here for teaching. It has neither a penalty nor momentum, and its clients remember nothing.
+    It is here for teaching. It has neither a penalty nor momentum, and its clients remember
+    nothing.
 
     Parameters
     ----------
@@ -31,7 +42,8 @@ class NaiveFW(OracleSteps):
 
     Examples
     --------
-    Two clients with the losses (x - 3)^2 and (x + 1)^2 on [-1, 1] pull the model to both ends, and it stays at 0.
+    Two clients with the losses (x - 3)^2 and (x + 1)^2 on [-1, 1] pull the model to both ends, and
+    it stays at 0.
 
     >>> import fedfw
     >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.NaiveFW(fedfw.Box(-1.0, 1.0)), rounds=300)
@@ -51,7 +63,9 @@ class NaiveFW(OracleSteps):
     def receive(self, plan: Plan, shared: State, message: Message) -> State:
         return shared | {"x": message.xbar.expand_as(shared["x"])}
 
-    def direction(self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+    def direction(
+        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
+    ) -> tuple[State, Tensor]:
         return state, a
 
     def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:

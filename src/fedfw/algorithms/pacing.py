@@ -1,20 +1,23 @@
-"""Steps from curvature: the step sizes of the schedule ``curvature``, which ``auto`` stands for where it may be used.
+"""Steps from curvature: the step sizes of the schedule ``curvature``, which ``auto`` stands for
+where it may be used.
 
-2/(t+1) is far too long for badly conditioned problems. A step along d = s - x from x gains most at gap / S, where
-gap = <g, x - s> and S = <Hessian d, d>. With averaged curvature, and a factor c for momentum beta, that is
+2/(t+1) is far too long for badly conditioned problems. A step along d = s - x from x gains most at
+gap / S, where gap = <g, x - s> and S = <Hessian d, d>. With averaged curvature, and a factor c for
+momentum beta, that is
 
     eta_{t+1} = min(2/(t+2), c gap_t / q_t),    q_t = w q_{t-1} + (1-w) S_t,    w = max(beta, 0.9)
 
-and eta = 0.01 until there is a first S. With a = w_i grad f_i(x_i) two gradients at hand give S without a third one:
+and eta = 0.01 until there is a first S. With a = w_i grad f_i(x_i) two gradients at hand give S
+without a third one:
 
     S_i = max(0, <a_i^t - a_i^{t-1}, d_i^{t-1}> / eta_{t-1}) + lam_t ||d_i^{t-1}||^2
 
-Clients that keep points of their own send gap_i and S_i beside their atom, the server adds them up and sends eta down
-with the next xbar. Frank-Wolfe's server, which has the gradients, uses gap_t for the step of the same round: with the
-gap of the round before, steps with momentum swing.
+Clients that keep points of their own send gap_i and S_i beside their atom, the server adds them up
+and sends eta down with the next xbar. Frank-Wolfe's server, which has the gradients, uses gap_t for
+the step of the same round: with the gap of the round before, steps with momentum swing.
 
-Whatever clients say, eta stays between a thousandth of 2/(t+1) and 2/(t+1), and one round's S counts as at most 10
-times the average so far.
+Whatever clients say, eta stays between a thousandth of 2/(t+1) and 2/(t+1), and one round's S
+counts as at most 10 times the average so far.
 """
 
 import torch
@@ -26,17 +29,28 @@ from fedfw.atoms import Atom
 FIRST_STEP = 0.01
 """The step size while nothing is known of the curvature."""
 LEAST = 1e-3
-"""Of 2/(t+1): shorter steps would leave no difference between two gradients but their rounding errors."""
+"""Of 2/(t+1): shorter steps would leave no difference between two gradients but their rounding
+errors.
+"""
 LEAST_WEIGHT = 0.9
 """The least weight of the past in the average of the curvature."""
 LARGEST_JUMP = 10.0
-"""One round's curvature counts as at most so many times the average: nobody stops all others with one number."""
+"""One round's curvature counts as at most so many times the average: nobody stops all others with
+one number.
+"""
 LARGEST = 1e15
 """Numbers that clients tell are cut off here."""
 SPARSE = 0.5
 """The share of an atom's entries that are not zero, below which atoms count as sparse."""
-_FACTORS = {(True, False): (1.0, 0.9), (True, True): (1.5, 0.7), (False, False): (1.0, 0.65), (False, True): (1.8, 0.4)}
-"""(scale, power) of c = scale / (1 - beta)^power, by whether clients have points and whether atoms are sparse."""
+_FACTORS = {
+    (True, False): (1.0, 0.9),
+    (True, True): (1.5, 0.7),
+    (False, False): (1.0, 0.65),
+    (False, True): (1.8, 0.4),
+}
+"""(scale, power) of c = scale / (1 - beta)^power, by whether clients have points and whether atoms
+are sparse.
+"""
 TOLD = 2
 """How many numbers a client tells in a round: its gap and its curvature."""
 
@@ -51,7 +65,8 @@ def factor(beta: float, points: bool, sparse: bool) -> float:
     points : bool
         Whether clients have points of their own.
     sparse : bool
-        Whether atoms name few coordinates: without momentum their curvature then overstates that of many steps.
+        Whether atoms name few coordinates: without momentum their curvature then overstates that of
+        many steps.
 
     Examples
     --------
@@ -80,7 +95,9 @@ def averaged(q: Tensor, told: Tensor, beta: float) -> Tensor:
     return torch.where((new > 0) & after.isfinite(), after, q)
 
 
-def step_size(q: Tensor, told: Tensor, cap: float | Tensor, c: float, before: float | Tensor) -> Tensor:
+def step_size(
+    q: Tensor, told: Tensor, cap: float | Tensor, c: float, before: float | Tensor
+) -> Tensor:
     """eta, () in float64, from the average curvature q () and the gap in ``told`` (2,).
 
     ``cap`` is 2/(t+1), and ``before`` is what eta is while nothing is known.
@@ -91,7 +108,9 @@ def step_size(q: Tensor, told: Tensor, cap: float | Tensor, c: float, before: fl
 
 
 def begin(x: Tensor) -> State:
-    """What clients at x (m, p) remember of their last step: its direction d, and (<a, d>, eta), which is 0 for none."""
+    """What clients at x (m, p) remember of their last step: its direction d, and (<a, d>, eta),
+    which is 0 for none.
+    """
     return {"move": torch.zeros_like(x), "past": x.new_zeros(len(x), 2, dtype=torch.float64)}
 
 
@@ -113,12 +132,18 @@ def tell(state: State, a: Tensor, g: Tensor, atom: Atom, lam: float | Tensor) ->
     gap = (g.double() * state["x"].double()).sum(1) - atom.dot(g)
     bend = ((a.double() * move.double()).sum(1) - slope) / torch.where(eta > 0, eta, 1.0)
     curvature = bend.clamp(min=0) + lam * move.double().square().sum(1)
-    told = torch.stack([gap.clamp(min=0), curvature], 1).nan_to_num(LARGEST, LARGEST, 0).clamp(max=LARGEST)
+    told = (
+        torch.stack([gap.clamp(min=0), curvature], 1)
+        .nan_to_num(LARGEST, LARGEST, 0)
+        .clamp(max=LARGEST)
+    )
     return torch.where(eta[:, None] > 0, told, 0.0).to(a.dtype)
 
 
 def remember(begun: Tensor, after: Tensor, a: Tensor, eta: float | Tensor) -> State:
-    """What clients remember of a step of size eta from ``begun`` to ``after`` (m, p), where their gradient was a."""
+    """What clients remember of a step of size eta from ``begun`` to ``after`` (m, p), where their
+    gradient was a.
+    """
     move = ((after - begun) / eta).to(a.dtype)
     slope = (a.double() * move.double()).sum(1)
     return {"move": move, "past": torch.stack([slope, torch.zeros_like(slope) + eta], 1)}

@@ -1,11 +1,14 @@
-"""The default penalty: which multiple of steepness / (2 n diameter) works, by the kind of set and of problem.
+"""The default penalty: which multiple of steepness / (2 n diameter) works, by the kind of set and
+of problem.
 
-Steepness is the root mean square of the clients' gradient norms at the start, so one number of each client is enough.
+Steepness is the root mean square of the clients' gradient norms at the start, so one number of each
+client is enough.
 
-What decides is how much of the model the atoms of a run can reach. The *coverage* is the number of oracle steps that a
-client takes, times the share of an atom's entries that are not zero. Below one half a client cannot touch half of its
-entries: a strong pull then makes clients chase agreement one coordinate at a time, and a weak one is better.
-docs/algorithms.md says how the numbers below were chosen, and where they are bad.
+What decides is how much of the model the atoms of a run can reach. The *coverage* is the number of
+oracle steps that a client takes, times the share of an atom's entries that are not zero. Below one
+half a client cannot touch half of its entries: a strong pull then makes clients chase agreement one
+coordinate at a time, and a weak one is better. docs/algorithms.md says how the numbers below were
+chosen, and where they are bad.
 """
 
 import torch
@@ -16,9 +19,13 @@ from fedfw.sets.base import ConstraintSet
 GRID = tuple(f"auto:{multiple}" for multiple in (0.03, 0.1, 0.3, 1, 3, 10))
 """Multiples of the default that `fedfw.tune` tries."""
 LITTLE_COVERAGE, LITTLE_BESIDE_ANCHORS = 0.5, 5.0
-"""Below which a weak pull is better; beside anchors, which give each client its dual at once, that is so for longer."""
+"""Below which a weak pull is better; beside anchors, which give each client its dual at once, that
+is so for longer.
+"""
 WEAK, AVERAGED, PLAIN, NETWORK = 0.001, 0.2, 1.0, 3.0
-"""The multiples: for little coverage; else for averaged gradients or beside anchors, for plain ones, for networks."""
+"""The multiples: for little coverage; else for averaged gradients or beside anchors, for plain
+ones, for networks.
+"""
 
 
 def usual_multiple(algorithm: Algorithm, setting: Setting) -> float:

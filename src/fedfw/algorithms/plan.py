@@ -37,13 +37,14 @@ class Plan:
     local_steps : int
         Steps of a client a round.
     lam_0, schedule : float, Schedule
-        The penalty and the rates of algorithms that take Frank-Wolfe steps; the schedule's clock advances
-        ``local_steps`` times a round.
+        The penalty and the rates of algorithms that take Frank-Wolfe steps; the schedule's clock
+        advances ``local_steps`` times a round.
     by_round : bool
-        Whether that clock counts rounds instead, and a local step is the round's step divided by ``local_steps``.
+        Whether that clock counts rounds instead, and a local step is the round's step divided by
+        ``local_steps``.
     eta : float or None
-        The most that a step of the present round may be, where the server works it out (`fedfw.algorithms.pacing`);
-        None where the schedule alone says it.
+        The most that a step of the present round may be, where the server works it out
+        (`fedfw.algorithms.pacing`); None where the schedule alone says it.
     pace : float
         c, the factor of step sizes from curvature.
     least_tol : float
@@ -53,9 +54,11 @@ class Plan:
     horizon : int
         Rounds over which that step size falls linearly to zero; 0 where it stays as it is.
     convex : bool
-        Whether the losses are known to be convex, so that lower bounds on the optimum can be proven.
+        Whether the losses are known to be convex, so that lower bounds on the optimum can be
+        proven.
     shapes : tuple of tuple of int
-        The shapes of the parameters, one after the other in a vector; empty where they are not known.
+        The shapes of the parameters, one after the other in a vector; empty where they are not
+        known.
     ranks : Ranks
         The processes that share the run: a step that adds up over clients adds up over ranks, too.
     watch : callable
@@ -96,7 +99,9 @@ class Plan:
         return nearest
 
     def decay(self, t: int) -> float:
-        """What is left in round t = 1, 2, ... of the first round's gradient steps: 1 - (t - 1) / horizon, or 1."""
+        """What is left in round t = 1, 2, ... of the first round's gradient steps: 1 - (t - 1) /
+        horizon, or 1.
+        """
         return 1 - (t - 1) / self.horizon if self.horizon else 1.0
 
     def lr_at(self, t: int) -> float:
@@ -109,10 +114,14 @@ class Plan:
         tick = t if self.by_round else (t - 1) * self.local_steps + k + 1
         eta = self.schedule.eta(tick)
         if not 0 < eta <= 1:
-            raise ValueError(f"the schedule gives eta={eta} at t={tick}, expected a number above 0 and at most 1")
+            raise ValueError(
+                f"the schedule gives eta={eta} at t={tick}, expected a number above 0 and at most 1"
+            )
         eta = eta if self.eta is None else min(eta, self.eta)
         eta = eta / self.local_steps if self.by_round else eta
-        return Rates(eta, self.lam_0 * self.schedule.growth(tick), min(1.0, self.schedule.rho(tick)))
+        return Rates(
+            eta, self.lam_0 * self.schedule.growth(tick), min(1.0, self.schedule.rho(tick))
+        )
 
     def mixing(self, t: int) -> tuple[float, list[float]]:
         """Effective step of round t and each local step's share in it.
@@ -122,6 +131,8 @@ class Plan:
         if self.local_steps == 1:
             return self.rates(t).eta, [1.0]
         etas = [self.rates(t, k).eta for k in range(self.local_steps)]
-        amounts = [eta * math.prod(1 - later for later in etas[k + 1 :]) for k, eta in enumerate(etas)]
+        amounts = [
+            eta * math.prod(1 - later for later in etas[k + 1 :]) for k, eta in enumerate(etas)
+        ]
         total = math.fsum(amounts)
         return total, [amount / total for amount in amounts]

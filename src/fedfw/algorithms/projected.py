@@ -1,8 +1,9 @@
 """What the baselines share: gradient steps on each client, dense vectors up and down, a projection.
 
-Those that average local models or gradients take local steps on h_i = f_i, and their means have the weights w_i. Those
-that split F = (1/n) sum h_i into the clients' terms take them on h_i = n w_i f_i, and their means are plain
-(docs/algorithms.md, "Weights of clients"). A local step minimises the linearised loss near x, pulled to a centre:
+Those that average local models or gradients take local steps on h_i = f_i, and their means have the
+weights w_i. Those that split F = (1/n) sum h_i into the clients' terms take them on h_i = n w_i
+f_i, and their means are plain (docs/algorithms.md, "Weights of clients"). A local step minimises
+the linearised loss near x, pulled to a centre:
 
     x <- argmin over u of <grad h_i(x), u> + ||u - x||^2 / (2 lr) + weight ||u - centre||^2 / 2
        = x - (grad h_i(x) + weight (x - centre)) / (1/lr + weight)
@@ -48,11 +49,13 @@ class ProjectedAlgorithm(Algorithm):
     Parameters
     ----------
     lr : float or str
-        Step size. "theory" is 1 / L', where the problem knows its smoothness: L' is max L_i for methods whose means
-        have the weights w_i, and n max w_i L_i for the others. "auto" is what works: for softmax regression a tuned
-        multiple of that, for networks 0.1; "auto:2" is twice that.
+        Step size. "theory" is 1 / L', where the problem knows its smoothness: L' is max L_i for
+        methods whose means have the weights w_i, and n max w_i L_i for the others. "auto" is what
+        works: for softmax regression a tuned multiple of that, for networks 0.1; "auto:2" is twice
+        that.
     decay : {"none", "linear"}
-        Whether the step size stays as it is, or falls linearly: lr_t = lr (1 - (t - 1) / T) in round t of T.
+        Whether the step size stays as it is, or falls linearly: lr_t = lr (1 - (t - 1) / T) in
+        round t of T.
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
 
@@ -72,14 +75,16 @@ class ProjectedAlgorithm(Algorithm):
         ),
     ] = "auto"
     decay: Annotated[
-        Literal["none", "linear"], option("whether lr stays as it is, or falls linearly to zero over the run's rounds")
+        Literal["none", "linear"],
+        option("whether lr stays as it is, or falls linearly to zero over the run's rounds"),
     ] = "none"
 
     contract: ClassVar[Contract] = Contract(up=Up.VECTOR)
     tuned_step: ClassVar[float] = 1.0
     """Step size for softmax regression in units of classes / L', see docs/algorithms.md.
 
-    The bound L' takes the loss's curvature to be 1/2; near the uniform scores where training begins it is 1 / classes.
+    The bound L' takes the loss's curvature to be 1/2; near the uniform scores where training begins
+    it is 1 / classes.
     """
 
     def __post_init__(self) -> None:
@@ -94,8 +99,12 @@ class ProjectedAlgorithm(Algorithm):
 
     @staticmethod
     def steps(setting: Setting, multiples: Sequence[float]) -> tuple[Any, ...]:
-        """Multiples of the default step size; plain step sizes where the problem does not know its smoothness."""
-        if setting.network or setting.smoothness() is None:  # which is known where local_smoothness is
+        """Multiples of the default step size; plain step sizes where the problem does not know its
+        smoothness.
+        """
+        if (
+            setting.network or setting.smoothness() is None
+        ):  # which is known where local_smoothness is
             return _NETWORK_GRID[: max(2, len(multiples))]
         return tuple(f"auto:{m:g}" for m in multiples)
 
@@ -103,14 +112,25 @@ class ProjectedAlgorithm(Algorithm):
         units = {"auto": lambda: self.usual_lr(setting), "theory": lambda: self._theory(setting)}
         lr = scaled("lr", self.lr, units)
         horizon = setting.rounds if self.decay == "linear" else 0
-        return Plan(setting.n, setting.constraint, setting.local_steps, lr=lr, horizon=horizon, shapes=setting.shapes)
+        return Plan(
+            setting.n,
+            setting.constraint,
+            setting.local_steps,
+            lr=lr,
+            horizon=horizon,
+            shapes=setting.shapes,
+        )
 
     def usual_lr(self, setting: Setting) -> float | None:
         """What "auto" stands for; None where nothing is known that it could be worked out from."""
         if setting.network:
             return NETWORK_LR
         step = self._theory(setting)
-        return step if step is None or setting.classes is None else self.tuned_step * setting.classes * step
+        return (
+            step
+            if step is None or setting.classes is None
+            else self.tuned_step * setting.classes * step
+        )
 
     def _theory(self, setting: Setting) -> float | None:
         """Return 1 / L', where the problem knows its smoothness."""
@@ -123,10 +143,11 @@ class ProjectedAlgorithm(Algorithm):
 
 @dataclass(frozen=True)
 class SplittingAlgorithm(ProjectedAlgorithm):
-    """Each client has a vector that it last sent; xtilde is the mean of all of them, and xbar = P(xtilde).
+    """Each client has a vector that it last sent; xtilde is the mean of all of them, and xbar =
+    P(xtilde).
 
-    Absent clients count with the vector they sent last. Clients send how their vector changed. The projected point
-    never enters xtilde.
+    Absent clients count with the vector they sent last. Clients send how their vector changed. The
+    projected point never enters xtilde.
 
     Parameters
     ----------
@@ -185,7 +206,14 @@ def vital(*names: str) -> dict[str, Kept]:
 
 
 def descend(
-    plan: Plan, t: int, gradient: Gradient, x: Tensor, centre: Tensor, weight: float, *, plain: bool = False
+    plan: Plan,
+    t: int,
+    gradient: Gradient,
+    x: Tensor,
+    centre: Tensor,
+    weight: float,
+    *,
+    plain: bool = False,
 ) -> Tensor:
     """The local steps above in round t, from x (m, p), with the pull to ``centre`` (m, p) or (p,).
 
@@ -193,7 +221,9 @@ def descend(
     """
     step = 1 / (1 / plan.lr_at(t) + weight)
     if step > _LARGEST[x.dtype]:
-        raise NonFiniteError(f"round {t}: a step size of {step:g} is infinite in {x.dtype}, expected a smaller lr")
+        raise NonFiniteError(
+            f"round {t}: a step size of {step:g} is infinite in {x.dtype}, expected a smaller lr"
+        )
     for _ in range(plan.local_steps):
         _, slope = gradient(x, plain=True) if plain else gradient(x, times=plan.n)  # grad h_i
         if weight:

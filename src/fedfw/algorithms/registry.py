@@ -1,6 +1,7 @@
 """Every algorithm by its name on the command line; a new one is a file and a line in this table.
 
-Other packages add theirs by an entry point of the group ``fedfw.algorithms``: a name and the class that has it.
+Other packages add theirs by an entry point of the group ``fedfw.algorithms``: a name and the class
+that has it.
 """
 
 from typing import Any

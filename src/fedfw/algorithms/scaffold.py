@@ -1,19 +1,22 @@
-"""SCAFFOLD with a projection: gradient steps that control variates correct, so that local steps do not drift.
+"""SCAFFOLD with a projection: gradient steps that control variates correct, so that local steps do
+not drift.
 
     client i:  y <- xbar;   K times:  y <- y - lr_t (grad f_i(P(y)) - c_i + c)
                c_i <- c_i - c + (xbar - y) / (K lr_t), the mean of its K gradients;   it sends how c_i changes
     server:    xbar <- P(mean of the y over those present),   c <- mean of all c_i
 
-This is the paper's option II. Its clients also send y - xbar, which is -K lr_t (change of c_i + c) and can therefore be
-left out: it is one vector up instead of two. Means have the weights w_i. The step of the server is 1.
+This is the paper's option II. Its clients also send y - xbar, which is -K lr_t (change of c_i + c)
+and can therefore be left out: it is one vector up instead of two. Means have the weights w_i. The
+step of the server is 1.
 
-The paper has no constraint. Here gradients are taken at the projected point and steps at the other one, as in dual
-averaging. A minimiser x* is then a fixed point with any number of local steps, also at the border of D: with
-c_i = grad f_i(x*) and c = grad F(x*) a client's y is x* - k lr_t c, whose projection is x*, so it sees grad f_i(x*) in
-every step. Gradients at y itself would be gradients outside of D, and their mean another one.
+The paper has no constraint. Here gradients are taken at the projected point and steps at the other
+one, as in dual averaging. A minimiser x* is then a fixed point with any number of local steps, also
+at the border of D: with c_i = grad f_i(x*) and c = grad F(x*) a client's y is x* - k lr_t c, whose
+projection is x*, so it sees grad f_i(x*) in every step. Gradients at y itself would be gradients
+outside of D, and their mean another one.
 
-Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled averaging for federated
-learning" (2020).
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled
+averaging for federated learning" (2020).
 """
 
 from collections.abc import Mapping
@@ -46,11 +49,13 @@ REMEMBERS = {"x": Kept.REBUILT, "c": Kept.REBUILT}
 
 @dataclass(frozen=True)
 class KeepsControls(Algorithm):
-    """Clients begin every round at xbar and remember a control variate c_i; c is the mean of all of them.
+    """Clients begin every round at xbar and remember a control variate c_i; c is the mean of all of
+    them.
 
-    A c_i is zero before the client's first visit. A client sends how its c_i changes, as all that it sends or as the
-    second part of it. Both sides add the change up in the same way, so the server can hand a client its c_i back. The
-    mean has the weights w_i and is kept in float64: it is a sum of thousands of small terms.
+    A c_i is zero before the client's first visit. A client sends how its c_i changes, as all that
+    it sends or as the second part of it. Both sides add the change up in the same way, so the
+    server can hand a client its c_i back. The mean has the weights w_i and is kept in float64: it
+    is a sum of thousands of small terms.
     """
 
     def start_clients(self, x: Tensor) -> State:
@@ -59,16 +64,22 @@ class KeepsControls(Algorithm):
     def start_server(self, x: Tensor) -> Server:
         return Server(x.clone(), {"c": torch.zeros_like(x, dtype=torch.float64)})
 
-    def broadcast(self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int) -> tuple[Server, Message]:
+    def broadcast(
+        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
+    ) -> tuple[Server, Message]:
         return server, Message(t, server.xbar, {"c": server.vectors["c"].to(server.xbar.dtype)})
 
-    def apply(self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+    def apply(
+        self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]
+    ) -> State:
         change = payload["vector"] if self.contract.up is Up.VECTOR else payload["change"]
         return shared | {"c": shared["c"] + change.dense()}
 
     def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
         c = clients["c"].double()
-        return replace(server, vectors={"c": (c if weights is None else c * weights[:, None]).mean(0)})
+        return replace(
+            server, vectors={"c": (c if weights is None else c * weights[:, None]).mean(0)}
+        )
 
 
 def mean_renewed(plan: Plan, server: Server, changes: Tensor) -> dict[str, Tensor]:

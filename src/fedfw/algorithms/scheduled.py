@@ -1,4 +1,6 @@
-"""What the algorithms with Frank-Wolfe's step sizes share: a schedule, and the option to average gradients."""
+"""What the algorithms with Frank-Wolfe's step sizes share: a schedule, and the option to average
+gradients.
+"""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
@@ -15,7 +17,9 @@ from fedfw.schedules import AUTO, CURVATURE, NAMES, Schedule, make_schedule
 
 NETWORK_MOMENTUM = 0.9
 NETWORK_SCHEDULE = "linear-decay:0.05"
-"""What works for networks, see docs/algorithms.md: Frank-Wolfe's first steps would destroy a network's start."""
+"""What works for networks, see docs/algorithms.md: Frank-Wolfe's first steps would destroy a
+network's start.
+"""
 
 
 StepSizes = Annotated[
@@ -45,8 +49,9 @@ class Scheduled(Algorithm):
     Parameters
     ----------
     schedule : str, Schedule, callable or None
-        A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default of the problem's kind.
-        "auto" is "curvature" where that can be used (`Scheduled.may_pace`), else `Scheduled.without_numbers`.
+        A name of `fedfw.schedules`, a `Schedule`, a callable t -> eta, or None for the default of
+        the problem's kind. "auto" is "curvature" where that can be used (`Scheduled.may_pace`),
+        else `Scheduled.without_numbers`.
 
     Attributes
     ----------
@@ -62,13 +67,19 @@ class Scheduled(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.schedule, str):
-            make_schedule(self.schedule, 1.0, 1)  # an unknown name is refused here, not when a run begins
+            make_schedule(
+                self.schedule, 1.0, 1
+            )  # an unknown name is refused here, not when a run begins
         if self.paced and not self.paces:
-            raise ValueError(f"schedule={CURVATURE!r}, expected another one: {self.name} takes no steps from curvature")
+            raise ValueError(
+                f"schedule={CURVATURE!r}, expected another one: {self.name} takes no steps from curvature"
+            )
 
     @classmethod
     def step_grid(cls, setting: Setting) -> tuple[str, ...]:
-        """The schedules that `fedfw.tune` tries: long and short steps, and steps from curvature where there are any."""
+        """The schedules that `fedfw.tune` tries: long and short steps, and steps from curvature
+        where there are any.
+        """
         if setting.network:
             return ("linear-decay:0.02", "linear-decay:0.1")
         automatic = cls.paces and setting.tells and setting.whole
@@ -80,7 +91,9 @@ class Scheduled(Algorithm):
         return self.schedule == CURVATURE
 
     def may_pace(self, setting: Setting) -> bool:
-        """Whether steps may and can come from curvature in a run: "auto" then is that, else the default."""
+        """Whether steps may and can come from curvature in a run: "auto" then is that, else the
+        default.
+        """
         return self.paces and setting.convex is True and setting.tells and setting.whole
 
     def resolved(self, setting: Setting) -> Self:
@@ -94,10 +107,15 @@ class Scheduled(Algorithm):
             )
         if chosen.schedule != AUTO:
             return chosen
-        return replace(chosen, schedule=CURVATURE if chosen.may_pace(setting) else chosen.without_numbers(setting))
+        return replace(
+            chosen,
+            schedule=CURVATURE if chosen.may_pace(setting) else chosen.without_numbers(setting),
+        )
 
     def without_numbers(self, setting: Setting) -> str | None:
-        """What "auto" is where steps cannot come from curvature; None for the default of the problem's kind."""
+        """What "auto" is where steps cannot come from curvature; None for the default of the
+        problem's kind.
+        """
         return None
 
     def plan(self, setting: Setting) -> Plan:
@@ -142,8 +160,8 @@ class Momentum(Scheduled):
     Parameters
     ----------
     momentum : float or "auto"
-        beta in [0, 1): the weight of the past in d <- beta d + (1 - beta) gradient. "auto" is 0.9 for networks and 0
-        for everything else.
+        beta in [0, 1): the weight of the past in d <- beta d + (1 - beta) gradient. "auto" is 0.9
+        for networks and 0 for everything else.
     """
 
     _: KW_ONLY
@@ -162,17 +180,23 @@ class Momentum(Scheduled):
         return factor(self.beta, points=self.contract.points, sparse=_is_sparse(setting))
 
     def without_numbers(self, setting: Setting) -> str | None:
-        """Steps that fall linearly from 2/(p T), where gradients are exact, without momentum, and atoms are dense.
+        """Steps that fall linearly from 2/(p T), where gradients are exact, without momentum, and
+        atoms are dense.
 
-        There 2/(t+1) is too long. With minibatches or noise, more of which it averages out, it is the better one.
+        There 2/(t+1) is too long. With minibatches or noise, more of which it averages out, it is
+        the better one.
         """
         exact = setting.convex is True and setting.whole and not self.beta
         if not (self.paces and exact) or _is_sparse(setting):
             return None
-        return f"linear-decay:{min(1.0, 2 / (setting.p * setting.rounds * setting.local_steps)):.3g}"
+        return (
+            f"linear-decay:{min(1.0, 2 / (setting.p * setting.rounds * setting.local_steps)):.3g}"
+        )
 
     def resolved(self, setting: Setting) -> Self:
-        """The algorithm with momentum and schedule filled in: networks get both, unless they were given."""
+        """The algorithm with momentum and schedule filled in: networks get both, unless they were
+        given.
+        """
         chosen = super().resolved(setting)
         if chosen.momentum != "auto":
             return chosen

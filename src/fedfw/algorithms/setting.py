@@ -16,7 +16,8 @@ def _unknown() -> float | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a run before it begins, from which an algorithm fills in its defaults and makes its plan.
+    """What is known of a run before it begins, from which an algorithm fills in its defaults and
+    makes its plan.
 
     Parameters
     ----------
@@ -35,21 +36,24 @@ class Setting:
     rounds, local_steps : int
         How many there will be.
     tells : bool
-        Whether clients may tell the server numbers of their data in every round: not in private runs, nor in a
-        deployment, unless its task asks for it by name.
+        Whether clients may tell the server numbers of their data in every round: not in private
+        runs, nor in a deployment, unless its task asks for it by name.
     whole : bool
         Whether gradients are of all samples; else they are of minibatches.
     heterogeneity : callable
-        () -> zeta, the root mean square of ||grad h_i - mean|| over the clients at the start, where h_i = n w_i f_i;
-        None where it is not known. Theory's penalty is made from it.
+        () -> zeta, the root mean square of ||grad h_i - mean|| over the clients at the start, where
+        h_i = n w_i f_i; None where it is not known. Theory's penalty is made from it.
     steepness : callable
-        () -> the root mean square of ||grad h_i|| at the start: one number of each client is enough for it.
+        () -> the root mean square of ||grad h_i|| at the start: one number of each client is enough
+        for it.
     smoothness : callable
         () -> n max w_i L_i, or None where it is not known.
     local_smoothness : callable, optional
-        () -> max L_i, or None where it is not known; left out where all weights are equal, as it is the same then.
+        () -> max L_i, or None where it is not known; left out where all weights are equal, as it is
+        the same then.
     shapes : tuple of tuple of int
-        The shapes of the parameters, one after the other in that vector; empty where they are not known.
+        The shapes of the parameters, one after the other in that vector; empty where they are not
+        known.
     """
 
     n: int
@@ -74,12 +78,19 @@ class Setting:
         return self.convex is False
 
     def per_diameter(self, scale: float | None) -> float | None:
-        """scale / (2 n D): the penalty at which a pull over the diameter D balances gradients of that size."""
-        return None if scale is None else scale / (2 * self.n * max(self.constraint.diameter(self.shape), 1e-300))
+        """scale / (2 n D): the penalty at which a pull over the diameter D balances gradients of
+        that size.
+        """
+        return (
+            None
+            if scale is None
+            else scale / (2 * self.n * max(self.constraint.diameter(self.shape), 1e-300))
+        )
 
 
 def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float | None]]) -> float:
-    """A number as it is; "auto", "theory" and their multiples, such as "auto:3", in units of what they stand for.
+    """A number as it is; "auto", "theory" and their multiples, such as "auto:3", in units of what
+    they stand for.
 
     Parameters
     ----------
@@ -88,7 +99,8 @@ def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float
     value : float or str
         As the user gave it.
     units : mapping of str to callable
-        () -> the number that each word stands for in this run, or None where it cannot be worked out.
+        () -> the number that each word stands for in this run, or None where it cannot be worked
+        out.
 
     Raises
     ------
@@ -101,12 +113,16 @@ def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float
     elif (word := value.partition(":")[0]) in units:
         unit = units[word]()
         if unit is None:
-            raise ValueError(f"{name}={value!r}: nothing is known here that it could be worked out from; give a number")
+            raise ValueError(
+                f"{name}={value!r}: nothing is known here that it could be worked out from; give a number"
+            )
         try:
             factor = unit * float(value.partition(":")[2] or 1)
         except ValueError:
             factor = math.nan
     if not 0 <= factor <= LARGEST:
         words = " or ".join(f'"{word}" (or a multiple such as "{word}:3")' for word in units)
-        raise ValueError(f"{name}={value!r}, expected a number of at least 0, {words}; at most {LARGEST:g}")
+        raise ValueError(
+            f"{name}={value!r}, expected a number of at least 0, {words}; at most {LARGEST:g}"
+        )
     return factor

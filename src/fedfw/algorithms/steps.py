@@ -29,7 +29,8 @@ _VECTORS = (Dense, Moved, Quantised)
 
 @dataclass(frozen=True, eq=False)
 class Party:
-    """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for gradients and atoms.
+    """Clients ``who`` (m,) that use the same set: what they remember, and what they ask for
+    gradients and atoms.
 
     ``weights`` (m,) are their n w_i, which add up to ``weight``; None where these are all 1.
     """
@@ -55,8 +56,8 @@ class ServerStep:
     changed : Tensor or array
         (p,) of bool: which coordinates of xbar changed.
     support : Tensor, array or None
-        (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were absent or atoms are not
-        sparse.
+        (p,) of bool: where the sum of all clients' atoms is not zero; None where clients were
+        absent or atoms are not sparse.
     wide : Tensor, array or None
         (p,) of bool, where there is a support: where float32 does not hold that sum exactly.
     """
@@ -70,7 +71,9 @@ class ServerStep:
 
 @dataclass(frozen=True, eq=False)
 class RoundSteps:
-    """What all steps of a round gave: the clients' memories and what they sent, party by party, and the server's."""
+    """What all steps of a round gave: the clients' memories and what they sent, party by party, and
+    the server's.
+    """
 
     states: list[State]
     uploads: list[Upload]
@@ -88,10 +91,20 @@ def take_steps(
     """One round of all parties; ``count`` says how many clients there are in those of all ranks."""
     states, uploads = [], []
     for party in parties:
-        state, atoms, evidence = take_part(algorithm, plan, party.state, message, party.gradient, party.lmo)
+        state, atoms, evidence = take_part(
+            algorithm, plan, party.state, message, party.gradient, party.lmo
+        )
         states.append(state)
         uploads.append(
-            upload_of(algorithm, party.who, atoms, party.state, evidence, party.weights, weight=party.weight)
+            upload_of(
+                algorithm,
+                party.who,
+                atoms,
+                party.state,
+                evidence,
+                party.weights,
+                weight=party.weight,
+            )
         )
     aggregate = _add_up(algorithm, plan, server, uploads, message.t, count)
     _refuse_non_finite(aggregate, uploads, message.t)
@@ -108,7 +121,9 @@ def upload_of(
     columns: Tensor | None = None,
     weight: float | None = None,
 ) -> Upload:
-    """What the clients ``who`` (m,) sent, with what the server knows of them: their memory before the round."""
+    """What the clients ``who`` (m,) sent, with what the server knows of them: their memory before
+    the round.
+    """
     if not algorithm.contract.weighted:
         weights = None
     if weights is None:
@@ -119,20 +134,36 @@ def upload_of(
 
 
 def step_server(
-    algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None = None
+    algorithm: Algorithm,
+    plan: Plan,
+    server: Server,
+    uploads: Sequence[Upload],
+    t: int,
+    count: int | None = None,
 ) -> ServerStep:
-    """The server's step from the uploads of round t, and from those to other ranks; ``count`` clients sent them."""
-    return _step_from(algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), t)
+    """The server's step from the uploads of round t, and from those to other ranks; ``count``
+    clients sent them.
+    """
+    return _step_from(
+        algorithm, plan, server, _add_up(algorithm, plan, server, uploads, t, count), t
+    )
 
 
 def _add_up(
-    algorithm: Algorithm, plan: Plan, server: Server, uploads: Sequence[Upload], t: int, count: int | None
+    algorithm: Algorithm,
+    plan: Plan,
+    server: Server,
+    uploads: Sequence[Upload],
+    t: int,
+    count: int | None,
 ) -> Aggregate:
     beside = algorithm.sends(t, server.xbar.shape[0])
     return Aggregate.of(uploads, plan.n, server.xbar, algorithm.contract.points, beside, count)
 
 
-def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> ServerStep:
+def _step_from(
+    algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggregate, t: int
+) -> ServerStep:
     aggregate = aggregate.over(plan.ranks)
     after = channels.server_step(algorithm, plan, server, aggregate, t)
     changed = other_bits(server.xbar, after.xbar)
@@ -143,11 +174,18 @@ def _step_from(algorithm: Algorithm, plan: Plan, server: Server, aggregate: Aggr
 
 
 def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) -> None:
-    """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks its input.
+    """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks
+    its input.
 
-    A sum is finite only if what was added up is: the vectors themselves are looked at where it is not.
+    A sum is finite only if what was added up is: the vectors themselves are looked at where it is
+    not.
     """
-    vectors = [(upload.who, part) for upload in uploads for part in _parts(upload.atoms) if isinstance(part, _VECTORS)]
+    vectors = [
+        (upload.who, part)
+        for upload in uploads
+        for part in _parts(upload.atoms)
+        if isinstance(part, _VECTORS)
+    ]
     if not vectors or all(map(all_finite, (aggregate.total, *aggregate.beside.values()))):
         return
     for who, part in vectors:
@@ -155,7 +193,8 @@ def _refuse_non_finite(aggregate: Aggregate, uploads: Sequence[Upload], t: int) 
         if not bool(fine.all()):
             clients = who[~fine].tolist()
             raise NonFiniteError(
-                f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help", clients
+                f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller step may help",
+                clients,
             )
 
 

@@ -1,9 +1,11 @@
-"""What happens around an algorithm's `local_update`: both ends' part of a step, certificates, and measured curvature.
+"""What happens around an algorithm's `local_update`: both ends' part of a step, certificates, and
+measured curvature.
 
     client   receive  ->  local_update  ->  apply
     server   receive                    ->  apply
 
-The server's copy of a client goes through the same two functions as the client, so both hold the same bits.
+The server's copy of a client goes through the same two functions as the client, so both hold the
+same bits.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,9 @@ from fedfw.atoms import Atom
 def take_part(
     algorithm: Algorithm, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
 ) -> tuple[State, Atom, Evidence | None]:
-    """One round of a stack of clients: their new memory, what they send, and their evidence if it is asked for."""
+    """One round of a stack of clients: their new memory, what they send, and their evidence if it
+    is asked for.
+    """
     begun = state | algorithm.receive(plan, algorithm.contract.rebuilt(state), message)
     certifies = message.wants_evidence and is_certifying(algorithm)
     witness = None
@@ -38,13 +42,21 @@ def take_part(
     return after, sent, None if witness is None else witness.evidence
 
 
-def follow(algorithm: Algorithm, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]) -> State:
+def follow(
+    algorithm: Algorithm, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]
+) -> State:
     """The rebuilt part of the memory of clients that sent this, for somebody who sees no data."""
-    return channels.apply(algorithm, plan, algorithm.receive(plan, shared, message), message, payload)
+    return channels.apply(
+        algorithm, plan, algorithm.receive(plan, shared, message), message, payload
+    )
 
 
-def public_direction(algorithm: Algorithm, plan: Plan, shared: State, message: Message) -> Tensor | None:
-    """The part (m, p) of the clients' first direction that does not come from their data, where it certifies."""
+def public_direction(
+    algorithm: Algorithm, plan: Plan, shared: State, message: Message
+) -> Tensor | None:
+    """The part (m, p) of the clients' first direction that does not come from their data, where it
+    certifies.
+    """
     if not is_certifying(algorithm):
         return None
     return algorithm.public_direction(plan, algorithm.receive(plan, shared, message), message)
@@ -56,7 +68,9 @@ def is_certifying(algorithm: Algorithm) -> bool:
 
 
 class Witness:
-    """Watches a client's first gradient and the oracle's first answer, which certificates and curvature are made of."""
+    """Watches a client's first gradient and the oracle's first answer, which certificates and
+    curvature are made of.
+    """
 
     def __init__(
         self,
@@ -72,10 +86,17 @@ class Witness:
         self._algorithm, self._plan, self._begun, self._message = algorithm, plan, begun, message
         self._gradient, self._lmo, self._certifies = gradient, lmo, certifies
         self._first: tuple[Tensor, Tensor, Tensor] | None = None  # x, loss and gradient
-        self._answer: tuple[Tensor, Atom] | None = None  # the direction, and the oracle's answer to it
+        self._answer: tuple[Tensor, Atom] | None = (
+            None  # the direction, and the oracle's answer to it
+        )
 
     def gradient(
-        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
+        self,
+        x: Tensor,
+        full: bool = False,
+        exact: bool = False,
+        plain: bool = False,
+        times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """The gradients, of which the first are kept."""
         loss, a = self._gradient(x, full=full, exact=exact, plain=plain, times=times)
@@ -95,7 +116,8 @@ class Witness:
     def _prove(self, g: Tensor, atom: Atom) -> Evidence:
         """What the first answer proves; rounding errors of the step itself have no part in it.
 
-        The bound holds for any q_i. In float32 the one is used that the server can work out as well.
+        The bound holds for any q_i. In float32 the one is used that the server can work out as
+        well.
         """
         assert self._first is not None
         x, loss, a = self._first
@@ -111,7 +133,9 @@ class Witness:
         """What the clients tell of their steps; see `pacing.tell`."""
         assert self._first is not None
         assert self._answer is not None
-        return pacing.tell(self._begun, self._first[2], *self._answer, self._plan.rates(self._message.t).lam)
+        return pacing.tell(
+            self._begun, self._first[2], *self._answer, self._plan.rates(self._message.t).lam
+        )
 
     def remember_step(self, after: State) -> State:
         """What the clients remember of this step for the next round's curvature."""

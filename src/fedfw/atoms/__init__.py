@@ -6,7 +6,15 @@ from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
 from fedfw.atoms.low_rank import LowRank
 from fedfw.atoms.mixture import Combination, Mixture, is_sparse, mix
 from fedfw.atoms.quantised import Moved, Quantised, ScaledSigns
-from fedfw.atoms.sparse import DrawnValues, GroupVector, Permutation, SparseAtom, SparseSigns, SparseValues, Zero
+from fedfw.atoms.sparse import (
+    DrawnValues,
+    GroupVector,
+    Permutation,
+    SparseAtom,
+    SparseSigns,
+    SparseValues,
+    Zero,
+)
 
 __all__ = [
     "Atom",

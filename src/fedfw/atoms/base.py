@@ -22,34 +22,39 @@ _VERSION = 1
 _PRECISIONS = (torch.float32, torch.float16, torch.float64, torch.bfloat16)
 
 ReadAtom = Callable[[Reader, torch.dtype], "Atom"]
-"""A function that decodes the payload of one known kind of atom and adds what is not sent: shape, radius and so on."""
+"""A function that decodes the payload of one known kind of atom and adds what is not sent: shape,
+radius and so on.
+"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Atom(ABC):
-    """A point of a constraint set in compact form, or a stack of n such points, one for each client.
+    """A point of a constraint set in compact form, or a stack of n such points, one for each
+    client.
 
-    The linear minimization oracle of a set returns an extreme point, which usually has a short description: one
-    coordinate and a sign for the l1 ball, two vectors for the nuclear-norm ball. An atom stores this description. It
-    can be turned into bytes, which is what a client sends to the server, and it can be used in a Frank-Wolfe step
-    without being made dense.
+    The linear minimization oracle of a set returns an extreme point, which usually has a short
+    description: one coordinate and a sign for the l1 ball, two vectors for the nuclear-norm ball.
+    An atom stores this description. It can be turned into bytes, which is what a client sends to
+    the server, and it can be used in a Frank-Wolfe step without being made dense.
 
-    Tensors that the methods take or return have *the value's shape*: ``shape`` for a single atom, ``(n, *shape)`` for a
-    stack. ``len(atoms)`` is n, ``atoms[i]`` is the atom of client i, and a loop over a stack yields its atoms.
+    Tensors that the methods take or return have *the value's shape*: ``shape`` for a single atom,
+    ``(n, *shape)`` for a stack. ``len(atoms)`` is n, ``atoms[i]`` is the atom of client i, and a
+    loop over a stack yields its atoms.
 
     Parameters
     ----------
     shape : tuple of int
         Shape of the parameter of which the atom is a value.
     batched : bool, default False
-        Whether this is a stack. The tensors inside an atom always have a client axis, which has length one for a single
-        atom.
+        Whether this is a stack. The tensors inside an atom always have a client axis, which has
+        length one for a single atom.
     precision : torch.dtype, default torch.float32
-        The precision in which the floating-point numbers of the atom are sent: float16, float32 or float64, and
-        bfloat16 for vectors that were compressed.
+        The precision in which the floating-point numbers of the atom are sent: float16, float32 or
+        float64, and bfloat16 for vectors that were compressed.
     bound : Tensor or None, default None
-        A true lower bound on the minimum of ``<g, u>`` over the set, for the g that the oracle was given, of shape
-        (n,). It is None if ``<g, s>`` itself is that minimum, and for atoms that were decoded from bytes.
+        A true lower bound on the minimum of ``<g, u>`` over the set, for the g that the oracle was
+        given, of shape (n,). It is None if ``<g, s>`` itself is that minimum, and for atoms that
+        were decoded from bytes.
 
     Examples
     --------
@@ -71,7 +76,8 @@ class Atom(ABC):
     precision: torch.dtype = torch.float32
     bound: Tensor | None = None
 
-    # The methods that a kind of atom defines; tensors have the client axis n and one flat parameter axis p.
+    # The methods that a kind of atom defines; tensors have the client axis n and one flat parameter
+    # axis p.
 
     @abstractmethod
     def _dense(self, dtype: torch.dtype) -> Tensor:
@@ -111,7 +117,8 @@ class Atom(ABC):
         Parameters
         ----------
         dtype : torch.dtype, optional
-            The dtype of the result: by default float32, or the precision of the atom if that is wider.
+            The dtype of the result: by default float32, or the precision of the atom if that is
+            wider.
 
         Returns
         -------
@@ -189,7 +196,8 @@ class Atom(ABC):
         return x
 
     def add_sum_to(self, x: Tensor, weight: float = 1.0) -> Tensor:
-        """Add a multiple of the sum of a stack's points to one tensor, ``x <- x + weight (s_1 + ... + s_n)``, in place.
+        """Add a multiple of the sum of a stack's points to one tensor, ``x <- x + weight (s_1 + ...
+        + s_n)``, in place.
 
         Parameters
         ----------
@@ -292,12 +300,14 @@ class Atom(ABC):
         return len(self) + self._payload_nbytes()
 
     def to_bytes(self) -> bytes:
-        """Encode the atom: one byte with the format version, the precision and the kind, and then the payload.
+        """Encode the atom: one byte with the format version, the precision and the kind, and then
+        the payload.
 
         Returns
         -------
         bytes
-            The encoding, which `from_bytes` decodes. What follows from the set and the shape is not part of it.
+            The encoding, which `from_bytes` decodes. What follows from the set and the shape is not
+            part of it.
 
         Raises
         ------
@@ -311,7 +321,9 @@ class Atom(ABC):
         3
         """
         if self.batched:
-            raise ValueError(f"a stack of {len(self)} atoms is encoded one by one: atoms[i].to_bytes()")
+            raise ValueError(
+                f"a stack of {len(self)} atoms is encoded one by one: atoms[i].to_bytes()"
+            )
         return self._frame() + self._payload()
 
     def _frame(self) -> bytes:
@@ -322,8 +334,8 @@ class Atom(ABC):
     def from_bytes(data: bytes, constraint: ConstraintSet, shape: Shape) -> Atom:
         """Decode an atom of ``constraint`` for a parameter of ``shape``.
 
-        The result has the right form, but its numbers may still lie outside of the set; ``constraint.accepts`` checks
-        that.
+        The result has the right form, but its numbers may still lie outside of the set;
+        ``constraint.accepts`` checks that.
 
         Parameters
         ----------
@@ -381,14 +393,17 @@ class Atom(ABC):
         """The tensor x, in the value's shape, as rows (n, p)."""
         expected = (len(self), *self.shape) if self.batched else self.shape
         if x.shape != expected:
-            raise ValueError(f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}")
+            raise ValueError(
+                f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}"
+            )
         return x if self.batched and len(expected) == 2 else x.view(len(self), prod(self.shape))
 
 
 def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
     """1 - eta and eta (n, 1) in the type of x, for a step of x.
 
-    A Python number has the precision of float64: there it need not be made a tensor to be subtracted from 1.
+    A Python number has the precision of float64: there it need not be made a tensor to be
+    subtracted from 1.
     """
     if isinstance(eta, float) and x.dtype is torch.float64:
         return 1 - eta, x.new_full((1, 1), eta)
@@ -420,7 +435,8 @@ def structure(atom: Atom) -> tuple[Any, ...]:
 
 
 def precisions(atom: Atom) -> set[torch.dtype]:
-    """The precisions of an atom and of its parts, which say each for themselves how their numbers were sent.
+    """The precisions of an atom and of its parts, which say each for themselves how their numbers
+    were sent.
 
     Parameters
     ----------
@@ -444,7 +460,11 @@ def precisions(atom: Atom) -> set[torch.dtype]:
 
 def _inside(atom: Atom) -> list[Atom]:
     """The atoms inside an atom, if it has any."""
-    values = [v for value in atom._row(0).values() for v in (value if isinstance(value, tuple) else (value,))]
+    values = [
+        v
+        for value in atom._row(0).values()
+        for v in (value if isinstance(value, tuple) else (value,))
+    ]
     return [value for value in values if isinstance(value, Atom)]
 
 
@@ -478,7 +498,12 @@ def stack_atoms(atoms: Sequence[Atom]) -> Atom:
     if any(type(atom) is not type(first) or atom.batched for atom in atoms):
         raise ValueError(f"expected single atoms of one kind, got {[atom.kind for atom in atoms]}")
     rows = [atom._row(0) for atom in atoms]
-    return replace(first, batched=True, bound=None, **{name: _stacked([row[name] for row in rows]) for name in rows[0]})
+    return replace(
+        first,
+        batched=True,
+        bound=None,
+        **{name: _stacked([row[name] for row in rows]) for name in rows[0]},
+    )
 
 
 def _stacked(values: Sequence[Any]) -> Any:
@@ -527,4 +552,6 @@ def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:
     for kind, read in readers.items():
         if kind.tag == tag:
             return read(reader, _PRECISIONS[precision])
-    raise AtomError(f"atom kind {tag} where {' or '.join(kind.__name__ for kind in readers)} was expected")
+    raise AtomError(
+        f"atom kind {tag} where {' or '.join(kind.__name__ for kind in readers)} was expected"
+    )

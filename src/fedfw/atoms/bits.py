@@ -1,14 +1,14 @@
 """Whole numbers, index sets and permutations as bytes, in nearly the fewest bits.
 
-An atom that is one of ``count`` possible ones is a whole number below ``count`` and takes ``ceil(log2(count) / 8)``
-bytes. A set of k of p indices uses one of two codes. Which one depends on p and k alone, so that sender and receiver
-agree without a header:
+An atom that is one of ``count`` possible ones is a whole number below ``count`` and takes
+``ceil(log2(count) / 8)`` bytes. A set of k of p indices uses one of two codes. Which one depends on
+p and k alone, so that sender and receiver agree without a header:
 
-- The *enumerative* code, for small sets, is the rank of the set in the combinatorial number system (Cover, 1973). It
-  takes exactly ``ceil(log2 C(p, k))`` bits for every set.
-- The *Rice* code, for large sets, where arithmetic with big integers would be slow, encodes the gaps between
-  neighbouring indices: first all quotients in unary, then all remainders. For sets drawn uniformly it takes less than
-  0.1 bits per index more than log2 C(p, k).
+- The *enumerative* code, for small sets, is the rank of the set in the combinatorial number system
+  (Cover, 1973). It takes exactly ``ceil(log2 C(p, k))`` bits for every set.
+- The *Rice* code, for large sets, where arithmetic with big integers would be slow, encodes the
+  gaps between neighbouring indices: first all quotients in unary, then all remainders. For sets
+  drawn uniformly it takes less than 0.1 bits per index more than log2 C(p, k).
 
 A set with more than half of the indices is encoded as its complement.
 """
@@ -24,7 +24,9 @@ from fedfw.errors import AtomError
 Indices = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 
-_ENUMERATIVE_BITS = 1024  # above this the big-integer search of the enumerative code takes over 10 ms
+_ENUMERATIVE_BITS = (
+    1024  # above this the big-integer search of the enumerative code takes over 10 ms
+)
 
 
 class Reader:
@@ -67,7 +69,9 @@ class Reader:
         """
         piece = self._data[self._at : self._at + count]
         if len(piece) < count:
-            raise AtomError(f"the data end after {len(self._data)} bytes, {count - len(piece)} too early")
+            raise AtomError(
+                f"the data end after {len(self._data)} bytes, {count - len(piece)} too early"
+            )
         self._at += count
         return piece
 
@@ -172,7 +176,11 @@ def read_integer(reader: Reader, count: int) -> int:
     """
     number = int.from_bytes(reader.take(byte_width(count)), "big")
     if number >= count:
-        raise AtomError(f"the number {number:.6g} is not below {count:.6g}" if count < 1 << 64 else "number too large")
+        raise AtomError(
+            f"the number {number:.6g} is not below {count:.6g}"
+            if count < 1 << 64
+            else "number too large"
+        )
     return number
 
 
@@ -232,7 +240,8 @@ def read_bits(reader: Reader, count: int) -> Bits:
 
 
 def pack_numbers(numbers: Bits, bits: int) -> bytes:
-    """Small whole numbers as bytes: the first number stands in the highest bits, the last byte is padded with zeros.
+    """Small whole numbers as bytes: the first number stands in the highest bits, the last byte is
+    padded with zeros.
 
     Parameters
     ----------
@@ -255,7 +264,9 @@ def pack_numbers(numbers: Bits, bits: int) -> bytes:
     """
     together = np.zeros((packed_nbytes(len(numbers), bits), 8 // bits), np.uint8)
     together.reshape(-1)[: len(numbers)] = numbers
-    packed: Bits = np.bitwise_or.reduce(together << np.arange(8 - bits, -1, -bits, dtype=np.uint8), axis=1)
+    packed: Bits = np.bitwise_or.reduce(
+        together << np.arange(8 - bits, -1, -bits, dtype=np.uint8), axis=1
+    )
     return packed.tobytes()
 
 
@@ -288,7 +299,9 @@ def read_numbers(reader: Reader, count: int, bits: int) -> Bits:
     [1, 15, 7]
     """
     packed = np.frombuffer(reader.take(packed_nbytes(count, bits)), np.uint8)
-    apart = packed[:, None] >> np.arange(8 - bits, -1, -bits, dtype=np.uint8) & np.uint8(2**bits - 1)
+    apart = packed[:, None] >> np.arange(8 - bits, -1, -bits, dtype=np.uint8) & np.uint8(
+        2**bits - 1
+    )
     if apart.reshape(-1)[count:].any():
         raise AtomError("padding bits are not zero")
     numbers: Bits = apart.reshape(-1)[:count]
@@ -319,7 +332,8 @@ def packed_nbytes(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-# --- index sets -------------------------------------------------------------------------------------------------
+# --- index sets
+# -------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
@@ -353,7 +367,9 @@ def _unrank(rank: int, p: int, k: int) -> Indices:
 
 
 def _rice_parameter(p: int, k: int) -> int:
-    """Bits of a gap's remainder, about log2(p / k), in integer arithmetic so that all machines agree."""
+    """Bits of a gap's remainder, about log2(p / k), in integer arithmetic so that all machines
+    agree.
+    """
     return (p * 481 // (1000 * max(k, 1))).bit_length()
 
 
@@ -380,7 +396,9 @@ def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, B
     unary = int(ends[-1]) + 1 if k else 0
     bits = read_bits(reader, unary + k * low + extra)
     quotients = np.diff(ends, prepend=-1) - 1
-    remainders = bits[unary : unary + k * low].reshape(k, low).astype(np.int64) @ (1 << np.arange(low)[::-1])
+    remainders = bits[unary : unary + k * low].reshape(k, low).astype(np.int64) @ (
+        1 << np.arange(low)[::-1]
+    )
     indices = np.cumsum((quotients << low) + remainders + 1) - 1
     if k and indices[-1] >= p:
         raise AtomError(f"index {indices[-1]} is not below {p}")
@@ -404,7 +422,8 @@ def write_index_set(indices: Indices, p: int, extra: Bits) -> bytes:
     p : int
         All indices are below p.
     extra : array
-        Further bits, such as signs, uint8; they share the padding of the last byte with the index set.
+        Further bits, such as signs, uint8; they share the padding of the last byte with the index
+        set.
 
     Returns
     -------
@@ -445,7 +464,8 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
     Returns
     -------
     tuple of array
-        The indices, int64, of shape (k,), ascending, and the further bits, uint8, of shape (extra,).
+        The indices, int64, of shape (k,), ascending, and the further bits, uint8, of shape
+        (extra,).
 
     Raises
     ------
@@ -502,7 +522,8 @@ def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
 
 
 def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
-    """The length of `write_index_set`, computed without writing; for several sets the sum of the lengths.
+    """The length of `write_index_set`, computed without writing; for several sets the sum of the
+    lengths.
 
     Parameters
     ----------
@@ -540,7 +561,8 @@ def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
     return int(((bits + 7) // 8).sum())
 
 
-# --- permutations -----------------------------------------------------------------------------------------------
+# --- permutations
+# -----------------------------------------------------------------------------------------------
 
 
 def write_permutation(permutation: Indices) -> bytes:

@@ -1,4 +1,6 @@
-"""Atoms that are made of other atoms: one for each parameter of a model, or one with its coordinates reordered."""
+"""Atoms that are made of other atoms: one for each parameter of a model, or one with its
+coordinates reordered.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +43,8 @@ def split_columns(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TupleAtom(Atom):
-    """The atoms of a product of sets, in the order of the flat vector; each is sent with its own frame.
+    """The atoms of a product of sets, in the order of the flat vector; each is sent with its own
+    frame.
 
     Parameters
     ----------
@@ -95,7 +98,10 @@ class TupleAtom(Atom):
         return torch.cat([part._dense(dtype) for part in self.parts], dim=1)
 
     def _dot(self, g: Tensor) -> Tensor:
-        products = [part._dot(piece.contiguous()) for part, piece in zip(self.parts, self._slices(g), strict=True)]
+        products = [
+            part._dot(piece.contiguous())
+            for part, piece in zip(self.parts, self._slices(g), strict=True)
+        ]
         return torch.stack(products).sum(0)
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
@@ -120,14 +126,16 @@ class TupleAtom(Atom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rearranged(Atom):
-    """An atom with its coordinates in another order; it is sent as the inner atom, because both sides know the order.
+    """An atom with its coordinates in another order; it is sent as the inner atom, because both
+    sides know the order.
 
     Parameters
     ----------
     inner : Atom
         The atom, or stack of n atoms, in its own order.
     order : Tensor
-        Integers of shape (p,): coordinate j of this atom is coordinate ``order[j]`` of the inner one.
+        Integers of shape (p,): coordinate j of this atom is coordinate ``order[j]`` of the inner
+        one.
     shape, batched, precision, bound
         As for `Atom`.
 
@@ -147,14 +155,16 @@ class Rearranged(Atom):
 
     @classmethod
     def wrap(cls, inner: Atom, order: Tensor, shape: tuple[int, ...]) -> Self:
-        """An atom with its coordinates in another order, with precision and bound of the inner atom.
+        """An atom with its coordinates in another order, with precision and bound of the inner
+        atom.
 
         Parameters
         ----------
         inner : Atom
             The atom, or stack of atoms, in its own order.
         order : Tensor
-            Integers of shape (p,): coordinate j of the result is coordinate ``order[j]`` of the inner atom.
+            Integers of shape (p,): coordinate j of the result is coordinate ``order[j]`` of the
+            inner atom.
         shape : tuple of int
             The shape of the result, with p entries.
 

@@ -15,7 +15,8 @@ from fedfw.atoms.floats import floats_to_bytes, read_floats
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DenseAtom(Atom):
-    """Base class of the atoms that give a value for all p coordinates; they differ in `_dense` only.
+    """Base class of the atoms that give a value for all p coordinates; they differ in `_dense`
+    only.
 
     Parameters
     ----------
@@ -65,7 +66,9 @@ class Dense(DenseAtom):
     scale: float = 1.0
 
     @classmethod
-    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], scale: float) -> Self:
+    def read(
+        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], scale: float
+    ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         values = read_floats(reader, (1, prod(shape)), precision)
         return cls(shape=shape, precision=precision, values=values, scale=scale)
@@ -94,7 +97,8 @@ class Dense(DenseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SignVector(DenseAtom):
-    """A corner of a box; one bit per coordinate says whether it is at its upper or at its lower bound.
+    """A corner of a box; one bit per coordinate says whether it is at its upper or at its lower
+    bound.
 
     Parameters
     ----------
@@ -122,7 +126,15 @@ class SignVector(DenseAtom):
     hi: Tensor  # float64, () or (p,)
 
     @classmethod
-    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], lo: Tensor, hi: Tensor) -> Self:
+    def read(
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        lo: Tensor,
+        hi: Tensor,
+    ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         bits = torch.from_numpy(read_bits(reader, prod(shape)).astype(bool))
         return cls(shape=shape, precision=precision, at_hi=bits[None], lo=lo, hi=hi)
@@ -144,7 +156,8 @@ class SignVector(DenseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Vertex(DenseAtom):
-    """One row of a matrix of vertices that server and clients both hold; only the number of the row is sent.
+    """One row of a matrix of vertices that server and clients both hold; only the number of the row
+    is sent.
 
     Parameters
     ----------
@@ -171,7 +184,9 @@ class Vertex(DenseAtom):
     vertices: Tensor  # (vertices, p) float64
 
     @classmethod
-    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], vertices: Tensor) -> Self:
+    def read(
+        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], vertices: Tensor
+    ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         index = torch.tensor([read_integer(reader, len(vertices))])
         return cls(shape=shape, precision=precision, index=index, vertices=vertices)

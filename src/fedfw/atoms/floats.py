@@ -39,7 +39,9 @@ def floats_to_bytes(values: Tensor) -> bytes:
     '0000803f'
     """
     values = values.detach().cpu().contiguous()
-    if values.dtype is torch.bfloat16:  # which numpy does not have; its bits are those of a whole number
+    if (
+        values.dtype is torch.bfloat16
+    ):  # which numpy does not have; its bits are those of a whole number
         return values.view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
     array: npt.NDArray[Any] = values.numpy()
     return array.astype(_NUMPY[values.dtype], copy=False).tobytes()
@@ -99,8 +101,8 @@ def to_bfloat16(x: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        bfloat16, of the same shape. A number changes by at most 1/256 of itself, and if it is below 1e-38 by less than
-        itself; what is beyond the range becomes the largest number there is.
+        bfloat16, of the same shape. A number changes by at most 1/256 of itself, and if it is below
+        1e-38 by less than itself; what is beyond the range becomes the largest number there is.
 
     Examples
     --------
@@ -123,8 +125,9 @@ def round_inside(unit: Tensor, precision: torch.dtype, spread: float = 1.0) -> T
     precision : torch.dtype
         float16, float32 or float64.
     spread : float, default 1.0
-        An upper bound on the norm of ``|s|``, with the magnitudes taken entry by entry, over the norm of s. It is 1 for
-        norms that depend on magnitudes only, such as l2, and sqrt(k) for spectral norms of matrices of rank k.
+        An upper bound on the norm of ``|s|``, with the magnitudes taken entry by entry, over the
+        norm of s. It is 1 for norms that depend on magnitudes only, such as l2, and sqrt(k) for
+        spectral norms of matrices of rank k.
 
     Returns
     -------
@@ -133,9 +136,9 @@ def round_inside(unit: Tensor, precision: torch.dtype, spread: float = 1.0) -> T
 
     Notes
     -----
-    Rounding to nearest changes every entry by at most a factor ``1 +- eps / 2``, and so moves a point by at most
-    ``spread * eps / 2`` in the norm. The points are shrunk by four times that before they are rounded, which leaves
-    room for the rounding errors of the computation itself.
+    Rounding to nearest changes every entry by at most a factor ``1 +- eps / 2``, and so moves a
+    point by at most ``spread * eps / 2`` in the norm. The points are shrunk by four times that
+    before they are rounded, which leaves room for the rounding errors of the computation itself.
 
     Examples
     --------
@@ -148,15 +151,19 @@ def round_inside(unit: Tensor, precision: torch.dtype, spread: float = 1.0) -> T
     return (unit * (1 - 2 * spread * torch.finfo(precision).eps)).to(precision)
 
 
-def scaled_into(x: Tensor, bound: Tensor, r: float, precision: torch.dtype, spread: float = 1.0) -> Tensor:
-    """Scale points into the ball of radius r of a norm, and round them to a precision without leaving the ball.
+def scaled_into(
+    x: Tensor, bound: Tensor, r: float, precision: torch.dtype, spread: float = 1.0
+) -> Tensor:
+    """Scale points into the ball of radius r of a norm, and round them to a precision without
+    leaving the ball.
 
     Parameters
     ----------
     x : Tensor
         The points, float64, of shape (n, p).
     bound : Tensor
-        Upper bounds on their norms, up to the rounding of a sum of p terms in float64, of shape (n,).
+        Upper bounds on their norms, up to the rounding of a sum of p terms in float64, of shape
+        (n,).
     r : float
         The radius.
     precision : torch.dtype

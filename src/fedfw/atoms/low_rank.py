@@ -15,8 +15,8 @@ from fedfw.atoms.floats import floats_to_bytes, read_floats
 class LowRank(Atom):
     """The matrix ``scale * u v'`` of rank k, where ' denotes the transpose; u and v are sent.
 
-    If ``symmetric``, v is u, k is 1 and only u is sent. Sender and receiver both divide the matrix by ``||u||^2``, so
-    that rounding u does not change the trace.
+    If ``symmetric``, v is u, k is 1 and only u is sent. Sender and receiver both divide the matrix
+    by ``||u||^2``, so that rounding u does not change the trace.
 
     Parameters
     ----------
@@ -74,7 +74,9 @@ class LowRank(Atom):
         """The left vectors times ``scale``, and over ||u||^2 if symmetric, computed in float64."""
         u = self.u.double() * self.scale
         if self.symmetric:
-            u = u / self.u.double().square().sum((1, 2), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+            u = u / self.u.double().square().sum((1, 2), keepdim=True).clamp(
+                min=torch.finfo(torch.float64).tiny
+            )
         return u.to(dtype)
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
@@ -82,7 +84,9 @@ class LowRank(Atom):
 
     def _dot(self, g: Tensor) -> Tensor:
         rows, columns = self.u.shape[1], self.v.shape[1]
-        products = (g.view(-1, rows, columns) @ self.v.to(g.dtype)).double() * self._scaled_u(torch.float64)
+        products = (g.view(-1, rows, columns) @ self.v.to(g.dtype)).double() * self._scaled_u(
+            torch.float64
+        )
         return products.sum((1, 2))
 
     def _add(self, x: Tensor, weight: Tensor) -> None:

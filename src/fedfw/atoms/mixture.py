@@ -1,7 +1,7 @@
 """Combinations of atoms.
 
-The net atom of several local steps is convex, and its weights follow from the schedule and are not sent (`Mixture`).
-Any other combination is sent with its coefficients (`Combination`).
+The net atom of several local steps is convex, and its weights follow from the schedule and are not
+sent (`Mixture`). Any other combination is sent with its coefficients (`Combination`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ from fedfw.atoms.sparse import SparseAtom
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mixture(Atom):
-    """A convex combination ``sum_k weights[k] * parts[k]`` of atoms; only the parts are sent, in order.
+    """A convex combination ``sum_k weights[k] * parts[k]`` of atoms; only the parts are sent, in
+    order.
 
     Parameters
     ----------
@@ -103,7 +104,8 @@ def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Combination(DenseAtom):
-    """A vector ``sum_k coefficients[k] * parts[k]``; the coefficients are sent, and then the parts, in order.
+    """A vector ``sum_k coefficients[k] * parts[k]``; the coefficients are sent, and then the parts,
+    in order.
 
     Parameters
     ----------
@@ -183,12 +185,14 @@ def is_sparse(atom: Atom) -> bool:
 
 
 def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
-    """The convex combination of atoms, in the shorter of two forms: all of its parts, or one dense vector.
+    """The convex combination of atoms, in the shorter of two forms: all of its parts, or one dense
+    vector.
 
     Parameters
     ----------
     atoms : sequence of Atom
-        At least one atom or stack of atoms of the same set and shape. A single one is returned unchanged.
+        At least one atom or stack of atoms of the same set and shape. A single one is returned
+        unchanged.
     weights : sequence of float
         One positive weight for each atom; they sum to 1.
 

@@ -1,4 +1,6 @@
-"""Vectors in few bits a number, and points that are sent as their difference from one that both sides hold."""
+"""Vectors in few bits a number, and points that are sent as their difference from one that both
+sides hold.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +27,11 @@ BLOCK = 128
 class Quantised(DenseAtom):
     """A vector whose numbers are multiples of a step, in blocks that have each a step of their own.
 
-    With b bits a number is one of the 2L + 1 multiples -L, ..., L of its block's step, where L = 2^(b-1) - 1, and the
-    scale of a block, L times its step, is its largest magnitude in bfloat16. What `nearest` makes differs from
-    the vector by at most ``scale / (2 L)`` in each number. Zeros stay zeros. A block has up to 128 numbers and does not
-    extend over two parameters, whose numbers may be of different sizes.
+    With b bits a number is one of the 2L + 1 multiples -L, ..., L of its block's step, where L =
+    2^(b-1) - 1, and the scale of a block, L times its step, is its largest magnitude in bfloat16.
+    What `nearest` makes differs from the vector by at most ``scale / (2 L)`` in each number. Zeros
+    stay zeros. A block has up to 128 numbers and does not extend over two parameters, whose numbers
+    may be of different sizes.
 
     Parameters
     ----------
@@ -39,7 +42,8 @@ class Quantised(DenseAtom):
     bits : int
         b: 2, 4 or 8; it is not sent.
     sizes : tuple of int
-        The lengths of the consecutive pieces in which blocks begin anew; they add up to p and are not sent.
+        The lengths of the consecutive pieces in which blocks begin anew; they add up to p and are
+        not sent.
     shape, batched, precision, bound
         As for `Atom`.
 
@@ -80,12 +84,31 @@ class Quantised(DenseAtom):
         padded = x.new_zeros(len(x), _blocks(sizes) * BLOCK).index_copy_(1, places, x.abs())
         scales = to_bfloat16(padded.view(len(x), -1, BLOCK).amax(2))
         each, largest = scales.to(x.dtype)[:, places // BLOCK], _largest(bits)
-        levels = (torch.where(each > 0, x / each, 0.0) * largest).round().clamp(-largest, largest).to(torch.int8)
-        return cls(shape=shape, batched=True, precision=x.dtype, levels=levels, scales=scales, bits=bits, sizes=sizes)
+        levels = (
+            (torch.where(each > 0, x / each, 0.0) * largest)
+            .round()
+            .clamp(-largest, largest)
+            .to(torch.int8)
+        )
+        return cls(
+            shape=shape,
+            batched=True,
+            precision=x.dtype,
+            levels=levels,
+            scales=scales,
+            bits=bits,
+            sizes=sizes,
+        )
 
     @classmethod
     def read(
-        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], bits: int, sizes: tuple[int, ...]
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        bits: int,
+        sizes: tuple[int, ...],
     ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         scales, largest = read_floats(reader, (1, _blocks(sizes)), torch.bfloat16), _largest(bits)
@@ -95,7 +118,12 @@ class Quantised(DenseAtom):
         if bool((levels > largest).any()):
             raise AtomError(f"a level of {largest + 1}, expected at most {largest}")
         return cls(
-            shape=shape, precision=precision, levels=levels.to(torch.int8)[None], scales=scales, bits=bits, sizes=sizes
+            shape=shape,
+            precision=precision,
+            levels=levels.to(torch.int8)[None],
+            scales=scales,
+            bits=bits,
+            sizes=sizes,
         )
 
     @property
@@ -136,7 +164,8 @@ def _places(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScaledSigns(DenseAtom):
-    """A vector whose numbers are plus or minus a scale, with a scale for each piece; one bit a number is sent.
+    """A vector whose numbers are plus or minus a scale, with a scale for each piece; one bit a
+    number is sent.
 
     Parameters
     ----------
@@ -167,7 +196,8 @@ class ScaledSigns(DenseAtom):
 
     @classmethod
     def of(cls, x: Tensor, *, shape: tuple[int, ...], sizes: Sequence[int]) -> Self:
-        """The stack of the nearest such vectors: a piece's scale is its mean magnitude, and zeros are positive.
+        """The stack of the nearest such vectors: a piece's scale is its mean magnitude, and zeros
+        are positive.
 
         Parameters
         ----------
@@ -180,10 +210,24 @@ class ScaledSigns(DenseAtom):
         """
         means = [piece.abs().mean(1, dtype=torch.float64) for piece in split_columns(x, sizes)]
         scales = torch.stack(means, 1).to(x.dtype)
-        return cls(shape=shape, batched=True, precision=x.dtype, positive=x >= 0, scales=scales, sizes=tuple(sizes))
+        return cls(
+            shape=shape,
+            batched=True,
+            precision=x.dtype,
+            positive=x >= 0,
+            scales=scales,
+            sizes=tuple(sizes),
+        )
 
     @classmethod
-    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Self:
+    def read(
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        sizes: tuple[int, ...],
+    ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         scales = read_floats(reader, (1, len(sizes)), precision)
         if bool((scales < 0).any()):
@@ -197,19 +241,26 @@ class ScaledSigns(DenseAtom):
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         sizes = torch.tensor(self.sizes, device=self.scales.device)
-        magnitudes = self.scales.to(dtype).repeat_interleave(sizes, 1, output_size=self.positive.shape[1])
+        magnitudes = self.scales.to(dtype).repeat_interleave(
+            sizes, 1, output_size=self.positive.shape[1]
+        )
         return torch.where(self.positive, magnitudes, -magnitudes)
 
     def _payload(self) -> bytes:
-        return floats_to_bytes(self.scales) + pack_bits(self.positive[0].cpu().numpy().astype(np.uint8))
+        return floats_to_bytes(self.scales) + pack_bits(
+            self.positive[0].cpu().numpy().astype(np.uint8)
+        )
 
     def _payload_nbytes(self) -> int:
-        return self.scales.numel() * self.scales.element_size() + len(self) * packed_nbytes(prod(self.shape), 1)
+        return self.scales.numel() * self.scales.element_size() + len(self) * packed_nbytes(
+            prod(self.shape), 1
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Moved(DenseAtom):
-    """A point that is sent as its difference from one that both sides hold; all but the difference is worked out.
+    """A point that is sent as its difference from one that both sides hold; all but the difference
+    is worked out.
 
     Parameters
     ----------

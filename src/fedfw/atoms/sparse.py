@@ -1,4 +1,6 @@
-"""Atoms with few non-zero entries; memory, time and bytes are proportional to the number of these entries."""
+"""Atoms with few non-zero entries; memory, time and bytes are proportional to the number of these
+entries.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -83,7 +85,9 @@ class SparseAtom(Atom):
         x.scatter_add_(1, indices, weight * values)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        if x.is_cuda:  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
+        if (
+            x.is_cuda
+        ):  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
             super()._add_sum(x, weight)
         else:
             indices, values = self.entries(x.dtype)
@@ -131,10 +135,11 @@ class Zero(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SparseSigns(SparseAtom):
-    """A vector with k entries ``scale`` or ``-scale`` and zeros elsewhere; the indices and the signs are sent.
+    """A vector with k entries ``scale`` or ``-scale`` and zeros elsewhere; the indices and the
+    signs are sent.
 
-    With k = 1 it is a signed multiple of a unit vector. A row whose signs are all zero is the origin and is encoded as
-    `Zero`.
+    With k = 1 it is a signed multiple of a unit vector. A row whose signs are all zero is the
+    origin and is encoded as `Zero`.
 
     Parameters
     ----------
@@ -168,13 +173,25 @@ class SparseSigns(SparseAtom):
 
     @classmethod
     def read(
-        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float, signed: bool
+        cls,
+        reader: Reader,
+        precision: torch.dtype,
+        *,
+        shape: tuple[int, ...],
+        k: int,
+        scale: float,
+        signed: bool,
     ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         indices, bits = read_index_set(reader, prod(shape), k, k if signed else 0)
         signs = 2 * bits.astype(np.int8) - 1 if signed else np.ones(k, np.int8)
         return cls(
-            shape=shape, precision=precision, indices=_row(indices), signs=_row(signs), scale=scale, signed=signed
+            shape=shape,
+            precision=precision,
+            indices=_row(indices),
+            signs=_row(signs),
+            scale=scale,
+            signed=signed,
         )
 
     @property
@@ -214,7 +231,8 @@ class SparseSigns(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SparseValues(SparseAtom):
-    """A vector with k values at k indices and zeros elsewhere, times a number; the indices and the values are sent.
+    """A vector with k values at k indices and zeros elsewhere, times a number; the indices and the
+    values are sent.
 
     Parameters
     ----------
@@ -244,11 +262,15 @@ class SparseValues(SparseAtom):
     scale: float
 
     @classmethod
-    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float) -> Self:
+    def read(
+        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], k: int, scale: float
+    ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         indices, _ = read_index_set(reader, prod(shape), k, 0)
         values = read_floats(reader, (1, k), precision)
-        return cls(shape=shape, precision=precision, indices=_row(indices), values=values, scale=scale)
+        return cls(
+            shape=shape, precision=precision, indices=_row(indices), values=values, scale=scale
+        )
 
     @property
     def kind(self) -> str:
@@ -258,7 +280,9 @@ class SparseValues(SparseAtom):
         return self.indices, self.values.to(dtype) * self.scale
 
     def _payload(self) -> bytes:
-        return write_index_set(_array(self.indices), prod(self.shape), _NO_BITS) + floats_to_bytes(self.values)
+        return write_index_set(_array(self.indices), prod(self.shape), _NO_BITS) + floats_to_bytes(
+            self.values
+        )
 
     def _payload_nbytes(self) -> int:
         places = index_set_nbytes(self.indices.cpu().numpy(), prod(self.shape), 0)
@@ -267,12 +291,14 @@ class SparseValues(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DrawnValues(SparseAtom):
-    """A vector with k values at indices that both sides know, and zeros elsewhere; the values alone are sent.
+    """A vector with k values at indices that both sides know, and zeros elsewhere; the values alone
+    are sent.
 
     Parameters
     ----------
     indices : Tensor
-        Indices of the entries, int64, of shape (k,), the same for all atoms of a stack; they are not sent.
+        Indices of the entries, int64, of shape (k,), the same for all atoms of a stack; they are
+        not sent.
     values : Tensor
         The values, of shape (n, k), in the precision of the atom.
     shape, batched, precision, bound
@@ -294,7 +320,9 @@ class DrawnValues(SparseAtom):
     values: Tensor  # (n, k) in the atom's precision
 
     @classmethod
-    def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], indices: Tensor) -> Self:
+    def read(
+        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], indices: Tensor
+    ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         values = read_floats(reader, (1, len(indices)), precision)
         return cls(shape=shape, precision=precision, indices=indices, values=values)
@@ -315,15 +343,16 @@ class DrawnValues(SparseAtom):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupVector(SparseAtom):
-    """A vector that is zero outside one group of coordinates, times a number; the group and its values are sent.
+    """A vector that is zero outside one group of coordinates, times a number; the group and its
+    values are sent.
 
     Parameters
     ----------
     group : Tensor
         Number of the group, int64, of shape (n,).
     values : Tensor
-        The values in the group over ``scale``, of shape (n, size of the largest group), in the precision of the atom,
-        with zeros beyond the size of the group.
+        The values in the group over ``scale``, of shape (n, size of the largest group), in the
+        precision of the atom, with zeros beyond the size of the group.
     order : Tensor
         The coordinates ordered by group, int64, of shape (p,).
     starts : Tensor
@@ -389,7 +418,8 @@ class GroupVector(SparseAtom):
         return torch.arange(int(sizes.max()), device=sizes.device) < sizes[self.group][:, None]
 
     def places(self) -> Tensor:
-        """The coordinates of the values; beyond the size of the group, where the values are zero, they have no meaning.
+        """The coordinates of the values; beyond the size of the group, where the values are zero,
+        they have no meaning.
 
         Returns
         -------
@@ -397,7 +427,9 @@ class GroupVector(SparseAtom):
             int64, of shape (n, size of the largest group).
         """
         inside = self.inside()
-        offsets = self.starts[self.group][:, None] + torch.arange(inside.shape[1], device=inside.device)
+        offsets = self.starts[self.group][:, None] + torch.arange(
+            inside.shape[1], device=inside.device
+        )
         return self.order[torch.where(inside, offsets, 0)]
 
     @property
@@ -408,7 +440,9 @@ class GroupVector(SparseAtom):
         return self.places(), self.values.to(dtype) * self.scale
 
     def _payload(self) -> bytes:
-        return write_integer(int(self.group[0]), len(self.starts) - 1) + floats_to_bytes(self.values[self.inside()])
+        return write_integer(int(self.group[0]), len(self.starts) - 1) + floats_to_bytes(
+            self.values[self.inside()]
+        )
 
     def _payload_nbytes(self) -> int:
         values = int(self.starts.diff()[self.group].sum()) * self.values.element_size()
@@ -442,7 +476,9 @@ class Permutation(SparseAtom):
     @classmethod
     def read(cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...]) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
-        return cls(shape=shape, precision=precision, columns=_row(read_permutation(reader, shape[0])))
+        return cls(
+            shape=shape, precision=precision, columns=_row(read_permutation(reader, shape[0]))
+        )
 
     @property
     def kind(self) -> str:

@@ -11,10 +11,16 @@ from fedfw.advice import DIFFER, GOAL, PROJECTION, SEES, Measured, advise
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is known of the problem, what is allowed, and the form of the answer."""
     parser.add_argument(
-        "constraint", nargs="?", default="l1:30", help="constraint set, such as l1:10; see 'fedfw sets' [%(default)s]"
+        "constraint",
+        nargs="?",
+        default="l1:30",
+        help="constraint set, such as l1:10; see 'fedfw sets' [%(default)s]",
     )
     parser.add_argument(
-        "--differ", choices=DIFFER, default="much", help="how different the clients' data are [%(default)s]"
+        "--differ",
+        choices=DIFFER,
+        default="much",
+        help="how different the clients' data are [%(default)s]",
     )
     parser.add_argument(
         "--sees",
@@ -40,9 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="whether the server can project on the set; auto: by the set [%(default)s]",
     )
-    parser.add_argument("--partial", action="store_true", help="only some clients take part in a round")
     parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="another measured.json of 'fedfw reproduce frontier' than fedfw's"
+        "--partial", action="store_true", help="only some clients take part in a round"
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="another measured.json of 'fedfw reproduce frontier' than fedfw's",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
@@ -63,7 +74,9 @@ def execute(options: argparse.Namespace) -> int:
         print(json.dumps(advice.to_json()))
         return 0
     print(f"Use {advice.method.title}:")
-    print(f"  fedfw run --constraint {options.constraint} {advice.flags} --rounds {advice.point.of}\n")
+    print(
+        f"  fedfw run --constraint {options.constraint} {advice.flags} --rounds {advice.point.of}\n"
+    )
     print(fill(f"Why: {' '.join(advice.reasons)}", 100))
     print(fill(f"Measured: {advice.row}.", 100))
     return 0

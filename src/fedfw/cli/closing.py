@@ -1,4 +1,6 @@
-"""What ``fedfw run`` and ``fedfw resume`` share: the rounds, the closing table, and what to do next."""
+"""What ``fedfw run`` and ``fedfw resume`` share: the rounds, the closing table, and what to do
+next.
+"""
 
 import json
 import math
@@ -27,7 +29,9 @@ _FEW = 10  # owners of test data that are listed one by one
 _TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down", "bytes_dense")
 
 
-def run_to_the_end(simulation: Simulation, config: RunConfig, folder: Path, *, as_json: bool) -> int:
+def run_to_the_end(
+    simulation: Simulation, config: RunConfig, folder: Path, *, as_json: bool
+) -> int:
     """Take the rounds that are left and print what came out; returns the exit status."""
     begin = time.monotonic()
     try:
@@ -65,28 +69,40 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
 
         keep_optimum(optimum, folder)
         save_figure(
-            plot_runs({run.algorithm.name: run.history}, {run.algorithm.name: optimum.residual}), folder / PLOTS
+            plot_runs({run.algorithm.name: run.history}, {run.algorithm.name: optimum.residual}),
+            folder / PLOTS,
         )
     return optimum
 
 
 def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str, Any]:
-    """What ``--json`` prints: the last record's keys, the totals, the residual if it is known, and the folder."""
+    """What ``--json`` prints: the last record's keys, the totals, the residual if it is known, and
+    the folder.
+    """
     last = asdict(run.history[-1]) | {
         name: run.history.last(name) for name in ("loss", "accuracy", "concordance", "gap")
     }
     totals = {f"total_{name}": run.history.total(name) for name in _TOTALS}
     if optimum is not None:
         totals |= {"optimum": optimum.value, "residual": optimum.residual(last["loss"])}
-    return last | totals | {"rounds": len(run.history), "stopped": run.stopped, "run_folder": str(folder)}
+    return (
+        last
+        | totals
+        | {"rounds": len(run.history), "stopped": run.stopped, "run_folder": str(folder)}
+    )
 
 
-def _closing_rows(run: Run, config: RunConfig, seconds: float, optimum: Optimum | None = None) -> list[tuple[str, str]]:
+def _closing_rows(
+    run: Run, config: RunConfig, seconds: float, optimum: Optimum | None = None
+) -> list[tuple[str, str]]:
     history = run.history
     bytes_of = {name: human_bytes(history.total(name)) for name in _TOTALS}
     evidence = f"{bytes_of['evidence_up']} up, {bytes_of['evidence_down']} down"
     rows = [
-        ("algorithm", f"{run.algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}"),
+        (
+            "algorithm",
+            f"{run.algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}",
+        ),
         ("ended after", f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s"),
         *([] if run.privacy else [("loss", _number(history.last("loss")))]),
         *([] if optimum is None else [("residual", _residual(run, optimum))]),
@@ -111,7 +127,12 @@ def _on_test_data(run: Run) -> list[tuple[str, str]]:
     if (concordance := run.history.last("concordance")) is not None:
         each = run.history.last("concordances") or {}
         shown = ", ".join(f"{owner}: {value:.3f}" for owner, value in each.items())
-        return [("test concordance", _number(concordance) + (f" ({shown})" if 1 < len(each) <= _FEW else ""))]
+        return [
+            (
+                "test concordance",
+                _number(concordance) + (f" ({shown})" if 1 < len(each) <= _FEW else ""),
+            )
+        ]
     if accuracy is not None or loss is None:
         return [("test accuracy", _number(accuracy))]
     squared = run.problem.loss is nnf.mse_loss
@@ -123,7 +144,9 @@ def _certified(run: Run) -> list[tuple[str, str]]:
     if shares is None:
         return []
     each = ", ".join(f"{radius}: {share:.1%}" for radius, share in shares.items())
-    return [("certified", f"at l2 radius {each} (Lipschitz constant at most {constant * 1.0005:.4g})")]  # rounded up
+    return [
+        ("certified", f"at l2 radius {each} (Lipschitz constant at most {constant * 1.0005:.4g})")
+    ]  # rounded up
 
 
 def _residual(run: Run, optimum: Optimum) -> str:
@@ -136,9 +159,14 @@ def _residual(run: Run, optimum: Optimum) -> str:
 
 
 def _proof(run: Run) -> list[tuple[str, str]]:
-    """The gap, and what the clients' messages prove of the optimum where that says something; or what privacy costs."""
+    """The gap, and what the clients' messages prove of the optimum where that says something; or
+    what privacy costs.
+    """
     if run.privacy is not None:
-        return [("privacy", str(run.privacy)), ("epsilon spent", _number(run.history.last("epsilon")))]
+        return [
+            ("privacy", str(run.privacy)),
+            ("epsilon spent", _number(run.history.last("epsilon"))),
+        ]
     loss, bound, floor = run.history.last("loss"), run.lower_bound, run.problem.floor
     gap = run.history.last("gap")
     rows = [] if gap is None else [("Frank-Wolfe gap", _number(gap))]
@@ -152,7 +180,11 @@ def _proof(run: Run) -> list[tuple[str, str]]:
 
 def _what_was_chosen(run: Run) -> list[tuple[str, str]]:
     algorithm, plan = run.algorithm, run.plan
-    own = [f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr")]
+    own = [
+        f.name
+        for f in fields(algorithm)
+        if f.name not in ("constraint", "penalty", "schedule", "lr")
+    ]
     rest = [f"{name.replace('_', '-')} {_shown(getattr(algorithm, name))}" for name in own]
     if plan.schedule is None:
         return [("chosen", ", ".join([f"lr {plan.lr:.3g}", *rest]))]
@@ -173,12 +205,13 @@ def _next_steps(run: Run, config: RunConfig, folder: Path) -> str:
 
 
 def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:
-    """What to try where the clients' own points are good for them alone: sums of gradients, if they help.
+    """What to try where the clients' own points are good for them alone: sums of gradients, if they
+    help.
 
-    Distances say little: on a polytope points of clients with the same data lie far apart, too, and their mean is none
-    the worse for it. What disagreement costs is F(xbar) - sum w_i f_i(x_i), which is about zero where the data are
-    alike and many. It is told where it is more than training has gained, and a measured row says that sums lower the
-    loss.
+    Distances say little: on a polytope points of clients with the same data lie far apart, too, and
+    their mean is none the worse for it. What disagreement costs is F(xbar) - sum w_i f_i(x_i),
+    which is about zero where the data are alike and many. It is told where it is more than training
+    has gained, and a measured row says that sums lower the loss.
     """
     cost = cost_of_disagreement(run)
     if cost is None or config.constraint is None:
@@ -210,8 +243,9 @@ def _where_drift_costs(run: Run, config: RunConfig, folder: Path) -> list[str]:
 def cost_of_disagreement(run: Run) -> float | None:
     """F(xbar) - sum w_i f_i(x_i) at the last evaluation; None where it is not known.
 
-    Near zero or below it where the clients' data are alike and many, however far apart their points are. Clients with
-    few samples learn them by heart, and then disagree although the samples are drawn alike.
+    Near zero or below it where the clients' data are alike and many, however far apart their points
+    are. Clients with few samples learn them by heart, and then disagree although the samples are
+    drawn alike.
     """
     last = next((r for r in reversed(run.history) if r.surrogate is not None), None)
     if last is None or last.loss is None or last.consensus is None or last.lam is None:

@@ -18,7 +18,18 @@ from fedfw.rounds.records import History, read_history
 from fedfw.solving import Optimum
 
 _HEADER = (
-    *("run", "data", "set", "algorithm", "rounds", "loss", "residual", "accuracy", "gap", "optimum >="),
+    *(
+        "run",
+        "data",
+        "set",
+        "algorithm",
+        "rounds",
+        "loss",
+        "residual",
+        "accuracy",
+        "gap",
+        "optimum >=",
+    ),
     *("up", "down", "dense", "s in rounds"),
 )
 _PROBLEM = [name for name in options_of(ProblemOptions) if name != "data_dir"]
@@ -28,8 +39,12 @@ _PROBLEM = [name for name in options_of(ProblemOptions) if name != "data_dir"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The runs, the picture, and whether they may be of different problems."""
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="run folders")
-    parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]")
-    parser.add_argument("--mixed", action="store_true", help="show runs of different problems beside each other")
+    parser.add_argument(
+        "--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]"
+    )
+    parser.add_argument(
+        "--mixed", action="store_true", help="show runs of different problems beside each other"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -41,7 +56,9 @@ def execute(options: argparse.Namespace) -> int:
         name = folder.name if folder.name not in runs else str(folder)
         if not (folder / HISTORY).exists():
             raise ValueError(f"{folder} is no run folder: it has no {HISTORY}")
-        runs[name] = read_history(folder / HISTORY, DeployedRecord)  # a simulation's records have some of its fields
+        runs[name] = read_history(
+            folder / HISTORY, DeployedRecord
+        )  # a simulation's records have some of its fields
         configs[name] = read_config(folder / CONFIG) if (folder / CONFIG).exists() else None
     notes = _refuse_mixed(configs, allowed=options.mixed)
     optima = {}
@@ -59,7 +76,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> list[str]:
-    """Refuse runs of different problems unless they are wanted; returns what should be said of the table."""
+    """Refuse runs of different problems unless they are wanted; returns what should be said of the
+    table.
+    """
     known = {name: config for name, config in configs.items() if config is not None}
     notes = [
         f"{name} has no {CONFIG}: it is not known whether it is of the same problem as the others"
@@ -86,7 +105,9 @@ def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> lis
 
 
 def _optimum(folder: Path, history: History, config: RunConfig | None) -> Optimum | None:
-    """The optimum of this run's problem and set, if the run has losses and it is known or quickly found."""
+    """The optimum of this run's problem and set, if the run has losses and it is known or quickly
+    found.
+    """
     if history.last("loss") is None:
         return None
     optimum = kept_optimum(folder)
@@ -102,8 +123,12 @@ def _optimum(folder: Path, history: History, config: RunConfig | None) -> Optimu
     return optimum
 
 
-def _row(name: str, history: History, config: RunConfig | None, optimum: Optimum | None) -> tuple[str, ...]:
-    loss, *values, bound = (history.last(column) for column in ("loss", "accuracy", "gap", "lower_bound"))
+def _row(
+    name: str, history: History, config: RunConfig | None, optimum: Optimum | None
+) -> tuple[str, ...]:
+    loss, *values, bound = (
+        history.last(column) for column in ("loss", "accuracy", "gap", "lower_bound")
+    )
     residual = None if optimum is None else max(0.0, optimum.residual(loss))
     bound = bound or None  # torch's losses are never below 0: that it is so is no news
     seconds = sum(sum((record.seconds or {}).values()) for record in history)
@@ -117,6 +142,9 @@ def _row(name: str, history: History, config: RunConfig | None, optimum: Optimum
         *what,
         str(len(history)),
         *("-" if value is None else f"{value:.4g}" for value in (loss, residual, *values, bound)),
-        *(human_bytes(history.total(column)) for column in ("bytes_up", "bytes_down", "bytes_dense")),
+        *(
+            human_bytes(history.total(column))
+            for column in ("bytes_up", "bytes_down", "bytes_dense")
+        ),
         f"{seconds:.1f}",
     )

@@ -25,24 +25,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = verbs.add_parser("list", help="every data set, and whether it is at hand")
     listing.add_argument("--json", action="store_true", help="print one JSON object")
-    get = verbs.add_parser("get", help="download a data set from its publisher, with its checksum verified")
+    get = verbs.add_parser(
+        "get", help="download a data set from its publisher, with its checksum verified"
+    )
     show = verbs.add_parser("show", help="who holds what: a table and a picture")
     for verb in (get, show):
         verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument("--partition", help="who holds what, such as labels:3, dirichlet:0.3 or iid [by the data]")
+    show.add_argument(
+        "--partition", help="who holds what, such as labels:3, dirichlet:0.3 or iid [by the data]"
+    )
     for flag, what in (
         ("target", "is predicted"),
         ("time", "has the time until it"),
         ("client-column", "says whose it is"),
     ):
-        show.add_argument(f"--{flag}", metavar="NAME", help=f"of your own table (table:PATH): the column that {what}")
+        show.add_argument(
+            f"--{flag}",
+            metavar="NAME",
+            help=f"of your own table (table:PATH): the column that {what}",
+        )
     show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
     show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
-    show.add_argument("--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]")
+    show.add_argument(
+        "--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]"
+    )
     for verb, do in ((listing, list_data), (get, get_data), (show, show_data)):
         verb.set_defaults(parser=verb, do=do)
         verb.add_argument(
-            "--data-dir", type=Path, help="folder of the data sets ($FEDFW_DATA, or a cache in your home)"
+            "--data-dir",
+            type=Path,
+            help="folder of the data sets ($FEDFW_DATA, or a cache in your home)",
         )
 
 
@@ -59,7 +71,9 @@ def list_data(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"folder": str(folder), "datasets": rows}))
         return 0
-    table: list[tuple[str, ...]] = [("name", "what", "train", "test", "input", "classes", "partitions", "")]
+    table: list[tuple[str, ...]] = [
+        ("name", "what", "train", "test", "input", "classes", "partitions", "")
+    ]
     for row in rows:
         table.append(
             (
@@ -77,7 +91,9 @@ def list_data(options: argparse.Namespace) -> int:
     for row in rows:
         if row["argument"]:
             print(f"  {row['name']}:" + f"  {row['name']}:".join(row["argument"].split(" | ")))
-    print("The writers of mnist are in qmnist-labels. Partitions for all: iid; by classes: labels:K, dirichlet:ALPHA.")
+    print(
+        "The writers of mnist are in qmnist-labels. Partitions for all: iid; by classes: labels:K, dirichlet:ALPHA."
+    )
     return 0
 
 
@@ -118,9 +134,14 @@ def show_data(options: argparse.Namespace) -> int:
     counts, columns = sizes, {"samples": sizes}
     labels = range(0 if data.classes is None or data.sequences else data.classes)
     if labels:
-        counts = torch.stack([data.train.targets[part].bincount(minlength=len(labels)) for part in parts])
+        counts = torch.stack(
+            [data.train.targets[part].bincount(minlength=len(labels)) for part in parts]
+        )
         columns["labels held"] = (counts > 0).sum(1)
-    for kind, ids in data.train.owners.items():  # how many owners of each kind each client's samples have
+    for (
+        kind,
+        ids,
+    ) in data.train.owners.items():  # how many owners of each kind each client's samples have
         columns[f"{kind}s"] = torch.tensor([len(set(ids[rows].tolist())) for rows in parts])
     if clients <= _ROWS:
         columns |= {str(label): counts[:, label] for label in labels}
@@ -164,5 +185,7 @@ def _one_row_a_client(columns: dict[str, Tensor]) -> str:
 def _summary(columns: dict[str, Tensor]) -> str:
     table: list[tuple[str, ...]] = [("a client's", "least", "median", "largest")]
     for name, values in columns.items():
-        table.append((name, *(str(int(value)) for value in (values.min(), values.median(), values.max()))))
+        table.append(
+            (name, *(str(int(value)) for value in (values.min(), values.median(), values.max())))
+        )
     return aligned(table, right=(1, 2, 3))

@@ -1,4 +1,6 @@
-"""``fedfw deploy demo``: a whole Flower federation on this machine, for one run, beside its simulation."""
+"""``fedfw deploy demo``: a whole Flower federation on this machine, for one run, beside its
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,13 @@ from fedfw.deployment.flower import local
 from fedfw.deployment.flower.app_folder import PROJECT, AppFolder
 from fedfw.deployment.flower.apps import deployment_of
 from fedfw.deployment.flower.template.federation.task import make_task
-from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
+from fedfw.deployment.obeyed import (
+    NotedSettings,
+    given_in_table,
+    refuse_ignored,
+    refuse_vain,
+    unread,
+)
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
@@ -66,7 +74,17 @@ from fedfw.simulation.callbacks import Progress
 FIRST_CHOICE = {key: APP_DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
 _NOT_HERE = (*SIMULATED_ONLY, "eval_every", "weights")
-_OF_THE_PROBLEM = ("dataset", "target", "time", "client_column", "model", "width", "depth", "heads", "partition")
+_OF_THE_PROBLEM = (
+    "dataset",
+    "target",
+    "time",
+    "client_column",
+    "model",
+    "width",
+    "depth",
+    "heads",
+    "partition",
+)
 """Options that no task shows, but in its model and its data."""
 _DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
 _LOOK = 0.5  # seconds between looks at a run
@@ -74,25 +92,36 @@ _LOOK = 0.5  # seconds between looks at a run
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     """What is run and how it is deployed, the folder, and what it is compared to."""
-    usual = all_options()["constraint"].otherwise.partition("else ")[2]  # on other data than the digits
+    usual = all_options()["constraint"].otherwise.partition("else ")[
+        2
+    ]  # on other data than the digits
     shown = _size() | {
         "algorithm": f"{APP_DEFAULTS['algorithm']} with momentum {APP_DEFAULTS['momentum']}",
         "constraint": f"{APP_DEFAULTS['constraint']} for digits, else {usual}",
     }
-    parser.add_argument("--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]")
+    parser.add_argument(
+        "--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]"
+    )
     add_flags(parser, without=_NOT_HERE, defaults=shown)
     add_flags(parser, _DEPLOYED, declared=options_of(Deployment))
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for results and logs [a new one under runs/]"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder for results and logs [a new one under runs/]",
     )
-    parser.add_argument("--compare", action="store_true", help="run FedAvg with projection, too, and compare the bytes")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="run FedAvg with projection, too, and compare the bytes",
+    )
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away certificates and keys, run the
-    same there, print both in one table, and end everything that was started. With --app it runs an app of yours, as it
-    is; an option that is given then takes the place of the setting in the app's pyproject.toml, and the defaults above
-    do not count.
+    """Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away
+    certificates and keys, run the same there, print both in one table, and end everything that was
+    started. With --app it runs an app of yours, as it is; an option that is given then takes the
+    place of the setting in the app's pyproject.toml, and the defaults above do not count.
     """
     folder: Path = options.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-deployed"
     if folder.exists() and any(folder.iterdir()):
@@ -102,7 +131,9 @@ def demo(options: argparse.Namespace) -> int:
         copy_app(folder / "app")
     app = folder / "app" if options.app is None else options.app
     clients = demos[0].simulated.plan.n
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us must not leave processes behind
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # whoever ends us must not leave processes behind
     try:
         with ExitStack() as everything:
             nodes = f"with TLS, and {clients} SuperNodes with keys"
@@ -117,13 +148,19 @@ def demo(options: argparse.Namespace) -> int:
             rows = [_deploy(federation, folder, app, one) for one in demos]
             print("stopping everything ...", file=sys.stderr)
     except KeyboardInterrupt:
-        done, wanted = sum(len(read_records(one.out(folder))) for one in demos), sum(one.rounds for one in demos)
+        done, wanted = (
+            sum(len(read_records(one.out(folder))) for one in demos),
+            sum(one.rounds for one in demos),
+        )
         kept = f"{done} of {wanted} rounds are done and kept in {folder}"
         print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
         return 130
     except local.FederationError as error:
         print(f"fedfw deploy: {error}", file=sys.stderr)
-        print(f"{folder / 'federation'} has all logs; that of a client has what its code raised", file=sys.stderr)
+        print(
+            f"{folder / 'federation'} has all logs; that of a client has what its code raised",
+            file=sys.stderr,
+        )
         return 1
     print(aligned([TOTALS_HEADER, *rows]))
     print(f"\n{legend()}")
@@ -134,11 +171,15 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def _own_demos(options: argparse.Namespace) -> list[Demo]:
-    """The demonstration's own app, with FedAvg beside it if asked for; what cannot be deployed is refused."""
+    """The demonstration's own app, with FedAvg beside it if asked for; what cannot be deployed is
+    refused.
+    """
     deployed = values_given(options, options_of(Deployment))
     configs = [_configured(flags_given(options))]
     if options.compare and str(configs[0].algorithm).lower() == FedAvg.name:
-        raise ValueError(f"--compare runs {FedAvg.name}, too, and --algorithm names it already: leave one of them out")
+        raise ValueError(
+            f"--compare runs {FedAvg.name}, too, and --algorithm names it already: leave one of them out"
+        )
     if options.compare:
         own = tuple((name, value) for name, value in configs[0].own if name in options_of(FedAvg))
         configs.append(replace(configs[0], algorithm=FedAvg.name, own=own))
@@ -154,7 +195,9 @@ def _own_demos(options: argparse.Namespace) -> list[Demo]:
 
 def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
     if options.compare:
-        raise ValueError("--compare goes with the demonstration's own app, not with --app: name another --algorithm")
+        raise ValueError(
+            "--compare goes with the demonstration's own app, not with --app: name another --algorithm"
+        )
     given = values_given(options) | values_given(options, options_of(Deployment))
     return [Demo.of_app(AppFolder.read(options.app), given)]
 
@@ -181,7 +224,9 @@ def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> N
 
 
 def owners_of(demos: Sequence[Demo]) -> Consent:
-    """What the demonstration's owners allow: beside the usual sets, by name those that it trains on."""
+    """What the demonstration's owners allow: beside the usual sets, by name those that it trains
+    on.
+    """
     used = [entry_of(one) for demo in demos for one in sets_of(demo.simulated.algorithm)]
     return replace(local.OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
 
@@ -218,13 +263,20 @@ class Demo:
     def of(cls, config: RunConfig) -> Demo:
         """Simulate a configuration of the app that comes with fedfw.
 
-        A penalty or a step size that is open is the number that the simulation worked out, so that no client has to
-        send a number for it.
+        A penalty or a step size that is open is the number that the simulation worked out, so that
+        no client has to send a number for it.
         """
         data = load(config)
         config = completed(config, data)
-        run = _simulate(build_problem(config.having(separate=True), data), build_algorithm(config), run_options(config))
-        own, numbers = options_of(type(run.algorithm)), {"penalty": run.plan.lam_0, "lr": run.plan.lr}
+        run = _simulate(
+            build_problem(config.having(separate=True), data),
+            build_algorithm(config),
+            run_options(config),
+        )
+        own, numbers = (
+            options_of(type(run.algorithm)),
+            {"penalty": run.plan.lam_0, "lr": run.plan.lr},
+        )
         given = config.items() | {name: value for name, value in numbers.items() if name in own}
         keys = [option.key for option in app_options().values()]
         return cls({key: given.get(key, "") for key in keys}, run, config.rounds)
@@ -235,16 +287,22 @@ class Demo:
         settings = NotedSettings(app.settings({"out": "", **changes}))
         task = app.make_task(settings)
         with app.blamed():
-            given = dict.fromkeys(given_in_table(settings), PROJECT) | dict.fromkeys(changes, "command line")
+            given = dict.fromkeys(given_in_table(settings), PROJECT) | dict.fromkeys(
+                changes, "command line"
+            )
             for sentence in refuse_ignored(task, settings, given):
                 print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             refuse_what_cannot_be_deployed(task, settings)
             problem = _problem_of(task)
             for key in unread(settings, given):
-                raise ValueError(f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it")
+                raise ValueError(
+                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it"
+                )
             _refuse_without_effect(app, settings, changes, problem)
             print("simulating ...", file=sys.stderr)
-            return cls(changes, _simulate(problem, task.algorithm, task.options), task.options.rounds)
+            return cls(
+                changes, _simulate(problem, task.algorithm, task.options), task.options.rounds
+            )
 
     def run_config(self, out: Path, deployed: Mapping[str, Any]) -> dict[str, Any]:
         """For Flower: what is trained, where the results go, and how it is deployed."""
@@ -293,7 +351,9 @@ def _refuse_without_effect(
             continue  # it is needed beside the other changes
         same_start = torch.equal(before.start, problem.start)
         if same_start and describe_problem(before) == describe_problem(problem):
-            raise ValueError(f"command line: {key} = {value!r} changes nothing in the app's task: leave it out")
+            raise ValueError(
+                f"command line: {key} = {value!r} changes nothing in the app's task: leave it out"
+            )
 
 
 def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:
@@ -305,7 +365,9 @@ def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:
         torch.set_num_threads(threads)
 
 
-def _deploy(federation: local.LocalFederation, folder: Path, app: Path, one: Demo) -> tuple[str, ...]:
+def _deploy(
+    federation: local.LocalFederation, folder: Path, app: Path, one: Demo
+) -> tuple[str, ...]:
     """One run over Flower: prints its table, and returns its row of the table of bytes."""
     out = one.out(folder)
     print(f"\n{title(one.simulated)}", flush=True)
@@ -319,10 +381,14 @@ def _deploy(federation: local.LocalFederation, folder: Path, app: Path, one: Dem
         raise local.FederationError(f"no answer of a client was ever counted{reasons(records)}")
     print(f"\n{rounds_table(records, one.simulated)}\n")
     state = federation.folder / "state" / json.loads((out / "done.json").read_text())["run"]
-    return totals_row(one.name, records, one.simulated, federation.traffic()[0]["network-traffic"], state)
+    return totals_row(
+        one.name, records, one.simulated, federation.traffic()[0]["network-traffic"], state
+    )
 
 
-def _watch(federation: local.LocalFederation, process: str, out: Path, one: Demo) -> list[DeployedRecord]:
+def _watch(
+    federation: local.LocalFederation, process: str, out: Path, one: Demo
+) -> list[DeployedRecord]:
     """Show the rounds of a run as they are recorded; returns all records when it has ended."""
     with progress_bar(one.rounds, f"{one.name} round") as bar:
         while True:
@@ -331,7 +397,9 @@ def _watch(federation: local.LocalFederation, process: str, out: Path, one: Demo
             for name in federation.names if running and not (out / "done.json").exists() else ():
                 if not federation.running(name):
                     what = f"{name} or its executor" if name.startswith("client") else name
-                    raise local.FederationError(f"{what} has ended before the run did:\n{federation.log(name)}")
+                    raise local.FederationError(
+                        f"{what} has ended before the run did:\n{federation.log(name)}"
+                    )
             if records:
                 bar.set_postfix_str(line_of(records[-1]), refresh=False)
                 bar.update(len(records) - bar.n)

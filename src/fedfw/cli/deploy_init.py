@@ -26,7 +26,9 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(options: argparse.Namespace) -> int:
-    """Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its default."""
+    """Write a complete Flower app into a new folder. Its pyproject.toml lists every option with its
+    default.
+    """
     folder: Path = options.folder
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty")
@@ -47,9 +49,13 @@ def init(options: argparse.Namespace) -> int:
 
 
 def copy_app(folder: Path) -> None:
-    """Copy the app that comes with fedfw to a folder, with the table of all options in its pyproject.toml."""
+    """Copy the app that comes with fedfw to a folder, with the table of all options in its
+    pyproject.toml.
+    """
     template = Path(fedfw.deployment.flower.__file__).parent / "template"
-    shutil.copytree(template, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copytree(
+        template, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+    )
     table = tomlkit.dumps({"tool": {"flwr": {"app": {"config": app_table()}}}})
     with open(folder / "pyproject.toml", "a") as project:
         project.write(f"\n{_OVERRIDE}{table}")

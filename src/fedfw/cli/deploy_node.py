@@ -1,4 +1,6 @@
-"""What runs on a node's host: ``fedfw deploy node`` and ``fedfw deploy executor``, with errors of one line."""
+"""What runs on a node's host: ``fedfw deploy node`` and ``fedfw deploy executor``, with errors of
+one line.
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -20,7 +22,9 @@ _SECRET = "--superexec-auth-secret-file"
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     """The server, the files, what the owner says of the node, and its own port."""
-    parser.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the federation's public address")
+    parser.add_argument(
+        "--superlink", required=True, metavar="HOST:PORT", help="the federation's public address"
+    )
     for flag, text in (
         ("--root-certificates", "the server's authority (PEM)"),
         ("--auth-supernode-private-key", "the node's key"),
@@ -35,19 +39,25 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
         help='partition-id=NUMBER consent="FILE" state-dir="FOLDER" leaving=true, of which the first is needed',
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", help="where its executor finds it: an address of this machine [%(default)s]"
+        "--host",
+        default="127.0.0.1",
+        help="where its executor finds it: an address of this machine [%(default)s]",
     )
-    parser.add_argument("--port", type=int, default=9094, help="the port for its executor [%(default)s]")
+    parser.add_argument(
+        "--port", type=int, default=9094, help="the port for its executor [%(default)s]"
+    )
     _add_wait(parser, "for the server to be there")
 
 
 def node(options: argparse.Namespace) -> int:
-    """Run Flower's SuperNode with TLS, a key of its own, bundles that a trusted key has signed, and tasks for nobody
-    but the executor with its secret. It looks at its files, its port and the server first and says in one line what is
-    wrong. It runs until it is ended.
+    """Run Flower's SuperNode with TLS, a key of its own, bundles that a trusted key has signed, and
+    tasks for nobody but the executor with its secret. It looks at its files, its port and the
+    server first and says in one line what is wrong. It runs until it is ended.
     """
     if not is_loopback(options.host):
-        raise ValueError(f"--host {options.host}, expected an address of this machine alone, such as 127.0.0.1")
+        raise ValueError(
+            f"--host {options.host}, expected an address of this machine alone, such as 127.0.0.1"
+        )
     if not 1 <= options.port <= 65535:
         raise ValueError(f"--port {options.port}, expected a whole number from 1 to 65535")
     _refuse_wait(options.wait)
@@ -81,22 +91,34 @@ def node(options: argparse.Namespace) -> int:
 def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
     """The address, and those arguments of flower-superexec that keep others out."""
     parser.add_argument(
-        "--runtime-api-address", default="127.0.0.1:9094", metavar="HOST:PORT", help="of the SuperNode [%(default)s]"
+        "--runtime-api-address",
+        default="127.0.0.1:9094",
+        metavar="HOST:PORT",
+        help="of the SuperNode [%(default)s]",
     )
     parser.add_argument(
-        _SECRET, required=True, type=Path, metavar="FILE", help="the secret that the SuperNode was given, too"
+        _SECRET,
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the secret that the SuperNode was given, too",
     )
     parser.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="for a SuperNode that was given --ssl-certfile"
+        "--root-certificates",
+        type=Path,
+        metavar="FILE",
+        help="for a SuperNode that was given --ssl-certfile",
     )
     _add_wait(parser, "for the SuperNode to be there")
-    parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when the process of this number ends")
+    parser.add_argument(
+        "--parent-pid", type=int, metavar="PID", help="end when the process of this number ends"
+    )
 
 
 def executor(options: argparse.Namespace) -> int:
-    """Run the apps of a SuperNode on this machine that was started with --isolation process. Every message has a
-    process of its own, as flower-superexec starts it, but forked from one that has imported torch: that saves seconds a
-    message. It runs until it is ended.
+    """Run the apps of a SuperNode on this machine that was started with --isolation process. Every
+    message has a process of its own, as flower-superexec starts it, but forked from one that has
+    imported torch: that saves seconds a message. It runs until it is ended.
     """
     address, certificates = Address.parse(options.runtime_api_address), options.root_certificates
     if certificates is None and not is_loopback(address.host):
@@ -127,7 +149,9 @@ def executor(options: argparse.Namespace) -> int:
 
 
 def _add_wait(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--wait", type=float, default=PATIENCE, metavar="SECONDS", help=f"{text} [%(default)g]")
+    parser.add_argument(
+        "--wait", type=float, default=PATIENCE, metavar="SECONDS", help=f"{text} [%(default)g]"
+    )
 
 
 def _refuse_wait(seconds: float) -> None:

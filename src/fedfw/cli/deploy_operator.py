@@ -11,7 +11,11 @@ _PROXY_FLAGS = (
     ("--key", "FILE", "the certificate's private key (PEM)"),
     ("--ca", "FILE", "the authority of the SuperLink's certificate (PEM)"),
     ("--superlink-name", "NAME", "a DNS name in the SuperLink's certificate"),
-    ("--work-dir", "DIR", "nginx: a folder for its socket and for bodies, which only its user can read"),
+    (
+        "--work-dir",
+        "DIR",
+        "nginx: a folder for its socket and for bodies, which only its user can read",
+    ),
     ("--stream-module", "FILE", 'nginx: the file of its stream module; "" where it is built in'),
     ("--largest", "MB", "longest message up"),
     ("--connections", "N", "connections of one address"),
@@ -24,15 +28,26 @@ _PROXY_FLAGS = (
 def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
     """The app, the key and the folder."""
     parser.add_argument("app", type=Path, help="an app's folder, or a bundle")
-    parser.add_argument("--key", required=True, type=Path, metavar="FILE", help="made by ssh-keygen -t ed25519 -N ''")
     parser.add_argument(
-        "--out", type=Path, default=Path("bundles"), metavar="FOLDER", help="where both go [%(default)s]"
+        "--key",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="made by ssh-keygen -t ed25519 -N ''",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bundles"),
+        metavar="FOLDER",
+        help="where both go [%(default)s]",
     )
 
 
 def sign(options: argparse.Namespace) -> int:
-    """Pack an app's folder, or take a bundle (.fab) as it is, and sign it. The bundle and the signature go into a
-    folder that 'fedfw deploy hub' serves; several people may sign the same bundle. Sign what you have read.
+    """Pack an app's folder, or take a bundle (.fab) as it is, and sign it. The bundle and the
+    signature go into a folder that 'fedfw deploy hub' serves; several people may sign the same
+    bundle. Sign what you have read.
     """
     from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 
@@ -41,14 +56,21 @@ def sign(options: argparse.Namespace) -> int:
     path = bundle.sign(key, options.out)
     print(f"{path} is signed; its SHA-256 is {bundle.digest}.")
     print(f"It runs by: flwr run {bundle.spec}")
-    print(f"A node runs it if the file of its --trusted-entities has the line\n{trust_line(key.public_key())}")
+    print(
+        f"A node runs it if the file of its --trusted-entities has the line\n{trust_line(key.public_key())}"
+    )
     return 0
 
 
 def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
     """The folder and the address."""
     parser.add_argument("folder", type=Path, help="what fedfw deploy sign has written")
-    parser.add_argument("--listen", default="127.0.0.1:8600", metavar="HOST:PORT", help="a local address [%(default)s]")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:8600",
+        metavar="HOST:PORT",
+        help="a local address [%(default)s]",
+    )
 
 
 def hub(options: argparse.Namespace) -> int:
@@ -65,10 +87,15 @@ def hub(options: argparse.Namespace) -> int:
 def add_proxy_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the program, the two addresses, the certificates and the limits."""
     usual = {field.name: field.default for field in fields(ProxySettings)}
-    parser.add_argument("--config", required=True, choices=list(PROGRAMS), help="the program to configure")
+    parser.add_argument(
+        "--config", required=True, choices=list(PROGRAMS), help="the program to configure"
+    )
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="the public address")
     parser.add_argument(
-        "--to", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the SuperLink listens [%(default)s]"
+        "--to",
+        default="127.0.0.1:8000",
+        metavar="HOST:PORT",
+        help="where the SuperLink listens [%(default)s]",
     )
     for flag, metavar, text in _PROXY_FLAGS:
         default = usual[flag.removeprefix("--").replace("-", "_")]
@@ -77,11 +104,16 @@ def add_proxy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def proxy(options: argparse.Namespace) -> int:
-    """Print a configuration for nginx (1.21.5 or later, with the stream module) or HAProxy (2.6 or later) as the public
-    address of a SuperLink. It forwards the calls of registered SuperNodes, answers every other path 404, and limits
-    connections, bodies and times for each address. docs/deployment.md says how to install and run it.
+    """Print a configuration for nginx (1.21.5 or later, with the stream module) or HAProxy (2.6 or
+    later) as the public address of a SuperLink. It forwards the calls of registered SuperNodes,
+    answers every other path 404, and limits connections, bodies and times for each address.
+    docs/deployment.md says how to install and run it.
     """
-    given = {field.name: getattr(options, field.name) for field in fields(ProxySettings) if field.name in options}
+    given = {
+        field.name: getattr(options, field.name)
+        for field in fields(ProxySettings)
+        if field.name in options
+    }
     files = {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
     addresses = {"listen": Address.parse(options.listen), "superlink": Address.parse(options.to)}
     print(write_config(options.config, ProxySettings(**(given | files | addresses))), end="")
@@ -91,16 +123,26 @@ def proxy(options: argparse.Namespace) -> int:
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """What is looked at."""
     parser.add_argument("--address", metavar="HOST:PORT", help="the federation's public address")
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="the certificate of its authority, which owners have")
-    parser.add_argument("--server-dir", type=Path, metavar="DIR", help="the server's keys and *.service files")
-    parser.add_argument("--node-dir", type=Path, metavar="DIR", help="a node's keys, trust and *.service files")
+    parser.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="the certificate of its authority, which owners have",
+    )
+    parser.add_argument(
+        "--server-dir", type=Path, metavar="DIR", help="the server's keys and *.service files"
+    )
+    parser.add_argument(
+        "--node-dir", type=Path, metavar="DIR", help="a node's keys, trust and *.service files"
+    )
 
 
 def check(options: argparse.Namespace) -> int:
-    """Look at a running federation as an outsider would (--address with --ca), at the files of the server's host
-    (--server-dir), or at those of a node's host (--node-dir). The status is 1 if an outsider could get in, a strange
-    bundle could run, the owner of the data was not asked or their ledger is damaged, or if anything could not be
-    checked, for example because a unit file is missing.
+    """Look at a running federation as an outsider would (--address with --ca), at the files of the
+    server's host (--server-dir), or at those of a node's host (--node-dir). The status is 1 if an
+    outsider could get in, a strange bundle could run, the owner of the data was not asked or their
+    ledger is damaged, or if anything could not be checked, for example because a unit file is
+    missing.
     """
     from fedfw.deployment.flower import checks
 
@@ -112,13 +154,18 @@ def check(options: argparse.Namespace) -> int:
             raise ValueError(f"--ca={str(options.ca)!r}, expected the authority's certificate")
         outside = checks.Outside(Address.parse(options.address), options.ca)
         results += checks.findings(checks.ADDRESS_CHECKS, outside)
-    for folder, of_folder in ((options.server_dir, checks.SERVER_CHECKS), (options.node_dir, checks.NODE_CHECKS)):
+    for folder, of_folder in (
+        (options.server_dir, checks.SERVER_CHECKS),
+        (options.node_dir, checks.NODE_CHECKS),
+    ):
         if folder is not None:
             if not folder.is_dir():
                 raise ValueError(f"{str(folder)!r} is no folder")
             results += checks.findings(of_folder, folder)
     if not results:
-        raise ValueError("nothing to look at: expected --address with --ca, --server-dir or --node-dir")
+        raise ValueError(
+            "nothing to look at: expected --address with --ca, --server-dir or --node-dir"
+        )
     print("\n".join(map(str, results)))
     print("\nWhatever these say, Flower cannot do better than this:")
     print("\n".join(f"- {limit}" for limit in checks.LIMITS))

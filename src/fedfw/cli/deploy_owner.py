@@ -18,20 +18,30 @@ _NOT_CHECKED = ("tol", "device", "eval_every", "weights")
 def add_init_node_arguments(parser: argparse.ArgumentParser) -> None:
     """The folder, the data's name and their budget."""
     parser.add_argument("folder", type=Path, help="where the node's keys are, or a new folder")
-    parser.add_argument("--data-set", required=True, metavar="NAME", help="your name for the data, such as clinic-7")
-    parser.add_argument("--eps", type=float, help="the data's budget over all runs; runs without privacy are refused")
+    parser.add_argument(
+        "--data-set", required=True, metavar="NAME", help="your name for the data, such as clinic-7"
+    )
+    parser.add_argument(
+        "--eps",
+        type=float,
+        help="the data's budget over all runs; runs without privacy are refused",
+    )
     parser.add_argument("--delta", type=float, help="the delta of that budget")
     parser.add_argument(
-        "--clip", type=float, help="the bound at which samples' gradients are clipped in private runs [1]"
+        "--clip",
+        type=float,
+        help="the bound at which samples' gradients are clipped in private runs [1]",
     )
-    parser.add_argument("--sets", nargs="+", metavar="SET", help=f"sets that may be used [{' '.join(USUAL_SETS)}]")
+    parser.add_argument(
+        "--sets", nargs="+", metavar="SET", help=f"sets that may be used [{' '.join(USUAL_SETS)}]"
+    )
     add_flags(parser, _NUMBERS, declared=options_of(Consent))
 
 
 def init_node(options: argparse.Namespace) -> int:
-    """Write an owner's file of consent, with an explanation of every line, an empty ledger of private releases and a
-    folder for the client's memory. Nobody else can read them. By default atoms of sets that say little may be sent,
-    and nothing else. It prints what each choice reveals.
+    """Write an owner's file of consent, with an explanation of every line, an empty ledger of
+    private releases and a folder for the client's memory. Nobody else can read them. By default
+    atoms of sets that say little may be sent, and nothing else. It prints what each choice reveals.
     """
     if (options.eps is None) != (options.delta is None):
         raise ValueError("--eps and --delta belong together: a budget has both")
@@ -41,7 +51,9 @@ def init_node(options: argparse.Namespace) -> int:
         raise ValueError("--clip belongs to a budget: give --eps and --delta, too")
     budget = None
     if options.eps is not None:
-        budget = DataBudget(options.eps, options.delta, clip=1.0 if options.clip is None else options.clip)
+        budget = DataBudget(
+            options.eps, options.delta, clip=1.0 if options.clip is None else options.clip
+        )
     given = values_given(options, {name: options_of(Consent)[name] for name in _NUMBERS})
     numbers = {key.replace("-", "_"): value for key, value in given.items()}
     sets = USUAL_SETS if options.sets is None else tuple(options.sets)
@@ -50,7 +62,9 @@ def init_node(options: argparse.Namespace) -> int:
     try:
         path = consent.write(folder)
     except FileExistsError:
-        raise ValueError(f"{folder / CONSENT} exists already: edit it, or give another folder") from None
+        raise ValueError(
+            f"{folder / CONSENT} exists already: edit it, or give another folder"
+        ) from None
     checked = f"""\
 Before private runs, and whenever the data have changed, check them as the app reads them:
   fedfw deploy check-data {folder} --app FOLDER
@@ -75,15 +89,18 @@ more samples, {consent.most_local_steps} local steps a round, {consent.most_roun
 def add_check_data_arguments(parser: argparse.ArgumentParser) -> None:
     """The owner's folder, the client's number, the app and its settings."""
     _add_client(parser)
-    parser.add_argument("--app", type=Path, required=True, metavar="FOLDER", help="the app, unpacked")
+    parser.add_argument(
+        "--app", type=Path, required=True, metavar="FOLDER", help="the app, unpacked"
+    )
     add_flags(parser, without=_NOT_CHECKED)
 
 
 def check_data(options: argparse.Namespace) -> int:
-    """Read a client's data as an app does, on the owner's machine and whatever a server asks, and look whether they
-    fit its model and its loss and are finite. Where they do, note it in the owner's folder: private runs take part
-    with checked data alone. Run it again whenever the data change. An option that is given takes the place of the
-    setting in the app's pyproject.toml. The app's code runs with your rights: check with apps that you have read.
+    """Read a client's data as an app does, on the owner's machine and whatever a server asks, and
+    look whether they fit its model and its loss and are finite. Where they do, note it in the
+    owner's folder: private runs take part with checked data alone. Run it again whenever the data
+    change. An option that is given takes the place of the setting in the app's pyproject.toml. The
+    app's code runs with your rights: check with apps that you have read.
     """
     from fedfw.deployment.flower.app_folder import AppFolder
 
@@ -93,24 +110,35 @@ def check_data(options: argparse.Namespace) -> int:
     try:
         found = data_checks.check_data(task, options.partition_id, state, consent)
     except data_checks.InvalidDataError as error:
-        raise ValueError(f"{error}\nNothing was noted, and such data do not join a private run.") from None
-    print(f"The {found.samples} samples of {name} fit the app's model and loss, and all of them are finite.")
-    print(f"{consent.checks(options.partition_id, state).path} notes it: private runs of this model take part with")
-    print("these data, and with no others. Privacy is for each sample: rows of one person are protected one by one.")
+        raise ValueError(
+            f"{error}\nNothing was noted, and such data do not join a private run."
+        ) from None
+    print(
+        f"The {found.samples} samples of {name} fit the app's model and loss, and all of them are finite."
+    )
+    print(
+        f"{consent.checks(options.partition_id, state).path} notes it: private runs of this model take part with"
+    )
+    print(
+        "these data, and with no others. Privacy is for each sample: rows of one person are protected one by one."
+    )
     return 0
 
 
 def add_reopen_arguments(parser: argparse.ArgumentParser) -> None:
     """The owner's folder, and whether to look only."""
     _add_client(parser)
-    parser.add_argument("--look", action="store_true", help="say why it is closed, and change nothing")
+    parser.add_argument(
+        "--look", action="store_true", help="say why it is closed, and change nothing"
+    )
 
 
 def reopen(options: argparse.Namespace) -> int:
-    """Say why a private client takes no orders, and let it take orders again. A client closes its promise when an
-    error or a limit strikes in the middle of an order, because a server must not learn from failures: each closing may
-    have told it one bit. Find the cause first: --look only looks, and its status is 1 where the promise is closed. The
-    ledger, the budget and the runs stay as they are.
+    """Say why a private client takes no orders, and let it take orders again. A client closes its
+    promise when an error or a limit strikes in the middle of an order, because a server must not
+    learn from failures: each closing may have told it one bit. Find the cause first: --look only
+    looks, and its status is 1 where the promise is closed. The ledger, the budget and the runs stay
+    as they are.
     """
     consent, state, name = _client(options)
     promise = consent.promise(options.partition_id, state)
@@ -132,8 +160,12 @@ def reopen(options: argparse.Namespace) -> int:
 def _add_client(parser: argparse.ArgumentParser) -> None:
     """Add the owner's folder and what names a client in it."""
     parser.add_argument("folder", type=Path, help=f"the owner's folder, which has {CONSENT}")
-    parser.add_argument("--partition-id", type=int, default=0, metavar="N", help="the client's number [%(default)s]")
-    parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="the client's memory [FOLDER/state]")
+    parser.add_argument(
+        "--partition-id", type=int, default=0, metavar="N", help="the client's number [%(default)s]"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="FOLDER", help="the client's memory [FOLDER/state]"
+    )
 
 
 def _client(options: argparse.Namespace) -> tuple[Consent, Path, str]:

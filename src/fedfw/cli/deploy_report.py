@@ -1,4 +1,6 @@
-"""What ``fedfw deploy demo`` prints of a run: what ran, its rounds, its bytes and seconds, and what the words mean."""
+"""What ``fedfw deploy demo`` prints of a run: what ran, its rounds, its bytes and seconds, and what
+the words mean.
+"""
 
 import json
 from collections import Counter
@@ -21,17 +23,46 @@ TOTALS_HEADER = (
     *("", "payload up", "down", "evidence up", "down", "by Flower's count up", "down"),
     *("seconds a round", "of them ours", "bits of the simulator", "bytes of the simulator"),
 )
-_ROUNDS_HEADER = ("round", "counted", "refused", "test loss", "accuracy", "simulated", "up", "down", "seconds", "drift")
+_ROUNDS_HEADER = (
+    "round",
+    "counted",
+    "refused",
+    "test loss",
+    "accuracy",
+    "simulated",
+    "up",
+    "down",
+    "seconds",
+    "drift",
+)
 _LEGEND = (
     ("counted", "answers that went into the model, of the clients that were invited to the round"),
     ("refused", "answers that did not pass the server's checks; history.jsonl says why"),
-    ("test loss, accuracy", "of the server's model on the test data; 'simulated' is the accuracy in the simulator"),
-    ("up, down", "payload from and to all clients: atoms (or models), and what is new in the model"),
+    (
+        "test loss, accuracy",
+        "of the server's model on the test data; 'simulated' is the accuracy in the simulator",
+    ),
+    (
+        "up, down",
+        "payload from and to all clients: atoms (or models), and what is new in the model",
+    ),
     ("drift", "how far the model is from the mean of the clients' points: nothing but rounding"),
-    ("evidence", "bytes by which server and clients check each other: digests, and losses where they are told"),
-    ("by Flower's count", "what went over Flower's connections, with its own framing, checks and questions"),
-    ("seconds", "that the round took; 'of them ours' are those of the server and of the slowest client"),
-    ("bits, bytes of the simulator", "whether the model, and the payload of each round, are exactly the simulator's"),
+    (
+        "evidence",
+        "bytes by which server and clients check each other: digests, and losses where they are told",
+    ),
+    (
+        "by Flower's count",
+        "what went over Flower's connections, with its own framing, checks and questions",
+    ),
+    (
+        "seconds",
+        "that the round took; 'of them ours' are those of the server and of the slowest client",
+    ),
+    (
+        "bits, bytes of the simulator",
+        "whether the model, and the payload of each round, are exactly the simulator's",
+    ),
 )
 
 
@@ -39,7 +70,9 @@ def title(run: Run) -> str:
     """Which algorithm runs on which set, and how large it all is."""
     algorithm, plan = run.algorithm, run.plan
     numbers = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
-    numbers |= {name: value for name, value in (("penalty", plan.lam_0), ("lr", plan.lr)) if name in numbers}
+    numbers |= {
+        name: value for name, value in (("penalty", plan.lam_0), ("lr", plan.lr)) if name in numbers
+    }
     shown = {name: value for name, value in numbers.items() if type(value) in (int, float)}
     chosen = [f"{name.replace('_', '-')} {value:.3g}" for name, value in shown.items()]
     with_ = f" with {', '.join(chosen)}" if chosen else ""
@@ -55,7 +88,11 @@ def legend() -> str:
 def read_records(out: Path) -> list[DeployedRecord]:
     """The rounds that a server has recorded so far."""
     path = out / HISTORY
-    return [DeployedRecord(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [DeployedRecord(**json.loads(line)) for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def line_of(record: DeployedRecord) -> str:
@@ -95,14 +132,23 @@ def rounds_table(records: Sequence[DeployedRecord], simulated: Run) -> str:
 
 
 def totals_row(
-    name: str, records: Sequence[DeployedRecord], simulated: Run, traffic: Mapping[str, int], state: Path
+    name: str,
+    records: Sequence[DeployedRecord],
+    simulated: Run,
+    traffic: Mapping[str, int],
+    state: Path,
 ) -> tuple[str, ...]:
-    """Bytes and seconds of a whole run; ``traffic`` is Flower's account, ``state`` the clients' folder of the run."""
+    """Bytes and seconds of a whole run; ``traffic`` is Flower's account, ``state`` the clients'
+    folder of the run.
+    """
     ways = ("bytes_up", "bytes_down", "evidence_up", "evidence_down")
     totals = [int(sum(getattr(record, way) for record in records)) for way in ways]
     counts = (*totals, traffic["inbound-bytes"], traffic["outbound-bytes"])
     took, ours = _seconds(records, state)
-    payload = [[(record.bytes_up, record.bytes_down) for record in history] for history in (records, simulated.history)]
+    payload = [
+        [(record.bytes_up, record.bytes_down) for record in history]
+        for history in (records, simulated.history)
+    ]
     same = (records[-1].digest == digest(simulated.x).hex(), payload[0] == payload[1])
     agree = ("yes" if one_way else "no" for one_way in same)
     return (name, *(f"{count:,}" for count in counts), f"{took:.2f}", f"{ours:.3f}", *agree)
@@ -113,11 +159,15 @@ def _whole(record: DeployedRecord) -> float:
 
 
 def _seconds(records: Sequence[DeployedRecord], state: Path) -> tuple[float, float]:
-    """Medians over the rounds after the first: the whole, and the server's part with the slowest client's."""
+    """Medians over the rounds after the first: the whole, and the server's part with the slowest
+    client's.
+    """
     clients: dict[int, float] = {}
     for log in state.glob("*.log.jsonl"):
         for event in map(json.loads, log.read_text().splitlines()):
             clients[event["round"]] = max(event["seconds"], clients.get(event["round"], 0.0))
     later = [record for record in records if record.seconds][1:] or records
     whole = median(_whole(record) for record in later)
-    return whole, median((r.seconds or {}).get("server", 0.0) + clients.get(r.round, 0.0) for r in later)
+    return whole, median(
+        (r.seconds or {}).get("server", 0.0) + clients.get(r.round, 0.0) for r in later
+    )

@@ -18,7 +18,9 @@ from fedfw.presets import refuse_unused_folder
 from fedfw.ranks import Ranks, join_ranks, launched
 
 _PREFIX = "option "
-"""Of the names under which argparse keeps the flags: a command's own --tol or --out is then another one."""
+"""Of the names under which argparse keeps the flags: a command's own --tol or --out is then another
+one.
+"""
 
 
 def add_flags(
@@ -47,7 +49,9 @@ def add_flags(
             continue
         flag, dest = f"--{option.key}", f"{_PREFIX}{option.key}"
         default = (defaults or {}).get(name) or default_of(option)
-        help_ = (f"{help_of(option)} [{default}]" if default else help_of(option)).replace("%", "%%")
+        help_ = (f"{help_of(option)} [{default}]" if default else help_of(option)).replace(
+            "%", "%%"
+        )
         if option.is_flag and option.default is True:
             flag, help_ = f"--no-{option.key}", f"without {help_.removesuffix(' [True]')}"
             parser.add_argument(flag, dest=dest, action="store_const", const="false", help=help_)
@@ -57,20 +61,31 @@ def add_flags(
             parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
         if name == "dataset":
             own = "your own .csv or .npz file: short for --dataset table:PATH"
-            parser.add_argument("--data", dest=dest, metavar="PATH", type="table:{}".format, help=own)
+            parser.add_argument(
+                "--data", dest=dest, metavar="PATH", type="table:{}".format, help=own
+            )
 
 
-def flags_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, str]:
+def flags_given(
+    options: argparse.Namespace, declared: Mapping[str, Option] | None = None
+) -> dict[str, str]:
     """The flags that were typed, as text by the keys of their options."""
     known = (option.key for option in (all_options() if declared is None else declared).values())
     found = ((key, getattr(options, f"{_PREFIX}{key}", None)) for key in known)
     return {key: text for key, text in found if text is not None}
 
 
-def values_given(options: argparse.Namespace, declared: Mapping[str, Option] | None = None) -> dict[str, Any]:
+def values_given(
+    options: argparse.Namespace, declared: Mapping[str, Option] | None = None
+) -> dict[str, Any]:
     """Return the values of the flags that were typed, checked, by the keys of their options."""
-    known = {option.key: option for option in (all_options() if declared is None else declared).values()}
-    return {key: known[key].parse(text, "command line") for key, text in flags_given(options, declared).items()}
+    known = {
+        option.key: option for option in (all_options() if declared is None else declared).values()
+    }
+    return {
+        key: known[key].parse(text, "command line")
+        for key, text in flags_given(options, declared).items()
+    }
 
 
 def add_balance(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +101,9 @@ def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks
         raise ValueError(
             f"--balance {options.balance} divides clients among processes, and this is one alone: expected torchrun"
         )
-    with join_ranks(options.balance or "samples", "cpu" if device is None else str(device)) as ranks:
+    with join_ranks(
+        options.balance or "samples", "cpu" if device is None else str(device)
+    ) as ranks:
         if not ranks.first:
             warnings.simplefilter("ignore")
         yield ranks
@@ -94,11 +111,15 @@ def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks
 
 def add_file(parser: argparse.ArgumentParser) -> None:
     """Add the argument for a configuration file."""
-    parser.add_argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
+    parser.add_argument(
+        "config", nargs="?", help="TOML file with the same keys as the flags; flags win"
+    )
 
 
 def refuse_code(source: str, stored: object, typed: str | None) -> None:
-    """Refuse a user's own model that a file names, unless the user typed a model, too: a file must not run code."""
+    """Refuse a user's own model that a file names, unless the user typed a model, too: a file must
+    not run code.
+    """
     if typed is None and is_own(str(stored or "")):
         raise ValueError(
             f"{source}: model = {stored!r} is code, which does not run because a file says so, expected it to be typed "
@@ -116,8 +137,9 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
     options : argparse.Namespace
         What was typed.
     takes : collection of str, optional
-        The names of the options that the command uses; by default all. A user's file with another one is refused. Of
-        a file that fedfw wrote, which has all options of a run, the others are left out, and a line says so.
+        The names of the options that the command uses; by default all. A user's file with another
+        one is refused. Of a file that fedfw wrote, which has all options of a run, the others are
+        left out, and a line says so.
     """
     flags, file = flags_given(options), options.config
     table = {} if file is None else read_table(Path(file))
@@ -144,19 +166,25 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
 
 
 def keys_given(options: argparse.Namespace) -> set[str]:
-    """Return the keys of the options that a user has given: flags, and what stands in a file of the user's own."""
+    """Return the keys of the options that a user has given: flags, and what stands in a file of the
+    user's own.
+    """
     given = set(flags_given(options))
     if options.config is not None and not is_stored(Path(options.config)):
         given |= set(read_table(Path(options.config)))
     return given
 
 
-def _only(table: Mapping[str, Any], takes: Collection[str], file: Path, command: str) -> dict[str, Any]:
+def _only(
+    table: Mapping[str, Any], takes: Collection[str], file: Path, command: str
+) -> dict[str, Any]:
     """Return the part of a file's table that a command uses; see `configured`."""
     known = {option.key: name for name, option in all_options().items()}
     unused = [key for key in table if key in known and known[key] not in takes]
     if unused and is_stored(file):
         print(f"{file} is of a run; {command} does not use {', '.join(unused)}", file=sys.stderr)
     elif unused:
-        raise ValueError(f"{file}: {command} does not use {', '.join(unused)}, expected a file without")
+        raise ValueError(
+            f"{file}: {command} does not use {', '.join(unused)}, expected a file without"
+        )
     return {key: value for key, value in table.items() if key not in unused}

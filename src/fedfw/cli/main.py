@@ -1,7 +1,9 @@
-"""The ``fedfw`` command: finds the file of the command that is called, and turns errors into one line.
+"""The ``fedfw`` command: finds the file of the command that is called, and turns errors into one
+line.
 
-A command's file is imported only when that command is called: ``fedfw --help`` does not wait for torch. It has two
-functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the exit status.
+A command's file is imported only when that command is called: ``fedfw --help`` does not wait for
+torch. It has two functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the
+exit status.
 """
 
 import argparse
@@ -24,18 +26,33 @@ from fedfw.environment import refuse_unknown_variables
 from fedfw.terminal import escape_controls
 
 COMMANDS = {
-    "run": ("fedfw.cli.run", "simulate a federated run; without arguments on the digits that scikit-learn has"),
+    "run": (
+        "fedfw.cli.run",
+        "simulate a federated run; without arguments on the digits that scikit-learn has",
+    ),
     "resume": ("fedfw.cli.resume", "continue an interrupted run"),
     "compare": ("fedfw.cli.compare", "show several runs in one table and one picture"),
-    "tune": ("fedfw.cli.tune", "search a small grid of choices on held-out training data; writes a file for run"),
-    "solve": ("fedfw.cli.solve", "find the central optimum F* that residuals are measured against, with proof"),
+    "tune": (
+        "fedfw.cli.tune",
+        "search a small grid of choices on held-out training data; writes a file for run",
+    ),
+    "solve": (
+        "fedfw.cli.solve",
+        "find the central optimum F* that residuals are measured against, with proof",
+    ),
     "advise": ("fedfw.cli.advise", "say which method to use, why, and what was measured"),
     "deploy": ("fedfw.cli.deploy", "run on Flower: real processes and encrypted connections"),
-    "privacy": ("fedfw.cli.privacy", "say what a promise of differential privacy costs: the noise, and eps by rounds"),
+    "privacy": (
+        "fedfw.cli.privacy",
+        "say what a promise of differential privacy costs: the noise, and eps by rounds",
+    ),
     "data": ("fedfw.cli.data", "list, get and show the data sets"),
     "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
     "models": ("fedfw.cli.models", "list the models"),
-    "sets": ("fedfw.cli.sets", "list the constraint sets, what their oracles cost and their atoms weigh"),
+    "sets": (
+        "fedfw.cli.sets",
+        "list the constraint sets, what their oracles cost and their atoms weigh",
+    ),
 }
 """Every command of the library by its name: the module that has it, and its line of help."""
 LABORATORY = {
@@ -43,14 +60,19 @@ LABORATORY = {
     "attack": "search for the clients' images in what they send, as a curious server could",
     "bench": "time rounds beside a loop over clients, hand-batched PyTorch and other frameworks",
 }
-"""Commands of the package fedfw-reproduction, with their help; its entry points name the modules."""
+"""Commands of the package fedfw-reproduction, with their help; its entry points name the modules.
+"""
 ENTRY_POINTS = "fedfw.commands"
 LINES = "\n"
 """Of the characters that are not printable, errors and notes may have this one."""
 HELP = Path(__file__).with_name("help.json")
-"""Arguments of commands by name, each with its flags and the keywords of argparse that its help shows."""
+"""Arguments of commands by name, each with its flags and the keywords of argparse that its help
+shows.
+"""
 SHARED = ("run", "resume", "tune", "reproduce")
-"""Commands that divide their work among the processes that torchrun starts; others would do all of it in each."""
+"""Commands that divide their work among the processes that torchrun starts; others would do all of
+it in each.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _quick_end(command: str) -> Iterator[None]:
-    """While modules are imported, an interrupt ends the process at once: torch does not survive an exception there."""
+    """While modules are imported, an interrupt ends the process at once: torch does not survive an
+    exception there.
+    """
 
     def end(*signal_and_frame: object) -> None:
         os.write(2, f"\nfedfw {command}: interrupted\n".encode())
@@ -110,10 +134,13 @@ def _notice(command: str, message: Warning | str, *where: object) -> str:
 
 
 def _module_of(command: str) -> str:
-    """Return the module of a command; one of the laboratory is looked up among the installed entry points."""
+    """Return the module of a command; one of the laboratory is looked up among the installed entry
+    points.
+    """
     if command in COMMANDS:
         return COMMANDS[command][0]
-    # Imported here: reading the metadata of installed packages takes longer than the rest of this module.
+    # Imported here: reading the metadata of installed packages takes longer than the rest of this
+    # module.
     from importlib.metadata import entry_points
 
     for point in entry_points(group=ENTRY_POINTS, name=command):
@@ -125,7 +152,9 @@ def _module_of(command: str) -> str:
 
 
 def _kept_help(command: str, typed: list[str]) -> list[Any] | None:
-    """Return a command's arguments as scripts/help.py keeps them: its help then waits for no import."""
+    """Return a command's arguments as scripts/help.py keeps them: its help then waits for no
+    import.
+    """
     if {"-h", "--help"}.isdisjoint(typed):
         return None
     kept: dict[str, list[Any]] = json.loads(HELP.read_text(encoding="utf-8"))
@@ -134,7 +163,8 @@ def _kept_help(command: str, typed: list[str]) -> list[Any] | None:
 
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="fedfw", description="Federated Frank-Wolfe: train across clients inside a hard constraint set."
+        prog="fedfw",
+        description="Federated Frank-Wolfe: train across clients inside a hard constraint set.",
     )
     parser.add_argument("--version", action="version", version=f"fedfw {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -142,9 +172,13 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     if command and command not in listed:
         from fedfw.options import nearest
 
-        parser.error(f"unknown command {command!r}{nearest(command, listed)}, expected one of {', '.join(listed)}")
+        parser.error(
+            f"unknown command {command!r}{nearest(command, listed)}, expected one of {', '.join(listed)}"
+        )
     if command and command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        parser.error(f"{command} does not divide its work among processes, expected it to be started without torchrun")
+        parser.error(
+            f"{command} does not divide its work among processes, expected it to be started without torchrun"
+        )
     for name, help_ in listed.items():
         own = commands.add_parser(name, help=help_)
         if name == command and (kept := _kept_help(command, typed)) is not None:
@@ -154,9 +188,18 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         elif name == command:
             with _quick_end(command):
                 module = import_module(_module_of(command))
-                verb = next((word for word in typed[typed.index(command) + 1 :] if not word.startswith("-")), "")
+                verb = next(
+                    (
+                        word
+                        for word in typed[typed.index(command) + 1 :]
+                        if not word.startswith("-")
+                    ),
+                    "",
+                )
                 own.set_defaults(execute=module.execute, parser=own)
-                module.add_arguments(own, *([verb] if hasattr(module, "VERBS") else []))  # verbs import more
+                module.add_arguments(
+                    own, *([verb] if hasattr(module, "VERBS") else [])
+                )  # verbs import more
             own.description = f"{help_[0].upper()}{help_[1:]}."
     options, unknown = parser.parse_known_args(typed)
     if unknown:

@@ -22,29 +22,56 @@ _ROWS = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The promise or the noise, how often clients release something, and what it is."""
-    parser.add_argument("--eps", type=float, help="the promise: the noise that keeps it is worked out")
-    parser.add_argument("--noise", type=float, help="a noise multiplier: what it spends is worked out")
-    parser.add_argument("--delta", type=float, default=1e-5, help="well below 1 / samples of a client [%(default)s]")
-    add_flags(parser, ("rounds", "local_steps", "batch_size"), defaults={"batch_size": "all samples"})
-    parser.add_argument("--samples", type=int, help="samples of the smallest client, with --batch-size")
-    parser.add_argument("--constraint", default="l2:1", help="the set, which decides the mechanism [%(default)s]")
-    parser.add_argument("--shape", type=parse_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
-    parser.add_argument("--algorithm", default=FIRST_CHOICE, help="see 'fedfw algorithms' [%(default)s]")
+    parser.add_argument(
+        "--eps", type=float, help="the promise: the noise that keeps it is worked out"
+    )
+    parser.add_argument(
+        "--noise", type=float, help="a noise multiplier: what it spends is worked out"
+    )
+    parser.add_argument(
+        "--delta", type=float, default=1e-5, help="well below 1 / samples of a client [%(default)s]"
+    )
+    add_flags(
+        parser, ("rounds", "local_steps", "batch_size"), defaults={"batch_size": "all samples"}
+    )
+    parser.add_argument(
+        "--samples", type=int, help="samples of the smallest client, with --batch-size"
+    )
+    parser.add_argument(
+        "--constraint", default="l2:1", help="the set, which decides the mechanism [%(default)s]"
+    )
+    parser.add_argument(
+        "--shape",
+        type=parse_shape,
+        default=(10, 785),
+        help="parameter shape, such as 10x784 [10x785]",
+    )
+    parser.add_argument(
+        "--algorithm", default=FIRST_CHOICE, help="see 'fedfw algorithms' [%(default)s]"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the noise that a promise needs, or what a noise spends, round by round."""
     if options.eps is None and options.noise is None:
-        raise ValueError("neither --eps nor --noise is given, expected one of them, or both to see how many rounds fit")
+        raise ValueError(
+            "neither --eps nor --noise is given, expected one of them, or both to see how many rounds fit"
+        )
     run = Options(**parse_table(options_of(Options).values(), flags_given(options), "command line"))
     if run.batch_size is not None and options.samples is None:
-        raise ValueError(f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client")
+        raise ValueError(
+            f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client"
+        )
     if options.samples is not None and run.batch_size is None:
-        raise ValueError(f"--samples {options.samples} changes nothing without --batch-size, expected both or none")
+        raise ValueError(
+            f"--samples {options.samples} changes nothing without --batch-size, expected both or none"
+        )
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")
-    promise = Privacy(MOST_EPS if options.eps is None else options.eps, options.delta, noise=options.noise)
+    promise = Privacy(
+        MOST_EPS if options.eps is None else options.eps, options.delta, noise=options.noise
+    )
     constraint = parse_set(options.constraint)
     plan = PrivacyPlan.of(
         promise,
@@ -56,19 +83,34 @@ def execute(options: argparse.Namespace) -> int:
         local_steps=run.local_steps,
         batch_size=run.batch_size,
     )
-    spent = {t: plan.epsilon(t) for t in sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})}
+    spent = {
+        t: plan.epsilon(t)
+        for t in sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})
+    }
     if options.json:
-        found = {"mechanism": plan.how, "noise": plan.noise, "delta": promise.delta, "rate": plan.accountant.rate}
+        found = {
+            "mechanism": plan.how,
+            "noise": plan.noise,
+            "delta": promise.delta,
+            "rate": plan.accountant.rate,
+        }
         print(json.dumps(found | {"most_rounds": plan.most_rounds, "epsilon": spent}))
         return 0
     print(
         f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; "
         f"each sample is looked at with probability {plan.accountant.rate:.4g}"
     )
-    print(aligned([("rounds", "epsilon spent"), *((str(t), f"{eps:.4g}") for t, eps in spent.items())], right=(0, 1)))
+    print(
+        aligned(
+            [("rounds", "epsilon spent"), *((str(t), f"{eps:.4g}") for t, eps in spent.items())],
+            right=(0, 1),
+        )
+    )
     if plan.most_rounds < run.rounds:
         print(f"eps {promise.eps:g} is spent after {plan.most_rounds} of {run.rounds} rounds")
     noise = "" if options.noise is None else f",noise={options.noise:g}"
     eps = spent[plan.most_rounds] if options.eps is None else options.eps
-    print(f"a run with these options keeps it by:  --privacy eps={eps:.6g},delta={promise.delta:g}{noise}")
+    print(
+        f"a run with these options keeps it by:  --privacy eps={eps:.6g},delta={promise.delta:g}{noise}"
+    )
     return 0

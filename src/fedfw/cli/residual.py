@@ -1,4 +1,6 @@
-"""How much of the way to the optimum is left after a run, where the optimum is known or quickly found."""
+"""How much of the way to the optimum is left after a run, where the optimum is known or quickly
+found.
+"""
 
 import json
 import math
@@ -22,7 +24,9 @@ _KEPT = ("value", "lower_bound", "start_value")
 
 
 def quick_optimum(problem: Problem, constraint: Any) -> Optimum | None:
-    """The optimum of a convex problem, if a central solver that sees all the data finds it in a few seconds."""
+    """The optimum of a convex problem, if a central solver that sees all the data finds it in a few
+    seconds.
+    """
     if problem.convex is not True or not problem.losses.countable:
         return None
     with warnings.catch_warnings():

@@ -1,4 +1,6 @@
-"""``fedfw resume``: continue an interrupted run from its last checkpoint, or a finished one to more rounds."""
+"""``fedfw resume``: continue an interrupted run from its last checkpoint, or a finished one to more
+rounds.
+"""
 
 import argparse
 import sys
@@ -6,7 +8,16 @@ from pathlib import Path
 
 from fedfw.cli.closing import CONFIG, run_to_the_end
 from fedfw.cli.flags import add_balance, joined, refuse_code
-from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, merge, read_config, run_options
+from fedfw.config import (
+    RunConfig,
+    build_algorithm,
+    build_problem,
+    completed,
+    load,
+    merge,
+    read_config,
+    run_options,
+)
 from fedfw.ranks import Ranks
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
@@ -17,10 +28,18 @@ from fedfw.simulation.callbacks import Progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run's folder, how many rounds it is to have, and the form of the output."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--rounds", metavar="VALUE", help="go on to so many rounds in all [as many as the run has]")
-    parser.add_argument("--model", metavar="VALUE", help="the run's model, where it is your own as in my_module:make")
+    parser.add_argument(
+        "--rounds", metavar="VALUE", help="go on to so many rounds in all [as many as the run has]"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="VALUE",
+        help="the run's model, where it is your own as in my_module:make",
+    )
     add_balance(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -43,16 +62,24 @@ def execute(options: argparse.Namespace) -> int:
         return _resume(folder, config, stored, options, ranks)
 
 
-def _resume(folder: Path, config: RunConfig, stored: RunConfig, options: argparse.Namespace, ranks: Ranks) -> int:
+def _resume(
+    folder: Path, config: RunConfig, stored: RunConfig, options: argparse.Namespace, ranks: Ranks
+) -> int:
     kept = RunFolder(folder, resume=True) if ranks.first else None
     data = load(config)
     config = completed(config, data)
     problem, algorithm = build_problem(config, data, ranks=ranks), build_algorithm(config)
     del data  # the problem has what it needs of it
-    simulation = Simulation(problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()])
+    simulation = Simulation(
+        problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()]
+    )
     if ranks.first:
         if config.rounds != stored.rounds:  # it was not refused
             write_atomically(folder / CONFIG, config.to_toml().encode())
-        found = f"going on after round {simulation.t}" if simulation.t else "there is no checkpoint yet: from the start"
+        found = (
+            f"going on after round {simulation.t}"
+            if simulation.t
+            else "there is no checkpoint yet: from the start"
+        )
         print(f"{found}, {config.rounds} rounds in all", file=sys.stderr)
     return run_to_the_end(simulation, config, folder, as_json=options.json)

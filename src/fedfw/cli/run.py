@@ -8,7 +8,15 @@ from pathlib import Path
 
 from fedfw.cli.closing import CONFIG, run_to_the_end
 from fedfw.cli.flags import add_balance, add_file, add_flags, configured, joined
-from fedfw.config import RunConfig, build_algorithm, build_problem, completed, load, rooted, run_options
+from fedfw.config import (
+    RunConfig,
+    build_algorithm,
+    build_problem,
+    completed,
+    load,
+    rooted,
+    run_options,
+)
 from fedfw.ranks import Ranks
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
@@ -20,9 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every option of a configuration, the folder, and the form of the output."""
     add_file(parser)
     add_flags(parser)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]"
+    )
     add_balance(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -37,12 +49,16 @@ def _run(config: RunConfig, options: argparse.Namespace, ranks: Ranks) -> int:
     config = rooted(completed(config, data))
     folder = options.out or Path(ranks.tell(str(_new_folder(config))))
     if ranks.first and (folder / CONFIG).exists():
-        raise ValueError(f"{folder} already holds a run: give another --out, or continue it: fedfw resume {folder}")
+        raise ValueError(
+            f"{folder} already holds a run: give another --out, or continue it: fedfw resume {folder}"
+        )
     problem, algorithm = build_problem(config, data, ranks=ranks), build_algorithm(config)
     del data  # the problem has what it needs of it
     kept = RunFolder(folder) if ranks.first else None
     # It refuses what makes no sense, before anything is written.
-    simulation = Simulation(problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()])
+    simulation = Simulation(
+        problem, algorithm, run_options(config), folder=kept, callbacks=[Progress()]
+    )
     if kept is not None:
         kept.claim()
         write_atomically(folder / CONFIG, config.to_toml().encode())
@@ -51,7 +67,9 @@ def _run(config: RunConfig, options: argparse.Namespace, ranks: Ranks) -> int:
 
 def _new_folder(config: RunConfig) -> Path:
     dataset = re.sub("[^a-z0-9.,-]+", "-", config.dataset.rpartition("/")[2].lower())
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{str(config.algorithm).replace('+', 'plus')}-{dataset}"
+    name = (
+        f"{time.strftime('%Y%m%d-%H%M%S')}-{str(config.algorithm).replace('+', 'plus')}-{dataset}"
+    )
     return next(
         path
         for number in count(1)

@@ -13,7 +13,12 @@ from fedfw.sets.registry import SETS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shape of the parameters, and the form of the output."""
-    parser.add_argument("--shape", type=parse_shape, default=(10, 785), help="parameter shape, such as 10x784 [10x785]")
+    parser.add_argument(
+        "--shape",
+        type=parse_shape,
+        default=(10, 785),
+        help="parameter shape, such as 10x784 [10x785]",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -32,12 +37,16 @@ def parse_shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers joined by x, such as 10x784")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}, expected whole numbers joined by x, such as 10x784"
+        )
     return shape
 
 
 def _describe_sets(shape: Shape) -> list[dict[str, Any]]:
-    """For every set: what it is, its flags and, where an example fits ``shape``, the atom and its real bytes."""
+    """For every set: what it is, its flags and, where an example fits ``shape``, the atom and its
+    real bytes.
+    """
     return [_describe(name, shape) for name in SETS]
 
 
@@ -62,7 +71,12 @@ def _describe(name: str, shape: Shape) -> dict[str, Any]:
         example = SETS[name].example(shape)
         atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
         nbytes, diameter = len(atom.to_bytes()), example.diameter(shape)
-        return row | {"example": repr(example), "atom": atom.kind, "bytes": nbytes, "diameter": diameter}
+        return row | {
+            "example": repr(example),
+            "atom": atom.kind,
+            "bytes": nbytes,
+            "diameter": diameter,
+        }
     except ValueError as error:
         return row | {"note": str(error)}
 

@@ -12,7 +12,18 @@ from fedfw.rounds.setup import usable_device
 from fedfw.solving import solve
 
 _MATTERS = (
-    *("dataset", "data_dir", "target", "time", "client_column", "model", "l2", "clients", "partition", "weights"),
+    *(
+        "dataset",
+        "data_dir",
+        "target",
+        "time",
+        "client_column",
+        "model",
+        "l2",
+        "clients",
+        "partition",
+        "weights",
+    ),
     *("constraint", "per_parameter", "seed", "device"),
 )
 """The options that the optimum depends on."""
@@ -22,13 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The problem and the set, how exactly F* is wanted, and the form of the output."""
     add_file(parser)
     add_flags(parser, _MATTERS)
-    parser.add_argument("--tol", type=float, default=1e-3, help="how well F* must be known, relatively [%(default)s]")
-    parser.add_argument("--max-steps", type=int, default=5000, help="give up after so many steps [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--tol",
+        type=float,
+        default=1e-3,
+        help="how well F* must be known, relatively [%(default)s]",
+    )
+    parser.add_argument(
+        "--max-steps", type=int, default=5000, help="give up after so many steps [%(default)s]"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print F*, the bound below it and the accuracy of the optimum itself; the status is 1 if it gave up."""
+    """Print F*, the bound below it and the accuracy of the optimum itself; the status is 1 if it
+    gave up.
+    """
     config = configured(options, _MATTERS)
     data = load(config)
     config = completed(config, data)
@@ -36,7 +58,13 @@ def execute(options: argparse.Namespace) -> int:
     begin = time.monotonic()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="solve gave up")  # the closing lines say so
-        optimum = solve(problem, constraint_of(config), tol=options.tol, max_steps=options.max_steps, progress=True)
+        optimum = solve(
+            problem,
+            constraint_of(config),
+            tol=options.tol,
+            max_steps=options.max_steps,
+            progress=True,
+        )
     test = problem.test(optimum.x)
     found = {
         "value": optimum.value,
@@ -53,14 +81,19 @@ def execute(options: argparse.Namespace) -> int:
     print(
         f"F* is between {optimum.lower_bound:.6g} and {optimum.value:.6g}; F at the start is {optimum.start_value:.6g}"
     )
-    print(f"so F* is known to {optimum.uncertainty:.2g} of the way from the start (asked for: {options.tol:g})")
+    print(
+        f"so F* is known to {optimum.uncertainty:.2g} of the way from the start (asked for: {options.tol:g})"
+    )
     for name in ("accuracy", "concordance"):
         if found[name] is not None:
             print(f"test {name} of the optimum: {found[name]:.4f}")
     print(f"{optimum.method}, {optimum.steps} steps, {found['seconds']:.1f} s")
     reached = optimum.uncertainty <= options.tol
     if not reached:
-        print(f"fedfw solve: gave up after {optimum.steps} steps; --max-steps allows more", file=sys.stderr)
+        print(
+            f"fedfw solve: gave up after {optimum.steps} steps; --max-steps allows more",
+            file=sys.stderr,
+        )
     if options.json:
         print(json.dumps(found))
     return 0 if reached else 1

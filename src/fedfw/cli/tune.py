@@ -1,6 +1,7 @@
 """``fedfw tune``: a small grid search under one budget of gradients for every point of the grid.
 
-The choice is made on samples that the clients lend from their training data; the test data are not looked at.
+The choice is made on samples that the clients lend from their training data; the test data are not
+looked at.
 """
 
 import argparse
@@ -33,17 +34,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, the grid, its budget, what is compared, and the file that is written."""
     add_file(parser)
     add_flags(parser, without=("tol", "eval_every"))
-    parser.add_argument("--grid", help='what to try, such as "lr=auto:4,auto:8 eta=10,100" (the algorithm\'s own grid)')
+    parser.add_argument(
+        "--grid",
+        help='what to try, such as "lr=auto:4,auto:8 eta=10,100" (the algorithm\'s own grid)',
+    )
     parser.add_argument(
         "--budget",
         type=float,
         help="gradients of all its samples a client may compute in a trial (rounds x local steps)",
     )
     parser.add_argument(
-        "--by", choices=("loss", "accuracy"), default="loss", help="what is compared on the held-out data [%(default)s]"
+        "--by",
+        choices=("loss", "accuracy"),
+        default="loss",
+        help="what is compared on the held-out data [%(default)s]",
     )
-    parser.add_argument("--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv")
-    parser.add_argument("--resume", action="store_true", help="keep the finished trials of the table")
+    parser.add_argument(
+        "--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the finished trials of the table"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -60,9 +71,13 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     base = completed(config, data)
     target = options.out or Path(f"tuned-{str(base.algorithm).replace('+', 'plus')}.toml")
     if target.suffix == ".csv":
-        raise ValueError(f"--out {target}: the table goes beside it as .csv, expected another ending such as .toml")
+        raise ValueError(
+            f"--out {target}: the table goes beside it as .csv, expected another ending such as .toml"
+        )
     if by == "accuracy" and data.classes is None:
-        raise ValueError(f"--by accuracy: {config.dataset} has numbers for targets, expected --by loss")
+        raise ValueError(
+            f"--by accuracy: {config.dataset} has numbers for targets, expected --by loss"
+        )
     problem = build_problem(base, data, HELD_OUT)
     if axes is None:
         own = usual_grid(problem, build_algorithm(base), run_options(base))
@@ -75,11 +90,20 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     identity = hashlib.sha256(f"{base.to_toml()} {passes}".encode()).hexdigest()[:12]
     names = [_describe(trial.choice) for trial in trials]
     found = _read_table(path, identity, trials) if options.resume and ranks.first else {}
-    missing = [trials[i] for i in ranks.tell([i for i, name in enumerate(names) if name not in found])]
+    missing = [
+        trials[i] for i in ranks.tell([i for i, name in enumerate(names) if name not in found])
+    ]
     if not ranks.first:
         search(problem, missing, passes, ranks=ranks)
         return 0
-    with tqdm(total=len(points), initial=len(found), file=sys.stderr, unit="trial", leave=False, disable=None) as bar:
+    with tqdm(
+        total=len(points),
+        initial=len(found),
+        file=sys.stderr,
+        unit="trial",
+        leave=False,
+        disable=None,
+    ) as bar:
 
         def show(trial: Trial) -> None:
             found[_describe(trial.choice)] = trial
@@ -93,7 +117,9 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         except KeyboardInterrupt:
             bar.close()
             if not found:
-                print("\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr)
+                print(
+                    "\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr
+                )
                 return 130
             print(_sorted_table(list(found.values()), by))
             print(
@@ -107,11 +133,15 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     done = [found[name] for name in names]
     best = Tuning(done, by).best
     if not math.isfinite(best.rank(by)):
-        raise ValueError("no point of the grid gave a finite result: expected a grid with smaller steps")
+        raise ValueError(
+            "no point of the grid gave a finite result: expected a grid with smaller steps"
+        )
     chosen = next(config for (config, _), trial in zip(points, done, strict=True) if trial is best)
     write_atomically(target, replace(chosen, rounds=best.rounds).to_toml().encode())
     print(_sorted_table(done, by))
-    print(f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by the clients)")
+    print(
+        f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by the clients)"
+    )
     for key, value in best.choice.items():
         if len(axes[key]) > 2 and value in (axes[key][0], axes[key][-1]):
             print(f"{key} = {value} is at the edge of its grid: a wider one may be better")
@@ -119,7 +149,9 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     return 0
 
 
-def _refuse_overruled(given: set[str], axes: Mapping[str, Sequence[Any]], options: argparse.Namespace) -> None:
+def _refuse_overruled(
+    given: set[str], axes: Mapping[str, Sequence[Any]], options: argparse.Namespace
+) -> None:
     """Refuse what was given beside a grid or a budget that takes its place."""
     if options.budget is not None and "rounds" in given:
         raise ValueError(
@@ -136,18 +168,24 @@ def _refuse_overruled(given: set[str], axes: Mapping[str, Sequence[Any]], option
 
 
 def parse_grid(text: str) -> dict[str, Sequence[str]]:
-    """``lr=auto:4,auto:8 eta=10,100`` -> the values of each key, checked where they enter the configuration.
+    """``lr=auto:4,auto:8 eta=10,100`` -> the values of each key, checked where they enter the
+    configuration.
 
     Values with a comma in them are divided by bars: ``constraint=l1:10|ksparse:k=79,r=1``.
     """
     # The rest (data, clients, model ...) is the problem, which all points share.
-    may_vary = [name.replace("_", "-") for name in (*algorithm_options(), "constraint", "per_parameter", *RUN_AXES)]
+    may_vary = [
+        name.replace("_", "-")
+        for name in (*algorithm_options(), "constraint", "per_parameter", *RUN_AXES)
+    ]
     axes: dict[str, Sequence[str]] = {}
     for part in text.split():
         key, equals, text_values = part.partition("=")
         key, values = key.replace("_", "-"), text_values.split("|" if "|" in text_values else ",")
         if not equals or not all(values) or key in axes:
-            raise ValueError(f"grid {part!r}, expected KEY=VALUE,VALUE,... such as lr=auto:4,auto:8, each key once")
+            raise ValueError(
+                f"grid {part!r}, expected KEY=VALUE,VALUE,... such as lr=auto:4,auto:8, each key once"
+            )
         if key not in may_vary:
             raise ValueError(f"grid: {key} cannot vary, expected one of {', '.join(may_vary)}")
         axes[key] = values
@@ -157,26 +195,38 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
 
 
 def _write_table(path: Path, identity: str, finished: Sequence[Trial]) -> None:
-    """Write the finished trials as CSV, in the order of the grid, with what they depend on beside their choice."""
+    """Write the finished trials as CSV, in the order of the grid, with what they depend on beside
+    their choice.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, [*finished[0].choice, *_FOUND, _IDENTITY])
     writer.writeheader()
     for one in finished:
-        writer.writerow({**one.choice, **{name: getattr(one, name) for name in _FOUND}, _IDENTITY: identity})
+        writer.writerow(
+            {**one.choice, **{name: getattr(one, name) for name in _FOUND}, _IDENTITY: identity}
+        )
     write_atomically(path, text.getvalue().encode())
 
 
 def _read_table(path: Path, identity: str, trials: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the finished trials of a file, which must be of the same configuration and grid, by their choices."""
+    """Return the finished trials of a file, which must be of the same configuration and grid, by
+    their choices.
+    """
     if not path.exists():
         raise ValueError(f"--resume: there is no {path} with finished trials")
     points = {_describe(point.choice): point for point in trials}
     found = {}
     for row in csv.DictReader(path.read_text().splitlines()):
-        name = _describe({key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)})
+        name = _describe(
+            {key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)}
+        )
         if name not in points or row.get(_IDENTITY) != identity:
-            raise ValueError(f"--resume: {path} holds trials of another grid or configuration than this command's")
-        values: dict[str, Any] = {key: parse_number(row[key]) if row[key] else None for key in _FOUND}
+            raise ValueError(
+                f"--resume: {path} holds trials of another grid or configuration than this command's"
+            )
+        values: dict[str, Any] = {
+            key: parse_number(row[key]) if row[key] else None for key in _FOUND
+        }
         options = replace(points[name].options, rounds=values.pop("rounds"))
         found[name] = replace(points[name], options=options, **values)
     return found
@@ -198,5 +248,7 @@ def _describe(choice: Mapping[str, Any]) -> str:
 def _outcome(trial: Trial) -> str:
     if not math.isfinite(trial.held_out_loss):
         return "blew up"
-    accuracy = "" if trial.held_out_accuracy is None else f", accuracy {trial.held_out_accuracy:.4f}"
+    accuracy = (
+        "" if trial.held_out_accuracy is None else f", accuracy {trial.held_out_accuracy:.4f}"
+    )
     return f"held-out loss {trial.held_out_loss:.4f}{accuracy}, training loss {trial.loss:.4f}"

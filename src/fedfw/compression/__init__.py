@@ -35,8 +35,12 @@ def make_compressor(text: str) -> Compressor | None:
     return Sign() if name == "sign" else None
 
 
-def refuse_useless(text: str, constraint: ConstraintSet, shape: Shape, shapes: Sequence[Shape]) -> None:
-    """Refuse a compressor whose messages would be longer than the vector itself, or that fits no parameter."""
+def refuse_useless(
+    text: str, constraint: ConstraintSet, shape: Shape, shapes: Sequence[Shape]
+) -> None:
+    """Refuse a compressor whose messages would be longer than the vector itself, or that fits no
+    parameter.
+    """
     compressor, p = make_compressor(text), prod(shape)
     if compressor is None:
         return

@@ -1,21 +1,23 @@
 """What every compressor is made of, and how compressed vectors are sent.
 
-A `Compressor` turns vectors into atoms that decode to something near them, with the same bits on both sides. Each class
-says how near, as a contraction
+A `Compressor` turns vectors into atoms that decode to something near them, with the same bits on
+both sides. Each class says how near, as a contraction
 
     ||C(v) - v||^2 <= (1 - alpha) ||v||^2    with some alpha in (0, 1],
 
-which is what error feedback needs: what a message loses is part of the next one, and the errors die out (Richtarik,
-Sokolov and Fatkhullin, "EF21: A new, simpler, theoretically better, and practically faster error feedback", 2021).
-Two things are sent in this way:
+which is what error feedback needs: what a message loses is part of the next one, and the errors die
+out (Richtarik, Sokolov and Fatkhullin, "EF21: A new, simpler, theoretically better, and practically
+faster error feedback", 2021). Two things are sent in this way:
 
-- A vector as it is (`Compressor.encode`), such as the change of a memory that both sides hold. Both sides go on from
-  the decoded change, so the next one includes what this one lost: nothing else has to remember the errors.
-- A net atom of a set (`Compressor.encode_net`): its difference from the model. The decoded point may lie outside of
-  the set, so it is shrunk into it (`ConstraintSet.shrink`), by whoever sends it and by whoever receives it. What a
-  hostile client sends is therefore a point of the set, too. Only atoms that would travel as a dense vector are
-  compressed, and only by compressors that keep something of every number (`Compressor.keeps_all`): a point from which
-  most of its move is missing is no use, and nothing remembers what it lost. The others travel as they are.
+- A vector as it is (`Compressor.encode`), such as the change of a memory that both sides hold. Both
+  sides go on from the decoded change, so the next one includes what this one lost: nothing else has
+  to remember the errors.
+- A net atom of a set (`Compressor.encode_net`): its difference from the model. The decoded point
+  may lie outside of the set, so it is shrunk into it (`ConstraintSet.shrink`), by whoever sends it
+  and by whoever receives it. What a hostile client sends is therefore a point of the set, too. Only
+  atoms that would travel as a dense vector are compressed, and only by compressors that keep
+  something of every number (`Compressor.keeps_all`): a point from which most of its move is missing
+  is no use, and nothing remembers what it lost. The others travel as they are.
 """
 
 from __future__ import annotations
@@ -73,14 +75,16 @@ class Compressor(ABC):
     """Whether it keeps something of every number, so that net atoms may be sent with it."""
 
     def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Compressor:
-        """The compressor for vectors of a run, whose set and whose parameters' shapes some compressors go by.
+        """The compressor for vectors of a run, whose set and whose parameters' shapes some
+        compressors go by.
 
         Parameters
         ----------
         constraint : ConstraintSet
             The set on the flat vector of parameters.
         shapes : sequence of tuple of int
-            The shapes of the parameters, one after the other in that vector; empty where they are not known.
+            The shapes of the parameters, one after the other in that vector; empty where they are
+            not known.
         """
         return self
 
@@ -95,7 +99,8 @@ class Compressor(ABC):
         shape : tuple of int
             Shape of one value, with p entries.
         pieces : sequence of int
-            The lengths of the parameters that lie one after the other in a row (`ConstraintSet.pieces`).
+            The lengths of the parameters that lie one after the other in a row
+            (`ConstraintSet.pieces`).
         draw : int, default 0
             A number that both sides know, such as the round: random choices follow from it.
         """
@@ -105,7 +110,8 @@ class Compressor(ABC):
         """The functions that decode what `encode` makes, for the same shape, pieces and draw."""
 
     def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
-        """A stack of net atoms of a set, of which those that are dense are sent as differences from base (p,).
+        """A stack of net atoms of a set, of which those that are dense are sent as differences from
+        base (p,).
 
         Parameters
         ----------
@@ -121,20 +127,29 @@ class Compressor(ABC):
         Returns
         -------
         Atom
-            A stack of points of the set: parts of a product one by one, dense ones as `Moved`, all others unchanged.
+            A stack of points of the set: parts of a product one by one, dense ones as `Moved`, all
+            others unchanged.
         """
         if not self.keeps_all:
             return net
         if isinstance(constraint, BoundProduct):
             assert isinstance(net, TupleAtom)
-            each = zip(net.parts, _parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
+            each = zip(
+                net.parts,
+                _parts(base, constraint),
+                constraint.parts,
+                constraint.shapes,
+                strict=True,
+            )
             return replace(net, bound=None, parts=tuple(self.encode_net(*part) for part in each))
         if not isinstance(net.inner if isinstance(net, Rearranged) else net, Dense):
             return net
         difference = net.dense(base.dtype).reshape(-1, len(base)) - base
         return _moved(self.encode(difference, shape, constraint.pieces(shape)), base, constraint)
 
-    def net_readers(self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float]) -> Readers:
+    def net_readers(
+        self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float]
+    ) -> Readers:
         """The functions that decode what `encode_net` makes of mixtures with these weights."""
         if not self.keeps_all:
             return constraint.net_readers(shape, weights)
@@ -145,19 +160,27 @@ class Compressor(ABC):
         readers = dict(constraint.net_readers(shape, weights))
         if readers.pop(Dense, None) is None:
             return readers
-        return {**readers, **_moved_readers(self.readers(shape, constraint.pieces(shape)), base, constraint)}
+        return {
+            **readers,
+            **_moved_readers(self.readers(shape, constraint.pieces(shape)), base, constraint),
+        }
 
 
 def _parts(base: Tensor, constraint: BoundProduct) -> list[Tensor]:
     """The pieces of base (p,) that belong to each part of a product."""
-    return [piece[0] for piece in split_columns(base[None], [prod(shape) for shape in constraint.shapes])]
+    return [
+        piece[0]
+        for piece in split_columns(base[None], [prod(shape) for shape in constraint.shapes])
+    ]
 
 
 def _moved(move: Atom, base: Tensor, constraint: ConstraintSet) -> Moved:
     """The points base + move, in the set."""
     values = base + move._dense(base.dtype)
     values = constraint.shrink(values.view(-1, *move.shape), batch=True).reshape(values.shape)
-    return Moved(shape=move.shape, batched=move.batched, precision=base.dtype, values=values, move=move)
+    return Moved(
+        shape=move.shape, batched=move.batched, precision=base.dtype, values=values, move=move
+    )
 
 
 def _moved_readers(readers: Readers, base: Tensor, constraint: ConstraintSet) -> Readers:

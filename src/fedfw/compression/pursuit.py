@@ -24,14 +24,16 @@ _TOL = 1e-3
 
 @dataclass(frozen=True)
 class Pursuit(Compressor):
-    """R atoms of the set with a coefficient each, by matching pursuit; with a product of sets R of each part.
+    """R atoms of the set with a coefficient each, by matching pursuit; with a product of sets R of
+    each part.
 
-    The next atom is the one that, times the best coefficient, leaves the least of what is left: the oracle's answer to
-    it or to its opposite. For an l1 ball it is the largest number, for a nuclear ball the leading singular pair, for a
-    group ball the longest group. Numbers of atoms travel in float16 and coefficients in bfloat16. ||C(v) - v|| never
-    exceeds ||v||, and it is a contraction where atoms, with both signs, span the space: for an l1 ball with
-    alpha = 1 - (1 - c/d)^R, where d = p and c = 1 - 2^-7 is for rounding; for a nuclear ball d is the shorter side, for
-    a group ball the number of groups.
+    The next atom is the one that, times the best coefficient, leaves the least of what is left: the
+    oracle's answer to it or to its opposite. For an l1 ball it is the largest number, for a nuclear
+    ball the leading singular pair, for a group ball the longest group. Numbers of atoms travel in
+    float16 and coefficients in bfloat16. ||C(v) - v|| never exceeds ||v||, and it is a contraction
+    where atoms, with both signs, span the space: for an l1 ball with alpha = 1 - (1 - c/d)^R, where
+    d = p and c = 1 - 2^-7 is for rounding; for a nuclear ball d is the shorter side, for a group
+    ball the number of groups.
 
     Parameters
     ----------
@@ -56,9 +58,13 @@ class Pursuit(Compressor):
         return replace(self, constraint=constraint)
 
     def _parts(self) -> list[tuple[Pursuit, Shape]] | None:
-        """A pursuit for each part of a product, and the shape of its values; None for a set that is none."""
+        """A pursuit for each part of a product, and the shape of its values; None for a set that is
+        none.
+        """
         if self.constraint is None:
-            raise ValueError(f"compress='atoms:{self.r}' has no set yet, whose atoms it could send: bind gives it one")
+            raise ValueError(
+                f"compress='atoms:{self.r}' has no set yet, whose atoms it could send: bind gives it one"
+            )
         if not isinstance(self.constraint, BoundProduct):
             return None
         each = zip(self.constraint.parts, self.constraint.shapes, strict=True)
@@ -70,7 +76,8 @@ class Pursuit(Compressor):
             return self._pursue(x, shape)
         columns = split_columns(x, [prod(one) for _, one in parts])
         atoms = tuple(
-            part.encode(piece.contiguous(), one, ()) for piece, (part, one) in zip(columns, parts, strict=True)
+            part.encode(piece.contiguous(), one, ())
+            for piece, (part, one) in zip(columns, parts, strict=True)
         )
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=atoms)
 
@@ -90,7 +97,9 @@ class Pursuit(Compressor):
             coefficients.append(to_bfloat16(products / lengths)[best])
             rest = rest - coefficients[-1].double()[:, None] * values[best]
         found = torch.stack(coefficients, 1)
-        return Combination(shape=shape, batched=True, precision=found.dtype, coefficients=found, parts=tuple(atoms))
+        return Combination(
+            shape=shape, batched=True, precision=found.dtype, coefficients=found, parts=tuple(atoms)
+        )
 
     def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
         parts = self._parts()

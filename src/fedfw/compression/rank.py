@@ -23,7 +23,9 @@ _TOL = 1e-3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Factors(LowRank):
-    """A matrix u v' that is added up column by column: a stack and one of its rows then have the same bits."""
+    """A matrix u v' that is added up column by column: a stack and one of its rows then have the
+    same bits.
+    """
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         u, v = self.u.to(dtype), self.v.to(dtype)
@@ -35,19 +37,22 @@ class Factors(LowRank):
 
 @dataclass(frozen=True)
 class Rank(Compressor):
-    """Parameters that are matrices as matrices of rank R, and all others whole, both with numbers in bfloat16.
+    """Parameters that are matrices as matrices of rank R, and all others whole, both with numbers
+    in bfloat16.
 
-    A parameter of more than two axes is a matrix with one row for each entry of its first axis. One whose factors
-    would have as many numbers as it has itself is sent whole. The factor on the shorter side has the leading singular
-    vectors, rounded; the other one is the best for them, so that rounding costs little: it is a contraction with
-    alpha = R/d (1 - 2^-6), where d is the longest of the matrices' shorter sides.
+    A parameter of more than two axes is a matrix with one row for each entry of its first axis. One
+    whose factors would have as many numbers as it has itself is sent whole. The factor on the
+    shorter side has the leading singular vectors, rounded; the other one is the best for them, so
+    that rounding costs little: it is a contraction with alpha = R/d (1 - 2^-6), where d is the
+    longest of the matrices' shorter sides.
 
     Parameters
     ----------
     r : int
         R, at least 1.
     shapes : tuple of tuple of int
-        The shapes of the parameters, one after the other in a vector (`bind`); without them its pieces are vectors.
+        The shapes of the parameters, one after the other in a vector (`bind`); without them its
+        pieces are vectors.
 
     Examples
     --------
@@ -101,11 +106,17 @@ class Rank(Compressor):
         if sides is None:
             return {Dense: partial(Dense.read, shape=shape, scale=1.0)}
         rows, columns = sides
-        return {Factors: partial(Factors.read, shape=shape, rows=rows, columns=columns, k=self.r, scale=1.0)}
+        return {
+            Factors: partial(
+                Factors.read, shape=shape, rows=rows, columns=columns, k=self.r, scale=1.0
+            )
+        }
 
 
 def _factors(m: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Factors (n, rows, r) and (n, columns, r) in bfloat16 of matrices near m (n, rows, columns) in float64."""
+    """Factors (n, rows, r) and (n, columns, r) in bfloat16 of matrices near m (n, rows, columns) in
+    float64.
+    """
     if m.shape[1] > m.shape[2]:
         v, u = _factors(m.mT, r)
         return u, v
@@ -116,6 +127,7 @@ def _factors(m: Tensor, r: int) -> tuple[Tensor, Tensor]:
         found.append(u)
     left = to_bfloat16(torch.cat(found, 2))
     exact = left.double()
-    # The columns are nearly orthonormal, but where a matrix has a rank below r they may repeat each other.
+    # The columns are nearly orthonormal, but where a matrix has a rank below r they may repeat each
+    # other.
     right = m.mT @ exact @ torch.linalg.pinv(exact.mT @ exact, hermitian=True)
     return left, to_bfloat16(right)

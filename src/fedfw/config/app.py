@@ -1,7 +1,9 @@
-"""A deployed app's configuration: the table in its pyproject.toml, and a configuration from what Flower read there.
+"""A deployed app's configuration: the table in its pyproject.toml, and a configuration from what
+Flower read there.
 
-The table holds every option of the one list, so an option that is declared somewhere reaches deployments without
-another line. Flower knows no null, so an empty text stands for an option that is not given.
+The table holds every option of the one list, so an option that is declared somewhere reaches
+deployments without another line. Flower knows no null, so an empty text stands for an option that
+is not given.
 """
 
 from collections.abc import Mapping
@@ -36,11 +38,15 @@ def help_of(declared: Option) -> str:
 
 
 def default_of(declared: Option) -> str:
-    """An option's default in words; algorithms with another one follow by name. Nothing if it is not given at all."""
+    """An option's default in words; algorithms with another one follow by name. Nothing if it is
+    not given at all.
+    """
     default = declared.otherwise if declared.default is None else declared.default
     if default is False or default == "":
         return ""
-    own = {name: options_of(ALGORITHMS[name])[declared.name].default for name in owners(declared.name)}
+    own = {
+        name: options_of(ALGORITHMS[name])[declared.name].default for name in owners(declared.name)
+    }
     if declared.name == "batch_size":
         own = {name: algorithm.usual_batch for name, algorithm in ALGORITHMS.items()}
     others = (f"; {value} for {name}" for name, value in own.items() if value != declared.default)
@@ -49,11 +55,14 @@ def default_of(declared: Option) -> str:
 
 def app_options() -> dict[str, Option]:
     """The options of a configuration that a deployed app has, by name."""
-    return {name: declared for name, declared in all_options().items() if name not in SIMULATED_ONLY}
+    return {
+        name: declared for name, declared in all_options().items() if name not in SIMULATED_ONLY
+    }
 
 
 def app_table() -> Table:
-    """The table ``[tool.flwr.app.config]``: every option with its default, and its help as a comment above it.
+    """The table ``[tool.flwr.app.config]``: every option with its default, and its help as a
+    comment above it.
 
     Examples
     --------
@@ -89,7 +98,8 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     Parameters
     ----------
     config : mapping
-        The keys of the app's table. Those that say how the app is deployed are left out, and so are empty texts.
+        The keys of the app's table. Those that say how the app is deployed are left out, and so are
+        empty texts.
 
     Raises
     ------
@@ -101,10 +111,13 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     >>> read_app_config({"rounds": 3, "algorithm": "fedavg", "lr": "", "out": "/tmp/out"}).items()["rounds"]
     3
     """
-    given = {key: value for key, value in config.items() if key not in DEPLOYMENT_KEYS and value != ""}
+    given = {
+        key: value for key, value in config.items() if key not in DEPLOYMENT_KEYS and value != ""
+    }
     for key in ("penalty", "momentum"):
         if "algorithm" in given and given.get(key) == APP_DEFAULTS[key]:
-            # The table's value is for the table's algorithm: one that has none, or a number of its own, keeps to that.
+            # The table's value is for the table's algorithm: one that has none, or a number of its
+            # own, keeps to that.
             own = options_of(algorithm_class(str(given["algorithm"]))).get(key)
             if own is None or not isinstance(own.default, str):
                 del given[key]
@@ -115,7 +128,9 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
         )
     foreign = [key for key in given if key in SIMULATED_ONLY]
     if foreign:
-        raise ValueError(f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it")
+        raise ValueError(
+            f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it"
+        )
     found = merge(RunConfig(), given, SOURCE)
     refuse_unused_folder(found.dataset, found.data_dir)
     return found

@@ -1,4 +1,6 @@
-"""From names to objects: what a configuration leaves open is filled in, then problem and algorithm are made."""
+"""From names to objects: what a configuration leaves open is filled in, then problem and algorithm
+are made.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fedfw.algorithms.contract import Algorithm
-from fedfw.config.run_config import RunConfig, algorithm_class, algorithm_options, merge, owners, run_options
+from fedfw.config.run_config import (
+    RunConfig,
+    algorithm_class,
+    algorithm_options,
+    merge,
+    owners,
+    run_options,
+)
 from fedfw.data import Data, data_folder, load_data
 from fedfw.data.datasets import find_dataset
 from fedfw.models import is_own, kind_of
@@ -19,10 +28,14 @@ from fedfw.sets.layers import NetworkSet
 from fedfw.tuning import Trial, points_of
 
 FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
-"""What runs where no algorithm is named: it is the best on smooth sets, and shares nothing but atoms on all of them."""
+"""What runs where no algorithm is named: it is the best on smooth sets, and shares nothing but
+atoms on all of them.
+"""
 FIRST_SET = "ksparse:k=65,r=1"
-"""The set of a linear model on the digits where none is named: an atom has a tenth of the model's 650 parameters, and
-clients with three labels each end near the optimum in 100 rounds, which their gradients prove."""
+"""The set of a linear model on the digits where none is named: an atom has a tenth of the model's
+650 parameters, and clients with three labels each end near the optimum in 100 rounds, which their
+gradients prove.
+"""
 
 
 def load(config: RunConfig) -> Data:
@@ -40,10 +53,11 @@ def rooted(config: RunConfig) -> RunConfig:
 
 
 def completed(config: RunConfig, data: Data) -> RunConfig:
-    """The configuration with the names filled in that it leaves open, as it is stored in the run folder.
+    """The configuration with the names filled in that it leaves open, as it is stored in the run
+    folder.
 
-    Numbers such as the penalty are left to the algorithm, which works them out when the run begins, from Python, the
-    command line and in a deployment alike.
+    Numbers such as the penalty are left to the algorithm, which works them out when the run begins,
+    from Python, the command line and in a deployment alike.
     """
     if config.algorithm is None:
         momentum = dict(config.own).get("momentum", FIRST_MOMENTUM)
@@ -73,10 +87,14 @@ def _refuse_foreign_options(config: RunConfig, algorithm: type[Algorithm]) -> No
     for name, _ in config.own:
         if name not in own:
             key = algorithm_options()[name].key
-            raise ValueError(f"{key} goes with {', '.join(owners(name))}, not with {algorithm.name}")
+            raise ValueError(
+                f"{key} goes with {', '.join(owners(name))}, not with {algorithm.name}"
+            )
 
 
-def build_problem(config: RunConfig, data: Data, held_out: float = 0.0, ranks: Ranks = ALONE) -> Problem:
+def build_problem(
+    config: RunConfig, data: Data, held_out: float = 0.0, ranks: Ranks = ALONE
+) -> Problem:
     """The data divided among the clients, with the model, and the clients among ranks."""
     return make_problem(data, config, seed=config.seed, held_out=held_out, ranks=ranks)
 
@@ -85,19 +103,26 @@ def constraint_of(config: RunConfig) -> ConstraintSet | Product:
     """The set, or one like it for each parameter; the configuration must be `completed`."""
     constraint = parse_set(config.constraint or "")
     if config.per_parameter and isinstance(constraint, NetworkSet):
-        raise ValueError(f"per-parameter does not go with {config.constraint}, which has a set for each already")
+        raise ValueError(
+            f"per-parameter does not go with {config.constraint}, which has a set for each already"
+        )
     return Product({"*": constraint}) if config.per_parameter else constraint
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm with its set; the configuration must be `completed`."""
-    return algorithm_class(config.algorithm or FIRST_CHOICE)(constraint_of(config), **dict(config.own))
+    return algorithm_class(config.algorithm or FIRST_CHOICE)(
+        constraint_of(config), **dict(config.own)
+    )
 
 
-def grid_points(config: RunConfig, data: Data, grid: Mapping[str, Sequence[Any]]) -> list[tuple[RunConfig, Trial]]:
+def grid_points(
+    config: RunConfig, data: Data, grid: Mapping[str, Sequence[Any]]
+) -> list[tuple[RunConfig, Trial]]:
     """The configuration and the trial of every point of a grid, for `fedfw.tuning.search`.
 
-    What the configuration leaves open is filled in for each point anew: it may depend on what the grid chooses.
+    What the configuration leaves open is filled in for each point anew: it may depend on what the
+    grid chooses.
     """
     points = []
     for choice in points_of(grid):

@@ -1,8 +1,8 @@
 """A run's configuration: every option that a run can have, by one name, in one flat list.
 
-The options are not declared here. Those of the problem stand in `fedfw.presets.ProblemOptions`, those of a run in
-`fedfw.rounds.options.Options`, and an algorithm's own in its class. This file puts them together and turns them into
-flags, keys of TOML files and keys of a deployed app.
+The options are not declared here. Those of the problem stand in `fedfw.presets.ProblemOptions`,
+those of a run in `fedfw.rounds.options.Options`, and an algorithm's own in its class. This file
+puts them together and turns them into flags, keys of TOML files and keys of a deployed app.
 """
 
 import tomllib
@@ -23,7 +23,9 @@ from fedfw.privacy import Privacy
 from fedfw.rounds.options import Options
 
 VERSION_KEY = "fedfw"
-"""The key of a stored configuration that says which version wrote it; version 0.1 wrote none, and is refused."""
+"""The key of a stored configuration that says which version wrote it; version 0.1 wrote none, and
+is refused.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class AlgorithmChoice:
     algorithm: Annotated[
         str | None,
         option(
-            "algorithm; see 'fedfw algorithms'", otherwise="fedfw+ with momentum 0.9", expected="an algorithm's name"
+            "algorithm; see 'fedfw algorithms'",
+            otherwise="fedfw+ with momentum 0.9",
+            expected="an algorithm's name",
         ),
     ] = None
     constraint: Annotated[
@@ -44,7 +48,9 @@ class AlgorithmChoice:
             expected="a set such as l1:10",
         ),
     ] = None
-    per_parameter: Annotated[bool, option("one set for each parameter tensor instead of one for all")] = False
+    per_parameter: Annotated[
+        bool, option("one set for each parameter tensor instead of one for all")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
     Parameters
     ----------
     own : tuple of pairs
-        The algorithm's own options that were given, by name. `of` and `having` take them as plain keywords.
+        The algorithm's own options that were given, by name. `of` and `having` take them as plain
+        keywords.
 
     Examples
     --------
@@ -71,7 +78,9 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """A configuration from the names of options, the algorithms' own included; None for what is left open."""
+        """A configuration from the names of options, the algorithms' own included; None for what is
+        left open.
+        """
         return cls().having(**values)
 
     def having(self, **values: Any) -> Self:
@@ -81,8 +90,12 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
         own = dict(self.own) | {name: value for name, value in values.items() if name not in listed}
         for name in own:
             if name not in algorithm_options():
-                raise TypeError(f"no option {name!r}{nearest(name, [*listed, *algorithm_options()])}")
-        return replace(self, **plain, own=tuple(sorted((n, v) for n, v in own.items() if v is not None)))
+                raise TypeError(
+                    f"no option {name!r}{nearest(name, [*listed, *algorithm_options()])}"
+                )
+        return replace(
+            self, **plain, own=tuple(sorted((n, v) for n, v in own.items() if v is not None))
+        )
 
     def get(self, name: str) -> Any:
         """The value of an option, the algorithms' own included; None where it is open."""
@@ -131,10 +144,14 @@ def all_options() -> dict[str, Option]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """An algorithm by its name, in small or capital letters; an unknown one is refused with the nearest there is."""
+    """An algorithm by its name, in small or capital letters; an unknown one is refused with the
+    nearest there is.
+    """
     if name.lower() not in ALGORITHMS:
         close = nearest(name.lower(), ALGORITHMS)
-        raise ValueError(f"unknown algorithm {name!r}{close}, expected one of {', '.join(ALGORITHMS)}")
+        raise ValueError(
+            f"unknown algorithm {name!r}{close}, expected one of {', '.join(ALGORITHMS)}"
+        )
     return ALGORITHMS[name.lower()]
 
 
@@ -145,7 +162,9 @@ def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig
     """The configuration with the given keys changed; ``source`` says where they stood."""
     changes = parse_table(all_options().values(), table, source)
     if changes.get("participation") == 1:
-        changes["participation"] = 1.0  # as a text, 1 is the share of clients that take part: everyone
+        changes["participation"] = (
+            1.0  # as a text, 1 is the share of clients that take part: everyone
+        )
     return config.having(**changes)
 
 
@@ -160,7 +179,9 @@ def _parse_file(path: Path) -> dict[str, Any]:
 
 
 def is_stored(path: Path) -> bool:
-    """Return whether fedfw wrote the file, with every option of a run, rather than a user with those that matter."""
+    """Return whether fedfw wrote the file, with every option of a run, rather than a user with
+    those that matter.
+    """
     return VERSION_KEY in _parse_file(path) or _is_in_run_folder(path)
 
 

@@ -1,7 +1,8 @@
-"""Softmax regression's losses and gradients on a processor, from one pass over the samples in compiled code.
+"""Softmax regression's losses and gradients on a processor, from one pass over the samples in
+compiled code.
 
-`softmax.c` beside this file is compiled when fedfw is installed. Where there was no compiler, batched products of torch
-do the same (`fedfw.problems.linear`); results agree to some 1e-6.
+`softmax.c` beside this file is compiled when fedfw is installed. Where there was no compiler,
+batched products of torch do the same (`fedfw.problems.linear`); results agree to some 1e-6.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ except ImportError:  # no compiler, no kernel
     _compiled = None
 
 _WORTH_A_THREAD = 2**24
-"""Products of a feature and a weight, some milliseconds of work, below which no further thread is started."""
+"""Products of a feature and a weight, some milliseconds of work, below which no further thread is
+started.
+"""
 
 
 def is_compiled() -> bool:
@@ -29,7 +32,9 @@ def is_compiled() -> bool:
 
 
 def is_compiled_for(inputs: Tensor, targets: Tensor, sizes: Tensor) -> bool:
-    """Whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and sizes (n,) like these."""
+    """Whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and sizes
+    (n,) like these.
+    """
     numbers = all(one.dtype is torch.int64 and one.is_contiguous() for one in (targets, sizes))
     fits = inputs.dtype is torch.float32 and inputs.device.type == "cpu" and inputs.is_contiguous()
     return is_compiled() and numbers and fits and inputs.numel() > 0
@@ -48,18 +53,21 @@ def softmax_gradient(
     values: Tensor,
     gradients: Tensor,
 ) -> None:
-    """Fill the mean losses ``values`` (b,) of some clients and their ``gradients`` (b, p), times factors, in float32.
+    """Fill the mean losses ``values`` (b,) of some clients and their ``gradients`` (b, p), times
+    factors, in float32.
 
     Parameters
     ----------
     inputs, targets, sizes : Tensor
-        (n, m, ...) and (n, m): samples of n clients, of which the first (n,) are theirs; see `is_compiled_for`.
+        (n, m, ...) and (n, m): samples of n clients, of which the first (n,) are theirs; see
+        `is_compiled_for`.
     rows : Tensor
         (b,): which of the clients.
     picks : Tensor or None
         (b, batch): the numbers of the samples that are looked at; None for all.
     x : Tensor
-        (b, p): a point for each of them, in float32 or float64: the weights (c, f), flattened, and perhaps a bias (c,).
+        (b, p): a point for each of them, in float32 or float64: the weights (c, f), flattened, and
+        perhaps a bias (c,).
     classes : int
         c.
     bias : bool
@@ -75,18 +83,31 @@ def softmax_gradient(
         For shapes that do not fit, targets that are no classes, and picks that are no samples.
     """
     b, p = x.shape
-    stacked, most, f, wanted = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:]), gradients.shape[0] > 0
-    if not rows.shape == values.shape == (b,) or p != classes * (f + bias):  # which are handed over by address
+    stacked, most, f, wanted = (
+        inputs.shape[0],
+        inputs.shape[1],
+        prod(inputs.shape[2:]),
+        gradients.shape[0] > 0,
+    )
+    if not rows.shape == values.shape == (b,) or p != classes * (
+        f + bias
+    ):  # which are handed over by address
         wanted_shape = f"({rows.shape[0]}, {classes * (f + bias)})"
-        raise ValueError(f"points of shape {tuple(x.shape)}, expected {wanted_shape}: one for each client")
+        raise ValueError(
+            f"points of shape {tuple(x.shape)}, expected {wanted_shape}: one for each client"
+        )
     if not (rows.is_contiguous() and values.is_contiguous() and gradients.is_contiguous()):
-        raise ValueError("rows, values or gradients that do not lie together, expected contiguous tensors")
+        raise ValueError(
+            "rows, values or gradients that do not lie together, expected contiguous tensors"
+        )
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
     x = x if x.stride(1) == 1 else x.contiguous()
     samples, chosen, factor, each = most, 0, 1.0, 0
     if picks is not None:
         if picks.shape[0] != b:
-            raise ValueError(f"picks of shape {tuple(picks.shape)}, expected a row for each of {b} clients")
+            raise ValueError(
+                f"picks of shape {tuple(picks.shape)}, expected a row for each of {b} clients"
+            )
         picks, samples = picks.to(torch.int64).contiguous(), picks.shape[1]
         chosen = picks.data_ptr()
     if isinstance(factors, Tensor):
@@ -98,7 +119,10 @@ def softmax_gradient(
     parts = max(1, -(-samples // _compiled.PART))
     losses, slopes = values, gradients
     if parts > 1:
-        losses, slopes = values.new_empty(b, parts), gradients.new_empty(b if wanted else 0, parts, p)
+        losses, slopes = (
+            values.new_empty(b, parts),
+            gradients.new_empty(b if wanted else 0, parts, p),
+        )
     arguments = (
         *(stacked, most, inputs.data_ptr(), targets.data_ptr()),
         *(rows.data_ptr(), sizes.data_ptr(), chosen, samples, parts),
@@ -109,7 +133,9 @@ def softmax_gradient(
     if parts > 1:
         for into, found in ((values, losses), (gradients, slopes))[: 1 + wanted]:
             into.copy_(found[:, 0])
-            for part in range(1, parts):  # one after the other: a client's bits do not depend on who has more parts
+            for part in range(
+                1, parts
+            ):  # one after the other: a client's bits do not depend on who has more parts
                 into += found[:, part]
 
 
@@ -126,4 +152,6 @@ def _in_threads(jobs: int, work: int, arguments: Sequence[float], rows: Tensor) 
             refused = list(pool.map(lambda some: take(*some, *arguments), pairwise(ends)))
     wrong = [rows[client].item() for client in refused if client >= 0]
     if wrong:
-        raise ValueError(f"the client in row {wrong[0]} has targets, picks or a size that there are not")
+        raise ValueError(
+            f"the client in row {wrong[0]} has targets, picks or a size that there are not"
+        )

@@ -5,4 +5,13 @@ from fedfw.data.datasets import DATASETS, load_data
 from fedfw.data.folder import MissingDataError, data_folder
 from fedfw.data.partition import partition
 
-__all__ = ["DATASETS", "Columns", "Data", "MissingDataError", "Part", "data_folder", "load_data", "partition"]
+__all__ = [
+    "DATASETS",
+    "Columns",
+    "Data",
+    "MissingDataError",
+    "Part",
+    "data_folder",
+    "load_data",
+    "partition",
+]

@@ -1,4 +1,5 @@
-"""The program of `fedfw.data.isolated`: KIND PATH FOLDER BYTES NAME ... puts arrays into a folder, prints their names.
+"""The program of `fedfw.data.isolated`: KIND PATH FOLDER BYTES NAME ... puts arrays into a folder,
+prints their names.
 
 It imports nothing of fedfw, whose modules take memory of their own.
 """
@@ -25,7 +26,9 @@ def read_npz(path: str, names: list[str]) -> Arrays:
 
 
 def read_mat(path: str, names: list[str]) -> Arrays:
-    """Return those arrays of these names that there are; names such as "variable.field.field" go into structs."""
+    """Return those arrays of these names that there are; names such as "variable.field.field" go
+    into structs.
+    """
     from scipy.io import loadmat
 
     limit_memory()
@@ -51,7 +54,13 @@ def read_libsvm(path: str, names: list[str]) -> Arrays:
     limit_memory()
     rows, labels = load_svmlight_file(path)
     columns = np.array(rows.shape[1])
-    return {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr, "columns": columns, "labels": labels}
+    return {
+        "data": rows.data,
+        "indices": rows.indices,
+        "indptr": rows.indptr,
+        "columns": columns,
+        "labels": labels,
+    }
 
 
 def limit_memory() -> None:
@@ -66,8 +75,14 @@ def limit_memory() -> None:
 
 
 def main() -> None:
-    """Read the file and write its arrays; the status is 3 for damaged files and 4 where memory did not suffice."""
-    readers: dict[str, Callable[[str, list[str]], Arrays]] = {"mat": read_mat, "npz": read_npz, "libsvm": read_libsvm}
+    """Read the file and write its arrays; the status is 3 for damaged files and 4 where memory did
+    not suffice.
+    """
+    readers: dict[str, Callable[[str, list[str]], Arrays]] = {
+        "mat": read_mat,
+        "npz": read_npz,
+        "libsvm": read_libsvm,
+    }
     try:
         found = readers[sys.argv[1]](sys.argv[2], sys.argv[5:])
         for i, array in enumerate(found.values()):

@@ -1,4 +1,6 @@
-"""Packed files, and members of .zip and .tar.gz archives: plain files of a sensible size and name, or none."""
+"""Packed files, and members of .zip and .tar.gz archives: plain files of a sensible size and name,
+or none.
+"""
 
 import gzip
 import stat
@@ -39,8 +41,8 @@ def open_packed(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
     """Base names and contents of the wanted files, whatever folder they lie in.
 
-    A wanted member that is a link or a device, whose path is absolute or has .. in it, or that is larger than `LARGEST`
-    is a ValueError. Other members are passed over.
+    A wanted member that is a link or a device, whose path is absolute or has .. in it, or that is
+    larger than `LARGEST` is a ValueError. Other members are passed over.
     """
     if is_zip:
         with zipfile.ZipFile(archive) as zipped:

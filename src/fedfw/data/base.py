@@ -15,11 +15,13 @@ class Part:
     Parameters
     ----------
     inputs
-        (samples, ...): uint8 images (channels, height, width), kept as bytes until they are used; float32 images or
-        features; int64 (row, column) pairs for ratings; or int8 characters (length,) of a text.
+        (samples, ...): uint8 images (channels, height, width), kept as bytes until they are used;
+        float32 images or features; int64 (row, column) pairs for ratings; or int8 characters
+        (length,) of a text.
     targets
-        (samples,): int64 classes from 0, or float32 numbers; (samples, length) int8 for sequences: the next characters;
-        (samples, 2) float32 for times until an event: whether it was seen, and the time.
+        (samples,): int64 classes from 0, or float32 numbers; (samples, length) int8 for sequences:
+        the next characters; (samples, 2) float32 for times until an event: whether it was seen, and
+        the time.
     owners
         Natural owners by kind, such as ``{"writer": ids}`` with ids (samples,) int64.
     owners_hint
@@ -39,7 +41,9 @@ class Part:
             pairs = values.is_floating_point() and values.shape == (len(self.inputs), 2)
             several = name == "targets" and (pairs or values.shape == self.inputs.shape[:2])
             if values.shape != (len(self.inputs),) and not several:
-                raise ValueError(f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} inputs")
+                raise ValueError(
+                    f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} inputs"
+                )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -49,7 +53,9 @@ class Part:
 
         Bytes become float32 in [0, 1], characters int64.
         """
-        inputs, targets = (self.inputs, self.targets) if rows is None else (self.inputs[rows], self.targets[rows])
+        inputs, targets = (
+            (self.inputs, self.targets) if rows is None else (self.inputs[rows], self.targets[rows])
+        )
         if inputs.dtype == torch.int8:
             return inputs.long(), targets.long()
         return (inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs), targets
@@ -57,7 +63,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set; ``classes`` is None where targets are numbers, ``sides`` are those of the matrix of ratings."""
+    """A data set; ``classes`` is None where targets are numbers, ``sides`` are those of the matrix
+    of ratings.
+    """
 
     name: str
     train: Part
@@ -83,7 +91,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a user's own table are: what is predicted, the time until it, and whose sample it is.
+    """What the columns of a user's own table are: what is predicted, the time until it, and whose
+    sample it is.
 
     With ``numbers`` whole numbers are no classes.
     """
@@ -98,13 +107,17 @@ class Columns:
         """The columns that are no inputs; a name twice is refused."""
         found = [name for name in (self.target, self.time, self.client) if name is not None]
         if len(set(found)) < len(found):
-            raise ValueError(f"target, time and client-column are {', '.join(found)}, expected different columns")
+            raise ValueError(
+                f"target, time and client-column are {', '.join(found)}, expected different columns"
+            )
         return found
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader is given: ``name`` and ``argument`` are the two sides of the colon, ``files`` those it needs."""
+    """What a loader is given: ``name`` and ``argument`` are the two sides of the colon, ``files``
+    those it needs.
+    """
 
     name: str
     argument: str

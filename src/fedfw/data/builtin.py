@@ -1,4 +1,6 @@
-"""Data sets without files to download: those that ship with scikit-learn, and those that are drawn from the seed."""
+"""Data sets without files to download: those that ship with scikit-learn, and those that are drawn
+from the seed.
+"""
 
 import math
 from importlib.util import find_spec
@@ -12,12 +14,15 @@ from fedfw.data.base import Data, Part, Request, every_fifth
 from fedfw.data.limits import check_drawn
 
 SPARSE_FEATURES, MATTER, SPARSE_SAMPLES = 1000, 10, (5000, 2000)
-_DRAWN = 16  # bytes that an input of `load_sparse` takes while it is drawn: a whole number, and float32 twice
+# bytes that an input of `load_sparse` takes while it is drawn: a whole number, and float32 twice
+_DRAWN = 16
 FORMS = ("iid", "A,B", "published-10", "published-3")
 FEATURES = 60
 LARGEST = 20_000
 _FEWEST = 50
-_SAMPLE = 2 * (4 * FEATURES + 8)  # bytes of a sample's inputs and class, which are there twice when clients are joined
+_SAMPLE = 2 * (
+    4 * FEATURES + 8
+)  # bytes of a sample's inputs and class, which are there twice when clients are joined
 
 Numbers = npt.NDArray[np.float64]
 Model = tuple[Numbers, Numbers]  # W (classes, features) and b (classes,)
@@ -34,7 +39,9 @@ def load_digits(request: Request) -> Data:
     table = torch.from_numpy(np.loadtxt(_file("digits.csv.gz"), np.uint8, delimiter=","))
     inputs, targets = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
     test = every_fifth(len(inputs))
-    return Data(request.name, Part(inputs[~test], targets[~test]), Part(inputs[test], targets[test]), 10)
+    return Data(
+        request.name, Part(inputs[~test], targets[~test]), Part(inputs[test], targets[test]), 10
+    )
 
 
 def _file(name: str) -> Path:
@@ -46,44 +53,66 @@ def _file(name: str) -> Path:
 
 
 def load_diabetes(request: Request) -> Data:
-    """442 patients: ten features as they come, and a score with mean 0 and deviation 1 on the training part."""
+    """442 patients: ten features as they come, and a score with mean 0 and deviation 1 on the
+    training part.
+    """
     from sklearn import datasets
 
     features, scores = datasets.load_diabetes(return_X_y=True)
     inputs, targets = torch.from_numpy(features).float(), torch.from_numpy(scores)
     test = every_fifth(len(inputs))
     targets = ((targets - targets[~test].mean()) / targets[~test].std(correction=0)).float()
-    return Data(request.name, Part(inputs[~test], targets[~test]), Part(inputs[test], targets[test]), None)
+    return Data(
+        request.name, Part(inputs[~test], targets[~test]), Part(inputs[test], targets[test]), None
+    )
 
 
 # --- drawn: a sparse classifier ---
 
 
 def load_sparse(request: Request) -> Data:
-    """Two classes that depend on few of many features, where an l1 ball is the right set; drawn from the seed.
+    """Two classes that depend on few of many features, where an l1 ball is the right set; drawn
+    from the seed.
 
-    Features are signs drawn by coins. Ten of them matter: P(y = 1) = sigmoid of the sum of those ten, each with a sign
-    of its own. ``sparse:P`` has P features, plain ``sparse`` a thousand; 5,000 samples are for training, 2,000 for
-    testing.
+    Features are signs drawn by coins. Ten of them matter: P(y = 1) = sigmoid of the sum of those
+    ten, each with a sign of its own. ``sparse:P`` has P features, plain ``sparse`` a thousand;
+    5,000 samples are for training, 2,000 for testing.
     """
-    features = int(request.argument) if request.argument.isdecimal() else 0 if request.argument else SPARSE_FEATURES
+    features = (
+        int(request.argument)
+        if request.argument.isdecimal()
+        else 0
+        if request.argument
+        else SPARSE_FEATURES
+    )
     if features < MATTER:
-        raise ValueError(f"unknown data 'sparse:{request.argument}', expected sparse:P with at least {MATTER} features")
+        raise ValueError(
+            f"unknown data 'sparse:{request.argument}', expected sparse:P with at least {MATTER} features"
+        )
     check_drawn(sum(SPARSE_SAMPLES) * features * _DRAWN, f"sparse:{features}")
     draw = torch.Generator().manual_seed(request.seed)
     inputs = 2.0 * torch.randint(0, 2, (sum(SPARSE_SAMPLES), features), generator=draw) - 1
-    places, signs = torch.randperm(features, generator=draw)[:MATTER], torch.randint(0, 2, (MATTER,), generator=draw)
+    places, signs = (
+        torch.randperm(features, generator=draw)[:MATTER],
+        torch.randint(0, 2, (MATTER,), generator=draw),
+    )
     chances = (inputs[:, places] @ (2.0 * signs - 1)).sigmoid()
     targets = (torch.rand(sum(SPARSE_SAMPLES), generator=draw) < chances).long()
     cut = SPARSE_SAMPLES[0]
-    return Data(f"sparse:{features}", Part(inputs[:cut], targets[:cut]), Part(inputs[cut:], targets[cut:]), 2)
+    return Data(
+        f"sparse:{features}",
+        Part(inputs[:cut], targets[:cut]),
+        Part(inputs[cut:], targets[cut:]),
+        2,
+    )
 
 
 # --- drawn: clients of FedProx ---
 
 
 def load_synthetic(request: Request) -> Data:
-    """Draw the synthetic classification of FedProx (Li et al., 2020), also used by pFedMe (Dinh et al., 2020).
+    """Draw the synthetic classification of FedProx (Li et al., 2020), also used by pFedMe (Dinh et
+    al., 2020).
 
     Sixty features with covariance Sigma = diag(j^-1.2). For client k,
 
@@ -91,27 +120,30 @@ def load_synthetic(request: Request) -> Data:
         B_k ~ N(0, beta)     v_k entries ~ N(B_k, 1)
         x ~ N(v_k, Sigma)    y = argmax softmax(W_k x + b_k)
 
-    so that alpha says how much the clients' models differ and beta how much their inputs do. As in the published
-    generators, alpha and beta are standard deviations, although the papers write them as if they were variances. A
-    client has 50 + floor(lognormal(4, 2)) samples, at most 20,000 here (the tail is heavy: without a cap one in a few
-    thousand has over 50,000).
+    so that alpha says how much the clients' models differ and beta how much their inputs do. As in
+    the published generators, alpha and beta are standard deviations, although the papers write them
+    as if they were variances. A client has 50 + floor(lognormal(4, 2)) samples, at most 20,000 here
+    (the tail is heavy: without a cap one in a few thousand has over 50,000).
 
     Forms of the name:
 
     ``synthetic:A,B``
-        alpha = A, beta = B, ten classes; plain ``synthetic`` is ``synthetic:1,1``. Note that with 0,0 each client still
-        has a model and a mean of its own.
+        alpha = A, beta = B, ten classes; plain ``synthetic`` is ``synthetic:1,1``. Note that with
+        0,0 each client still has a model and a mean of its own.
     ``synthetic:iid``
         One W and b ~ N(0, 1) for all clients and v_k = 0.
     ``synthetic:published-10``, ``synthetic:published-3``
-        The data behind the published numbers of FedFW: as iid, with ten or three classes (the "3 labels" case is a
-        problem of three classes that all clients share) and five times the samples.
+        The data behind the published numbers of FedFW: as iid, with ten or three classes (the "3
+        labels" case is a problem of three classes that all clients share) and five times the
+        samples.
 
-    Every client draws from a child seed of its own, so client k is the same whatever the number of clients.
-    A quarter of each client's samples (at least one) is for testing.
+    Every client draws from a child seed of its own, so client k is the same whatever the number of
+    clients. A quarter of each client's samples (at least one) is for testing.
     """
     spread, classes, times = _parse(request.argument)
-    check_drawn(request.clients * times * _FEWEST * _SAMPLE, f"synthetic for {request.clients} clients")
+    check_drawn(
+        request.clients * times * _FEWEST * _SAMPLE, f"synthetic for {request.clients} clients"
+    )
     common, *own = (
         np.random.Generator(np.random.PCG64(child))
         for child in np.random.SeedSequence(request.seed).spawn(1 + request.clients)
@@ -148,7 +180,9 @@ def _draw_model(random: np.random.Generator, mean: float, classes: int) -> Model
     return random.normal(mean, 1, (classes, FEATURES)), random.normal(mean, 1, classes)
 
 
-def _draw_samples(random: np.random.Generator, samples: int, mean: Numbers | float, model: Model) -> Samples:
+def _draw_samples(
+    random: np.random.Generator, samples: int, mean: Numbers | float, model: Model
+) -> Samples:
     """Inputs (samples, features) in float32 and the classes the model gives them."""
     weights, bias = model
     inputs = (mean + random.standard_normal((samples, FEATURES)) * _DEVIATIONS).astype(np.float32)
@@ -156,8 +190,15 @@ def _draw_samples(random: np.random.Generator, samples: int, mean: Numbers | flo
 
 
 def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
-    """(alpha, beta) or None for one model shared by all, the classes, and by what sizes are multiplied."""
-    known = {"": ((1.0, 1.0), 10, 1), "iid": (None, 10, 1), "published-10": (None, 10, 5), "published-3": (None, 3, 5)}
+    """(alpha, beta) or None for one model shared by all, the classes, and by what sizes are
+    multiplied.
+    """
+    known = {
+        "": ((1.0, 1.0), 10, 1),
+        "iid": (None, 10, 1),
+        "published-10": (None, 10, 5),
+        "published-3": (None, 3, 5),
+    }
     if argument in known:
         return known[argument]
     try:
@@ -166,11 +207,15 @@ def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
         alpha = beta = math.nan
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         expected = ", ".join(f"synthetic:{form}" for form in FORMS)
-        raise ValueError(f"unknown data 'synthetic:{argument}', expected one of {expected} (A and B at least 0)")
+        raise ValueError(
+            f"unknown data 'synthetic:{argument}', expected one of {expected} (A and B at least 0)"
+        )
     return (alpha, beta), 10, 1
 
 
 def _joined(pieces: list[Samples]) -> Part:
     inputs, labels = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
     owners = np.repeat(np.arange(len(pieces)), [len(labels) for _, labels in pieces])
-    return Part(torch.from_numpy(inputs), torch.from_numpy(labels), {"client": torch.from_numpy(owners)})
+    return Part(
+        torch.from_numpy(inputs), torch.from_numpy(labels), {"client": torch.from_numpy(owners)}
+    )

@@ -1,4 +1,6 @@
-"""Tables as text: a line of names, then a line a row, with commas between the cells and quotes around some."""
+"""Tables as text: a line of names, then a line a row, with commas between the cells and quotes
+around some.
+"""
 
 import csv
 import math
@@ -8,15 +10,18 @@ from typing import TextIO
 
 import numpy as np
 
-_LONGEST = 1 << 20  # characters of a row, which may go on over several lines; its cells take twenty times as much
+_LONGEST = (
+    1 << 20
+)  # characters of a row, which may go on over several lines; its cells take twenty times as much
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def read_csv(path: Path, largest: int | None = None) -> Iterator[list[str]]:
-    """Read the names of the columns, which all differ, and then one row after the other, each with as many cells.
+    """Read the names of the columns, which all differ, and then one row after the other, each with
+    as many cells.
 
-    A row is read when it is asked for. What is damaged, or a file of more than ``largest`` bytes, is a ValueError that
-    names the file and the row.
+    A row is read when it is asked for. What is damaged, or a file of more than ``largest`` bytes,
+    is a ValueError that names the file and the row.
     """
     size = path.stat().st_size
     if largest is not None and size > largest:
@@ -27,9 +32,15 @@ def read_csv(path: Path, largest: int | None = None) -> Iterator[list[str]]:
             lines = _Lines(text)
             rows = csv.reader(lines, strict=True)
             names = next(rows, [])
-            twice = sorted({name for name in names if names.count(name) > 1}) if len(names) < 10_000 else ["too many"]
+            twice = (
+                sorted({name for name in names if names.count(name) > 1})
+                if len(names) < 10_000
+                else ["too many"]
+            )
             if not names or not all(names) or twice:
-                raise ValueError(f"names of columns {_shown(names[:3])} ..., expected a name for each, all different")
+                raise ValueError(
+                    f"names of columns {_shown(names[:3])} ..., expected a name for each, all different"
+                )
             yield names
             lines.begin_row()
             for row in rows:
@@ -75,7 +86,9 @@ class _Lines:
             raise StopIteration
         self._length += len(line)
         if self._length > _LONGEST:
-            raise ValueError(f"a row is longer than {_LONGEST} characters, expected at most so many")
+            raise ValueError(
+                f"a row is longer than {_LONGEST} characters, expected at most so many"
+            )
         return line
 
 

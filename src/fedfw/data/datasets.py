@@ -35,14 +35,15 @@ class Dataset:
     name, summary, load
         What it is called, what it is, and what reads or makes it.
     shape, classes
-        Of one input, and how many classes there are; (), None where that depends or where targets are numbers.
+        Of one input, and how many classes there are; (), None where that depends or where targets
+        are numbers.
     samples
         For training and for testing; None where that depends.
     owners
         The natural partitions it has.
     folder, layouts
-        In the data folder, and the files in it; any of the layouts will do, the first one that is complete is used.
-        Built-in data sets have no folder and need no files.
+        In the data folder, and the files in it; any of the layouts will do, the first one that is
+        complete is used. Built-in data sets have no folder and need no files.
     argument
         What may follow the name and a colon.
     reads_path
@@ -85,8 +86,17 @@ def _in_folders(files: tuple[str, ...], *folders: str) -> tuple[tuple[str, ...],
 
 
 _ENTRIES = (
-    Dataset("digits", "handwritten digits of scikit-learn", load_digits, (1, 8, 8), 10, (1437, 360)),
-    Dataset("diabetes", "disease scores of scikit-learn (numbers)", load_diabetes, (10,), None, (353, 89)),
+    Dataset(
+        "digits", "handwritten digits of scikit-learn", load_digits, (1, 8, 8), 10, (1437, 360)
+    ),
+    Dataset(
+        "diabetes",
+        "disease scores of scikit-learn (numbers)",
+        load_diabetes,
+        (10,),
+        None,
+        (353, 89),
+    ),
     Dataset(
         "synthetic",
         "synthetic clients of FedProx and pFedMe",
@@ -203,7 +213,9 @@ _ENTRIES = (
         (TCGA_BRCA_FILES,),
     ),
     Dataset("table", "your own .csv or .npz file", load_table, argument="PATH", reads_path=True),
-    Dataset("libsvm", "your own LIBSVM file of classes", load_own, argument="PATH", reads_path=True),
+    Dataset(
+        "libsvm", "your own LIBSVM file of classes", load_own, argument="PATH", reads_path=True
+    ),
     Dataset(
         "libsvm-numbers",
         "your own LIBSVM file of numbers to be predicted",
@@ -218,7 +230,9 @@ DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 
 
 def find_dataset(name: str) -> tuple[Dataset, str]:
-    """The entry of a data set and what follows the colon; capital letters in the name do not matter."""
+    """The entry of a data set and what follows the colon; capital letters in the name do not
+    matter.
+    """
     base, _, argument = name.partition(":")
     if base.lower() not in DATASETS:
         close = nearest(base.lower(), DATASETS)
@@ -227,7 +241,11 @@ def find_dataset(name: str) -> tuple[Dataset, str]:
 
 
 def load_data(
-    name: str, data_dir: str | Path | None = None, clients: int = 10, seed: int = 0, columns: Columns | None = None
+    name: str,
+    data_dir: str | Path | None = None,
+    clients: int = 10,
+    seed: int = 0,
+    columns: Columns | None = None,
 ) -> Data:
     """A data set by its name.
 
@@ -247,8 +265,8 @@ def load_data(
     Returns
     -------
     Data
-        ``train`` and ``test`` have ``inputs`` (samples, ...) and ``targets`` (samples,) each; ``classes`` is the number
-        of classes.
+        ``train`` and ``test`` have ``inputs`` (samples, ...) and ``targets`` (samples,) each;
+        ``classes`` is the number of classes.
 
     Examples
     --------
@@ -267,5 +285,9 @@ def load_data(
         raise ValueError(f"seed={seed}, expected a whole number of at least 0 (and below 2^63)")
     columns = columns or Columns()
     if columns.named and entry.name != "table":
-        raise ValueError(f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with {entry.name}")
-    return entry.load(Request(entry.name, argument, entry.find(data_dir), data_dir, clients, seed, columns))
+        raise ValueError(
+            f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with {entry.name}"
+        )
+    return entry.load(
+        Request(entry.name, argument, entry.find(data_dir), data_dir, clients, seed, columns)
+    )

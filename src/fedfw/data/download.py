@@ -1,6 +1,7 @@
 """Downloads: verified before they take their place, so that a file is whole or not there.
 
-pooch has no limits for the size of a download and of archives' members, and would be a dependency for every user.
+pooch has no limits for the size of a download and of archives' members, and would be a dependency
+for every user.
 """
 
 import hashlib
@@ -27,7 +28,8 @@ _SILENCE_S = 60  # a server that sends nothing for so long is given up
 
 
 def download(source: Source, folder: Path) -> bool:
-    """Put a file, or the members of an archive, into the folder; False where they were there already.
+    """Put a file, or the members of an archive, into the folder; False where they were there
+    already.
 
     A failure raises a ValueError or an OSError that names the URL, and leaves the folder as it was.
     """
@@ -51,9 +53,14 @@ def download(source: Source, folder: Path) -> bool:
 
 
 def is_present(source: Source, folder: Path) -> bool:
-    """Whether the file is there with the right checksum; of an archive, whether all members are there."""
+    """Whether the file is there with the right checksum; of an archive, whether all members are
+    there.
+    """
     if source.members:
-        return all(any((folder / at / name).is_file() for at in ("", source.inside)) for name in source.members)
+        return all(
+            any((folder / at / name).is_file() for at in ("", source.inside))
+            for name in source.members
+        )
     path = folder / source.file
     if not path.is_file():
         return False
@@ -64,7 +71,9 @@ def is_present(source: Source, folder: Path) -> bool:
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
-    def redirect_request(self, req: urllib.request.Request, *rest: Any) -> urllib.request.Request | None:
+    def redirect_request(
+        self, req: urllib.request.Request, *rest: Any
+    ) -> urllib.request.Request | None:
         target: str = rest[-1]
         if req.type == "https" and not target.startswith("https:"):
             raise OSError(f"redirected to {target}, expected https")
@@ -76,10 +85,14 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
     request = urllib.request.Request(source.url, headers={"User-Agent": f"fedfw/{__version__}"})
     digest, done = hashlib.sha256(), 0
     try:
-        with urllib.request.build_opener(_SafeRedirects).open(request, timeout=_SILENCE_S) as response:
+        with urllib.request.build_opener(_SafeRedirects).open(
+            request, timeout=_SILENCE_S
+        ) as response:
             length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdigit() else None
-            with tqdm(desc=source.file, total=total, unit="B", unit_scale=True, mininterval=_SHOWN_S) as bar:
+            with tqdm(
+                desc=source.file, total=total, unit="B", unit_scale=True, mininterval=_SHOWN_S
+            ) as bar:
                 while chunk := response.read(_CHUNK):
                     file.write(chunk)
                     digest.update(chunk)
@@ -92,7 +105,9 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
     if total is not None and done != total:
         raise OSError(f"{source.url}: the connection ended after {done} of {total} bytes")
     if digest.hexdigest() != source.sha256:
-        raise ValueError(f"{source.url}: SHA-256 {digest.hexdigest()} of {done} bytes, expected {source.sha256}")
+        raise ValueError(
+            f"{source.url}: SHA-256 {digest.hexdigest()} of {done} bytes, expected {source.sha256}"
+        )
 
 
 def _unpack(source: Source, archive: IO[bytes], folder: Path) -> None:
@@ -109,7 +124,9 @@ def _unpack(source: Source, archive: IO[bytes], folder: Path) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file beside ``path`` that takes its place when all went well, and disappears otherwise."""
+    """A temporary file beside ``path`` that takes its place when all went well, and disappears
+    otherwise.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

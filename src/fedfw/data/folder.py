@@ -9,11 +9,15 @@ from fedfw.environment import read_variable
 
 
 class MissingDataError(ValueError):
-    """A file of a data set that is not at hand; the message says where it was looked for and how to get it."""
+    """A file of a data set that is not at hand; the message says where it was looked for and how to
+    get it.
+    """
 
 
 def data_folder(data_dir: Path | None = None) -> Path:
-    """The folder of all data sets: the argument, else $FEDFW_DATA, else fedfw in the user's cache folder."""
+    """The folder of all data sets: the argument, else $FEDFW_DATA, else fedfw in the user's cache
+    folder.
+    """
     if data_dir is not None:
         return data_dir
     chosen = read_variable("FEDFW_DATA")
@@ -36,8 +40,12 @@ def _packed_or_not(path: Path) -> Path:
     return unpacked if path.suffix == ".gz" and not path.is_file() and unpacked.is_file() else path
 
 
-def find_files(name: str, folder: str, layouts: tuple[tuple[str, ...], ...], data_dir: Path | None) -> tuple[Path, ...]:
-    """The files of the first layout (names in ``folder``) that is complete, else a `MissingDataError`."""
+def find_files(
+    name: str, folder: str, layouts: tuple[tuple[str, ...], ...], data_dir: Path | None
+) -> tuple[Path, ...]:
+    """The files of the first layout (names in ``folder``) that is complete, else a
+    `MissingDataError`.
+    """
     place = data_folder(data_dir) / folder
     choices = [tuple(_packed_or_not(place / file) for file in layout) for layout in layouts]
     for paths in choices:
@@ -45,4 +53,6 @@ def find_files(name: str, folder: str, layouts: tuple[tuple[str, ...], ...], dat
             return paths
     closest = max(choices, key=lambda paths: sum(path.is_file() for path in paths))
     missing = next(path for path in closest if not path.is_file())
-    raise MissingDataError(f"{name}: no file {missing.name} in {missing.parent}; {how_to_get(name, data_dir)}")
+    raise MissingDataError(
+        f"{name}: no file {missing.name} in {missing.parent}; {how_to_get(name, data_dir)}"
+    )

@@ -1,4 +1,6 @@
-"""Images of classes: MNIST and its relatives as idx files, EMNIST as .mat files, and CIFAR-10 as binary records."""
+"""Images of classes: MNIST and its relatives as idx files, EMNIST as .mat files, and CIFAR-10 as
+binary records.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,16 @@ _RECORD = 1 + 3 * 32 * 32  # bytes of a record of CIFAR-10: a label, then red, g
 def read_idx(path: Path, axes: int) -> Array:
     """Read an array of bytes or of 32-bit integers from an idx file, gzipped or not.
 
-    A damaged file, one without ``axes`` axes, or one that promises more bytes than its reader may hold is a ValueError.
-    No more is inflated than the head promises.
+    A damaged file, one without ``axes`` axes, or one that promises more bytes than its reader may
+    hold is a ValueError. No more is inflated than the head promises.
     """
     with open_packed(path) as stream:
         head = stream.read(4)
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _KINDS:
             found = head.hex() or "nothing"
-            raise ValueError(f"{path} is no idx file of bytes or 32-bit integers: it starts with {found}")
+            raise ValueError(
+                f"{path} is no idx file of bytes or 32-bit integers: it starts with {found}"
+            )
         if head[3] != axes:
             raise ValueError(f"{path} has {head[3]} axes, expected {axes}")
         kind = _KINDS[head[2]]
@@ -47,7 +51,9 @@ def read_idx(path: Path, axes: int) -> Array:
         shape = tuple(int.from_bytes(sides[at : at + 4], "big") for at in range(0, 4 * axes, 4))
         size = prod(shape) * kind.itemsize
         if not size:
-            raise ValueError(f"{path} is damaged: it promises {size} bytes of shape {shape}, expected at least 1")
+            raise ValueError(
+                f"{path} is damaged: it promises {size} bytes of shape {shape}, expected at least 1"
+            )
         MemoryMeter(path).hold(size, f"an array of shape {shape}")
         data = np.empty(size, np.uint8)
         read = 0
@@ -64,7 +70,9 @@ def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
     """Inputs (samples, 1, 28, 28) uint8 as they are stored, targets (samples,)."""
     pixels, marks = read_idx(images, axes=3), read_idx(labels, axes=1)
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (28, 28):
-        raise ValueError(f"{images} has {pixels.dtype} images of {pixels.shape[1:]}, expected bytes of (28, 28)")
+        raise ValueError(
+            f"{images} has {pixels.dtype} images of {pixels.shape[1:]}, expected bytes of (28, 28)"
+        )
     if len(pixels) != len(marks):
         raise ValueError(f"{images} has {len(pixels)} images, but {labels} has {len(marks)} labels")
     targets = class_numbers(torch.from_numpy(marks.astype(np.int64)), classes, labels)
@@ -94,7 +102,8 @@ def load_mnist(request: Request) -> Data:
 
 
 def _with_writers(part: Part, path: Path) -> Part:
-    """Column 0 of the table is the class, which must agree, and column 2 the writer (unique across NIST's series).
+    """Column 0 of the table is the class, which must agree, and column 2 the writer (unique across
+    NIST's series).
 
     The test table goes on after MNIST's 10,000 digits with the 50,000 that QMNIST found again.
     """
@@ -111,7 +120,9 @@ def _with_writers(part: Part, path: Path) -> Part:
 
 
 def emnist_layouts(split: str) -> tuple[tuple[str, ...], ...]:
-    """The files as they may lie in the folder, the better first: .mat or idx, unpacked with their folder or without."""
+    """The files as they may lie in the folder, the better first: .mat or idx, unpacked with their
+    folder or without.
+    """
     idx = [
         f"emnist-{split}-{part}-{kind}-ubyte.gz"
         for part in ("train", "test")
@@ -136,7 +147,11 @@ def load_emnist(request: Request, classes: int) -> Data:
 
 def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
     """The training and the test part of a .mat file, with the writers."""
-    names = [f"dataset.{part}.{field}" for part in ("train", "test") for field in ("images", "labels", "writers")]
+    names = [
+        f"dataset.{part}.{field}"
+        for part in ("train", "test")
+        for field in ("images", "labels", "writers")
+    ]
     content = read_isolated("mat", path, *names)
     train, test = (_part(content, f"dataset.{part}", classes, path) for part in ("train", "test"))
     return train, test
@@ -145,13 +160,20 @@ def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
 def _part(content: dict[str, Array], part: str, classes: int, path: Path) -> Part:
     """One part of the arrays of a file."""
     try:
-        images, labels, writers = (content[f"{part}.{name}"] for name in ("images", "labels", "writers"))
+        images, labels, writers = (
+            content[f"{part}.{name}"] for name in ("images", "labels", "writers")
+        )
     except KeyError:
-        raise ValueError(f"{path} is no EMNIST file: expected images, labels and writers in {part}") from None
+        raise ValueError(
+            f"{path} is no EMNIST file: expected images, labels and writers in {part}"
+        ) from None
     samples = len(images)
     if images.dtype != np.uint8 or images.shape != (samples, 28 * 28) or not samples:
-        raise ValueError(f"{path} has {images.dtype} images of shape {images.shape}, expected bytes (samples, 784)")
-    # One copy in all: the file's array is column-major, so its transpose (28 columns, 28 rows, samples) is a view.
+        raise ValueError(
+            f"{path} has {images.dtype} images of shape {images.shape}, expected bytes (samples, 784)"
+        )
+    # One copy in all: the file's array is column-major, so its transpose (28 columns, 28 rows,
+    # samples) is a view.
     upright = np.ascontiguousarray(images.T.reshape(28, 28, samples).transpose(2, 1, 0))
     targets = class_numbers(_whole_numbers(labels, samples, "labels", path), classes, path)
     owners = {"writer": _whole_numbers(writers, samples, "writers", path)}
@@ -161,7 +183,9 @@ def _part(content: dict[str, Array], part: str, classes: int, path: Path) -> Par
 def _whole_numbers(values: Array, samples: int, name: str, path: Path) -> Tensor:
     whole = (values >= 0) & (values < 2**53) & (values == np.floor(values))
     if values.size != samples or not whole.all():
-        raise ValueError(f"{path} is damaged: {values.size} {name} of {values.dtype}, expected {samples} whole numbers")
+        raise ValueError(
+            f"{path} is damaged: {values.size} {name} of {values.dtype}, expected {samples} whole numbers"
+        )
     return torch.from_numpy(values.reshape(-1).astype(np.int64))
 
 
@@ -183,7 +207,9 @@ def read_batches(paths: Sequence[Path], records: int) -> Part:
     targets = torch.empty(len(paths) * records, dtype=torch.int64)
     for number, path in enumerate(paths):
         if (size := path.stat().st_size) != records * _RECORD:
-            raise ValueError(f"{path} is damaged: {size} bytes, expected {records} records of {_RECORD}")
+            raise ValueError(
+                f"{path} is damaged: {size} bytes, expected {records} records of {_RECORD}"
+            )
         batch = np.memmap(path, np.uint8, "r", shape=(records, _RECORD))
         rows = slice(number * records, (number + 1) * records)
         targets[rows] = class_numbers(torch.from_numpy(batch[:, 0].astype(np.int64)), 10, path)

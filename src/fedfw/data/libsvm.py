@@ -37,7 +37,9 @@ def load_mushrooms(request: Request) -> Data:
 
 
 def load_own(request: Request, numbers: bool = False) -> Data:
-    """A user's file: two or more whole-numbered labels are classes, in ascending order, unless ``numbers``."""
+    """A user's file: two or more whole-numbered labels are classes, in ascending order, unless
+    ``numbers``.
+    """
     name = request.name
     if not request.argument:
         raise ValueError(f"{name} reads your own file, expected {name}:PATH")
@@ -52,13 +54,14 @@ def read_libsvm(
 ) -> tuple[Any, npt.NDArray[np.float64]]:
     """The inputs as a scipy CSR matrix (samples, features) in float32 and the labels in float64.
 
-    Indices begin at 0 where a line has one, else at 1; queries and comments are left out. Numbers of features and
-    samples that are known are checked.
+    Indices begin at 0 where a line has one, else at 1; queries and comments are left out. Numbers
+    of features and samples that are known are checked.
 
     Raises
     ------
     MemoryLimitError
-        Where the lines need more memory than `fedfw.data.limits.memory_limit` allows, as dense inputs, too.
+        Where the lines need more memory than `fedfw.data.limits.memory_limit` allows, as dense
+        inputs, too.
     ValueError
         Where the file is damaged.
     """
@@ -67,18 +70,26 @@ def read_libsvm(
     found = read_isolated("libsvm", path)
     values, labels, columns = found["data"], found["labels"], max(1, int(found["columns"]))
     shape = len(labels), features or columns
-    nbytes = sum(array.nbytes for array in found.values()) + shape[0] * (_DENSE * shape[1] + _CLASSES)
+    nbytes = sum(array.nbytes for array in found.values()) + shape[0] * (
+        _DENSE * shape[1] + _CLASSES
+    )
     MemoryMeter(path).check(nbytes, f"{shape[0]} lines of {shape[1]} features as dense inputs")
     if not all((np.abs(numbers) <= _FLOAT32).all() for numbers in (values, labels)):
-        raise ValueError(f"{path} is damaged or no LIBSVM text: a number that float32 does not hold, or NaN")
+        raise ValueError(
+            f"{path} is damaged or no LIBSVM text: a number that float32 does not hold, or NaN"
+        )
     kinds = len(np.unique(labels))
     if features is not None and (columns > features or len(labels) != samples or kinds != 2):
         held = f"{len(labels)} samples of {columns} features, {kinds} kinds of labels"
-        raise ValueError(f"{path} is damaged: {held}, expected {samples} of at most {features}, and 2")
+        raise ValueError(
+            f"{path} is damaged: {held}, expected {samples} of at most {features}, and 2"
+        )
     return csr_matrix((values.astype(np.float32), found["indices"], found["indptr"]), shape), labels
 
 
-def _in_one_piece(name: str, path: Path, rows: Any, labels: npt.NDArray[np.float64], numbers: bool = False) -> Data:
+def _in_one_piece(
+    name: str, path: Path, rows: Any, labels: npt.NDArray[np.float64], numbers: bool = False
+) -> Data:
     if len(labels) < 2:
         raise ValueError(f"{path} has {len(labels)} samples, expected at least 2")
     kinds = np.unique(labels)
@@ -87,7 +98,9 @@ def _in_one_piece(name: str, path: Path, rows: Any, labels: npt.NDArray[np.float
     else:
         targets, classes = torch.from_numpy(labels).float(), None
     held_out = every_fifth(len(labels))
-    train, test = (Part(_dense(rows[mask.numpy()]), targets[mask]) for mask in (~held_out, held_out))
+    train, test = (
+        Part(_dense(rows[mask.numpy()]), targets[mask]) for mask in (~held_out, held_out)
+    )
     return Data(name, train, test, classes)
 
 

@@ -1,4 +1,6 @@
-"""How much memory the reader of a file may take: packed files can be a thousand times larger than they look."""
+"""How much memory the reader of a file may take: packed files can be a thousand times larger than
+they look.
+"""
 
 import math
 import os
@@ -61,7 +63,9 @@ def memory_limit(nbytes: int) -> int:
 
 
 def usual_limit(nbytes: int) -> int:
-    """Return how many bytes the reader of a file of so many bytes may take where no more is allowed."""
+    """Return how many bytes the reader of a file of so many bytes may take where no more is
+    allowed.
+    """
     return max(FACTOR * nbytes, LEAST)
 
 
@@ -79,7 +83,8 @@ def _allowed_by_environment() -> float:
 
 
 def check_drawn(nbytes: int, what: str) -> None:
-    """Refuse drawn data that would take more than `LARGEST_DRAWN`, or than is allowed, before they are drawn.
+    """Refuse drawn data that would take more than `LARGEST_DRAWN`, or than is allowed, before they
+    are drawn.
 
     Parameters
     ----------
@@ -141,7 +146,9 @@ class MemoryMeter:
         if self.held + nbytes <= self.limit:
             return
         needed = self.held + nbytes
-        usual = f"{FACTOR} times the file's size or {_shown(LEAST)}, the larger, unless more is allowed"
+        usual = (
+            f"{FACTOR} times the file's size or {_shown(LEAST)}, the larger, unless more is allowed"
+        )
         raise MemoryLimitError(
             f"{self.path}: its reader needs {_shown(needed)} of memory for {what}, expected at most "
             f"{_shown(self.limit)} ({usual}): where the file is trusted, allow more by data-memory in "

@@ -1,4 +1,6 @@
-"""MovieLens-100k: ratings 1 .. 5 of 1,682 films by 943 users, less what users and films explain on average."""
+"""MovieLens-100k: ratings 1 .. 5 of 1,682 films by 943 users, less what users and films explain on
+average.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,8 @@ Indices = npt.NDArray[np.int64]
 def load_ml_100k(request: Request) -> Data:
     """A fifth of the ratings, drawn by the seed, is for testing.
 
-    Targets are rating - mean of the user - mean of the film, so that predicting 0 is to predict by the means alone.
+    Targets are rating - mean of the user - mean of the film, so that predicting 0 is to predict by
+    the means alone.
     """
     table = read_ratings(request.files[0], USERS, ITEMS, RATINGS)
     shuffled = np.random.Generator(np.random.PCG64(request.seed)).permutation(len(table))
@@ -39,11 +42,13 @@ def load_ml_100k(request: Request) -> Data:
 def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
     """(ratings, 3): user and item from 0, and the rating.
 
-    A line is user, item, rating and time, with tabs between them. The number of lines is checked because nothing else
-    in the file would show that it was cut off.
+    A line is user, item, rating and time, with tabs between them. The number of lines is checked
+    because nothing else in the file would show that it was cut off.
     """
     if (size := path.stat().st_size) > _LINE * ratings:
-        raise ValueError(f"{path} is damaged: {size} bytes, expected at most {_LINE} for each of {ratings} ratings")
+        raise ValueError(
+            f"{path} is damaged: {size} bytes, expected at most {_LINE} for each of {ratings} ratings"
+        )
     try:
         table: Indices = np.loadtxt(path, np.int64, comments=None, delimiter="\t", ndmin=2)
     except ValueError as error:
@@ -67,8 +72,8 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
 def without_means(table: Indices, train: npt.NDArray[np.bool_], users: int, items: int) -> Numbers:
     """(ratings,): what remains of each rating; the means are those of the training rows alone.
 
-    First each user's mean goes (the overall mean for users without ratings), then each item's mean of what remains
-    (0 for items without ratings).
+    First each user's mean goes (the overall mean for users without ratings), then each item's mean
+    of what remains (0 for items without ratings).
     """
     rest = table[:, 2].astype(np.float64)
     for column, count, otherwise in ((0, users, rest[train].mean()), (1, items, 0.0)):

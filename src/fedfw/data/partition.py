@@ -28,18 +28,18 @@ def partition(
     partition : str
         ``iid``: shuffled and dealt out evenly.
 
-        ``labels:k``: client i holds labels i, ..., i+k-1 modulo the classes; each label's samples are shuffled and
-        split evenly among its holders.
+        ``labels:k``: client i holds labels i, ..., i+k-1 modulo the classes; each label's samples
+        are shuffled and split evenly among its holders.
 
-        ``labels:k,unequal``: the same holders, but a label's samples are divided in proportion to lognormal(0, 2)
-        draws; every holder gets one at least where there are enough.
+        ``labels:k,unequal``: the same holders, but a label's samples are divided in proportion to
+        lognormal(0, 2) draws; every holder gets one at least where there are enough.
 
-        ``dirichlet:alpha``: each label's samples are divided among all clients by a Dirichlet(alpha) draw; a client
-        left with nothing is given one sample of the largest client.
+        ``dirichlet:alpha``: each label's samples are divided among all clients by a
+        Dirichlet(alpha) draw; a client left with nothing is given one sample of the largest client.
 
-        ``writer``, ``user``, ``client``, ``speaker``, ``region``: whole natural owners. As many clients as owners:
-        client i is the owner with the i-th smallest id. Fewer: owners go, largest first (equal ones in random order),
-        to the client that has the fewest samples.
+        ``writer``, ``user``, ``client``, ``speaker``, ``region``: whole natural owners. As many
+        clients as owners: client i is the owner with the i-th smallest id. Fewer: owners go,
+        largest first (equal ones in random order), to the client that has the fewest samples.
     data : Data or Part
         What `fedfw.load_data` gave, of which the training samples are divided; or samples alone.
     clients : int
@@ -52,8 +52,8 @@ def partition(
     Returns
     -------
     list of Tensor
-        The numbers of each client's samples, (samples,) each. No sample is given twice, and none is left out but those
-        of labels that nobody holds.
+        The numbers of each client's samples, (samples,) each. No sample is given twice, and none is
+        left out but those of labels that nobody holds.
 
     Raises
     ------
@@ -74,7 +74,9 @@ def partition(
         raise ValueError(f"clients={clients}, expected at least 1")
     by_sample = rule == "iid" or rule.partition(":")[0] in ("labels", "dirichlet")
     if by_sample and clients > len(data):  # found before a list of so many parts is made
-        raise ValueError(f"partition {rule!r} leaves client {len(data)} of {clients} without samples")
+        raise ValueError(
+            f"partition {rule!r} leaves client {len(data)} of {clients} without samples"
+        )
     if rule == "iid":
         parts = list(torch.randperm(len(data), generator=_generator(seed)).tensor_split(clients))
     elif rule in OWNERS:
@@ -83,7 +85,9 @@ def partition(
         parts = _by_class(rule, data.targets, clients, classes, seed)
     empty = [i for i, part in enumerate(parts) if not len(part)]
     if empty:
-        raise ValueError(f"partition {rule!r} leaves client {empty[0]} of {clients} without samples")
+        raise ValueError(
+            f"partition {rule!r} leaves client {empty[0]} of {clients} without samples"
+        )
     return parts
 
 
@@ -91,22 +95,29 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# --- by class ---------------------------------------------------------------------------------------------------
+# --- by class
+# ---------------------------------------------------------------------------------------------------
 
 
-def _by_class(rule: str, labels: Tensor, clients: int, classes: int | None, seed: int) -> list[Tensor]:
+def _by_class(
+    rule: str, labels: Tensor, clients: int, classes: int | None, seed: int
+) -> list[Tensor]:
     name, _, value = rule.partition(":")
     choice = re.fullmatch("([0-9]+)(,unequal)?", value)
     alpha = _alpha(value)
     if name in ("labels", "dirichlet"):
         if classes is None:
-            raise ValueError(f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or owners")
+            raise ValueError(
+                f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or owners"
+            )
         if labels.ndim > 1:
             raise ValueError(
                 f"partition {rule!r} goes by classes, but a target is a sequence of them: expected iid or owners"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            raise ValueError(f"classes {int(labels.min())} .. {int(labels.max())}, expected 0 .. {classes - 1}")
+            raise ValueError(
+                f"classes {int(labels.min())} .. {int(labels.max())}, expected 0 .. {classes - 1}"
+            )
         if name == "labels" and choice and 1 <= int(choice[1]) <= classes:
             return _by_labels(labels, clients, classes, int(choice[1]), bool(choice[2]), seed)
         if name == "dirichlet" and alpha:
@@ -114,18 +125,24 @@ def _by_class(rule: str, labels: Tensor, clients: int, classes: int | None, seed
     limits = f"K from 1 to {classes or 'the number of classes'}, ALPHA above 0 and at most 1e6"
     known = ("iid", "labels", "dirichlet", *OWNERS)
     close = "" if name in known else nearest(name, known)
-    raise ValueError(f"unknown partition {rule!r}{close}, expected one of {', '.join(RULES)} ({limits})")
+    raise ValueError(
+        f"unknown partition {rule!r}{close}, expected one of {', '.join(RULES)} ({limits})"
+    )
 
 
 def _alpha(text: str) -> float | None:
-    """A number in (0, 1e6], else None: draws with huge ones are not shares any more, and 1e6 is even enough."""
+    """A number in (0, 1e6], else None: draws with huge ones are not shares any more, and 1e6 is
+    even enough.
+    """
     try:
         return value if 0 < (value := float(text)) <= 1e6 else None
     except ValueError:
         return None
 
 
-def _by_labels(labels: Tensor, clients: int, classes: int, k: int, unequal: bool, seed: int) -> list[Tensor]:
+def _by_labels(
+    labels: Tensor, clients: int, classes: int, k: int, unequal: bool, seed: int
+) -> list[Tensor]:
     generator = _generator(seed)
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
@@ -143,17 +160,26 @@ def _by_labels(labels: Tensor, clients: int, classes: int, k: int, unequal: bool
             pieces[holder].append(share)
     unheld = classes - len({(i + j) % classes for i in range(clients) for j in range(k)})
     if unheld:
-        warnings.warn(f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by nobody")
+        warnings.warn(
+            f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by nobody"
+        )
     return [torch.cat(parts) for parts in pieces]
 
 
-def _by_dirichlet(labels: Tensor, clients: int, classes: int, alpha: float, seed: int) -> list[Tensor]:
-    generator, random = _generator(seed), np.random.Generator(np.random.PCG64(seed))  # torch has no seeded Dirichlet
+def _by_dirichlet(
+    labels: Tensor, clients: int, classes: int, alpha: float, seed: int
+) -> list[Tensor]:
+    generator, random = (
+        _generator(seed),
+        np.random.Generator(np.random.PCG64(seed)),
+    )  # torch has no seeded Dirichlet
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
         samples = (labels == label).nonzero().flatten()
         samples = samples[torch.randperm(len(samples), generator=generator)]
-        for piece, share in zip(pieces, _divide(samples, random.dirichlet([alpha] * clients)), strict=True):
+        for piece, share in zip(
+            pieces, _divide(samples, random.dirichlet([alpha] * clients)), strict=True
+        ):
             piece.append(share)
     parts = [torch.cat(piece) for piece in pieces]
     for i in range(clients):
@@ -172,7 +198,8 @@ def _divide(samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0) -
     return [samples[start:end] for start, end in pairwise(cuts)]
 
 
-# --- by owner ---------------------------------------------------------------------------------------------------
+# --- by owner
+# ---------------------------------------------------------------------------------------------------
 
 
 def _owners(kind: str, data: Part) -> Tensor:
@@ -181,7 +208,9 @@ def _owners(kind: str, data: Part) -> Tensor:
     if data.owners_hint:
         raise MissingDataError(f"partition {kind!r}: {data.owners_hint}")
     known = ", ".join(data.owners) or "none"
-    raise ValueError(f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {known}")
+    raise ValueError(
+        f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {known}"
+    )
 
 
 def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tensor]:

@@ -17,7 +17,9 @@ CHARACTERS = 1_115_394
 """Of the whole file: nothing else would show that it was cut off."""
 CONTEXT, LONGEST_CONTEXT = 96, 256
 LEAST = 3_000
-"""Characters of a speaker that is a client: the last tenth then has a window of the longest context."""
+"""Characters of a speaker that is a client: the last tenth then has a window of the longest
+context.
+"""
 
 _NAME = re.compile(rb"(?:(?<=\n\n)|\A)([^\n]+):\n")
 _NUMBERS = np.full(256, -1, np.int8)
@@ -25,11 +27,15 @@ _NUMBERS[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
 def load_shakespeare(request: Request) -> Data:
-    """Windows of the speakers' own texts; the argument is how many characters a model sees, 96 unless it is given."""
+    """Windows of the speakers' own texts; the argument is how many characters a model sees, 96
+    unless it is given.
+    """
     text = request.argument or str(CONTEXT)
     context = int(text) if text.isdecimal() and len(text) < 4 else 0
     if not 1 <= context <= LONGEST_CONTEXT:
-        raise ValueError(f"shakespeare:{text}, expected a context of 1 to {LONGEST_CONTEXT} characters")
+        raise ValueError(
+            f"shakespeare:{text}, expected a context of 1 to {LONGEST_CONTEXT} characters"
+        )
     (path,) = request.files
     speakers = [said for said in read_speakers(path, CHARACTERS).values() if len(said) >= LEAST]
     if not speakers:
@@ -38,10 +44,12 @@ def load_shakespeare(request: Request) -> Data:
 
 
 def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
-    """What each speaker says, (characters,) int8 places in `ALPHABET`, by name in the order of their first speeches.
+    """What each speaker says, (characters,) int8 places in `ALPHABET`, by name in the order of
+    their first speeches.
 
-    A speech is all that stands between the line "Name:", which begins the file or follows an empty line, and the next
-    such line. A text that is not of so many ``characters`` or that has others than those is a ValueError.
+    A speech is all that stands between the line "Name:", which begins the file or follows an empty
+    line, and the next such line. A text that is not of so many ``characters`` or that has others
+    than those is a ValueError.
     """
     with open_packed(path) as stream:
         text = stream.read(characters + 1)
@@ -51,34 +59,49 @@ def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
     numbers = _NUMBERS[np.frombuffer(text, np.uint8)]
     if (numbers < 0).any():
         at = int((numbers < 0).argmax())
-        raise ValueError(f"{path} is damaged: byte {text[at]} at {at}, expected one of {len(ALPHABET)} characters")
+        raise ValueError(
+            f"{path} is damaged: byte {text[at]} at {at}, expected one of {len(ALPHABET)} characters"
+        )
     names = list(_NAME.finditer(text))
     ends = [name.start() for name in names] + [characters]
     speeches: dict[str, list[Tensor]] = {}
     for name, end in zip(names, ends[1:], strict=True):
-        speeches.setdefault(name[1].decode(), []).append(torch.from_numpy(numbers[name.end() : end]))
+        speeches.setdefault(name[1].decode(), []).append(
+            torch.from_numpy(numbers[name.end() : end])
+        )
     return {name: torch.cat(pieces) for name, pieces in speeches.items()}
 
 
 def cut_windows(texts: Sequence[Tensor], context: int) -> tuple[Part, Part]:
-    """Windows for training and for testing, with the number of the text that each is from as its ``speaker``.
+    """Windows for training and for testing, with the number of the text that each is from as its
+    ``speaker``.
 
-    A window has context + 1 characters; its inputs are all but the last, its targets all but the first. The last tenth
-    of a text is for testing, in windows that do not overlap. Those for training begin at every sixth of the context,
-    so that minibatches of them are nearly windows from anywhere.
+    A window has context + 1 characters; its inputs are all but the last, its targets all but the
+    first. The last tenth of a text is for testing, in windows that do not overlap. Those for
+    training begin at every sixth of the context, so that minibatches of them are nearly windows
+    from anywhere.
     """
     begins = list(accumulate(map(len, texts[:-1]), initial=0))
     learnt = [len(text) - len(text) // 10 for text in texts]
     train = [(begin, text[:end]) for begin, text, end in zip(begins, texts, learnt, strict=True)]
-    test = [(begin + end, text[end:]) for begin, text, end in zip(begins, texts, learnt, strict=True)]
+    test = [
+        (begin + end, text[end:]) for begin, text, end in zip(begins, texts, learnt, strict=True)
+    ]
     return _part(train, context + 1, max(1, context // 6)), _part(test, context + 1, context + 1)
 
 
 def _part(pieces: Sequence[tuple[int, Tensor]], length: int, stride: int) -> Part:
-    """The windows of one piece (characters,) of each speaker's text, which begins at a place of all texts together."""
+    """The windows of one piece (characters,) of each speaker's text, which begins at a place of all
+    texts together.
+    """
     windows = [text.unfold(0, length, stride) for _, text in pieces]
     counts = torch.tensor([len(own) for own in windows])
-    starts = [begin + stride * torch.arange(len(own)) for (begin, _), own in zip(pieces, windows, strict=True)]
+    starts = [
+        begin + stride * torch.arange(len(own))
+        for (begin, _), own in zip(pieces, windows, strict=True)
+    ]
     speakers = torch.arange(len(pieces)).repeat_interleave(counts)
-    inputs, targets = (torch.cat([own[:, part] for own in windows]) for part in (slice(0, -1), slice(1, None)))
+    inputs, targets = (
+        torch.cat([own[:, part] for own in windows]) for part in (slice(0, -1), slice(1, None))
+    )
     return Part(inputs, targets, {"speaker": speakers}, starts=torch.cat(starts))

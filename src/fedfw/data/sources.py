@@ -14,11 +14,13 @@ class Source:
     url
         Its last part is the file's name.
     sha256
-        Of the file as it is served, in hexadecimal digits. It is always checked, so the URL may be plain http.
+        Of the file as it is served, in hexadecimal digits. It is always checked, so the URL may be
+        plain http.
     members
         Of an archive (.zip or .tar.gz): the base names of the files that are kept.
     inside
-        The folder of the members in the archive: where they lie when a user has unpacked it himself.
+        The folder of the members in the archive: where they lie when a user has unpacked it
+        himself.
     """
 
     url: str
@@ -30,7 +32,9 @@ class Source:
         if not self.url.startswith(("https://", "http://")):
             raise ValueError(f"url={self.url!r}, expected https:// or http://")
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise ValueError(f"sha256={self.sha256!r} of {self.url}, expected 64 hexadecimal digits")
+            raise ValueError(
+                f"sha256={self.sha256!r} of {self.url}, expected 64 hexadecimal digits"
+            )
 
     @property
     def file(self) -> str:
@@ -39,7 +43,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Collection:
-    """The files that ``fedfw data get`` puts into a folder, and what the user should know about them."""
+    """The files that ``fedfw data get`` puts into a folder, and what the user should know about
+    them.
+    """
 
     folder: str
     sources: tuple[Source, ...]
@@ -58,11 +64,11 @@ TCGA_BRCA_FILES = ("brca.csv", "train_test_split.csv")
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
-# Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed from copies with the
-# known MD5, that of Shakespeare's text from a copy of the known length, those of TCGA-BRCA from copies with the known
-# numbers of patients. Those of Fashion-MNIST, CIFAR-10 and MovieLens
-# are what several public records give beside the published MD5, and that of EMNIST's archive is what MLDatasets.jl
-# checks: these four were not at hand to be computed anew.
+# Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed
+# from copies with the known MD5, that of Shakespeare's text from a copy of the known length, those
+# of TCGA-BRCA from copies with the known numbers of patients. Those of Fashion-MNIST, CIFAR-10 and
+# MovieLens are what several public records give beside the published MD5, and that of EMNIST's
+# archive is what MLDatasets.jl checks: these four were not at hand to be computed anew.
 def _files(base: str, sha256: dict[str, str]) -> tuple[Source, ...]:
     return tuple(Source(base + file, checksum) for file, checksum in sha256.items())
 
@@ -162,7 +168,8 @@ _ML_100K = Collection(
     "https://files.grouplens.org/datasets/movielens/ml-100k-README.txt",
 )
 
-# The publishers of these list no checksums at all, so a mismatch may also mean that the publisher has changed a file.
+# The publishers of these list no checksums at all, so a mismatch may also mean that the publisher
+# has changed a file.
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _A9A = Collection(
     "libsvm",
@@ -175,7 +182,10 @@ _A9A = Collection(
     ),
 )
 _MUSHROOMS = Collection(
-    "libsvm", _files(_LIBSVM, {"mushrooms": "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"})
+    "libsvm",
+    _files(
+        _LIBSVM, {"mushrooms": "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"}
+    ),
 )
 
 _SHAKESPEARE = Collection(
@@ -190,7 +200,9 @@ _FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/f
 _TCGA_BRCA = Collection(
     "tcga-brca",
     (
-        Source(f"{_FLAMBY}brca.csv", "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020"),
+        Source(
+            f"{_FLAMBY}brca.csv", "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020"
+        ),
         Source(
             f"{_FLAMBY}dataset_creation_scripts/train_test_split.csv",
             "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",

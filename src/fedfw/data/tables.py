@@ -17,10 +17,12 @@ from fedfw.data.isolated import read_isolated
 from fedfw.data.limits import MemoryLimitError, MemoryMeter
 
 INPUTS = "x"
-"""The name of the inputs in an .npz file; in a .csv file they are all columns that are nothing else."""
+"""The name of the inputs in an .npz file; in a .csv file they are all columns that are nothing
+else.
+"""
 _KINDS = "buif"  # NumPy's letters for truth values and numbers
-# Bytes that are held at most, copies for training and testing included: an input, a row, a row's place in a column, and
-# a text that a column has not had before.
+# Bytes that are held at most, copies for training and testing included: an input, a row, a row's
+# place in a column, and a text that a column has not had before.
 _INPUT, _ROW, _PLACE, _TEXT = 9, 16, 48, 300
 
 
@@ -44,7 +46,9 @@ class Column:
         return np.array([number_in(str(kind), name) for kind in self.kinds])
 
     def ordered(self) -> tuple[npt.NDArray[np.int64], int]:
-        """Return (samples,) places among the different values in the order of numbers, or of texts; and how many."""
+        """Return (samples,) places among the different values in the order of numbers, or of texts;
+        and how many.
+        """
         keys: npt.NDArray[Any]
         try:
             keys = self.numbers("")
@@ -55,16 +59,22 @@ class Column:
 
 
 def load_table(request: Request) -> Data:
-    """The columns that the request names are the target, the time and the client; the rest are inputs.
+    """The columns that the request names are the target, the time and the client; the rest are
+    inputs.
 
-    Targets are classes where they are text or whole numbers, and numbers otherwise, or where the request says so. With
-    a time they are pairs (event, time). Every fifth sample is for testing, of every client where there are some.
+    Targets are classes where they are text or whole numbers, and numbers otherwise, or where the
+    request says so. With a time they are pairs (event, time). Every fifth sample is for testing, of
+    every client where there are some.
     """
     path, columns = Path(request.argument).expanduser(), request.columns
     if not request.argument or path.suffix not in (".csv", ".npz"):
-        raise ValueError(f"{request.name}:{request.argument}, expected the path of your own .csv or .npz file")
+        raise ValueError(
+            f"{request.name}:{request.argument}, expected the path of your own .csv or .npz file"
+        )
     if columns.target is None:
-        raise ValueError(f"{path}: no target is named, expected the column that is to be predicted (--target NAME)")
+        raise ValueError(
+            f"{path}: no target is named, expected the column that is to be predicted (--target NAME)"
+        )
     if not path.is_file():
         raise MissingDataError(f"{request.name}: no file {path.name} in {path.absolute().parent}")
     inputs, named = (_read_csv if path.suffix == ".csv" else _read_npz)(path, columns.named)
@@ -77,7 +87,9 @@ def load_table(request: Request) -> Data:
         raise ValueError(f"{path}: {error}") from None
     held_out = every_fifth(len(inputs)) if not owners else _every_fifth_of(owners["client"])
     if not bool(held_out.any()):
-        raise ValueError(f"{path}: no client has five samples, expected one that has, to test on its fifth")
+        raise ValueError(
+            f"{path}: no client has five samples, expected one that has, to test on its fifth"
+        )
     train, test = (
         Part(inputs[rows], targets[rows], {kind: ids[rows] for kind, ids in owners.items()})
         for rows in (~held_out, held_out)
@@ -92,7 +104,9 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
     names = next(rows)
     for name in wanted:
         if name not in names:
-            raise ValueError(f"{path} has no column {name!r}, expected one of {', '.join(names)[:300]}")
+            raise ValueError(
+                f"{path} has no column {name!r}, expected one of {', '.join(names)[:300]}"
+            )
     at_wanted = {name: names.index(name) for name in wanted}
     features = [(at, name) for at, name in enumerate(names) if name not in at_wanted]
     if not features:
@@ -117,32 +131,44 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
         except ValueError as error:
             raise ValueError(f"{path}: sample {count}: {error}") from None
     inputs = np.frombuffer(numbers, np.float32) if numbers else np.empty(0, np.float32)
-    named = {name: Column(list(found), np.array(places[name], np.int64)) for name, found in kinds.items()}
+    named = {
+        name: Column(list(found), np.array(places[name], np.int64)) for name, found in kinds.items()
+    }
     return torch.from_numpy(inputs).reshape(-1, len(features)), named
 
 
 def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:
-    """Inputs (samples, ...), bytes where they are images and float32 otherwise, and the wanted arrays by name."""
+    """Inputs (samples, ...), bytes where they are images and float32 otherwise, and the wanted
+    arrays by name.
+    """
     found = read_isolated("npz", path, INPUTS, *wanted)
     inputs = found.pop(INPUTS)
     for name, values in {INPUTS: inputs, **found}.items():
         if values.dtype.kind not in _KINDS:
-            raise ValueError(f"{path} is damaged: {name} is {values.dtype} of {values.shape}, expected numbers")
+            raise ValueError(
+                f"{path} is damaged: {name} is {values.dtype} of {values.shape}, expected numbers"
+            )
         if values.shape != inputs.shape[:1] and name != INPUTS:
-            raise ValueError(f"{path}: {name} has shape {values.shape}, expected one for {inputs.shape[:1]} inputs")
+            raise ValueError(
+                f"{path}: {name} has shape {values.shape}, expected one for {inputs.shape[:1]} inputs"
+            )
     if inputs.ndim < 2 or not inputs.size:
         raise ValueError(f"{path}: {INPUTS} has shape {inputs.shape}, expected (samples, features)")
     images = inputs.ndim == 4 and inputs.dtype == np.uint8
-    # Images are there twice when they are divided. Numbers are there as they are stored, as float32 and as whether they
-    # are finite, and then as float32 twice.
+    # Images are there twice when they are divided. Numbers are there as they are stored, as float32
+    # and as whether they are finite, and then as float32 twice.
     needed = 2 * inputs.size if images else inputs.size * max(inputs.itemsize + 5, _INPUT)
     meter = MemoryMeter(path)
-    meter.check(needed + (_ROW + _PLACE * len(wanted)) * len(inputs), f"{INPUTS} of shape {inputs.shape}")
+    meter.check(
+        needed + (_ROW + _PLACE * len(wanted)) * len(inputs), f"{INPUTS} of shape {inputs.shape}"
+    )
     if not images:
         with np.errstate(over="ignore"):
             inputs = inputs.astype(np.float32, copy=False)
         if not np.isfinite(inputs).all():
-            raise ValueError(f"{path}: {INPUTS} has NaN, infinity or numbers beyond float32, expected none")
+            raise ValueError(
+                f"{path}: {INPUTS} has NaN, infinity or numbers beyond float32, expected none"
+            )
     named = {}
     for name, values in found.items():
         different, places = np.unique(values + 0, return_inverse=True)
@@ -187,7 +213,9 @@ def _numbers(values: Column, name: str) -> Tensor:
 
 
 def _numbered(values: Column) -> tuple[Tensor, int]:
-    """(samples,) places of the values among all different ones: in the order of numbers, or of texts; how many."""
+    """(samples,) places of the values among all different ones: in the order of numbers, or of
+    texts; how many.
+    """
     places, kinds = values.ordered()
     return torch.from_numpy(places), kinds
 

@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from fedfw.deployment.settings import Deployment
     from fedfw.deployment.task import Task
 
-__all__ = ["Client", "Consent", "DataBudget", "DeployedRecord", "DeployedServer", "Deployment", "Task"]
+__all__ = [
+    "Client",
+    "Consent",
+    "DataBudget",
+    "DeployedRecord",
+    "DeployedServer",
+    "Deployment",
+    "Task",
+]
 _HOMES = {
     "Client": "client",
     "Consent": "consent",

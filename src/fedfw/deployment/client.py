@@ -1,12 +1,15 @@
-"""A client: takes an order that its data's owner allows, makes one step a round, and never loses or repeats one.
+"""A client: takes an order that its data's owner allows, makes one step a round, and never loses or
+repeats one.
 
-Its memory advances in two phases. A step is *pending* until the server's next order says that it was counted; then it
-is committed, else it is undone. An order that comes again gets the same answer again.
+Its memory advances in two phases. A step is *pending* until the server's next order says that it
+was counted; then it is committed, else it is undone. An order that comes again gets the same answer
+again.
 
-A private client's answers do not depend on its data but for what it releases: docs/privacy.md has the theorem. An order
-is judged by itself first; what is wrong with it is a `MessageError`. Then the data are read, which their owner has
-checked, then the ledger has its line, and then follows a computation that is defined for all data. Whatever fails in
-between closes the promise (`answer_order`).
+A private client's answers do not depend on its data but for what it releases: docs/privacy.md has
+the theorem. An order is judged by itself first; what is wrong with it is a `MessageError`. Then the
+data are read, which their owner has checked, then the ledger has its line, and then follows a
+computation that is defined for all data. Whatever fails in between closes the promise
+(`answer_order`).
 """
 
 from __future__ import annotations
@@ -43,18 +46,25 @@ from fedfw.rounds.setup import steepness_of
 from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest
 
 _LEAST_WEIGHT = 2.0**-30
-"""Of a private client: no federation has so many clients, and tiny numbers are where floating-point numbers end."""
+"""Of a private client: no federation has so many clients, and tiny numbers are where floating-point
+numbers end.
+"""
 
 
 def _handed(order: Order) -> str:
-    """Stands for what an order's step begins from, memory and message: a step from something else is another step."""
+    """Stands for what an order's step begins from, memory and message: a step from something else
+    is another step.
+    """
     parts = [part for name in sorted(order.memory) for part in (name.encode(), order.memory[name])]
     parts += [] if order.eta is None else [repr(order.eta).encode()]
-    return hashlib.sha256(b"|".join([*parts, order.digest, b"gathered" if order.gathered else b""])).hexdigest()[:16]
+    return hashlib.sha256(
+        b"|".join([*parts, order.digest, b"gathered" if order.gathered else b""])
+    ).hexdigest()[:16]
 
 
 def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began: float) -> Answer:
-    """Note in a client's log why it does not do what an order asks for, and return its answer, a constant text.
+    """Note in a client's log why it does not do what an order asks for, and return its answer, a
+    constant text.
 
     Parameters
     ----------
@@ -67,14 +77,21 @@ def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began
     began : float
         When work on the order began, by `time.perf_counter`.
     """
-    _note(ClientStore(folder, order.run, number), order, began, f"refused, because {refused.reason}: {refused}")
+    _note(
+        ClientStore(folder, order.run, number),
+        order,
+        began,
+        f"refused, because {refused.reason}: {refused}",
+    )
     return Answer(order.run, order.t, number, Kind.REFUSED, payload=refused.reason.encode())
 
 
 def _note(store: ClientStore, order: Order, began: float, event: str, **more: float) -> None:
     """Write to a client's log what it did about an order, and how long that took."""
     seconds = time.perf_counter() - began
-    store.note(round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **more)
+    store.note(
+        round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **more
+    )
 
 
 def _of_run(order: Order, releases: list[Release]) -> list[Release]:
@@ -95,7 +112,9 @@ def _about_the_order() -> Iterator[None]:
 
 
 class _Done(NamedTuple):
-    """What was done about an order, in a word for the log, the answer, and the private release that it cost."""
+    """What was done about an order, in a word for the log, the answer, and the private release that
+    it cost.
+    """
 
     event: str
     answer: Answer
@@ -111,7 +130,8 @@ def answer_order(
     consent: Consent,
     began: float | None = None,
 ) -> Answer:
-    """Answer an order; under a privacy budget, and in private runs, no failure says anything of the data.
+    """Answer an order; under a privacy budget, and in private runs, no failure says anything of the
+    data.
 
     Parameters
     ----------
@@ -142,13 +162,19 @@ def answer_order(
                 client = make_client()
                 if client.task.options.promise is None:
                     return client.answer(order, began)
-        # The limits are within the promise: one that strikes closes it, and the server learns no more of it.
-        with consent.promise(number, folder).at_work(f"run {order.run}, round {order.t}"), consent.limits.enforced():
+        # The limits are within the promise: one that strikes closes it, and the server learns no
+        # more of it.
+        with (
+            consent.promise(number, folder).at_work(f"run {order.run}, round {order.t}"),
+            consent.limits.enforced(),
+        ):
             client = make_client() if client is None else client
             if required or client.task.options.promise is not None:
                 return client.answer(order, began)
         with consent.limits.enforced():
-            return client.answer(order, began)  # a run without privacy, which the owner allows as well
+            return client.answer(
+                order, began
+            )  # a run without privacy, which the owner allows as well
     except LimitError as error:
         return refuse(order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began)
     except PromiseClosedError as closed:
@@ -189,7 +215,9 @@ class Client:
 
     @cached_property
     def _privacy(self) -> PrivacyPlan | None:
-        """Its own promise about its own data, whatever the server asks for; of the data it needs their number alone."""
+        """Its own promise about its own data, whatever the server asks for; of the data it needs
+        their number alone.
+        """
         task, options = self.task, self.task.options
         if options.promise is None:
             return None
@@ -214,7 +242,9 @@ class Client:
 
     @cached_property
     def _promise(self) -> str:
-        """All that must stay the same for a private run to go on, the data among them; empty for other runs."""
+        """All that must stay the same for a private run to go on, the data among them; empty for
+        other runs.
+        """
         plan = self._privacy
         if plan is None:
             return ""
@@ -232,7 +262,9 @@ class Client:
         return keyed_digest(secret, self._problem.losses.data())
 
     def hello(self) -> Hello:
-        """What it says of itself: its number, and two numbers of its data where they are needed and allowed."""
+        """What it says of itself: its number, and two numbers of its data where they are needed and
+        allowed.
+        """
         if self.leaving or not (self.task.is_open and self.consent.allows_numbers(self.task)):
             return Hello(self.number, self.leaving)  # the data are not looked at
         try:
@@ -242,11 +274,14 @@ class Client:
         _, gradient = self._problem.value_and_gradient(self.task.start)
         each = self._problem.losses.smoothness()
         return Hello(
-            self.number, steepness=steepness_of(gradient), smoothness=None if each is None else float(each.max())
+            self.number,
+            steepness=steepness_of(gradient),
+            smoothness=None if each is None else float(each.max()),
         )
 
     def handle(self, order: Order, began: float | None = None) -> Answer:
-        """The answer to an order; ``began`` is when work on it began, by `time.perf_counter`, for the log.
+        """The answer to an order; ``began`` is when work on it began, by `time.perf_counter`, for
+        the log.
 
         Raises
         ------
@@ -254,11 +289,18 @@ class Client:
             If the order makes no sense.
         """
         return answer_order(
-            order, lambda: self, number=self.number, folder=self.folder, consent=self.consent, began=began
+            order,
+            lambda: self,
+            number=self.number,
+            folder=self.folder,
+            consent=self.consent,
+            began=began,
         )
 
     def answer(self, order: Order, began: float) -> Answer:
-        """The answer to an order, where failures are told as they are: call `handle` or `answer_order`."""
+        """The answer to an order, where failures are told as they are: call `handle` or
+        `answer_order`.
+        """
         if order.client != self.number:
             raise MessageError(f"an order for client {order.client} came to client {self.number}")
         with _about_the_order():
@@ -273,7 +315,9 @@ class Client:
         except RefusedError as refused:
             return refuse(order, self.number, self.folder, refused, began)
         except NonFiniteError:
-            raise NonFiniteError(f"round {order.t}: NaN or infinity at client {self.number}", [self.number]) from None
+            raise NonFiniteError(
+                f"round {order.t}: NaN or infinity at client {self.number}", [self.number]
+            ) from None
         epsilon = {} if done.release is None else {"epsilon": done.release.epsilon}
         _note(store, order, began, done.event, **epsilon)
         return done.answer
@@ -291,7 +335,9 @@ class Client:
         if not 0 < order.weight <= 1:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
         if (order.eta is not None) != (order.ask == Ask.STEP and self._algorithm(order).tells):
-            raise MessageError(f"a step size of {order.eta}, expected one where and only where the server works it out")
+            raise MessageError(
+                f"a step size of {order.eta}, expected one where and only where the server works it out"
+            )
         down = self.task.algorithm.down
         if "xbar" in down and "xbar" not in order.vectors:
             raise MessageError("an order without the model")
@@ -309,10 +355,16 @@ class Client:
             store.forget()
             return _Done(Kind.LEAVING, self._plain(order, Kind.LEAVING))
         if stored is not None:
-            if stored.pending is not None and stored.answer is not None and order.t == stored.pending.t:
+            if (
+                stored.pending is not None
+                and stored.answer is not None
+                and order.t == stored.pending.t
+            ):
                 if order.ask == Ask.STEP and stored.handed == _handed(order):
                     return _Done("repeated", stored.answer)
-            elif order.t <= max(stored.counted.t, 0 if stored.pending is None else stored.pending.t):
+            elif order.t <= max(
+                stored.counted.t, 0 if stored.pending is None else stored.pending.t
+            ):
                 return _Done(Kind.OUTDATED, self._plain(order, Kind.OUTDATED))
         private = self.task.options.promise is not None
         if private:
@@ -343,7 +395,16 @@ class Client:
             if release is None:
                 return _Done("budget spent", self._plain(order, Kind.LEAVING))
         state, answer, refuted = self._step(order, counted.state, received, given, release)
-        store.save(Stored(counted, Step(order.t, state, received), answer, _handed(order), given, self._promise))
+        store.save(
+            Stored(
+                counted,
+                Step(order.t, state, received),
+                answer,
+                _handed(order),
+                given,
+                self._promise,
+            )
+        )
         undone = stored is not None and stored.pending is not None and counted is stored.counted
         event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
         if refuted is not None:
@@ -357,7 +418,9 @@ class Client:
         self.consent.admit(samples, self.task.options.batch_size, self.number, self.folder)
 
     def _refuse_unchecked(self) -> None:
-        """Refuse to take part with data that their owner, who has given them a budget, has not checked."""
+        """Refuse to take part with data that their owner, who has given them a budget, has not
+        checked.
+        """
         if self.consent.privacy is None or self.consent.folder is None:
             return
         fit = describe_fit(self.task)
@@ -368,7 +431,8 @@ class Client:
             )
 
     def _ends(self, order: Order) -> bool:
-        """Whether the run's promise has ended, because something of it is not as it was; that is for good.
+        """Whether the run's promise has ended, because something of it is not as it was; that is
+        for good.
 
         The ledger has a line of it, which spends nothing.
         """
@@ -378,7 +442,11 @@ class Client:
             own = _of_run(order, so_far)
             changed = bool(own) and own[-1].promise != self._promise
             ended.append(changed or any(one.ended for one in own))
-            return replace(own[-1], run=order.run, ended=True) if changed and not own[-1].ended else None
+            return (
+                replace(own[-1], run=order.run, ended=True)
+                if changed and not own[-1].ended
+                else None
+            )
 
         self._record(end)
         return ended[0]
@@ -389,10 +457,17 @@ class Client:
         begun = self._begun(self._algorithm(order))
         if order.memory:
             held = None if stored is None else stored.at(order.counted)
-            kept = held.state if held is not None else {} if stored is None else stored.counted.state
+            kept = (
+                held.state if held is not None else {} if stored is None else stored.counted.state
+            )
             with _about_the_order():
-                handed = {name: decoded_alone(data, begun[name][0])[None] for name, data in order.memory.items()}
-            return Step(order.counted, begun | kept | handed, nothing if held is None else held.received)
+                handed = {
+                    name: decoded_alone(data, begun[name][0])[None]
+                    for name, data in order.memory.items()
+                }
+            return Step(
+                order.counted, begun | kept | handed, nothing if held is None else held.received
+            )
         if stored is None:
             return Step(0, begun, nothing) if not order.counted else None
         return stored.at(order.counted)
@@ -404,13 +479,24 @@ class Client:
         return state if self._privacy is None else self._privacy.memory(algorithm.contract, state)
 
     def _received(self, order: Order, stored: Stored | None) -> Received | None:
-        """The order's message; None where it refers to one that this client does not have, or is not what was meant."""
-        known = Received(0, {}) if not order.base else None if stored is None else stored.message(order.base)
+        """The order's message; None where it refers to one that this client does not have, or is
+        not what was meant.
+        """
+        known = (
+            Received(0, {})
+            if not order.base
+            else None
+            if stored is None
+            else stored.message(order.base)
+        )
         if known is None:
             return None
         with _about_the_order():
             zero = torch.zeros_like(self._algorithm(order).start_server(self.task.start).xbar)
-            vectors = {name: decoded(data, known.vectors.get(name, zero)) for name, data in order.vectors.items()}
+            vectors = {
+                name: decoded(data, known.vectors.get(name, zero))
+                for name, data in order.vectors.items()
+            }
         if digest(*(vectors[name] for name in sorted(vectors))) != order.digest:
             return None
         return Received(order.version, vectors)
@@ -418,17 +504,23 @@ class Client:
     def _contribute(
         self, order: Order, store: ClientStore, stored: Stored, counted: Step, received: Received
     ) -> Answer:
-        """What it adds to a gathered sum; it is kept, because its memory changes by it once it arrived."""
+        """What it adds to a gathered sum; it is kept, because its memory changes by it once it
+        arrived.
+        """
         algorithm = self._algorithm(order)
         if self._privacy is not None or not isinstance(algorithm, GathersSums):
-            raise MessageError(f"asked for a contribution to a sum, which {algorithm.name} does not make here")
+            raise MessageError(
+                f"asked for a contribution to a sum, which {algorithm.name} does not make here"
+            )
         gradient, _ = self._oracles(order, None)
         plan = self.task.plan(algorithm, order.n)
         if plan.convex and not self._problem.works_in_float64():
             raise ValueError(
                 "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
             )
-        sent = algorithm.contribute(plan, counted.state, received.vectors["xbar"], gradient, order.t)
+        sent = algorithm.contribute(
+            plan, counted.state, received.vectors["xbar"], gradient, order.t
+        )
         # What travels is rounded to the model's type; both ends go on from the same bits.
         sent = replace(sent, loss=sent.loss.double())
         assert sent.sent is not None
@@ -447,24 +539,35 @@ class Client:
         )
 
     def _release(self, order: Order, state: State, received: Received) -> Release | None:
-        """The release that a step costs, in the ledger before anything is drawn; None where no budget is left for it.
+        """The release that a step costs, in the ledger before anything is drawn; None where no
+        budget is left for it.
 
-        What a server asks for must not make noise small or sums overflow: points lie in the set, weights are neither
-        tiny nor above 1, and what is added to gradients is not so large that noise is lost in its rounding.
+        What a server asks for must not make noise small or sums overflow: points lie in the set,
+        weights are neither tiny nor above 1, and what is added to gradients is not so large that
+        noise is lost in its rounding.
         """
         assert self._privacy is not None
         private = PrivateOracles(self._privacy, self._problem.losses)
         with _about_the_order():
             constraint = self.task.constraint
             own = [state["x"][0]] if self.task.algorithm.contract.points else []
-            points = [*own, *(received.vectors[name] for name in received.vectors if name == "xbar")]
+            points = [
+                *own,
+                *(received.vectors[name] for name in received.vectors if name == "xbar"),
+            ]
             inside = all(constraint.contains(point, 1e-3) for point in points)
             finite = all(bool(value.isfinite().all()) for value in state.values())
             if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
-                raise MessageError("a private client is sent points outside of the set, or a weight outside of (0, 1]")
+                raise MessageError(
+                    "a private client is sent points outside of the set, or a weight outside of (0, 1]"
+                )
             algorithm, message = self._algorithm(order), self._message(order, received)
-            if not private.hides(algorithm, self.task.plan(algorithm, order.n), state, message, self._cohort(order)):
-                raise MessageError("a private client is sent vectors beside which its noise would be lost in rounding")
+            if not private.hides(
+                algorithm, self.task.plan(algorithm, order.n), state, message, self._cohort(order)
+            ):
+                raise MessageError(
+                    "a private client is sent vectors beside which its noise would be lost in rounding"
+                )
         share = float(private.shares(self._cohort(order)))
         return self._record(lambda so_far: self._next_release(order, share, so_far))
 
@@ -484,9 +587,12 @@ class Client:
         assert plan is not None
         earlier = own[-1].release if own else 0
         if not own and self.consent.folder is None:
-            # Nobody vouches for the ledger: a disk that was lost may have held a release in each round so far.
+            # Nobody vouches for the ledger: a disk that was lost may have held a release in each
+            # round so far.
             earlier = order.t if order.counted or order.memory else order.t - 1
-        if earlier >= plan.most_rounds or any(one.ended or one.promise != self._promise for one in own):
+        if earlier >= plan.most_rounds or any(
+            one.ended or one.promise != self._promise for one in own
+        ):
             return None
         release = Release(
             run=order.run,
@@ -501,7 +607,12 @@ class Client:
         return release if self.consent.affords([*so_far, release]) else None
 
     def _step(
-        self, order: Order, state: State, received: Received, given: Step | None, release: Release | None
+        self,
+        order: Order,
+        state: State,
+        received: Received,
+        given: Step | None,
+        release: Release | None,
     ) -> tuple[State, Answer, ContradictionError | None]:
         """Return the memory after a step, the answer, and what refutes that the loss is convex."""
         task, algorithm = self.task, self._algorithm(order)
@@ -555,8 +666,14 @@ class Client:
 
     def _message(self, order: Order, received: Received) -> Message:
         vectors = dict(received.vectors)
-        proves = self._may_tell(order) and self.task.options.batch_size is None and self._problem.works_in_float64()
-        return Message(order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=proves)
+        proves = (
+            self._may_tell(order)
+            and self.task.options.batch_size is None
+            and self._problem.works_in_float64()
+        )
+        return Message(
+            order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=proves
+        )
 
     def _may_tell(self, order: Order) -> bool:
         return order.tell and self._privacy is None and "losses" in self.consent.share
@@ -575,18 +692,24 @@ class Client:
         alone, own = torch.zeros(1, dtype=torch.int64), torch.tensor([self.number])
         return Cohort(alone, exact.to(self.task.start.dtype), own, self.task.constraint, exact)
 
-    def _oracles(self, order: Order, tol: float | None, release: Release | None = None) -> tuple[Gradient, Lmo]:
+    def _oracles(
+        self, order: Order, tol: float | None, release: Release | None = None
+    ) -> tuple[Gradient, Lmo]:
         losses, options, cohort = self._problem.losses, self.task.options, self._cohort(order)
         if self._privacy is not None:
             share = 0.0 if release is None else release.share
             return PrivateOracles(self._privacy, losses, share).pair(cohort, order.t, tol)
-        everyone = max(order.n, self.number + 1)  # the draw is for all clients at once, as in a simulation
+        everyone = max(
+            order.n, self.number + 1
+        )  # the draw is for all clients at once, as in a simulation
         sizes = None if losses.sizes is None else losses.sizes.expand(everyone)
         plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)
         return plain.pair(cohort, order.t, tol)
 
     def _algorithm(self, order: Order) -> Algorithm:
-        """The algorithm of its own task; the server's numbers count only where the task leaves them open."""
+        """The algorithm of its own task; the server's numbers count only where the task leaves them
+        open.
+        """
         return self.task.resolved(penalty=order.penalty, lr=order.lr)
 
     def _plain(self, order: Order, kind: Kind) -> Answer:

@@ -1,4 +1,6 @@
-"""What the owner of data allows: read on the owner's machine, by installed code, whatever a server or an app says."""
+"""What the owner of data allows: read on the owner's machine, by installed code, whatever a server
+or an app says.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ Share = Literal["atoms", "losses", "numbers", "gradients", "models"]
 SHARES: tuple[Share, ...] = get_args(Share)
 """All that a client can share."""
 _NEEDED = {Reveals.ATOMS: "atoms", Reveals.MODELS: "models", Reveals.GRADIENTS: "gradients"}
-TOLD = "steps from curvature, whose clients tell the server two numbers of their data in every round"
+TOLD = (
+    "steps from curvature, whose clients tell the server two numbers of their data in every round"
+)
 ALL_SETS = "all"
 """In the list of sets, all of them."""
 USUAL_SETS = ("l1", "simplex", "ksparse:k=8")
@@ -49,7 +53,9 @@ _ROUNDING = 1 + 1e-9
 
 
 class Refusal(StrEnum):
-    """Why a client does not do what it is asked for. These texts are all that travels; its log has the details."""
+    """Why a client does not do what it is asked for. These texts are all that travels; its log has
+    the details.
+    """
 
     ALGORITHM = "the owner does not allow this algorithm"
     SHARED = "the owner does not allow what this algorithm shares"
@@ -77,7 +83,9 @@ class Refusal(StrEnum):
 
 
 class RefusedError(ValueError):
-    """The owner does not allow something; the text is for the owner's own log, ``reason`` is what may travel."""
+    """The owner does not allow something; the text is for the owner's own log, ``reason`` is what
+    may travel.
+    """
 
     def __init__(self, reason: Refusal, details: str) -> None:
         super().__init__(details)
@@ -100,7 +108,10 @@ class DataBudget:
     delta: Annotated[float, option("delta of all private releases together", gt=0, lt=1)]
     required: Annotated[bool, option("refuse runs that are not private")] = True
     clip: Annotated[
-        float, option("the bound at which samples' gradients are clipped in private runs", ge=1e-12, le=1e12)
+        float,
+        option(
+            "the bound at which samples' gradients are clipped in private runs", ge=1e-12, le=1e12
+        ),
     ] = 1.0
 
     def __post_init__(self) -> None:
@@ -126,8 +137,8 @@ class Consent:
     Parameters
     ----------
     folder : Path, optional
-        Where the file was read from. The ledger lies beside it and must be there. Without a file the ledger is kept in
-        the client's folder, and made when it is needed.
+        Where the file was read from. The ledger lies beside it and must be there. Without a file
+        the ledger is kept in the client's folder, and made when it is needed.
 
     Examples
     --------
@@ -136,7 +147,8 @@ class Consent:
     >>> Consent(share=("atoms", "everything"))
     Traceback (most recent call last):
         ...
-    ValueError: share=('atoms', 'everything'), expected a list out of atoms, losses, numbers, gradients, models
+    ValueError: share=('atoms', 'everything'), expected a list out of atoms, losses, numbers,
+    gradients, models
     """
 
     data_set: Annotated[
@@ -152,25 +164,37 @@ class Consent:
         option("what may be sent to the server", expected=f"a list out of {', '.join(SHARES)}"),
     ] = ("atoms",)
     algorithms: Annotated[
-        tuple[str, ...] | None, option("algorithms that may run", expected="a list of names of algorithms")
+        tuple[str, ...] | None,
+        option("algorithms that may run", expected="a list of names of algorithms"),
     ] = None
     sets: Annotated[
         tuple[str, ...],
-        option("constraint sets that may be used", expected='a list of names of sets, such as "ksparse:k=8", or "all"'),
+        option(
+            "constraint sets that may be used",
+            expected='a list of names of sets, such as "ksparse:k=8", or "all"',
+        ),
     ] = USUAL_SETS
-    most_parameters: Annotated[int | None, option("how many parameters a model may have", ge=1)] = None
+    most_parameters: Annotated[int | None, option("how many parameters a model may have", ge=1)] = (
+        None
+    )
     privacy: DataBudget | None = None
     seeded_noise: Annotated[
         bool, option("accept private runs whose noise comes from a seed, for tests", scope="python")
     ] = False
     folder: Path | None = None
     options: Annotated[
-        tuple[str, ...], option("options of a run that a server may set", expected="a list of names of options")
+        tuple[str, ...],
+        option("options of a run that a server may set", expected="a list of names of options"),
     ] = field(default_factory=usual_options)
-    least_samples: Annotated[int, option("samples that a gradient has at least", ge=1, le=1_000_000_000)] = 32
-    most_local_steps: Annotated[int, option("local steps that a round may have", ge=1, le=100_000)] = 10
+    least_samples: Annotated[
+        int, option("samples that a gradient has at least", ge=1, le=1_000_000_000)
+    ] = 32
+    most_local_steps: Annotated[
+        int, option("local steps that a round may have", ge=1, le=100_000)
+    ] = 10
     most_rounds: Annotated[
-        int, option("answers that are computed from the data, over all runs", ge=1, le=1_000_000_000)
+        int,
+        option("answers that are computed from the data, over all runs", ge=1, le=1_000_000_000),
     ] = 1000
     limits: JobLimits = field(default_factory=JobLimits)
 
@@ -187,14 +211,16 @@ class Consent:
     # --- what is allowed ---
 
     def check_settings(self, config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Refuse a run's configuration that the owner does not allow, before a task is built from it.
+        """Refuse a run's configuration that the owner does not allow, before a task is built from
+        it.
 
         Parameters
         ----------
         config : mapping
             The run's configuration by keys.
         own : mapping
-            The values of the signed app, which the server may only replace where the owner allows it.
+            The values of the signed app, which the server may only replace where the owner allows
+            it.
 
         Raises
         ------
@@ -206,12 +232,15 @@ class Consent:
             shown = f"{key} = {str(value)[:100]!r}"
             if key not in self.options:
                 known = ", ".join(self.options)
-                raise RefusedError(Refusal.OPTION, f"{shown} was set by the server, expected one of {known}")
+                raise RefusedError(
+                    Refusal.OPTION, f"{shown} was set by the server, expected one of {known}"
+                )
             try:
                 check_range(key, value)
             except ValueError as error:
                 raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
-        # The app's own values are those of code that the owner trusts, and are looked at in the task that it builds.
+        # The app's own values are those of code that the owner trusts, and are looked at in the
+        # task that it builds.
         self._check_given(given)
 
     def _check_given(self, given: Mapping[str, Any]) -> None:
@@ -241,13 +270,21 @@ class Consent:
         """
         algorithm = task.algorithm
         self._check_algorithm(algorithm.name, algorithm.contract)
-        if algorithm.tells and _NEEDED[algorithm.contract.reveals] == "atoms" and "numbers" not in self.share:
-            raise RefusedError(Refusal.SHARED, f"{algorithm.name} with {TOLD}: 'numbers' is not in share")
+        if (
+            algorithm.tells
+            and _NEEDED[algorithm.contract.reveals] == "atoms"
+            and "numbers" not in self.share
+        ):
+            raise RefusedError(
+                Refusal.SHARED, f"{algorithm.name} with {TOLD}: 'numbers' is not in share"
+            )
         self._check_sets(sets_of(algorithm))
         self._check_steps(task.options.local_steps, task.options.batch_size)
         size = len(task.start)
         if self.most_parameters is not None and size > self.most_parameters:
-            raise RefusedError(Refusal.SIZE, f"{size} parameters, expected at most {self.most_parameters}")
+            raise RefusedError(
+                Refusal.SIZE, f"{size} parameters, expected at most {self.most_parameters}"
+            )
         promise = task.options.promise
         if promise is not None:
             self._check_promise(promise)
@@ -256,37 +293,49 @@ class Consent:
 
     def _check_algorithm(self, name: str, contract: Contract) -> None:
         if self.algorithms is not None and name not in self.algorithms:
-            raise RefusedError(Refusal.ALGORITHM, f"algorithm={name}, expected {_listed(self.algorithms)}")
+            raise RefusedError(
+                Refusal.ALGORITHM, f"algorithm={name}, expected {_listed(self.algorithms)}"
+            )
         needed = _NEEDED[contract.reveals]
         if needed not in ("atoms", *self.share):
-            raise RefusedError(Refusal.SHARED, f"{name} shares {contract.shares}: {needed!r} is not in share")
+            raise RefusedError(
+                Refusal.SHARED, f"{name} shares {contract.shares}: {needed!r} is not in share"
+            )
 
     def _check_sets(self, used: Sequence[ConstraintSet]) -> None:
         for one in used:
             if not any(_allows(text, one) for text in self.sets):
-                raise RefusedError(Refusal.SET, f"constraint={entry_of(one)}, expected {_listed(self.sets)}")
+                raise RefusedError(
+                    Refusal.SET, f"constraint={entry_of(one)}, expected {_listed(self.sets)}"
+                )
 
     def _check_steps(self, local_steps: int, batch_size: int | None) -> None:
         if local_steps > self.most_local_steps:
             raise RefusedError(
-                Refusal.STEPS, f"{local_steps} local steps, expected at most most-local-steps = {self.most_local_steps}"
+                Refusal.STEPS,
+                f"{local_steps} local steps, expected at most most-local-steps = {self.most_local_steps}",
             )
         if batch_size is not None and batch_size < self.least_samples:
             raise RefusedError(
-                Refusal.SAMPLES, f"batch-size={batch_size}, expected at least least-samples = {self.least_samples}"
+                Refusal.SAMPLES,
+                f"batch-size={batch_size}, expected at least least-samples = {self.least_samples}",
             )
 
     def _check_promise(self, promise: Privacy) -> None:
         budget = self.privacy
         if promise.not_private_seed is not None and not self.seeded_noise:
-            raise RefusedError(Refusal.SEED, f"not_private_seed={promise.not_private_seed}, expected none")
+            raise RefusedError(
+                Refusal.SEED, f"not_private_seed={promise.not_private_seed}, expected none"
+            )
         if budget is None:
             return
         if promise.eps > budget.eps or promise.delta > budget.delta:
             allowed = f"at most eps {budget.eps:g} and delta {budget.delta:g}"
             raise RefusedError(Refusal.PROMISE, f"the run promises {promise}, expected {allowed}")
         if promise.clip != budget.clip:
-            raise RefusedError(Refusal.CLIP, f"the run promises {promise}, expected clip = {budget.clip:g}")
+            raise RefusedError(
+                Refusal.CLIP, f"the run promises {promise}, expected clip = {budget.clip:g}"
+            )
 
     def admit(self, samples: int | None, batch_size: int | None, client: int, state: Path) -> None:
         """Count an answer before it is computed from the data, or refuse it.
@@ -305,12 +354,14 @@ class Consent:
         Raises
         ------
         RefusedError
-            If a gradient would have too few samples, or if there were as many answers as the owner allows.
+            If a gradient would have too few samples, or if there were as many answers as the owner
+            allows.
         """
         counted = 0 if samples is None else samples
         if counted < self.least_samples:
             raise RefusedError(
-                Refusal.SAMPLES, f"{counted} samples here, expected at least least-samples = {self.least_samples}"
+                Refusal.SAMPLES,
+                f"{counted} samples here, expected at least least-samples = {self.least_samples}",
             )
         self._check_steps(1, batch_size)
         count = self.count(client, state)
@@ -322,7 +373,8 @@ class Consent:
             raise RefusedError(Refusal.COUNT, str(error)) from None
         if not allowed:
             raise RefusedError(
-                Refusal.ROUNDS, f"{count.path} has as many answers as most-rounds = {self.most_rounds} allows"
+                Refusal.ROUNDS,
+                f"{count.path} has as many answers as most-rounds = {self.most_rounds} allows",
             )
 
     def allows_numbers(self, task: Task) -> bool:
@@ -345,9 +397,12 @@ class Consent:
         client : int
             The client's number, which stands for the data where the owner has given them no name.
         state : Path
-            The client's folder, which holds the ledger's witness, and the ledger where there is no file of consent.
+            The client's folder, which holds the ledger's witness, and the ledger where there is no
+            file of consent.
         """
-        return Ledger(self._file(client, state, ".ledger.jsonl"), state / f"{self._name(client)}.witness")
+        return Ledger(
+            self._file(client, state, ".ledger.jsonl"), state / f"{self._name(client)}.witness"
+        )
 
     def promise(self, client: int, state: Path) -> Promise:
         """Whether orders about the data are taken; parameters as for `ledger`."""
@@ -358,11 +413,15 @@ class Consent:
         return DataChecks(self._file(client, state, ".checks.json"))
 
     def secret(self, client: int, state: Path) -> bytes:
-        """The owner's secret, by which data are recognised and which is never sent; parameters as for `ledger`."""
+        """The owner's secret, by which data are recognised and which is never sent; parameters as
+        for `ledger`.
+        """
         return owner_secret(self._file(client, state, ".secret"))
 
     def count(self, client: int, state: Path) -> AnswerCount:
-        """The count of answers that were computed from the data, beside the ledger; parameters as for `ledger`."""
+        """The count of answers that were computed from the data, beside the ledger; parameters as
+        for `ledger`.
+        """
         return AnswerCount(self._file(client, state, ".answers"))
 
     def _name(self, client: int) -> str:
@@ -382,7 +441,8 @@ class Consent:
         Raises
         ------
         ValueError
-            If it cannot be read, if others can read or change it, or if it has an unknown key or a bad value.
+            If it cannot be read, if others can read or change it, or if it has an unknown key or a
+            bad value.
         """
         path = Path(path)
         try:
@@ -396,19 +456,24 @@ class Consent:
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from None
         if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ValueError(f"{path} has mode {mode:04o}, expected 0600: nobody else may read or change it")
+            raise ValueError(
+                f"{path} has mode {mode:04o}, expected 0600: nobody else may read or change it"
+            )
         own = _values(cls, table, str(path), more=[key for key, _, _ in _TABLES])
         for key, kind, expected in _TABLES:
             inner = table.get(key)
             if inner is None:
                 continue
-            if not isinstance(inner, dict) or (kind is DataBudget and not {"eps", "delta"} <= inner.keys()):
+            if not isinstance(inner, dict) or (
+                kind is DataBudget and not {"eps", "delta"} <= inner.keys()
+            ):
                 raise ValueError(f"{path}: {key} = {inner!r}, expected a table with {expected}")
             own[key] = kind(**_values(kind, inner, f"{path} [{key}]"))
         return cls(**own, folder=path.absolute().parent)
 
     def write(self, folder: Path) -> Path:
-        """Prepare an owner's folder: the file of consent, an empty ledger, a secret, the folder of the client's memory.
+        """Prepare an owner's folder: the file of consent, an empty ledger, a secret, the folder of
+        the client's memory.
 
         Parameters
         ----------
@@ -427,7 +492,9 @@ class Consent:
         """
         make_private_folder(folder)
         if others_can_write(folder.stat()):
-            raise ValueError(f"others can write {folder}, expected chmod go-w: a ledger there would be refused")
+            raise ValueError(
+                f"others can write {folder}, expected chmod go-w: a ledger there would be refused"
+            )
         path = folder / CONSENT
         with open(path, "x", encoding="utf-8", opener=owner_only) as file:
             file.write(self.text())
@@ -458,7 +525,9 @@ class Consent:
             never=", ".join(DATA_OPTIONS),
             options=_listed_line("options", self.options, commented=usual),
             most_parameters=_line("most-parameters", self.most_parameters, 1000000),
-            privacy="\n".join(f"# {line}" if self.privacy is None else line for line in ("[privacy]", *lines)),
+            privacy="\n".join(
+                f"# {line}" if self.privacy is None else line for line in ("[privacy]", *lines)
+            ),
             limits="\n".join(("[limits]", *limits)),
             data_memory=_line("data-memory", self.limits.data_memory, 8.0),
         )
@@ -528,14 +597,20 @@ def _commented(lines: Sequence[str]) -> str:
 
 
 def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
-    """A key with a list of texts over several lines, as a comment where it is what holds without it."""
-    listed = textwrap.wrap(", ".join(json.dumps(value) for value in values), 110, break_on_hyphens=False)
+    """A key with a list of texts over several lines, as a comment where it is what holds without
+    it.
+    """
+    listed = textwrap.wrap(
+        ", ".join(json.dumps(value) for value in values), 110, break_on_hyphens=False
+    )
     lines = [f"{key} = [", *(f"  {line}" for line in listed), "]"]
     return "\n".join(f"# {line}" if commented else line for line in lines)
 
 
 def _line(key: str, value: Any, example: Any = None) -> str:
-    """A key with its value, or as a comment with an example where it is not given; JSON of such values is TOML."""
+    """A key with its value, or as a comment with an example where it is not given; JSON of such
+    values is TOML.
+    """
     return f"# {key} = {json.dumps(example)}" if value is None else f"{key} = {json.dumps(value)}"
 
 
@@ -580,7 +655,11 @@ def _name_and_size(text: str) -> tuple[str, int | None]:
     return found[1], None if found[2] is None else int(found[2])
 
 
-def _values(cls: Any, table: Mapping[str, Any], source: str, more: Sequence[str] = ()) -> dict[str, Any]:
+def _values(
+    cls: Any, table: Mapping[str, Any], source: str, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """The options of a dataclass from a table of TOML."""
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
     return parse_table(options_of(cls).values(), given, source, more)

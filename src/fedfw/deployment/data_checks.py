@@ -1,7 +1,9 @@
-"""What an owner finds out about the data before a node joins, and keyed digests by which a client recognises them.
+"""What an owner finds out about the data before a node joins, and keyed digests by which a client
+recognises them.
 
-A private client works on data that their owner has checked and on no others. That they are fit for a model is found by
-the owner's own command, whatever a server asks; all that a server can see is on which days an owner changed the data.
+A private client works on data that their owner has checked and on no others. That they are fit for
+a model is found by the owner's own command, whatever a server asks; all that a server can see is on
+which days an owner changed the data.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class DataChecks:
 
 
 def owner_secret(path: Path) -> bytes:
-    """Return the owner's secret, which never leaves the owner's folder; made at random where there is none.
+    """Return the owner's secret, which never leaves the owner's folder; made at random where there
+    is none.
 
     Raises
     ------
@@ -120,7 +123,9 @@ def owner_secret(path: Path) -> bytes:
         made.unlink()
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"{path} has mode {mode:04o}, expected 0600: others can read or change the secret")
+        raise ValueError(
+            f"{path} has mode {mode:04o}, expected 0600: others can read or change the secret"
+        )
     secret = bytes.fromhex(path.read_text(encoding="ascii"))
     if len(secret) != _SECRET_NBYTES:
         raise ValueError(
@@ -130,7 +135,8 @@ def owner_secret(path: Path) -> bytes:
 
 
 def keyed_digest(secret: bytes, tensors: Iterable[Tensor]) -> str:
-    """Return the HMAC-SHA256 of tensors, 64 digits that change with any type, shape or entry and with their order.
+    """Return the HMAC-SHA256 of tensors, 64 digits that change with any type, shape or entry and
+    with their order.
 
     Without the secret it says nothing of the data: no guess can be tested.
 
@@ -150,7 +156,9 @@ def keyed_digest(secret: bytes, tensors: Iterable[Tensor]) -> str:
 
 
 def describe_fit(task: Task) -> str:
-    """Return the model and the loss that data must fit, as a text that is the same in every process."""
+    """Return the model and the loss that data must fit, as a text that is the same in every
+    process.
+    """
     described = describe_model(task.model, task.loss, 0.0, None)
     return f"{described['model']}, {described['loss']}, per {task.per}"
 
@@ -177,8 +185,8 @@ def check_data(task: Task, number: int, state: Path, consent: Consent) -> DataCh
     Raises
     ------
     InvalidDataError
-        If the data cannot be read, do not fit the model, or have a sample with a NaN or an infinity in its input, its
-        target, its loss or its gradient at the start. Nothing is noted then.
+        If the data cannot be read, do not fit the model, or have a sample with a NaN or an infinity
+        in its input, its target, its loss or its gradient at the start. Nothing is noted then.
     """
     try:
         problem = task.problem(task.data(number))
@@ -199,11 +207,17 @@ def check_data(task: Task, number: int, state: Path, consent: Consent) -> DataCh
 
 
 def find_faults(problem: Problem) -> list[str]:
-    """Return what is wrong with the data of a problem of one client, a line each: samples that are not finite."""
+    """Return what is wrong with the data of a problem of one client, a line each: samples that are
+    not finite.
+    """
     faults = []
     for what, tensor in zip(("input", "target"), problem.losses.data(), strict=True):
         if tensor.is_floating_point():
-            bad = (~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).nonzero().flatten()
+            bad = (
+                (~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite())
+                .nonzero()
+                .flatten()
+            )
             faults += _named(f"a NaN or an infinity in the {what}", bad.tolist())
     if faults:
         return faults
@@ -213,16 +227,23 @@ def find_faults(problem: Problem) -> list[str]:
     try:
         problem.value_and_gradient(problem.start)
     except NonFiniteError:
-        return _named("a loss or a gradient that is not finite at the start", _overflowing(problem, int(sizes[0])))
+        return _named(
+            "a loss or a gradient that is not finite at the start",
+            _overflowing(problem, int(sizes[0])),
+        )
     return []
 
 
 def _overflowing(problem: Problem, count: int) -> list[int]:
-    """Return the samples whose own loss or gradient is not finite at the start; none where only their sum is not."""
+    """Return the samples whose own loss or gradient is not finite at the start; none where only
+    their sum is not.
+    """
     who = torch.tensor([0])
     found = []
     for sample in range(count):
-        value, gradient = problem.losses.value_and_gradient(problem.start[None], who, torch.tensor([[sample]]))
+        value, gradient = problem.losses.value_and_gradient(
+            problem.start[None], who, torch.tensor([[sample]])
+        )
         if not (bool(value.isfinite().all()) and bool(gradient.isfinite().all())):
             found.append(sample)
             if len(found) > _SHOWN:

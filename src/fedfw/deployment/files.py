@@ -1,4 +1,6 @@
-"""Files of a data's owner that nobody else on the machine may read, and that one process at a time works on."""
+"""Files of a data's owner that nobody else on the machine may read, and that one process at a time
+works on.
+"""
 
 import errno
 import os
@@ -30,12 +32,14 @@ def open_unshared(path: str, flags: int) -> int:
     Raises
     ------
     OSError
-        If the file is a symbolic link or no regular file, if another user owns it or may write it, or if its folder
-        is such a link or may be written by others. Its ``strerror`` says which.
+        If the file is a symbolic link or no regular file, if another user owns it or may write it,
+        or if its folder is such a link or may be written by others. Its ``strerror`` says which.
     """
     folder = Path(path).parent
     if folder.is_symlink():
-        raise PermissionError(errno.EPERM, "its folder is a symbolic link, expected the folder itself", path)
+        raise PermissionError(
+            errno.EPERM, "its folder is a symbolic link, expected the folder itself", path
+        )
     if others_can_write(folder.stat()):
         raise PermissionError(errno.EPERM, "others can write its folder, expected chmod go-w", path)
     opened = open_regular(path, flags)
@@ -46,12 +50,16 @@ def open_unshared(path: str, flags: int) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener that refuses a symbolic link and what is no regular file, by an OSError with the reason."""
+    """An opener that refuses a symbolic link and what is no regular file, by an OSError with the
+    reason.
+    """
     try:
         opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise PermissionError(errno.EPERM, "it is a symbolic link, expected the file itself", path) from None
+            raise PermissionError(
+                errno.EPERM, "it is a symbolic link, expected the file itself", path
+            ) from None
         raise
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
@@ -67,7 +75,9 @@ def create_private(path: Path) -> None:
 
 
 def others_can_write(found: os.stat_result) -> bool:
-    """Return whether a user beside this one and root may write a file, or put files into a folder and take them out."""
+    """Return whether a user beside this one and root may write a file, or put files into a folder
+    and take them out.
+    """
     user = os.geteuid()
     if found.st_uid not in (user, 0) and user != 0:
         return True
@@ -76,7 +86,9 @@ def others_can_write(found: os.stat_result) -> bool:
 
 
 def wait_for_lock(file: IO[Any]) -> None:
-    """Wait until no other process holds this file; it is given back when the file is closed, or the process ends."""
+    """Wait until no other process holds this file; it is given back when the file is closed, or the
+    process ends.
+    """
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX)
 

@@ -1,10 +1,11 @@
-"""The ledger of a data set: every private release that was ever made from it, whichever run asked for it.
+"""The ledger of a data set: every private release that was ever made from it, whichever run asked
+for it.
 
-It is a file of JSON lines to which lines are only ever appended. Each line holds the SHA-256 of the line before it, so
-that a line that was changed, left out or cut off is noticed. A witness elsewhere has the SHA-256 of the last line, so
-that an older copy of the file is noticed, too. A database would notice neither, so this is written here. A client that
-cannot read all of it must release nothing. Beside it lies the count of all answers, private or not, over all runs,
-names and restarts.
+It is a file of JSON lines to which lines are only ever appended. Each line holds the SHA-256 of the
+line before it, so that a line that was changed, left out or cut off is noticed. A witness elsewhere
+has the SHA-256 of the last line, so that an older copy of the file is noticed, too. A database
+would notice neither, so this is written here. A client that cannot read all of it must release
+nothing. Beside it lies the count of all answers, private or not, over all runs, names and restarts.
 """
 
 import hashlib
@@ -41,19 +42,23 @@ class Release:
     release : int
         Its number within that run, from 1.
     promise : str
-        All that must stay the same within a run: the signature of its `fedfw.privacy.steps.PrivacyPlan`, what cut the
-        owner's data, and an HMAC of the data under the owner's secret.
+        All that must stay the same within a run: the signature of its
+        `fedfw.privacy.steps.PrivacyPlan`, what cut the owner's data, and an HMAC of the data under
+        the owner's secret.
     noise : float
         The noise multiplier.
     epsilon, delta : float
         What the run has spent with this release and those before it.
     reserved : float
-        The epsilon of all releases that the run may make; the budget is charged with it at once. A server chooses when
-        a run ends and may do so by what it has seen, so that nothing of it is ever given back.
+        The epsilon of all releases that the run may make; the budget is charged with it at once. A
+        server chooses when a run ends and may do so by what it has seen, so that nothing of it is
+        ever given back.
     share : float
-        The largest w clip / count that a gradient had in this run: the client may remember it, without noise.
+        The largest w clip / count that a gradient had in this run: the client may remember it,
+        without noise.
     ended : bool
-        Whether the run's promise ended because something of it changed. Such a line is no release of its own.
+        Whether the run's promise ended because something of it changed. Such a line is no release
+        of its own.
     before : str
         SHA-256 of the line before; filled in by the ledger.
     weight, data : float, str
@@ -78,14 +83,17 @@ class Release:
     @property
     def written(self) -> bytes:
         """The line, without its end."""
-        return json.dumps({name: value for name, value in asdict(self).items() if value is not None}).encode()
+        return json.dumps(
+            {name: value for name, value in asdict(self).items() if value is not None}
+        ).encode()
 
 
 _LINE = TypeAdapter(Release)
 
 
 def first_name(run: str) -> str:
-    """The name of a run before its server went on from an older copy: all these are one run, with one promise.
+    """The name of a run before its server went on from an older copy: all these are one run, with
+    one promise.
 
     Examples
     --------
@@ -96,7 +104,8 @@ def first_name(run: str) -> str:
 
 
 def charged(releases: Sequence[Release]) -> tuple[float, float]:
-    """The epsilon and the delta that a budget is charged with: those of all that the runs of these releases may make.
+    """The epsilon and the delta that a budget is charged with: those of all that the runs of these
+    releases may make.
 
     Examples
     --------
@@ -110,7 +119,8 @@ def charged(releases: Sequence[Release]) -> tuple[float, float]:
 
 
 def spent(releases: Sequence[Release]) -> tuple[float, float]:
-    """The epsilon and the delta of all releases so far: runs add up, and within a run the last line tells.
+    """The epsilon and the delta of all releases so far: runs add up, and within a run the last line
+    tells.
 
     Examples
     --------
@@ -129,9 +139,11 @@ class Ledger:
     Parameters
     ----------
     path : Path
-        The file; it must exist before anything is recorded, so that a lost one is not taken for an empty one.
+        The file; it must exist before anything is recorded, so that a lost one is not taken for an
+        empty one.
     witness : Path, optional
-        Another file, which has the SHA-256 of the line that was appended last by whoever uses this witness.
+        Another file, which has the SHA-256 of the line that was appended last by whoever uses this
+        witness.
 
     Examples
     --------
@@ -163,13 +175,14 @@ class Ledger:
             return self._verified(file.read())
 
     def record(self, make: Callable[[list[Release]], Release | None]) -> Release | None:
-        """Append the release that ``make`` returns, given those so far; it is on the disk when this returns.
+        """Append the release that ``make`` returns, given those so far; it is on the disk when this
+        returns.
 
         Parameters
         ----------
         make : callable
-            From all releases so far to the next one, or to None where none is allowed. No other process records
-            anything while it is called.
+            From all releases so far to the next one, or to None where none is allowed. No other
+            process records anything while it is called.
 
         Returns
         -------
@@ -187,7 +200,9 @@ class Ledger:
             release = make(self._verified(written))
             if release is None:
                 return None
-            release = replace(release, before=_digest((written.splitlines() or [b""])[-1]), weight=None, data=None)
+            release = replace(
+                release, before=_digest((written.splitlines() or [b""])[-1]), weight=None, data=None
+            )
             line = release.written
             try:
                 file.write(line + b"\n")
@@ -234,12 +249,16 @@ class Ledger:
             numbers = release.epsilon, release.delta, release.reserved, release.share
             counts = min(numbers) >= 0 and release.release >= 1
             if release.before != seen[-1] or not counts:
-                raise LedgerError(f"{self.path} is damaged: line {number} does not follow the line before it")
+                raise LedgerError(
+                    f"{self.path} is damaged: line {number} does not follow the line before it"
+                )
             releases.append(release)
             seen.append(_digest(line))
         witnessed = self._witnessed()
         if witnessed is not None and witnessed not in seen:
-            raise LedgerError(f"{self.path} is damaged: it is older than the last release, see {self.witness}")
+            raise LedgerError(
+                f"{self.path} is damaged: it is older than the last release, see {self.witness}"
+            )
         return releases
 
 
@@ -258,7 +277,8 @@ class AnswerCount:
     Parameters
     ----------
     path : Path
-        The file; it must exist before anything is counted, so that a lost one is not taken for an empty one.
+        The file; it must exist before anything is counted, so that a lost one is not taken for an
+        empty one.
 
     Examples
     --------
@@ -291,7 +311,8 @@ class AnswerCount:
             raise self._unusable(error) from None
 
     def add(self, most: int) -> bool:
-        """Count one more, unless there are as many as are allowed; it is on the disk when this returns.
+        """Count one more, unless there are as many as are allowed; it is on the disk when this
+        returns.
 
         Parameters
         ----------
@@ -326,7 +347,9 @@ class AnswerCount:
         if not written:
             return 0
         if not _FORM.fullmatch(written):
-            raise CountError(f"{self.path} is damaged: expected a number of {_DIGITS} digits, or nothing for none yet")
+            raise CountError(
+                f"{self.path} is damaged: expected a number of {_DIGITS} digits, or nothing for none yet"
+            )
         return int(written)
 
     def _unusable(self, error: OSError) -> CountError:

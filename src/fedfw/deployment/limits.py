@@ -1,8 +1,8 @@
 """What a job on an owner's machine may take: memory and time, whatever a server asks for.
 
-A job is what a node does for one message: it builds the task, reads the data and computes an answer. Memory is limited
-by the operating system (``setrlimit``), time by an alarm. Where neither is available, as on Windows, jobs are not
-limited.
+A job is what a node does for one message: it builds the task, reads the data and computes an
+answer. Memory is limited by the operating system (``setrlimit``), time by an alarm. Where neither
+is available, as on Windows, jobs are not limited.
 """
 
 import faulthandler
@@ -50,7 +50,10 @@ class JobLimits:
     """
 
     memory: Annotated[
-        float, option("GiB of memory that a job may take beside what its process has already", gt=0, le=2**20)
+        float,
+        option(
+            "GiB of memory that a job may take beside what its process has already", gt=0, le=2**20
+        ),
     ] = 8.0
     seconds: Annotated[float, option("seconds that a job may take", gt=0, le=10**7)] = 600.0
     data_memory: Annotated[
@@ -82,7 +85,9 @@ class JobLimits:
             try:
                 yield
             except (MemoryError, RuntimeError, OSError) as error:
-                if not isinstance(error, MemoryError) and not any(t in str(error).lower() for t in _OUT_OF_MEMORY):
+                if not isinstance(error, MemoryError) and not any(
+                    t in str(error).lower() for t in _OUT_OF_MEMORY
+                ):
                     raise
                 raise LimitError(
                     f"the job needed more memory than memory = {self.memory:g} GiB under [limits] in the owner's file"
@@ -118,12 +123,17 @@ def _address_space() -> int | None:
 @contextmanager
 def _limited_time(seconds: float) -> Iterator[None]:
     """Raise `LimitError` after so many seconds; only the main thread can be interrupted."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
 
     def interrupt(number: int, frame: Any) -> None:
-        raise LimitError(f"the job took longer than seconds = {seconds:g} under [limits] in the owner's file")
+        raise LimitError(
+            f"the job took longer than seconds = {seconds:g} under [limits] in the owner's file"
+        )
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -139,7 +149,8 @@ def _limited_time(seconds: float) -> Iterator[None]:
 def _end_after(seconds: float) -> None:
     """End this process after so many seconds, and write where it was to the process's log.
 
-    An alarm is heard when Python runs its next instruction. A library that computes for hours does not let it.
+    An alarm is heard when Python runs its next instruction. A library that computes for hours does
+    not let it.
     """
     log = sys.__stderr__
     if log is not None:

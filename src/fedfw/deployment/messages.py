@@ -1,8 +1,9 @@
-"""What travels: orders from the server and answers from clients, as flat fields that any transport can carry.
+"""What travels: orders from the server and answers from clients, as flat fields that any transport
+can carry.
 
-A message is a dictionary of whole numbers, floats, strings and bytes. Everything that comes in is checked here before
-anybody looks at it: first its size, by the limits below, then every field by its type and range. Nothing is ever
-unpickled.
+A message is a dictionary of whole numbers, floats, strings and bytes. Everything that comes in is
+checked here before anybody looks at it: first its size, by the limits below, then every field by
+its type and range. Nothing is ever unpickled.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,9 @@ MOST_BYTES = 2**32
 MOST_CLIENTS = 10**6
 """Clients are numbered below this."""
 TOO_LARGE = 1e18
-"""Numbers reach this neither in a message nor in a vector, so that sums of them do not overflow float32."""
+"""Numbers reach this neither in a message nor in a vector, so that sums of them do not overflow
+float32.
+"""
 
 Text = Annotated[str, Field(max_length=MOST_LETTERS)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -44,7 +47,8 @@ ClientCount = Annotated[int, Field(ge=1, le=MOST_CLIENTS)]
 
 
 def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> None:
-    """Raise `MessageError` for a message that is longer than honest ones are; lists and the like are not looked into.
+    """Raise `MessageError` for a message that is longer than honest ones are; lists and the like
+    are not looked into.
 
     Parameters
     ----------
@@ -67,13 +71,21 @@ def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
     size = 0
     for name, value in received.items():
         if type(name) is not str or len(name) > MOST_LETTERS:
-            raise MessageError(f"oversized: a field's name, expected a text of at most {MOST_LETTERS} characters")
+            raise MessageError(
+                f"oversized: a field's name, expected a text of at most {MOST_LETTERS} characters"
+            )
         if type(value) not in (bool, int, float, str, bytes):
-            raise MessageError(f"{name!r}: a value of type {type(value).__name__}, expected one number, text or bytes")
+            raise MessageError(
+                f"{name!r}: a value of type {type(value).__name__}, expected one number, text or bytes"
+            )
         if type(value) is str and len(value) > MOST_LETTERS:
-            raise MessageError(f"oversized: {name!r} has {len(value)} characters, expected at most {MOST_LETTERS}")
+            raise MessageError(
+                f"oversized: {name!r} has {len(value)} characters, expected at most {MOST_LETTERS}"
+            )
         if type(value) is int and value.bit_length() > 64:
-            raise MessageError(f"oversized: {name!r} is a number of {value.bit_length()} bits, expected at most 64")
+            raise MessageError(
+                f"oversized: {name!r} is a number of {value.bit_length()} bits, expected at most 64"
+            )
         size += len(value) if isinstance(value, str | bytes) else 8
     if size > most_bytes:
         raise MessageError(f"oversized: {size} bytes, expected at most {most_bytes}")
@@ -134,7 +146,11 @@ class _Checked:
         for item in fields(cls):
             if item.default_factory is dict:
                 prefix = f"{item.name}."
-                value: Any = {key.removeprefix(prefix): left.pop(key) for key in list(left) if key.startswith(prefix)}
+                value: Any = {
+                    key.removeprefix(prefix): left.pop(key)
+                    for key in list(left)
+                    if key.startswith(prefix)
+                }
             elif item.name in left:
                 value = left.pop(item.name)
             elif item.default is MISSING:
@@ -164,17 +180,21 @@ class Order(_Checked):
     client, n, weight : int, int, float
         Its number, how many clients there are, and its w_i.
     counted : int
-        The last round in which this client's answer was counted, 0 for none. The client commits or rolls back by it.
+        The last round in which this client's answer was counted, 0 for none. The client commits or
+        rolls back by it.
     version, base : int
-        The number of the message in this order, and the number of the message that its vectors refer to; 0 for none.
+        The number of the message in this order, and the number of the message that its vectors
+        refer to; 0 for none.
     digest : bytes
         Stands for the bits of the message's vectors.
     vectors : dict of str to bytes
         The message's vectors, such as xbar and c, in the encodings of `fedfw.rounds.wire`.
     gathered : bool
-        Whether the client's contribution to this round's gathered sum arrived: its memory changes by that.
+        Whether the client's contribution to this round's gathered sum arrived: its memory changes
+        by that.
     memory : dict of str to bytes
-        What the client is to hold before the step, where the server knows better: after a loss and for a newcomer.
+        What the client is to hold before the step, where the server knows better: after a loss and
+        for a newcomer.
     penalty, lr : float
         For clients whose own task leaves these numbers open.
     eta : float
@@ -228,7 +248,8 @@ class Answer(_Checked):
     payload : bytes
         The atom's encoding, or a vector.
     digest : bytes
-        Stands for the x_i that the client holds before the round, so that the server sees that both hold the same.
+        Stands for the x_i that the client holds before the round, so that the server sees that both
+        hold the same.
     loss, number : float
         w_i f_i(xbar) and the certificate's number, where they are reported.
     convex : bool
@@ -248,7 +269,9 @@ class Answer(_Checked):
     @property
     def evidence_nbytes(self) -> int:
         """What lets the server check and prove things."""
-        return len(self.digest) + NUMBER_NBYTES * sum(value is not None for value in (self.loss, self.number))
+        return len(self.digest) + NUMBER_NBYTES * sum(
+            value is not None for value in (self.loss, self.number)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The settings of a node, which its owner gives it and no server can set: ``--node-config`` of a SuperNode."""
+"""The settings of a node, which its owner gives it and no server can set: ``--node-config`` of a
+SuperNode.
+"""
 
 import re
 import tomllib
@@ -26,21 +28,30 @@ class NodeSettings:
     >>> NodeSettings.read({"partition-id": 3, "consnet": "/etc/fedfw/consent.toml"})
     Traceback (most recent call last):
         ...
-    ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected partition-id, \
+    ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected partition-id,
+    \
 consent, state-dir, leaving
     """
 
     partition_id: Annotated[
-        int, option("the client's number", ge=0, lt=MOST_CLIENTS, expected="the client's number, such as 0")
+        int,
+        option(
+            "the client's number", ge=0, lt=MOST_CLIENTS, expected="the client's number, such as 0"
+        ),
     ]
     consent: Annotated[
         str,
         option(
-            "the file of what the data's owner allows", expected='a path in quotes, such as "/etc/fedfw/consent.toml"'
+            "the file of what the data's owner allows",
+            expected='a path in quotes, such as "/etc/fedfw/consent.toml"',
         ),
     ] = ""
     state_dir: Annotated[
-        str, option("the folder of the client's memory", expected='a path in quotes, such as "/etc/fedfw/state"')
+        str,
+        option(
+            "the folder of the client's memory",
+            expected='a path in quotes, such as "/etc/fedfw/state"',
+        ),
     ] = ""
     leaving: Annotated[bool, option("the client takes part no more")] = False
 
@@ -65,11 +76,20 @@ consent, state-dir, leaving
         for key in config:
             if key not in (*declared, *_OF_FLOWER):
                 known = ", ".join(declared)
-                raise ValueError(f"{SOURCE}: unknown key {key!r}{nearest(key, declared)}, expected {known}")
+                raise ValueError(
+                    f"{SOURCE}: unknown key {key!r}{nearest(key, declared)}, expected {known}"
+                )
         if "partition-id" not in config:
-            raise ValueError(f"{SOURCE}: there is no partition-id, expected the client's number: partition-id=0")
+            raise ValueError(
+                f"{SOURCE}: there is no partition-id, expected the client's number: partition-id=0"
+            )
         given = {key: value for key, value in config.items() if key in declared}
-        return cls(**{declared[key].name: declared[key].check(value, SOURCE) for key, value in given.items()})
+        return cls(
+            **{
+                declared[key].name: declared[key].check(value, SOURCE)
+                for key, value in given.items()
+            }
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -89,7 +109,8 @@ consent, state-dir, leaving
 
 
 def parse_node_config(text: str) -> dict[str, Any]:
-    """Return keys and values of a text such as ``partition-id=0 consent="/etc/fedfw/consent.toml"``.
+    """Return keys and values of a text such as ``partition-id=0
+    consent="/etc/fedfw/consent.toml"``.
 
     Flower leaves out words that are no pairs; here they are refused.
     """
@@ -98,7 +119,9 @@ def parse_node_config(text: str) -> dict[str, Any]:
     while position < end:
         pair = _PAIR.match(text, position)
         if pair is None:
-            raise ValueError(f"{SOURCE}: {text[position:].strip()!r}, expected KEY=VALUE, such as partition-id=0")
+            raise ValueError(
+                f"{SOURCE}: {text[position:].strip()!r}, expected KEY=VALUE, such as partition-id=0"
+            )
         key, value = pair.groups()
         try:
             found |= tomllib.loads(f"{key} = {value}")

@@ -1,4 +1,6 @@
-"""Numbers of "auto" in a deployment: worked out from one number of each client's data, told when it is first met."""
+"""Numbers of "auto" in a deployment: worked out from one number of each client's data, told when it
+is first met.
+"""
 
 from dataclasses import dataclass, field
 
@@ -38,22 +40,37 @@ class Reported:
     def resolved(self) -> Algorithm:
         """The algorithm with its penalty and its step size as numbers."""
         setting = self.task.setting(
-            steepness=self.steepness, smoothness=self.smoothness, local_smoothness=self.local_smoothness
+            steepness=self.steepness,
+            smoothness=self.smoothness,
+            local_smoothness=self.local_smoothness,
         )
         plan = self.task.resolved().plan(setting)
         return self.task.resolved(penalty=plan.lam_0, lr=plan.lr)
 
     def steepness(self) -> float | None:
         """The root mean square of n w_i ||grad f_i|| at the start; None where nobody reported it."""
-        each = {client: one.steepness for client, one in self.hellos.items() if one.steepness is not None}
+        each = {
+            client: one.steepness
+            for client, one in self.hellos.items()
+            if one.steepness is not None
+        }
         weights = self._weights(list(each))
         return mean_steepness(list(each.values()), list(weights.values())) if each else None
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i; None where nobody reported it."""
-        each = {client: one.smoothness for client, one in self.hellos.items() if one.smoothness is not None}
+        each = {
+            client: one.smoothness
+            for client, one in self.hellos.items()
+            if one.smoothness is not None
+        }
         weights = self._weights(list(each))
-        return max((len(each) * weights[client] * value for client, value in each.items()), default=0.0) or None
+        return (
+            max(
+                (len(each) * weights[client] * value for client, value in each.items()), default=0.0
+            )
+            or None
+        )
 
     def local_smoothness(self) -> float | None:
         """Return max L_i; None where no client reported it."""

@@ -1,7 +1,8 @@
 """Whether an app's settings reach its task: a setting that is given and changes nothing is refused.
 
-`make_task` of an app is code of its own. It may read a setting and not pass it on, or not read it at all. What a `Task`
-shows is compared with the settings one by one; for the rest it is noted which settings were read.
+`make_task` of an app is code of its own. It may read a setting and not pass it on, or not read it
+at all. What a `Task` shows is compared with the settings one by one; for the rest it is noted which
+settings were read.
 """
 
 from collections import UserDict
@@ -64,8 +65,8 @@ def refuse_ignored(task: Task, settings: Mapping[str, Any], given: Mapping[str, 
     Returns
     -------
     list of str
-        A sentence for each other setting that the task contradicts: lines of the table as ``fedfw deploy init`` wrote
-        it. The task's own value counts.
+        A sentence for each other setting that the task contradicts: lines of the table as ``fedfw
+        deploy init`` wrote it. The task's own value counts.
 
     Raises
     ------
@@ -76,7 +77,8 @@ def refuse_ignored(task: Task, settings: Mapping[str, Any], given: Mapping[str, 
     refused = [f"{given[key]}: {sentence}" for key, sentence in wrong.items() if key in given]
     if refused:
         raise ValueError(f"{'; '.join(refused)}: {_CURE}")
-    # The table's penalty and momentum are for the table's algorithm: another one is chosen by one line.
+    # The table's penalty and momentum are for the table's algorithm: another one is chosen by one
+    # line.
     foreign = set(wrong) - {option.key for option in options_of(type(task.algorithm)).values()}
     foreign &= {"penalty", "momentum"}
     return [sentence for key, sentence in wrong.items() if key not in given and key not in foreign]
@@ -101,7 +103,11 @@ def given_in_table(settings: Mapping[str, Any]) -> set[str]:
 
 def unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
     """Return those of the given keys that are options of a run and that make_task never looked at."""
-    known = {option.key for option in _problem_and_run().values()} | {"algorithm", _CONSTRAINT, _EACH}
+    known = {option.key for option in _problem_and_run().values()} | {
+        "algorithm",
+        _CONSTRAINT,
+        _EACH,
+    }
     for algorithm in ALGORITHMS.values():
         known |= {option.key for option in options_of(algorithm).values()}
     return sorted((set(given) & known) - settings.read - DEPLOYMENT_KEYS)
@@ -115,12 +121,18 @@ def contradictions(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:
             continue
         pair = _stated_and_found(task, settings, key, value)
         if pair is not None and pair[0] != pair[1]:
-            found[key] = f"{key} = {value!r} changes nothing, because the task has {_shown(key, pair[1])}"
+            found[key] = (
+                f"{key} = {value!r} changes nothing, because the task has {_shown(key, pair[1])}"
+            )
     return found
 
 
-def _stated_and_found(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> tuple[Any, Any] | None:
-    """Return what a setting states and what the task has instead; None for a setting that no task shows."""
+def _stated_and_found(
+    task: Task, settings: Mapping[str, Any], key: str, value: Any
+) -> tuple[Any, Any] | None:
+    """Return what a setting states and what the task has instead; None for a setting that no task
+    shows.
+    """
     name = key.replace("-", "_")
     of_run, algorithm = options_of(Options), task.algorithm
     own = options_of(type(algorithm))
@@ -161,7 +173,9 @@ def _is_true(value: Any) -> bool:
 
 
 def _meaning(name: str, value: Any, clients: int) -> Any:
-    """Return an option of a run in one form: a promise and its text, or everyone and all clients, are the same."""
+    """Return an option of a run in one form: a promise and its text, or everyone and all clients,
+    are the same.
+    """
     if name == "privacy":
         return Options(privacy=value).promise
     if name == "certify":

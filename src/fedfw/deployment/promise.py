@@ -1,9 +1,10 @@
 """Whether an owner's promise is open, and how it closes: no error may tell a server anything twice.
 
-A private client that answers one question by failing gives away one bit, and a server asks as often as it likes. So an
-order is worked on behind a mark on the disk. It is removed when the answer is stored. Where an error or a limit strikes
-in between, the promise is closed: the client answers as it does when the budget is spent, and takes no order until its
-owner has acted. A process that is killed leaves the mark behind, and the next order finds it.
+A private client that answers one question by failing gives away one bit, and a server asks as often
+as it likes. So an order is worked on behind a mark on the disk. It is removed when the answer is
+stored. Where an error or a limit strikes in between, the promise is closed: the client answers as
+it does when the budget is spent, and takes no order until its owner has acted. A process that is
+killed leaves the mark behind, and the next order finds it.
 """
 
 import json
@@ -94,8 +95,8 @@ class Promise:
         Raises
         ------
         PromiseClosedError
-            If the promise is closed, or if anything but a `MessageError` is raised within, which closes it. A
-            `MessageError` is about the order alone and changes nothing.
+            If the promise is closed, or if anything but a `MessageError` is raised within, which
+            closes it. A `MessageError` is about the order alone and changes nothing.
         """
         with self._alone():
             self._find_killed()
@@ -114,7 +115,9 @@ class Promise:
                 raise
             except Exception as error:
                 # Where even this cannot be written, the mark stays, and closes the promise as well.
-                self._close(order, " ".join("".join(traceback.format_exception_only(error)).split()))
+                self._close(
+                    order, " ".join("".join(traceback.format_exception_only(error)).split())
+                )
                 raise PromiseClosedError(f"closed, see {self._path(CLOSED)}") from error
             mark.unlink()
 
@@ -124,7 +127,8 @@ class Promise:
             self._close(order, reason)
 
     def closing(self) -> Closing | None:
-        """Return why the promise is closed; None while it is open, also while an order is worked on.
+        """Return why the promise is closed; None while it is open, also while an order is worked
+        on.
 
         A file that cannot be read is a closed promise all the same.
         """
@@ -136,7 +140,9 @@ class Promise:
         return Closing("unknown", f"{path} cannot be read", "unknown")
 
     def settle(self) -> Closing | None:
-        """Return why the promise is closed, after an order that was killed has closed it; waits for one at work."""
+        """Return why the promise is closed, after an order that was killed has closed it; waits for
+        one at work.
+        """
         with self._alone():
             self._find_killed()
         return self.closing()
@@ -158,7 +164,9 @@ class Promise:
             yield
 
     def _find_killed(self) -> None:
-        """Close the promise if a mark was left behind: nobody holds the lock, so that its process has ended."""
+        """Close the promise if a mark was left behind: nobody holds the lock, so that its process
+        has ended.
+        """
         mark = self._path(AT_WORK)
         if mark.exists():
             self._close(mark.read_text(encoding="utf-8", errors="replace"), KILLED)

@@ -1,4 +1,6 @@
-"""What the choices in an owner's file reveal, with the numbers of the leakage study (docs/privacy-study.md)."""
+"""What the choices in an owner's file reveal, with the numbers of the leakage study
+(docs/privacy-study.md).
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,8 @@ class Leak:
     recovered : int
         How many per cent of them are recovered, which means found at 25 dB or more.
     cosine : float or None
-        Between the sample and what a linear model's message gives away of it, the least; None where that is nothing.
+        Between the sample and what a linear model's message gives away of it, the least; None where
+        that is nothing.
     """
 
     shared: str
@@ -65,7 +68,10 @@ def leak_table() -> str:
             sample = f"in part (cosine {leak.cosine:.6f})"
         rows.append((leak.shared, f"{leak.recovered} % ({leak.psnr} dB)", sample))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""Who takes part: the clients' numbers, whose they are, their last counted round, and who is handed its memory."""
+"""Who takes part: the clients' numbers, whose they are, their last counted round, and who is handed
+its memory.
+"""
 
 from bisect import bisect_left
 from collections import Counter
@@ -12,7 +14,8 @@ from fedfw.errors import MessageError
 
 
 class Roster:
-    """The clients that there are; client ``members[row]`` is the row of that number in the coordinator's memory.
+    """The clients that there are; client ``members[row]`` is the row of that number in the
+    coordinator's memory.
 
     Parameters
     ----------
@@ -28,7 +31,8 @@ class Roster:
     away : Counter
         Rounds in a row in which a client was asked and its answer was not counted.
     nodes : dict of int to str
-        Whose number it is: what stands for the key of the node that claimed it first, also of clients that have left.
+        Whose number it is: what stands for the key of the node that claimed it first, also of
+        clients that have left.
     deserted : bool
         Whether the last client has left, too; it stays a member, because a mean is of somebody.
     """
@@ -58,7 +62,8 @@ class Roster:
         return torch.tensor([place[client] for client in clients], dtype=torch.int64)
 
     def bind(self, client: int, node: str) -> None:
-        """A node claims a number: the first claim counts for good; raises `MessageError` for any other.
+        """A node claims a number: the first claim counts for good; raises `MessageError` for any
+        other.
 
         Examples
         --------
@@ -70,15 +75,24 @@ class Roster:
         ...     print(error)
         impostor: another key says it is client 1, whose number belongs to a key
         """
-        owner, own = self.nodes.get(client, node), {number for number, held in self.nodes.items() if held == node}
+        owner, own = (
+            self.nodes.get(client, node),
+            {number for number, held in self.nodes.items() if held == node},
+        )
         if owner != node:
-            raise MessageError(f"impostor: {node} says it is client {client}, whose number belongs to {owner}")
+            raise MessageError(
+                f"impostor: {node} says it is client {client}, whose number belongs to {owner}"
+            )
         if own - {client}:
-            raise MessageError(f"impostor: {node} says it is client {client}, and is client {min(own)}")
+            raise MessageError(
+                f"impostor: {node} says it is client {client}, and is client {min(own)}"
+            )
         self.nodes[client] = node
 
     def unbind(self, clients: Collection[int] | None) -> None:
-        """Let numbers be claimed anew, all of them for None: an operator has replaced their nodes' keys."""
+        """Let numbers be claimed anew, all of them for None: an operator has replaced their nodes'
+        keys.
+        """
         for client in list(self.nodes) if clients is None else clients:
             self.nodes.pop(client, None)
 

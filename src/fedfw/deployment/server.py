@@ -1,7 +1,7 @@
 """The server of a deployment: a training that survives its own death.
 
-Each round is appended to a journal before anybody hears of it, and now and then everything is written. A server that
-begins again loads that and goes through the journal's rounds once more.
+Each round is appended to a journal before anybody hears of it, and now and then everything is
+written. A server that begins again loads that and goes through the journal's rounds once more.
 """
 
 import warnings
@@ -46,9 +46,14 @@ class DeployedServer(TrainingServer):
 
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
         super().__init__(task, settings)
-        self._kept_as = ("", "")  # the run's name in the last checkpoint, and what had refuted the bound then
+        self._kept_as = (
+            "",
+            "",
+        )  # the run's name in the last checkpoint, and what had refuted the bound then
         folder = self.settings.folder
-        self._folder = None if folder is None else RunFolder(folder, self.settings.resume, private=True)
+        self._folder = (
+            None if folder is None else RunFolder(folder, self.settings.resume, private=True)
+        )
         if self._folder is not None and self.settings.resume:
             self._restore(self._folder)
             self.roster.unbind(self.settings.rebound)
@@ -72,7 +77,9 @@ class DeployedServer(TrainingServer):
         return known | fingerprint(plan, self.algorithm, options, task.start, participation)
 
     def _keep(self, counted: list[int]) -> None:
-        """Write the round down before it is announced: what moved the coordinator, and now and then everything."""
+        """Write the round down before it is announced: what moved the coordinator, and now and then
+        everything.
+        """
         if self._folder is None:
             return
         moved, told = self._entry(counted)
@@ -81,7 +88,9 @@ class DeployedServer(TrainingServer):
             "round": self.t,
             "run": self.run,
             "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
-            "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr} if self.task.is_open else {},
+            "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr}
+            if self.task.is_open
+            else {},
         }
         meta |= self.roster.state() | {"losses": self._losses.state(), "refuted": self.refuted}
         tensors = joined({"coordinator": self.coordinator.state()})
@@ -93,14 +102,20 @@ class DeployedServer(TrainingServer):
             self._kept_as = (self.run, self.refuted)
 
     def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the journal holds of this round: `_repeat` gives the coordinator the same bits again."""
+        """What the journal holds of this round: `_repeat` gives the coordinator the same bits
+        again.
+        """
         exchange, now = self._exchange, self._now
         told = {"moves": exchange.moves, "history": self.history[-2:].to_jsonl()}
         if now is None:
             return {}, told
         answers = [exchange.answers[client] for client in counted]
         payloads = b"".join(answer.payload for answer in answers)
-        moved = {"payloads": torch.frombuffer(bytearray(payloads), dtype=torch.uint8) if payloads else torch.zeros(0)}
+        moved = {
+            "payloads": torch.frombuffer(bytearray(payloads), dtype=torch.uint8)
+            if payloads
+            else torch.zeros(0)
+        }
         step: dict[str, Any] = {
             "asked": exchange.invited,
             "announced": now.version if now.message is not None else None,
@@ -155,7 +170,9 @@ class DeployedServer(TrainingServer):
             payload, begin = payloads[begin : begin + length], begin + length
             assert now.message is not None  # clients are counted for their answers to one
             exchange.atoms[client] = self.task.decode(payload, self.plan, now.message)
-            exchange.answers[client] = Answer(self.run, t, client, Kind.STEP, payload, b"", loss, number)
+            exchange.answers[client] = Answer(
+                self.run, t, client, Kind.STEP, payload, b"", loss, number
+            )
         for upload in self._uploads(step["counted"]):
             now.arrive(upload)
         coordinator.close(now)
@@ -164,13 +181,19 @@ class DeployedServer(TrainingServer):
         found = folder.latest()
         if found is None:
             if folder.newest_round():  # to begin anew would be to forget whose numbers there are
-                raise ValueError(f"no checkpoint in {folder.path} is whole: put one back, or begin in another folder")
+                raise ValueError(
+                    f"no checkpoint in {folder.path} is whole: put one back, or begin in another folder"
+                )
             return
         tensors, meta = found
         if meta["schema"] != SCHEMA:
-            raise ValueError(f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}")
+            raise ValueError(
+                f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}"
+            )
         self._numbers = meta["numbers"]
-        plan = self.task.plan(self.algorithm, self.task.clients)  # the coordinator is made when the roster is known
+        plan = self.task.plan(
+            self.algorithm, self.task.clients
+        )  # the coordinator is made when the roster is known
         here = after_rounds(self._fingerprint, plan, min(meta["round"], self.task.options.rounds))
         refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.roster.load(meta)
@@ -181,7 +204,9 @@ class DeployedServer(TrainingServer):
         self.run = meta["run"]
         self._refuse_another_name(folder)
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
-            self._begin_anew("what is damaged was skipped: all are handed what was remembered before it")
+            self._begin_anew(
+                "what is damaged was skipped: all are handed what was remembered before it"
+            )
         else:
             self._kept_as = (self.run, refuted)
             self._may_be_ahead = set(self.roster.members)
@@ -215,7 +240,9 @@ class DeployedServer(TrainingServer):
                 self._repeat(moved, told)
                 record = self.history[-1]
                 if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
-                    raise DamagedCheckpointError(f"{folder.path}: round {t} did not give the same model again")
+                    raise DamagedCheckpointError(
+                        f"{folder.path}: round {t} did not give the same model again"
+                    )
         except DamagedCheckpointError as error:
             warnings.warn(f"{error}; going on from round {self.t}", stacklevel=2)
             return False
@@ -227,32 +254,48 @@ class DeployedServer(TrainingServer):
         Raises
         ------
         NobodyTrainedError
-            If no answer was counted in any round, or everybody has left before the end. The files are written all the
-            same where there was a round that counted.
+            If no answer was counted in any round, or everybody has left before the end. The files
+            are written all the same where there was a round that counted.
         InfeasibleError
-            If the model lies outside of the constraint set by more than rounding explains. No model is written.
+            If the model lies outside of the constraint set by more than rounding explains. No model
+            is written.
         ContradictionError
             If losses refuted the lower bound. The files are written all the same, without a bound.
         """
         reasons: Counter[str] = Counter()
         for record in self.history:
             reasons.update(record.refused if isinstance(record, DeployedRecord) else {})
-        told = f"; refused were {', '.join(f'{count} ({why})' for why, count in reasons.items())}" if reasons else ""
+        told = (
+            f"; refused were {', '.join(f'{count} ({why})' for why, count in reasons.items())}"
+            if reasons
+            else ""
+        )
         if not any(record.participants for record in self.history):
-            raise NobodyTrainedError(f"no answer of a client was counted in {self.t} rounds: nothing was trained{told}")
+            raise NobodyTrainedError(
+                f"no answer of a client was counted in {self.t} rounds: nothing was trained{told}"
+            )
         x = final_model(self.task.constraint, self.xbar, tol=INSIDE)
         self._write_results(x)
         if self.roster.deserted:
             last = max(record.round for record in self.history if record.participants)
-            raise NobodyTrainedError(f"everybody had left after round {last} of {self.t}: nobody trained further{told}")
+            raise NobodyTrainedError(
+                f"everybody had left after round {last} of {self.t}: nobody trained further{told}"
+            )
         if self.refuted:
             raise ContradictionError(self.refuted)
 
     def _write_results(self, x: Tensor) -> None:
         """Write the model at x (p,) and the plots, where the server keeps files."""
         if self._folder is not None:
-            from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
+            from fedfw.report.plots import (
+                plot_runs,
+                save_figure,
+            )  # matplotlib is slow to import, and seldom needed
 
             self._folder.save_model(with_parameters(self.task.model, x))
-            save_figure(plot_runs({self.algorithm.name: self.history}), self._folder.path / PLOTS, private=True)
+            save_figure(
+                plot_runs({self.algorithm.name: self.history}),
+                self._folder.path / PLOTS,
+                private=True,
+            )
             self._folder.release()

@@ -1,7 +1,8 @@
 """Which options of a run a server has set: those whose values are not the ones of the signed app.
 
-A run's configuration comes from two sides. The app's own values lie in its ``pyproject.toml``, which is signed with the
-rest of it. Whoever starts the run may replace values, and no signature covers those.
+A run's configuration comes from two sides. The app's own values lie in its ``pyproject.toml``,
+which is signed with the rest of it. Whoever starts the run may replace values, and no signature
+covers those.
 """
 
 import tomllib
@@ -17,15 +18,21 @@ from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
 
 DATA_OPTIONS = ("dataset", "data-dir", "target", "time", "client-column", "partition", "clients")
-"""Options that say which data are read, and which part of them is a client's: no server may set them."""
+"""Options that say which data are read, and which part of them is a client's: no server may set
+them.
+"""
 SEED = "seed"
-"""The option by which data are divided, test data chosen and minibatches drawn: set by servers that are allowed to."""
+"""The option by which data are divided, test data chosen and minibatches drawn: set by servers that
+are allowed to.
+"""
 _SET_AND_ALGORITHM = ("algorithm", "constraint", "per-parameter")
 
 
 @lru_cache
 def run_options() -> dict[str, Option | None]:
-    """Return the declarations of a run's options by their keys; None for those that are checked elsewhere."""
+    """Return the declarations of a run's options by their keys; None for those that are checked
+    elsewhere.
+    """
     found: dict[str, Option | None] = {}
     for cls in (ProblemOptions, Options, *ALGORITHMS.values()):
         for declared in options_of(cls).values():
@@ -46,8 +53,8 @@ def settings_in(folder: Path) -> dict[str, Any] | None:
     Parameters
     ----------
     folder : Path
-        Its ``pyproject.toml`` has the table ``[tool.flwr.app.config]``; tables in that are joined by dots, as Flower
-        does it.
+        Its ``pyproject.toml`` has the table ``[tool.flwr.app.config]``; tables in that are joined
+        by dots, as Flower does it.
     """
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

@@ -15,14 +15,18 @@ APP_DEFAULTS: dict[str, Any] = {
     "penalty": 1e-4,
     "momentum": 0.9,
 }
-"""What an app's table says where it differs from a simulation's default: the digits are learnt in these few rounds."""
+"""What an app's table says where it differs from a simulation's default: the digits are learnt in
+these few rounds.
+"""
 SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
 """Options of simulations that a deployment does not have."""
 SMALL_FLEET = 100
 """Clients up to which the usual waiting times are enough."""
 SECONDS_A_CLIENT = 1.0
-"""What each further client adds to them. On two cores a quarter of it was measured (fedfw_reproduction.bench.fleet):
-Flower's SuperLink answers one call after another, and a client's round is sixteen of them."""
+"""What each further client adds to them. On two cores a quarter of it was measured
+(fedfw_reproduction.bench.fleet): Flower's SuperLink answers one call after another, and a client's
+round is sixteen of them.
+"""
 
 
 def fleet_allowance(clients: int) -> float:
@@ -62,7 +66,8 @@ class Deployment:
         ),
     ] = "run"
     out: Annotated[
-        str | Path | None, option("the server's folder for history, model and checkpoints", expected="a path")
+        str | Path | None,
+        option("the server's folder for history, model and checkpoints", expected="a path"),
     ] = None
     resume: Annotated[bool, option("go on from the last checkpoint in out")] = False
     round_timeout: Annotated[
@@ -83,7 +88,10 @@ class Deployment:
     ] = None
     leave_after: Annotated[
         int,
-        option("rounds in a row that a client is asked in vain until it is taken to have left; 0 for never", ge=0),
+        option(
+            "rounds in a row that a client is asked in vain until it is taken to have left; 0 for never",
+            ge=0,
+        ),
     ] = 3
     rebind: Annotated[
         str,
@@ -95,7 +103,9 @@ class Deployment:
     ] = ""
     tell_loss: Annotated[
         bool,
-        option("clients also send numbers about their data: their loss at the model, one for a bound on the optimum"),
+        option(
+            "clients also send numbers about their data: their loss at the model, one for a bound on the optimum"
+        ),
     ] = False
     share_gradients: Annotated[
         bool, option("allows algorithms whose clients send gradients to the server in the clear")
@@ -106,20 +116,30 @@ class Deployment:
         if self.resume and self.out is None:
             raise ValueError("resume needs the folder to go on from")
         if self.rebind and not self.resume:
-            raise ValueError(f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside it")
+            raise ValueError(
+                f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside it"
+            )
 
     def round_seconds(self, clients: int) -> float:
         """Return how long a round of so many clients waits."""
-        return 120.0 + fleet_allowance(clients) if self.round_timeout is None else self.round_timeout
+        return (
+            120.0 + fleet_allowance(clients) if self.round_timeout is None else self.round_timeout
+        )
 
     def start_seconds(self, clients: int) -> float:
         """Return how long the first round waits for so many clients."""
-        return 300.0 + fleet_allowance(clients) if self.start_timeout is None else self.start_timeout
+        return (
+            300.0 + fleet_allowance(clients) if self.start_timeout is None else self.start_timeout
+        )
 
     @property
     def rebound(self) -> list[int] | None:
         """The clients of ``rebind``; None for all."""
-        return None if self.rebind == "all" else [int(client) for client in self.rebind.split(",") if client]
+        return (
+            None
+            if self.rebind == "all"
+            else [int(client) for client in self.rebind.split(",") if client]
+        )
 
     @property
     def folder(self) -> Path | None:

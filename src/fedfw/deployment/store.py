@@ -17,7 +17,14 @@ from torch import Tensor
 from fedfw.algorithms.contract import State
 from fedfw.deployment.files import make_private_folder, owner_only, wait_for_lock
 from fedfw.deployment.messages import SCHEMA, Answer
-from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, joined, load_checkpoint, part, save_checkpoint
+from fedfw.rounds.checkpoints import (
+    SUFFIX,
+    DamagedCheckpointError,
+    joined,
+    load_checkpoint,
+    part,
+    save_checkpoint,
+)
 from fedfw.terminal import escape_controls
 
 _RUN = re.compile("[A-Za-z0-9_-][A-Za-z0-9_.-]*")
@@ -31,7 +38,9 @@ def state_folder(wanted: str | Path | None = None) -> Path:
     """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's home."""
     if wanted:
         return Path(wanted).expanduser()
-    chosen = os.environ.get("FEDFW_STATE")  # unknown variables are refused elsewhere: failures are written here, too
+    chosen = os.environ.get(
+        "FEDFW_STATE"
+    )  # unknown variables are refused elsewhere: failures are written here, too
     if chosen:
         return Path(chosen)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -39,16 +48,22 @@ def state_folder(wanted: str | Path | None = None) -> Path:
 
 
 def note_failure(folder: Path) -> None:
-    """Append the exception that is being handled to the log of failures, which its owner alone can read."""
+    """Append the exception that is being handled to the log of failures, which its owner alone can
+    read.
+    """
     make_private_folder(folder)
-    with open(folder / FAILURES, "a", encoding="utf-8", errors="backslashreplace", opener=owner_only) as log:
+    with open(
+        folder / FAILURES, "a", encoding="utf-8", errors="backslashreplace", opener=owner_only
+    ) as log:
         details = escape_controls(traceback.format_exc(), keep="\n")
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{details}\n")
 
 
 @dataclass(frozen=True)
 class Received:
-    """The vectors of one message, by name, (p,) each, and the number of that message; 0 for none yet."""
+    """The vectors of one message, by name, (p,) each, and the number of that message; 0 for none
+    yet.
+    """
 
     version: int
     vectors: dict[str, Tensor]
@@ -56,9 +71,11 @@ class Received:
 
 @dataclass(frozen=True)
 class Step:
-    """What a client holds after round t: its memory (a stack of one), and the message of that round.
+    """What a client holds after round t: its memory (a stack of one), and the message of that
+    round.
 
-    For a contribution to the sum that round t gathers, ``state`` has its loss and its vector instead.
+    For a contribution to the sum that round t gathers, ``state`` has its loss and its vector
+    instead.
     """
 
     t: int
@@ -83,8 +100,8 @@ class Stored:
     contribution : Step, optional
         To the sum that the present round gathers.
     promise : str
-        What a private client had promised when it wrote this; empty for others. What it remembers of its data is used
-        under the same promise only.
+        What a private client had promised when it wrote this; empty for others. What it remembers
+        of its data is used under the same promise only.
     """
 
     counted: Step
@@ -96,12 +113,17 @@ class Stored:
 
     def at(self, t: int) -> Step | None:
         """The step after round t, if it is one of the two."""
-        return next((step for step in (self.pending, self.counted) if step is not None and step.t == t), None)
+        return next(
+            (step for step in (self.pending, self.counted) if step is not None and step.t == t),
+            None,
+        )
 
     def message(self, version: int) -> Received | None:
         """The message of that number, if it is here; number 0 is an empty one."""
         kept = (self.contribution, self.pending, self.counted)
-        found = (one.received for one in kept if one is not None and one.received.version == version)
+        found = (
+            one.received for one in kept if one is not None and one.received.version == version
+        )
         return next(found, None) if version else Received(0, {})
 
 
@@ -127,7 +149,9 @@ class ClientStore:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within, no other process works on this client's file: two of them would draw noise for one release."""
+        """Within, no other process works on this client's file: two of them would draw noise for
+        one release.
+        """
         self._make_folder()
         with open(self.path.with_suffix(".lock"), "w", opener=owner_only) as lock:
             wait_for_lock(lock)
@@ -143,7 +167,9 @@ class ClientStore:
             warnings.warn(f"{error}; the server will be asked for it", stacklevel=2)
             return None
         if meta["schema"] != SCHEMA:
-            raise ValueError(f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}")
+            raise ValueError(
+                f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}"
+            )
 
         steps: dict[str, Step] = {}
         for name in _STEPS:
@@ -167,14 +193,18 @@ class ClientStore:
         """Replace the file in one piece."""
         meta: dict[str, Any] = {"schema": SCHEMA, "promise": stored.promise}
         parts: dict[str, dict[str, Tensor]] = {}
-        for name, kept in zip(_STEPS, (stored.counted, stored.pending, stored.contribution), strict=True):
+        for name, kept in zip(
+            _STEPS, (stored.counted, stored.pending, stored.contribution), strict=True
+        ):
             if kept is not None:
                 meta[name] = {"t": kept.t, "version": kept.received.version}
                 parts |= {f"{name}.state": kept.state, f"{name}.received": kept.received.vectors}
         if stored.answer is not None:
             answer = stored.answer.fields()
             meta["handed"] = stored.handed
-            meta["answer"] = {key: v.hex() if isinstance(v, bytes) else v for key, v in answer.items()}
+            meta["answer"] = {
+                key: v.hex() if isinstance(v, bytes) else v for key, v in answer.items()
+            }
         self._make_folder()
         save_checkpoint(self.path, joined(parts), meta)
         self.path.chmod(0o600)
@@ -186,7 +216,9 @@ class ClientStore:
     def note(self, **event: Any) -> None:
         """Append a line to the client's log."""
         self._make_folder()
-        with open(self.path.with_suffix(".log.jsonl"), "a", encoding="utf-8", opener=owner_only) as log:
+        with open(
+            self.path.with_suffix(".log.jsonl"), "a", encoding="utf-8", opener=owner_only
+        ) as log:
             log.write(json.dumps(event) + "\n")
 
     def _make_folder(self) -> None:

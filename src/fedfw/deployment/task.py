@@ -42,8 +42,8 @@ class Task:
     loss : callable
         ``loss(outputs, targets)``, a mean over samples, as for `Problem`.
     algorithm : Algorithm
-        With its set. Its defaults are filled in as in a simulation; a penalty or a step size of "auto" is worked out
-        from one number of each client when the training begins.
+        With its set. Its defaults are filled in as in a simulation; a penalty or a step size of
+        "auto" is worked out from one number of each client when the training begins.
     data : callable
         A client's own samples, by its number; called on that client only.
     clients : int
@@ -61,8 +61,9 @@ class Task:
     per : {"sample", "client"}
         ``"client"`` for a loss of all of a client's samples together, as for `Problem`.
     division : str
-        What decides which samples of an owner's data are the client's, such as a partition and its seed, in words. It
-        is a part of what a private client promises: a change of it ends the promise.
+        What decides which samples of an owner's data are the client's, such as a partition and its
+        seed, in words. It is a part of what a private client promises: a change of it ends the
+        promise.
 
     Examples
     --------
@@ -97,9 +98,13 @@ class Task:
         if self.clients < 1:
             raise ValueError(f"clients={self.clients}, expected at least 1")
         if self.clients > MOST_CLIENTS:
-            raise ValueError(f"clients={self.clients}, expected at most {MOST_CLIENTS} in a deployment")
+            raise ValueError(
+                f"clients={self.clients}, expected at most {MOST_CLIENTS} in a deployment"
+            )
         if self.weights is not None:
-            normalised_weights(self.weights, self.clients)  # which refuses others than positive ones
+            normalised_weights(
+                self.weights, self.clients
+            )  # which refuses others than positive ones
         self._refuse_splitting(self.per, False)
         contract = self.algorithm.contract
         if not contract.restorable:
@@ -108,10 +113,14 @@ class Task:
                 "of their data, and a client that lost it could not go on"
             )
         if not isinstance(self.options.participation, int | float):
-            raise ValueError("participation: a deployment takes a probability or a number of clients")
+            raise ValueError(
+                "participation: a deployment takes a probability or a number of clients"
+            )
         refuse_telling(self.algorithm, self.options)
         if self.options.promise is not None and contract.sums:
-            raise ValueError(f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy")
+            raise ValueError(
+                f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy"
+            )
         for name in ("relax", "tol"):
             if getattr(self.options, name) is not None:
                 raise ValueError(f"{name} is for simulations: a deployment does not have it")
@@ -137,12 +146,16 @@ class Task:
     @property
     def is_open(self) -> bool:
         """Whether a penalty or a step size is still to be worked out from numbers of the clients."""
-        if self.options.promise is not None:  # then it is worked out from the bound on clipped gradients
+        if (
+            self.options.promise is not None
+        ):  # then it is worked out from the bound on clipped gradients
             return False
         return any(isinstance(getattr(self.algorithm, name, None), str) for name in _OPEN)
 
     def resolved(self, *, penalty: float | None = None, lr: float | None = None) -> Algorithm:
-        """The algorithm with its defaults filled in, and with these numbers where its own are still open."""
+        """The algorithm with its defaults filled in, and with these numbers where its own are still
+        open.
+        """
         algorithm = self._settled
         numbers = {"penalty": penalty, "lr": lr}
         known = {
@@ -158,7 +171,9 @@ class Task:
         return self.algorithm.resolved(self.setting())
 
     def setting(self, **reported: Callable[[], float | None]) -> Setting:
-        """What is known of the run: nothing of the data but the numbers that clients reported, by their names."""
+        """What is known of the run: nothing of the data but the numbers that clients reported, by
+        their names.
+        """
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex
         options, promise = self.options, self.options.promise
         if promise is not None:
@@ -192,29 +207,41 @@ class Task:
     def problem(self, samples: Any) -> Problem:
         """The model on one client's samples, or on the test data."""
         problem = Problem(
-            self.model, self.loss, [samples], samples, convex=self.convex, l2=self.l2, per=self.per, separate=True
+            self.model,
+            self.loss,
+            [samples],
+            samples,
+            convex=self.convex,
+            l2=self.l2,
+            per=self.per,
+            separate=True,
         )
         self._refuse_splitting(problem.losses.per, problem.losses.weighs)
         return problem
 
     def _refuse_splitting(self, per: Per, weighs: bool) -> None:
         options = self.options
-        refuse_splitting(per, weighs, batch_size=options.batch_size, private=options.promise is not None)
+        refuse_splitting(
+            per, weighs, batch_size=options.batch_size, private=options.promise is not None
+        )
 
     # --- what clients send ---
 
     def decode(self, data: bytes, plan: Plan, message: Message) -> Atom:
-        """What a client answered to a message, a single atom; raises `AtomError` for what is no encoding or lies
-        outside the set.
+        """What a client answered to a message, a single atom; raises `AtomError` for what is no
+        encoding or lies outside the set.
         """
         algorithm, shape = self._settled, tuple(self.start.shape)
         sent = self.read(data, readers(algorithm, plan, message.to(self.start.dtype)))
-        vectors, beside = algorithm.contract.up is Up.VECTOR, algorithm.sends(message.t, len(self.start))
+        vectors, beside = (
+            algorithm.contract.up is Up.VECTOR,
+            algorithm.sends(message.t, len(self.start)),
+        )
         atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
         for vector in (atom, *rest) if vectors else rest:
             refuse_large(vector.dense())
-        # The net of several local steps is no extreme point: it, and all of its parts, have to lie in the set. Nor is
-        # what was compressed and shrunk into the set.
+        # The net of several local steps is no extreme point: it, and all of its parts, have to lie
+        # in the set. Nor is what was compressed and shrunk into the set.
         compressor = compressor_of(algorithm, plan)
         extreme = plan.local_steps == 1 and (compressor is None or not compressor.keeps_all)
         accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
@@ -223,13 +250,17 @@ class Task:
         return sent
 
     def read(self, data: bytes, allowed: Readers) -> Atom:
-        """A single atom of these kinds, whose numbers are not wider than the model's; raises `AtomError`."""
+        """A single atom of these kinds, whose numbers are not wider than the model's; raises
+        `AtomError`.
+        """
         reader = Reader(data)
         sent = read_framed(reader, allowed)
         reader.finish()
         widest = torch.promote_types(self.start.dtype, torch.float32).itemsize
         if any(precision.itemsize > widest for precision in precisions(sent)):
-            raise AtomError("the atom's numbers are wider than the model's, which they could overflow")
+            raise AtomError(
+                "the atom's numbers are wider than the model's, which they could overflow"
+            )
         return sent
 
 

@@ -1,7 +1,8 @@
 """Training with clients that answer, or do not: orders, checks of every answer, and rounds.
 
-It knows nothing of Flower, nor of files. A round is `ask_for_sums` (for algorithms that gather a sum), `open`, `take`
-for each answer that comes in, and `close`; any transport will do. The round itself is `fedfw.rounds.coordinator`'s.
+It knows nothing of Flower, nor of files. A round is `ask_for_sums` (for algorithms that gather a
+sum), `open`, `take` for each answer that comes in, and `close`; any transport will do. The round
+itself is `fedfw.rounds.coordinator`'s.
 """
 
 import logging
@@ -46,9 +47,12 @@ from fedfw.terminal import escape_controls
 
 _log = logging.getLogger("fedfw")
 INSIDE = 1e-3
-"""How far outside of the set, relative to its size, xbar may be: the rounding of thousands of rounds stays below it."""
+"""How far outside of the set, relative to its size, xbar may be: the rounding of thousands of
+rounds stays below it.
+"""
 _LOWERED = 1e-3
-"""Taken to be the most, relative to the largest loss, by which clients lower losses for rounding."""
+"""Taken to be the most, relative to the largest loss, by which clients lower losses for rounding.
+"""
 _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 JOIN, LEAVE, STEP = "join", "leave", "step"
 """What moves the coordinator."""
@@ -70,13 +74,15 @@ class Exchange:
     ahead: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
-    """What moved the coordinator, in order: clients that joined and left, and the step of round t."""
+    """What moved the coordinator, in order: clients that joined and left, and the step of round t.
+    """
     sum_version: int = 0
     """The version of the message that asked for sums."""
 
 
 class TrainingServer:
-    """The server of one training, which lasts as long as its process; `DeployedServer` keeps it on disk.
+    """The server of one training, which lasts as long as its process; `DeployedServer` keeps it on
+    disk.
 
     Parameters
     ----------
@@ -101,14 +107,18 @@ class TrainingServer:
         self.run = f"{self.settings.run_name}-{secrets.token_hex(4)}"
         self.roster = Roster(task.clients)
         self.history = History()
-        self._numbers: dict[str, float] = {}  # a penalty and a step size that were worked out before a restart
+        self._numbers: dict[
+            str, float
+        ] = {}  # a penalty and a step size that were worked out before a restart
         self._reported = Reported(task)
         self._waiting: list[int] = []  # clients that came before the first round
         self._exchange = Exchange()
         self._now: Round | None = None
         self._losses = ReportedLosses(task.start.dtype)
         self.refuted = ""  # what refuted the bound; there is none from then on
-        self._may_be_ahead: set[int] = set()  # clients that have not been counted since a checkpoint was restored
+        self._may_be_ahead: set[int] = (
+            set()
+        )  # clients that have not been counted since a checkpoint was restored
         self._judge = None if task.test is None else task.problem(task.test)
         refuse_uncertifiable(self._judge, task.options)
 
@@ -119,7 +129,9 @@ class TrainingServer:
                 f"{algorithm.name} shares {contract.shares}: deployed, gradients go to the server in the clear. "
                 "share-gradients says that this is wanted"
             )
-        if algorithm.tells and not (self.settings.tell_loss or contract.reveals is Reveals.GRADIENTS):
+        if algorithm.tells and not (
+            self.settings.tell_loss or contract.reveals is Reveals.GRADIENTS
+        ):
             raise ValueError(
                 f"{algorithm.name} with {TOLD}: tell-loss says that clients may send such numbers; or give another "
                 "schedule"
@@ -144,13 +156,18 @@ class TrainingServer:
     def coordinator(self) -> Coordinator:
         """The round's own server; made when the first round begins."""
         task, n = self.task, len(self.roster)
-        begun = self.algorithm.contract.rebuilt(self.algorithm.start_clients(task.start[None].clone()))
+        begun = self.algorithm.contract.rebuilt(
+            self.algorithm.start_clients(task.start[None].clone())
+        )
         if self.algorithm.is_coordinatewise:
             memory: ClientMemory = TouchedColumns(n, begun)
         else:
             memory = EveryRow({name: values.repeat(n, 1) for name, values in begun.items()})
         convex = task.setting().convex is True
-        plan, floor = task.plan(self.algorithm, n), floor_of(task.loss) if self.settings.tell_loss else None
+        plan, floor = (
+            task.plan(self.algorithm, n),
+            floor_of(task.loss) if self.settings.tell_loss else None,
+        )
         return Coordinator(self.algorithm, plan, task.start, memory, convex=convex, floor=floor)
 
     @property
@@ -171,15 +188,16 @@ class TrainingServer:
     # --- who is there ---
 
     def meet(self, hello: Hello, node: str | None = None) -> None:
-        """A client says who it is; one that was not there before, or has left, enters at xbar, which stays the mean.
+        """A client says who it is; one that was not there before, or has left, enters at xbar,
+        which stays the mean.
 
         Parameters
         ----------
         hello : Hello
             What it says.
         node : str, optional
-            What the transport knows of the sender and no sender can choose, such as what stands for its key. The
-            client's number then belongs to it for good.
+            What the transport knows of the sender and no sender can choose, such as what stands for
+            its key. The client's number then belongs to it for good.
 
         Raises
         ------
@@ -196,12 +214,16 @@ class TrainingServer:
             return
         if "coordinator" in self.__dict__:
             self._join(client)
-        elif client not in self._waiting:  # the numbers of "auto" are of the clients that the task names
+        elif (
+            client not in self._waiting
+        ):  # the numbers of "auto" are of the clients that the task names
             self._waiting.append(client)
 
     def _join(self, client: int) -> None:
         coordinator, row = self.coordinator, self.roster.row(client)
-        newcomer = self.algorithm.contract.rebuilt(self.algorithm.start_clients(self.xbar[None].clone()))
+        newcomer = self.algorithm.contract.rebuilt(
+            self.algorithm.start_clients(self.xbar[None].clone())
+        )
         self.roster.add(client)
         coordinator.join(row, newcomer, self._weights(self.roster.members))
         self._losses.begin()
@@ -212,7 +234,9 @@ class TrainingServer:
         """A client is gone for good: the mean is over the others."""
         if len(self.roster) == 1:
             self.roster.deserted = True
-            self._note(f"client {client} has left, too, and it was the last one: nobody trains any more")
+            self._note(
+                f"client {client} has left, too, and it was the last one: nobody trains any more"
+            )
             return
         row = self.roster.row(client)
         self.roster.remove(client)
@@ -264,14 +288,21 @@ class TrainingServer:
         """What clients contributed to the sum, as one stack."""
         sent = [self._exchange.contributions[client] for client in clients]
         short = [one.sent for one in sent if one.sent is not None]
-        loss, vectors = torch.cat([one.loss for one in sent]), torch.cat([one.vector for one in sent])
-        return Contributed(loss, vectors, stack_atoms([atom[0] for atom in short]) if short else None)
+        loss, vectors = (
+            torch.cat([one.loss for one in sent]),
+            torch.cat([one.vector for one in sent]),
+        )
+        return Contributed(
+            loss, vectors, stack_atoms([atom[0] for atom in short]) if short else None
+        )
 
     def _contribution(self, loss: Tensor, payload: bytes, row: Tensor) -> Contributed:
         """What one client contributed, from what it sent and from what the server knows of it."""
         algorithm = self.algorithm
         assert isinstance(algorithm, GathersSums)
-        readers = vector_readers(algorithm, self.plan, len(self.task.start), self.t + 1, gathered=True)
+        readers = vector_readers(
+            algorithm, self.plan, len(self.task.start), self.t + 1, gathered=True
+        )
         sent = stack_atoms([self.task.read(payload, readers)])
         vector = algorithm.received(self.coordinator.known(row), sent)
         refuse_large(vector)
@@ -282,14 +313,18 @@ class TrainingServer:
         while self._waiting:
             self._join(self._waiting.pop(0))
         exchange.invited = invited = [client for client in self.wanted() if client in online]
-        self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
+        self._now = (
+            self.coordinator.open(self.t + 1, [self.roster.rows(invited)]) if invited else None
+        )
 
     def _send(self, now: Round, ask: Ask, vectors: Mapping[str, Tensor]) -> dict[int, Order]:
         """The orders of a message for the clients of a round."""
         members, wire = self.roster.members, self.coordinator.wire
         stands_for = digest(*(vectors[name] for name in sorted(vectors)))
         evaluated = self.task.options.evaluates(now.t)
-        written: dict[int, dict[str, bytes]] = {}  # most clients hold the same message, so it is written once
+        written: dict[
+            int, dict[str, bytes]
+        ] = {}  # most clients hold the same message, so it is written once
         orders = {}
         for row, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
             client = members[row]
@@ -322,7 +357,9 @@ class TrainingServer:
         return dict(orders)
 
     def _handed(self, client: int, row: int) -> dict[str, bytes]:
-        """What a client is sent that is to hold what the server knows; nothing where it holds that already."""
+        """What a client is sent that is to hold what the server knows; nothing where it holds that
+        already.
+        """
         if client not in self.roster.hand_back:
             return {}
         known = self.coordinator.memory.gather(torch.tensor([row]))
@@ -333,10 +370,17 @@ class TrainingServer:
         }
 
     def take(self, client: int | None, received: Mapping[str, Any]) -> str | None:
-        """One answer, and from which client the transport says it is; returns why it was refused, if it was."""
+        """One answer, and from which client the transport says it is; returns why it was refused,
+        if it was.
+        """
         try:
             self._take(client, received)
-        except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:  # whatever it is, the round goes on
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ArithmeticError,
+        ) as error:  # whatever it is, the round goes on
             reason = str(error) if isinstance(error, MessageError) else f"undecodable: {error}"
             self.refuse(client, reason)
             return reason
@@ -346,7 +390,9 @@ class TrainingServer:
         """Note that something that was sent is not used."""
         self._exchange.refused[escape_controls(reason.partition(":")[0][:40])] += 1
         # The reason holds what the client sent: repr() lets no control character reach a terminal.
-        _log.warning("round %d: refused from client %s: %r", self.t + 1, client, reason[:_LONGEST_REASON])
+        _log.warning(
+            "round %d: refused from client %s: %r", self.t + 1, client, reason[:_LONGEST_REASON]
+        )
 
     def _note(self, sentence: str) -> None:
         """Tell people, in the log and in the round's record."""
@@ -362,7 +408,9 @@ class TrainingServer:
             answer = Answer.of(received)
         except MessageError as error:
             reason = str(error)
-            raise MessageError(reason if reason.startswith("oversized") else f"undecodable: {reason}") from None
+            raise MessageError(
+                reason if reason.startswith("oversized") else f"undecodable: {reason}"
+            ) from None
         if answer.run != self.run or answer.client != client:
             raise MessageError(f"wrong run or client: {answer.run!r}, {answer.client}")
         if answer.t != now.t:
@@ -408,7 +456,9 @@ class TrainingServer:
         exchange.answers[client] = answer
 
     def _most_bytes(self) -> int:
-        """More than any honest answer to the present round has: an atom for each local step, and vectors beside."""
+        """More than any honest answer to the present round has: an atom for each local step, and
+        vectors beside.
+        """
         p = len(self.task.start)
         beside = sum(self.algorithm.sends(self.t + 1, p).values())
         return 4096 + 8 * (p * self.task.options.local_steps + beside)
@@ -424,19 +474,30 @@ class TrainingServer:
         answered, guilty = sorted(exchange.atoms), set[int]()
         if now is not None:
             for upload in self._uploads(answered):
-                now.arrive(upload, with_loss=all(exchange.answers[c].loss is not None for c in answered))
+                now.arrive(
+                    upload, with_loss=all(exchange.answers[c].loss is not None for c in answered)
+                )
             step, guilty = self._sound_step(now, answered)
         counted = answered if now is not None and now.uploads else []
-        restored = [client for client in counted if exchange.orders[client].memory and client not in exchange.joined]
+        restored = [
+            client
+            for client in counted
+            if exchange.orders[client].memory and client not in exchange.joined
+        ]
         if now is not None:
             self._learn_losses(counted)
             self.coordinator.close(now, step)
             exchange.moves.append((STEP, now.t))
             self._withdraw_refuted_bound(counted)
-            # Clients that contributed to a sum and whose step was not counted still hold what was before it.
+            # Clients that contributed to a sum and whose step was not counted still hold what was
+            # before it.
             self.roster.hand_back |= set(exchange.contributions) - set(counted)
         # Where others spoil a round, whoever answered in it was not away.
-        asked = [client for client in exchange.invited if client not in exchange.atoms or client in guilty]
+        asked = [
+            client
+            for client in exchange.invited
+            if client not in exchange.atoms or client in guilty
+        ]
         self.roster.count(counted, self.t + 1, asked)
         self._may_be_ahead -= set(counted)
         if exchange.ahead:
@@ -445,7 +506,9 @@ class TrainingServer:
                 "all are handed what it remembers of them, and go on from there under a new name of the run"
             )
         patience = self.settings.leave_after
-        gone = {client for client, rounds in self.roster.away.items() if patience and rounds >= patience}
+        gone = {
+            client for client, rounds in self.roster.away.items() if patience and rounds >= patience
+        }
         for client in sorted(exchange.leaving | gone):
             self.release(client)
         record = self._record(counted, restored, plan, seconds)
@@ -476,13 +539,16 @@ class TrainingServer:
         self._note(self.refuted)
 
     def _keep(self, counted: list[int]) -> None:
-        """Called at the end of a round in which these clients were counted, before anybody hears of it."""
+        """Called at the end of a round in which these clients were counted, before anybody hears of
+        it.
+        """
 
     def _sound_step(self, now: Round, answered: list[int]) -> tuple[ServerStep | None, set[int]]:
-        """The step from what arrived, or none and who alone is to blame: xbar is not kept or sent outside of the set.
+        """The step from what arrived, or none and who alone is to blame: xbar is not kept or sent
+        outside of the set.
 
-        Every answer was checked by itself, so this is for what those checks miss. The round then is as if nobody had
-        answered, and the clients undo their steps.
+        Every answer was checked by itself, so this is for what those checks miss. The round then is
+        as if nobody had answered, and the clients undo their steps.
         """
         if not now.uploads:
             return None, set()
@@ -495,22 +561,33 @@ class TrainingServer:
             if not others or self._is_sound(self.coordinator.step(now, others)):
                 guilty.add(client)
         now.uploads, now.known = [], []
-        blame = f"without client {min(guilty)} it would not" if len(guilty) == 1 else "no one client alone is to blame"
-        self._note(f"the round is refused as a whole, because the model would leave the constraint set: {blame}")
+        blame = (
+            f"without client {min(guilty)} it would not"
+            if len(guilty) == 1
+            else "no one client alone is to blame"
+        )
+        self._note(
+            f"the round is refused as a whole, because the model would leave the constraint set: {blame}"
+        )
         self._exchange.refused["spoilt round"] += len(answered)
         return None, guilty
 
     def _is_sound(self, step: ServerStep) -> bool:
         """Whether all vectors of the server are finite after a step, and xbar is in the set."""
         finite = all(bool(vector.isfinite().all()) for vector in step.server.vectors.values())
-        return finite and self.task.constraint.contains(step.server.xbar.to(self.task.start.dtype), INSIDE)
+        return finite and self.task.constraint.contains(
+            step.server.xbar.to(self.task.start.dtype), INSIDE
+        )
 
     def _uploads(self, counted: list[int]) -> list[Upload]:
         """What was accepted, stacked by the structure of the atoms."""
         exchange, coordinator, uploads = self._exchange, self.coordinator, []
         for _, group in groupby(counted, key=lambda client: structure(exchange.atoms[client])):
             clients = list(group)
-            rows, atoms = self.roster.rows(clients), stack_atoms([exchange.atoms[client] for client in clients])
+            rows, atoms = (
+                self.roster.rows(clients),
+                stack_atoms([exchange.atoms[client] for client in clients]),
+            )
             numbers = [exchange.answers[client].number for client in clients]
             known = [number for number in numbers if number is not None]
             evidence = None
@@ -567,7 +644,9 @@ class TrainingServer:
             **({} if judge is None else certified(judge, xbar, self.task.options)),
             anchor_gap=None if now is None else now.anchor_gap,
             lower_bound=self.coordinator.best_bound,
-            consensus=self.coordinator.memory.spread(self.coordinator.server.xbar) ** 0.5 if keeps else 0.0,
+            consensus=self.coordinator.memory.spread(self.coordinator.server.xbar) ** 0.5
+            if keeps
+            else 0.0,
             distance=0.0 if self.task.constraint.contains(xbar) else None,
             participants=len(counted),
             **({} if plan.schedule is None else vars(plan.rates(t))),
@@ -585,10 +664,12 @@ class TrainingServer:
         )
 
     def _begin_anew(self, why: str) -> None:
-        """Clients may be ahead of this server, and rightly refuse to go back in a run: it gets another name.
+        """Clients may be ahead of this server, and rightly refuse to go back in a run: it gets
+        another name.
 
-        The name is new, or a second copy would meet clients of the first one; its digits at the end stand for nothing,
-        so clients know that their data are the same, and what they have spent of a privacy budget stays spent.
+        The name is new, or a second copy would meet clients of the first one; its digits at the end
+        stand for nothing, so clients know that their data are the same, and what they have spent of
+        a privacy budget stays spent.
         """
         self._note(why)
         self.run = re.sub(r"([.][0-9]+)+$", "", self.run) + f".{secrets.randbelow(10**9)}"

@@ -1,12 +1,15 @@
-"""Rounds on a GPU without Python between their kernels: all steps of a round, replayed as one CUDA graph.
+"""Rounds on a GPU without Python between their kernels: all steps of a round, replayed as one CUDA
+graph.
 
-The steps are the same functions. Numbers that change from round to round are read from the device's memory, and
-checks are looked at once, at the end: a round that fails one is taken again step by step, which names the client.
+The steps are the same functions. Numbers that change from round to round are read from the device's
+memory, and checks are looked at once, at the end: a round that fails one is taken again step by
+step, which names the client.
 
-A device is told to take the next round before the host has looked at this one, where nothing but this one's results
-goes into it. There are two lanes, each with recordings and places of its own, so that what a round gave is not
-overwritten while the host works with it. A round that was begun ahead counts only if it was given what the next round
-turns out to be given, and if nobody has changed these tensors or the data since.
+A device is told to take the next round before the host has looked at this one, where nothing but
+this one's results goes into it. There are two lanes, each with recordings and places of its own, so
+that what a round gave is not overwritten while the host works with it. A round that was begun ahead
+counts only if it was given what the next round turns out to be given, and if nobody has changed
+these tensors or the data since.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ Steps = Callable[[Plan, Server, State, Message], RoundSteps]
 
 
 class _Unknown:
-    """Stands for what differs from round to round: a step that looked at it could not be replayed in another one."""
+    """Stands for what differs from round to round: a step that looked at it could not be replayed
+    in another one.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -64,8 +69,8 @@ class _LivePlan(Plan):
 class _Names:
     """Which tensors a round takes, and whether its clients send evidence about the optimum.
 
-    The server's, which are xbar and its vectors, lie one behind the other in one tensor of bytes, so that one copy is
-    enough for all of them.
+    The server's, which are xbar and its vectors, lie one behind the other in one tensor of bytes,
+    so that one copy is enough for all of them.
     """
 
     state: tuple[str, ...]
@@ -78,7 +83,13 @@ class _Names:
     @classmethod
     def of(cls, state: State, server: Server, message: Message) -> _Names:
         layout = tuple((vector.dtype, vector.shape) for vector in _of_server(server))
-        return cls(tuple(state), tuple(server.vectors), layout, tuple(message.vectors), message.wants_evidence)
+        return cls(
+            tuple(state),
+            tuple(server.vectors),
+            layout,
+            tuple(message.vectors),
+            message.wants_evidence,
+        )
 
     def server_in(self, held: Tensor) -> Server:
         """The server's memory in bytes of `_packed`: views of them."""
@@ -108,12 +119,16 @@ def _unpacked(held: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) ->
 
 
 def _by_size(types: Sequence[torch.dtype]) -> list[int]:
-    """The order in which numbers of these types lie behind each other: each begins at a multiple of its size then."""
+    """The order in which numbers of these types lie behind each other: each begins at a multiple of
+    its size then.
+    """
     return sorted(range(len(types)), key=lambda i: -types[i].itemsize)
 
 
 class _Lane:
-    """Recordings of rounds by what they are given, and the numbers that they read from and write to the host."""
+    """Recordings of rounds by what they are given, and the numbers that they read from and write to
+    the host.
+    """
 
     def __init__(self, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -170,7 +185,8 @@ class ReplayedRounds:
     device : torch.device
         Where the tensors are.
     data : sequence of Tensor
-        What the steps read beside what they are given: a round that was begun ahead is taken anew if it was changed.
+        What the steps read beside what they are given: a round that was begun ahead is taken anew
+        if it was changed.
     replay : callable
         Makes a function of tensors one that replays its kernels.
     """
@@ -184,7 +200,13 @@ class ReplayedRounds:
         data: Sequence[Tensor] = (),
         replay: Callable[..., Any] = Replayed,
     ) -> None:
-        self._plan, self._steps, self._note, self._data, self._replay = plan, steps, note, tuple(data), replay
+        self._plan, self._steps, self._note, self._data, self._replay = (
+            plan,
+            steps,
+            note,
+            tuple(data),
+            replay,
+        )
         self._lanes = _Lane(device), _Lane(device)
         self._ahead: _Launched | None = None
         self._last: _Launched | None = None
@@ -193,18 +215,19 @@ class ReplayedRounds:
     def begin(
         self, plan: Plan, server: Server, state: State, message: Message, then: bool | None = None
     ) -> Callable[[], RoundSteps] | None:
-        """Sets a round of a plan going; the function waits for it. None where it cannot be replayed.
+        """Sets a round of a plan going; the function waits for it. None where it cannot be
+        replayed.
 
-        What the round gave is overwritten by the one after the next, but for the server's memory, which is for all to
-        keep.
+        What the round gave is overwritten by the one after the next, but for the server's memory,
+        which is for all to keep.
 
         Parameters
         ----------
         plan, server, state, message
             The round's.
         then : bool, optional
-            Whether the next round asks for evidence, where it will be given this round's results and nothing else, so
-            that it can be begun ahead; None where that is not known.
+            Whether the next round asks for evidence, where it will be given this round's results
+            and nothing else, so that it can be begun ahead; None where that is not known.
         """
         begun = time.perf_counter()
         given = (*state.values(), *_of_server(server), *message.vectors.values())
@@ -219,7 +242,9 @@ class ReplayedRounds:
             state, names = now.taken.steps.states[0], now.taken.names
             names = names if names.wants_evidence is then else replace(names, wants_evidence=then)
             if names in other.ways and other.ways[names].ready:
-                self._ahead = self._launch(plan, names, message.t + 1, (*state.values(), *_of_server(now.server)))
+                self._ahead = self._launch(
+                    plan, names, message.t + 1, (*state.values(), *_of_server(now.server))
+                )
 
         def finish() -> RoundSteps:
             if this.done is not None:
@@ -229,8 +254,12 @@ class ReplayedRounds:
 
         return finish
 
-    def _launch(self, plan: Plan, names: _Names, t: int, given: tuple[Tensor, ...]) -> _Launched | None:
-        """Tell the device to take a round on the lane whose results nobody needs; None where it cannot be replayed."""
+    def _launch(
+        self, plan: Plan, names: _Names, t: int, given: tuple[Tensor, ...]
+    ) -> _Launched | None:
+        """Tell the device to take a round on the lane whose results nobody needs; None where it
+        cannot be replayed.
+        """
         if self._cannot:
             return None
         lane = self._lanes[0]
@@ -243,7 +272,9 @@ class ReplayedRounds:
         shared = given[own : own + len(names.layout)]
         try:
             taken: _Taken = way(*given[:own], self._bytes_of(shared), *given[own + len(shared) :])
-        except Exception:  # it looks at the round, or at a NaN that no check stopped: step by step that shows
+        except (
+            Exception
+        ):  # it looks at the round, or at a NaN that no check stopped: step by step that shows
             self._cannot = True
             return None
         self._cannot = way.gave_up
@@ -265,10 +296,19 @@ class ReplayedRounds:
         return tuple([tensor._version for tensor in (*given, *self._data)])
 
     def _is_the_same(
-        self, ahead: _Launched, plan: Plan, state: State, message: Message, given: tuple[Tensor, ...]
+        self,
+        ahead: _Launched,
+        plan: Plan,
+        state: State,
+        message: Message,
+        given: tuple[Tensor, ...],
     ) -> bool:
         """Whether a round that was begun ahead is the one that is to be taken."""
-        named = (message.t, message.wants_evidence, *state) == (ahead.t, ahead.names.wants_evidence, *ahead.names.state)
+        named = (message.t, message.wants_evidence, *state) == (
+            ahead.t,
+            ahead.names.wants_evidence,
+            *ahead.names.state,
+        )
         same = named and plan is ahead.plan and _same(ahead.given, given)
         return same and ahead.versions == self._versions(given)
 
@@ -291,7 +331,9 @@ class ReplayedRounds:
         looked_at = [*checks, *_marks(steps)]
         seen = _packed(looked_at)
         if len(seen) not in lane.seen:
-            lane.seen[len(seen)] = torch.zeros(len(seen), dtype=torch.uint8, pin_memory=seen.is_cuda)
+            lane.seen[len(seen)] = torch.zeros(
+                len(seen), dtype=torch.uint8, pin_memory=seen.is_cuda
+            )
         on_host = lane.seen[len(seen)].copy_(seen, non_blocking=True)
         views = _unpacked(on_host, [(tensor.dtype, tensor.shape) for tensor in looked_at])
         after, marks = steps.step.server, views[len(checks) :]
@@ -311,12 +353,20 @@ def _is_well(check: npt.NDArray[Any]) -> bool:
 
 
 def _marks(taken: RoundSteps) -> list[Tensor]:
-    """What the host must see of a round: which coordinates changed and, for sparse atoms, what their sum is like."""
+    """What the host must see of a round: which coordinates changed and, for sparse atoms, what
+    their sum is like.
+    """
     step = taken.step
-    return [torch.as_tensor(mark) for mark in (step.changed, step.support, step.wide) if mark is not None]
+    return [
+        torch.as_tensor(mark)
+        for mark in (step.changed, step.support, step.wide)
+        if mark is not None
+    ]
 
 
-def _sorted_out(names: _Names, tensors: tuple[Tensor, ...], t: int) -> tuple[Server, State, Message]:
+def _sorted_out(
+    names: _Names, tensors: tuple[Tensor, ...], t: int
+) -> tuple[Server, State, Message]:
     rest = iter(tensors)
     state = {name: next(rest) for name in names.state}
     server = names.server_in(next(rest))

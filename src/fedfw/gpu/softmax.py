@@ -1,13 +1,14 @@
-"""Softmax regression's loss and gradient from one pass over the samples, on NVIDIA GPUs with Triton.
+"""Softmax regression's loss and gradient from one pass over the samples, on NVIDIA GPUs with
+Triton.
 
-Two batched products read all samples twice from memory. Here a program takes a block of samples, works out its scores
-and their softmax, and multiplies again while the block is still in the cache. Each program adds its blocks to a sum of
-its own, and those are added up afterwards, always in the same order: runs repeat to the bit. Results agree with the
-batched products to about 1e-6.
+Two batched products read all samples twice from memory. Here a program takes a block of samples,
+works out its scores and their softmax, and multiplies again while the block is still in the cache.
+Each program adds its blocks to a sum of its own, and those are added up afterwards, always in the
+same order: runs repeat to the bit. Results agree with the batched products to about 1e-6.
 
-Tensor cores multiply numbers of 11 binary digits. A number is therefore split into the nearest of these and the rest,
-which takes three products. They add up without rounding to nearest, so that no more than a block's terms are left to
-them.
+Tensor cores multiply numbers of 11 binary digits. A number is therefore split into the nearest of
+these and the rest, which takes three products. They add up without rounding to nearest, so that no
+more than a block's terms are left to them.
 """
 
 import torch
@@ -32,24 +33,35 @@ def can_fuse(A: Tensor, classes: int, targets: Tensor) -> bool:
         return False
     m, f = A.shape[1:]
     fits = classes <= _CLASSES and m >= 8 * _ROWS and m * f < 2**31 and A.stride(2) == 1
-    return fits and A.dtype == torch.float32 and targets.shape == A.shape[:2] and targets.is_contiguous()
+    return (
+        fits
+        and A.dtype == torch.float32
+        and targets.shape == A.shape[:2]
+        and targets.is_contiguous()
+    )
 
 
 def fused_softmax_gradient(
     A: Tensor, targets: Tensor, x: Tensor, classes: int, values: Tensor, gradients: Tensor
 ) -> None:
-    """Fill the mean losses ``values`` (b,) and their ``gradients`` (b, p), for samples A (b, m, f) at points x (b, p).
+    """Fill the mean losses ``values`` (b,) and their ``gradients`` (b, p), for samples A (b, m, f)
+    at points x (b, p).
 
     A point is the weights (c, f), flattened, and perhaps a bias (c,).
     """
     b, m, f = A.shape
     c, split = classes, classes * f
-    W, bias = x[:, :split].contiguous(), x[:, split:]  # rows of weights that begin at multiples of 16 load faster
+    W, bias = (
+        x[:, :split].contiguous(),
+        x[:, split:],
+    )  # rows of weights that begin at multiples of 16 load faster
     each = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
     blocks = -(-m // (_ROWS * each))
     p = x.shape[1]
     width = -(-(p + 1) // 16) * 16
-    sums = torch.empty(b, each, width, device=A.device)  # each program's gradient, followed by its loss
+    sums = torch.empty(
+        b, each, width, device=A.device
+    )  # each program's gradient, followed by its loss
     copies = _has_copy_engine(A)
     samples = TensorDescriptor.from_tensor(A, [1, _ROWS, _CHUNK]) if copies else A
     with torch.cuda.device(A.device):  # Triton goes by the current one
@@ -76,7 +88,9 @@ def fused_softmax_gradient(
 
 
 def _has_copy_engine(A: Tensor) -> bool:
-    """Whether the device brings blocks of A to its cores by itself: Hopper and newer, for rows at multiples of 16."""
+    """Whether the device brings blocks of A to its cores by itself: Hopper and newer, for rows at
+    multiples of 16.
+    """
     aligned = A.data_ptr() % 16 == 0 and A.stride(0) % 4 == 0 and A.stride(1) % 4 == 0
     return aligned and torch.cuda.get_device_capability(A.device) >= (9, 0)
 
@@ -127,7 +141,9 @@ if triton is not None:
         own = sums + program.to(tl.int64) * width
         offset = tl.zeros([CLASSES], tl.float32)
         if HAS_BIAS:
-            offset = tl.load(bias + client.to(tl.int64) * stride_b + classes, mask=in_classes, other=0.0)
+            offset = tl.load(
+                bias + client.to(tl.int64) * stride_b + classes, mask=in_classes, other=0.0
+            )
         total_r = tl.zeros([CLASSES], tl.float32)
         total_loss = tl.zeros([ROWS], tl.float32)
         for block in range(blocks):
@@ -141,7 +157,9 @@ if triton is not None:
                     a = A.load([client, begin, k * CHUNK]).reshape(ROWS, CHUNK)
                 else:
                     inside = there[:, None] & (column < f)[None, :]
-                    a = tl.load(A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0)
+                    a = tl.load(
+                        A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0
+                    )
                 w = tl.load(
                     W + column[:, None] + classes[None, :] * f,
                     mask=(column < f)[:, None] & in_classes[None, :],
@@ -170,7 +188,9 @@ if triton is not None:
                     a = A.load([client, begin, k * CHUNK]).reshape(ROWS, CHUNK)
                 else:
                     inside = there[:, None] & (column < f)[None, :]
-                    a = tl.load(A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0)
+                    a = tl.load(
+                        A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0
+                    )
                 high = _head(a)
                 more = tl.dot(light, high, input_precision="tf32")
                 more = tl.dot(heavy, a - high, acc=more, input_precision="tf32")
@@ -203,6 +223,8 @@ if triton is not None:
         for begin in range(0, each, PARTS):
             part = begin + tl.arange(0, PARTS)
             there = (part < each)[:, None] & (column <= p)[None, :]
-            total += tl.sum(tl.load(sums + part[:, None] * width + column[None, :], mask=there, other=0.0), 0)
+            total += tl.sum(
+                tl.load(sums + part[:, None] * width + column[None, :], mask=there, other=0.0), 0
+            )
         tl.store(gradients + client * stride_g + column, total, mask=column < p)
         tl.store(values + client + column * 0, total, mask=column == p)

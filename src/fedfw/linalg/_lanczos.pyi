@@ -1,6 +1,14 @@
 """What `lanczos.c` gives Python; whole numbers are sizes and addresses."""
 
 def steps(
-    g: int, rows: int, columns: int, doubles: bool, basis: int, first: int, last: int, diagonal: int, beside: int
+    g: int,
+    rows: int,
+    columns: int,
+    doubles: bool,
+    basis: int,
+    first: int,
+    last: int,
+    diagonal: int,
+    beside: int,
 ) -> None:
     """`fedfw.linalg.lanczos.advance` for one matrix."""

@@ -1,8 +1,9 @@
 """The k-support norm and the projection on its ball, from one sort of the magnitudes.
 
-Below, s_1 >= s_2 >= ... >= s_p are the magnitudes of a row in descending order and s_(p+1) = 0. The square of the norm
-is the minimum of ``sum s_j^2 / theta_j`` over ``0 < theta_j <= 1`` with ``sum theta_j <= k`` (Argyriou, Foygel and
-Srebro, 2012; McDonald et al., 2016). The projection on the ball of radius r is, for one multiplier mu >= 0,
+Below, s_1 >= s_2 >= ... >= s_p are the magnitudes of a row in descending order and s_(p+1) = 0. The
+square of the norm is the minimum of ``sum s_j^2 / theta_j`` over ``0 < theta_j <= 1`` with ``sum
+theta_j <= k`` (Argyriou, Foygel and Srebro, 2012; McDonald et al., 2016). The projection on the
+ball of radius r is, for one multiplier mu >= 0,
 
     w_j = s_j theta_j / (theta_j + mu)   with   theta_j = clip(alpha s_j - mu, 0, 1)   and   sum theta_j = k.
 
@@ -10,15 +11,16 @@ With tau = mu / alpha and d = 1 / alpha it has a head, a middle and a tail:
 
     s_j >= tau + d:  w_j = s_j / (1 + mu)        tau < s_j < tau + d:  w_j = s_j - tau        s_j <= tau:  w_j = 0.
 
-Let the head have i < k entries and the middle end at m > k. As mu grows, i never falls, m never grows and the norm of w
-never grows, so both are found by bisection (as in Lai et al., 2014), and each guess is judged in closed form. With
+Let the head have i < k entries and the middle end at m > k. As mu grows, i never falls, m never
+grows and the norm of w never grows, so both are found by bisection (as in Lai et al., 2014), and
+each guess is judged in closed form. With
 
     K_i = sum over i < j <= k of (s_j - s_k),        G_m = sum over k < j <= m of (s_j - s_m),
 
-the condition sum theta_j = k fixes tau where tau + d = s_i, and d where tau = s_m, and the norm of w is
-``d sqrt(A_i / (tau + d)^2 + k - i)``, where A_i is the sum of the first i squares. These are sums of differences of
-entries. So they stay exact where the entries are large and close to each other, and a projected point stays in the ball
-when it comes from far away.
+the condition sum theta_j = k fixes tau where tau + d = s_i, and d where tau = s_m, and the norm of
+w is ``d sqrt(A_i / (tau + d)^2 + k - i)``, where A_i is the sum of the first i squares. These are
+sums of differences of entries. So they stay exact where the entries are large and close to each
+other, and a projected point stays in the ball when it comes from far away.
 """
 
 import math
@@ -92,14 +94,21 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
     if not outside.any():
         return x
     kth, after = ranked[:, k - 1 : k], ranked[:, k : k + 1]
-    # Where theta = 1 for the k largest entries and 0 for all others, w is the vector of these k, scaled to norm r.
-    top, mu, bottom, lift = kth, torch.linalg.vector_norm(ranked[:, :k], dim=1, keepdim=True) / radius - 1, kth, 0 * kth
+    # Where theta = 1 for the k largest entries and 0 for all others, w is the vector of these k,
+    # scaled to norm r.
+    top, mu, bottom, lift = (
+        kth,
+        torch.linalg.vector_norm(ranked[:, :k], dim=1, keepdim=True) / radius - 1,
+        kth,
+        0 * kth,
+    )
     if k < x.shape[1]:
         clear = (kth - after) * mu >= after
         if not clear.all():
             found = _three_parts(ranked, k, radius)
             top, mu, bottom, lift = (
-                torch.where(clear, one, other) for one, other in zip((top, mu, bottom, lift), found, strict=True)
+                torch.where(clear, one, other)
+                for one, other in zip((top, mu, bottom, lift), found, strict=True)
             )
     # A row that is inside belongs to the head as a whole and is divided by 1.
     top, mu = torch.where(outside, top, 0.0), torch.where(outside, mu, 0.0)
@@ -108,7 +117,9 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
 
 
 def _ranked(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Magnitudes in descending order (n, p), divided by powers of two (n, 1), so that their squares stay in range."""
+    """Magnitudes in descending order (n, p), divided by powers of two (n, 1), so that their squares
+    stay in range.
+    """
     ranked = descending(a)
     size = power_of_two(ranked[:, :1])
     return ranked.mul_(1 / size), size
@@ -117,12 +128,14 @@ def _ranked(a: Tensor) -> tuple[Tensor, Tensor]:
 def _norm(ranked: Tensor, k: int) -> Tensor:
     """The norms (n,) of rows in descending order.
 
-    In the minimiser the largest entries have theta = 1, and the other entries share what is left of k in proportion to
-    their magnitudes.
+    In the minimiser the largest entries have theta = 1, and the other entries share what is left of
+    k in proportion to their magnitudes.
     """
     k = min(k, ranked.shape[1])
     head = ranked[:, :k]
-    tails = head.flip(1).cumsum(1) + ranked[:, k:].sum(1, keepdim=True)  # of the entries from k - 1, k - 2, ..., 0 on
+    tails = head.flip(1).cumsum(1) + ranked[:, k:].sum(
+        1, keepdim=True
+    )  # of the entries from k - 1, k - 2, ..., 0 on
     squares = head.square()
     before = (squares.cumsum(1) - squares).flip(1)
     share = torch.arange(1, k + 1, device=ranked.device)
@@ -131,7 +144,8 @@ def _norm(ranked: Tensor, k: int) -> Tensor:
 
 
 def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The projection of rows in descending order (n, p) outside of balls (n, 1), where the middle is not empty.
+    """The projection of rows in descending order (n, p) outside of balls (n, 1), where the middle
+    is not empty.
 
     Returns s_i (infinity for an empty head), mu, s_m and s_m - tau, each of shape (n, 1).
     """
@@ -141,7 +155,9 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     roots = torch.cat([none, s[:, :k].square().cumsum(1).sqrt()], 1)  # sqrt(A_i) for i = 0 ... k
     above = torch.cat([(s[:, :k] - kth).flip(1).cumsum(1).flip(1), none], 1)  # K_i for i = 0 ... k
     counts = torch.arange(1, p - k, dtype=s.dtype, device=s.device)
-    below = torch.cat([none, (s[:, k:-1] - s[:, k + 1 :]).mul_(counts).cumsum(1)], 1)  # G_m for m = k + 1 ... p
+    below = torch.cat(
+        [none, (s[:, k:-1] - s[:, k + 1 :]).mul_(counts).cumsum(1)], 1
+    )  # G_m for m = k + 1 ... p
 
     def rank(j: Tensor) -> Tensor:  # s_j
         return s.gather(1, (j - 1).clamp(min=0))
@@ -150,7 +166,9 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
         return torch.hypot(roots.gather(1, i) * (d / (tau + d)), d * (k - i).to(s.dtype).sqrt())
 
     def head_reaches(i: Tensor) -> Tensor:
-        """Whether entry i is in the head: the multiplier at which it enters is too small, or there is none."""
+        """Whether entry i is in the head: the multiplier at which it enters is too small, or there
+        is none.
+        """
         enough = (k - i) * (rank(i) - kth) - above.gather(1, i)
         further = torch.searchsorted(below, enough).clamp(min=1)  # m - k
         rise = (enough - below.gather(1, further - 1)) / further
@@ -165,13 +183,18 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     m = _last(lambda m: norm(i, rank(m), width(m)) <= radius, k + 1, p + 1, none)
     lowest, d, share, count = rank(m), width(m), (k - i).to(s.dtype), (m - i).to(s.dtype)
     after = torch.where(m < p, s.gather(1, m.clamp(max=p - 1)), 0.0)
-    mu = after / (d + (lowest - after) * (count / share))  # where tau = s_(m + 1), which is not above the solution
-    # Newton's method on 1 / |w| = 1 / r: the left side is concave and increases in mu, so every step is upwards.
+    mu = after / (
+        d + (lowest - after) * (count / share)
+    )  # where tau = s_(m + 1), which is not above the solution
+    # Newton's method on 1 / |w| = 1 / r: the left side is concave and increases in mu, so every
+    # step is upwards.
     head, middle = roots.gather(1, i), share.sqrt() * (share * d + count * lowest)
     for _ in range(60):
         one, two = head / (1 + mu), middle / (share + mu * count)
         size = torch.hypot(one, two)
-        slope = (one / size).square() / (1 + mu) + (two / size).square() * count / (share + mu * count)
+        slope = (one / size).square() / (1 + mu) + (two / size).square() * count / (
+            share + mu * count
+        )
         better = torch.maximum(mu, mu + (size / radius - 1) / slope)
         if bool((better == mu).all()):
             break
@@ -181,7 +204,8 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _last(holds: Callable[[Tensor], Tensor], low: int, high: int, like: Tensor) -> Tensor:
-    """The last index of ``low ... high - 1`` (n, 1) at which a condition holds that holds up to some index only.
+    """The last index of ``low ... high - 1`` (n, 1) at which a condition holds that holds up to
+    some index only.
 
     At ``low`` it is taken for granted.
     """

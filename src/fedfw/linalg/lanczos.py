@@ -1,7 +1,9 @@
-"""Lanczos steps on G'G, which build an orthonormal basis and a tridiagonal matrix whose eigenvalues approach G'G's.
+"""Lanczos steps on G'G, which build an orthonormal basis and a tridiagonal matrix whose eigenvalues
+approach G'G's.
 
-On a processor `lanczos.c` beside this file takes them, which reads G once a step and not twice. It is compiled when
-fedfw is installed; where there was no compiler, and on other devices, products of torch do the same.
+On a processor `lanczos.c` beside this file takes them, which reads G once a step and not twice. It
+is compiled when fedfw is installed; where there was no compiler, and on other devices, products of
+torch do the same.
 """
 
 from types import ModuleType
@@ -16,11 +18,14 @@ except ImportError:  # no compiler: torch does the same
     _compiled = None
 
 
-def advance(g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, beside: Tensor) -> None:
+def advance(
+    g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, beside: Tensor
+) -> None:
     """Lanczos steps ``first`` to ``last - 1``, of which step k fills in vector k + 1 of the basis.
 
-    G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic, and then what
-    rounding left of it in all vectors. What remains is scaled to norm one, or is zero where the space is exhausted.
+    G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic,
+    and then what rounding left of it in all vectors. What remains is scaled to norm one, or is zero
+    where the space is exhausted.
 
     Parameters
     ----------
@@ -31,8 +36,8 @@ def advance(g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, b
     first, last : int
         ``0 <= first <= last <= steps``.
     diagonal, beside : Tensor
-        The entries on and beside the diagonal of the tridiagonal matrices, each of shape (n, steps), float64. Step k
-        fills in column k of both.
+        The entries on and beside the diagonal of the tridiagonal matrices, each of shape (n,
+        steps), float64. Step k fills in column k of both.
 
     Examples
     --------
@@ -57,20 +62,25 @@ def advance(g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, b
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Return whether a tensor is numbers in the host's memory, one behind the other, and nothing else."""
+    """Return whether a tensor is numbers in the host's memory, one behind the other, and nothing
+    else.
+    """
     fits = type(x) is Tensor and x.is_cpu and x.dtype in (torch.float32, torch.float64)
     return fits and x.is_contiguous() and not (x.requires_grad or x.is_neg() or x._is_zerotensor())
 
 
 def _step(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Step k by products of torch; returns the entries on and beside the diagonal, each of shape (n, 1)."""
+    """Step k by products of torch; returns the entries on and beside the diagonal, each of shape
+    (n, 1).
+    """
     w = torch.bmm(g.mT, torch.bmm(g, basis[:, k].unsqueeze(2)))
     recent, everything = basis[:, max(k - 1, 0) : k + 1], basis[:, : k + 1]
     parts = torch.bmm(recent, w)
     w = torch.baddbmm(w, recent.mT, parts, alpha=-1)
     w = torch.baddbmm(w, everything.mT, torch.bmm(everything, w), alpha=-1).squeeze(2)
     beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-    # After the Krylov space is exhausted only rounding noise is left, which must not become a direction.
+    # After the Krylov space is exhausted only rounding noise is left, which must not become a
+    # direction.
     beta = beta * (beta > 32 * torch.finfo(g.dtype).eps * torch.linalg.vector_norm(parts, dim=1))
     basis[:, k + 1] = torch.where(beta > 0, w / beta, 0.0)
     return parts[:, -1], beta

@@ -1,20 +1,22 @@
 """The k leading singular pairs of a stack of matrices from their small Gram matrices, with proofs.
 
-Below, A is a matrix with m rows and n >= m columns (a taller one is transposed), ' denotes the transpose, ||.|| is the
-largest singular value and ||.||_F the Frobenius norm. sigma_1 >= sigma_2 >= ... are the singular values of A. Among all
-S = UV' with ||U|| <= 1 and ||V|| <= 1, where U and V have k columns, <A, S> is at most sigma_1 + ... + sigma_k.
+Below, A is a matrix with m rows and n >= m columns (a taller one is transposed), ' denotes the
+transpose, ||.|| is the largest singular value and ||.||_F the Frobenius norm. sigma_1 >= sigma_2 >=
+... are the singular values of A. Among all S = UV' with ||U|| <= 1 and ||V|| <= 1, where U and V
+have k columns, <A, S> is at most sigma_1 + ... + sigma_k.
 
-Eigenvalues l and eigenvectors W of AA' are computed in float64, which is much faster than a singular value
-decomposition of A where n is large. Whatever they are, and for l >= 0 in descending order, let
-theta = ||W'W - I||_F and rho = ||AA' - W diag(l) W'||_F. Then ||W||^2 <= 1 + theta, and by the theorems of Weyl and of
-Ostrowski
+Eigenvalues l and eigenvectors W of AA' are computed in float64, which is much faster than a
+singular value decomposition of A where n is large. Whatever they are, and for l >= 0 in descending
+order, let theta = ||W'W - I||_F and rho = ||AA' - W diag(l) W'||_F. Then ||W||^2 <= 1 + theta, and
+by the theorems of Weyl and of Ostrowski
 
     sigma_i^2  <=  (1 + theta) l_i + rho     for each i,
 
-which bounds sigma_1 + ... + sigma_k from above. The answer is UV'. U has the first k columns of W over sqrt(1 + theta),
-so that ||U|| <= 1. V has those of A'W over sqrt(l_i + phi), where phi is so small that it costs little of the tolerance
-and so large that columns of nearly vanishing singular values become small instead of wrong. Where the largest row sum
-of |V'V| is above 1, V is divided by its square root, which bounds ||V||.
+which bounds sigma_1 + ... + sigma_k from above. The answer is UV'. U has the first k columns of W
+over sqrt(1 + theta), so that ||U|| <= 1. V has those of A'W over sqrt(l_i + phi), where phi is so
+small that it costs little of the tolerance and so large that columns of nearly vanishing singular
+values become small instead of wrong. Where the largest row sum of |V'V| is above 1, V is divided by
+its square root, which bounds ||V||.
 """
 
 import math
@@ -28,12 +30,14 @@ from fedfw.linalg.singular import normalised
 from fedfw.linalg.stacks import mended, one_by_one
 
 _EPS = torch.finfo(torch.float64).eps
-_TINY = 1e-200  # avoids a division of zero by zero; the entries of matrices that are not zero are about 1
+# avoids a division of zero by zero; the entries of matrices that are not zero are about 1
+_TINY = 1e-200
 
 
 @dataclass(frozen=True)
 class Leading:
-    """For each of n matrices A, k left and right vectors that almost reach its k largest singular values. In float64.
+    """For each of n matrices A, k left and right vectors that almost reach its k largest singular
+    values. In float64.
 
     Parameters
     ----------
@@ -67,7 +71,8 @@ class Leading:
 
 
 def leading_pairs(g: Tensor, k: int, tol: float | None = None) -> Leading:
-    """The k leading singular pairs of each matrix of a stack, or something as good up to a relative error.
+    """The k leading singular pairs of each matrix of a stack, or something as good up to a relative
+    error.
 
     Parameters
     ----------
@@ -76,9 +81,9 @@ def leading_pairs(g: Tensor, k: int, tol: float | None = None) -> Leading:
     k : int
         From 1 to the smaller side.
     tol : float, optional
-        The largest relative error of ``<g, uv'>`` against the sum of the k largest singular values. Without it, and
-        below ``LEAST_TOL``, the answer comes from a singular value decomposition, and so it does for those matrices
-        whose error could not be proven to be at most ``tol``.
+        The largest relative error of ``<g, uv'>`` against the sum of the k largest singular values.
+        Without it, and below ``LEAST_TOL``, the answer comes from a singular value decomposition,
+        and so it does for those matrices whose error could not be proven to be at most ``tol``.
 
     Returns
     -------
@@ -116,19 +121,30 @@ def _by_svd(a: Tensor, k: int) -> Leading:
     allowed = slack(*a.shape[1:])
     u, sigma, vh = torch.linalg.svd(a, full_matrices=False)
     total, shrunk = sigma[:, :k].sum(1), 1 - allowed
-    return Leading(u[:, :, :k] * shrunk, vh[:, :k].mT * shrunk, total * shrunk**2, total + allowed * sigma[:, 0])
+    return Leading(
+        u[:, :, :k] * shrunk,
+        vh[:, :k].mT * shrunk,
+        total * shrunk**2,
+        total + allowed * sigma[:, 0],
+    )
 
 
 def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
-    """The pairs from the eigenvectors of AA', and the bounds at the top of the file with their rounding errors."""
+    """The pairs from the eigenvectors of AA', and the bounds at the top of the file with their
+    rounding errors.
+    """
     m, n = a.shape[1:]
     gram = a @ a.mT
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(1).clamp(min=0), vectors.flip(2)
     identity = torch.eye(m, dtype=a.dtype, device=a.device)
     theta = torch.linalg.matrix_norm(vectors.mT @ vectors - identity) + 2 * m * (m + 2) * _EPS
-    rho = torch.linalg.matrix_norm(torch.baddbmm(gram, vectors * values.unsqueeze(1), vectors.mT, beta=-1))
-    sizes = gram.diagonal(dim1=1, dim2=2).sum(1) + values.sum(1)  # at least ||A||_F^2, and the norm of diag(l)
+    rho = torch.linalg.matrix_norm(
+        torch.baddbmm(gram, vectors * values.unsqueeze(1), vectors.mT, beta=-1)
+    )
+    sizes = gram.diagonal(dim1=1, dim2=2).sum(1) + values.sum(
+        1
+    )  # at least ||A||_F^2, and the norm of diag(l)
     rho = rho + (n + 2 * (m + 2) * math.sqrt(m)) * _EPS * sizes
     upper = ((1 + theta)[:, None] * values[:, :k] + rho[:, None]).sqrt().sum(1) * (1 + m * n * _EPS)
     shrunk = 1 - slack(m, n)

@@ -1,4 +1,6 @@
-"""Proven upper bounds on norms of matrices, made of products of matrices alone, which every device does fast."""
+"""Proven upper bounds on norms of matrices, made of products of matrices alone, which every device
+does fast.
+"""
 
 import math
 
@@ -26,11 +28,12 @@ def spectral_bound(matrices: Tensor) -> Tensor:
 
     Notes
     -----
-    For the Gram matrix G = A A' on the smaller side k, sigma^2 is its largest eigenvalue, which is at most
-    ``||G^q||_F^(1/q)`` and that at most k^(1/(2q)) times as large. G^q comes from repeated squaring; each square is
-    divided by its norm, whose logarithm is added up. In float64 a product over length l changes a positive matrix by at
-    most ``l eps`` times its squared Frobenius norm, which is at most k times its squared spectral norm. The bound is
-    raised by what these errors can hide.
+    For the Gram matrix G = A A' on the smaller side k, sigma^2 is its largest eigenvalue, which is
+    at most ``||G^q||_F^(1/q)`` and that at most k^(1/(2q)) times as large. G^q comes from repeated
+    squaring; each square is divided by its norm, whose logarithm is added up. In float64 a product
+    over length l changes a positive matrix by at most ``l eps`` times its squared Frobenius norm,
+    which is at most k times its squared spectral norm. The bound is raised by what these errors can
+    hide.
 
     Examples
     --------

@@ -1,28 +1,33 @@
-"""The polar factor of a stack of matrices by Newton-Schulz iterations, with proofs of what they reached.
+"""The polar factor of a stack of matrices by Newton-Schulz iterations, with proofs of what they
+reached.
 
-Below, A is a matrix with m rows and n >= m columns (a taller one is transposed), ' denotes the transpose, u is 2^-53,
+Below, A is a matrix with m rows and n >= m columns (a taller one is transposed), ' denotes the
+transpose, u is 2^-53,
 ||.|| the largest singular value, ||.||_F the Frobenius norm and ||.||_* the nuclear norm, which is the sum of the
-singular values. The polar factor of A = U diag(sigma) V' is UV'. Among all S with ||S|| <= 1 it has the largest inner
-product with A, and <A, UV'> = ||A||_*.
+singular values. The polar factor of A = U diag(sigma) V' is UV'. Among all S with ||S|| <= 1 it has
+the largest inner product with A, and <A, UV'> = ||A||_*.
 
-The iterations are fast and unproven: they run in float32, where m and n are similar, and whatever they return is a
-candidate X. Two facts, which hold for every X, are then established in float64.
+The iterations are fast and unproven: they run in float32, where m and n are similar, and whatever
+they return is a candidate X. Two facts, which hold for every X, are then established in float64.
 
-The answer is inside. Let T = XX' and rho = ||T^2 - T||_F. An eigenvalue t of T that is larger than 1 has
-t^2 - t <= rho, so that rho <= 12 implies t <= 4, which is ||X|| <= 2. A cubic step maps a singular value x of X to
-f(x) = x (3 - x^2) / 2, and |f(x)| <= 1 for 0 <= x <= 2. Hence S = (3X - TX) / 2 has ||S|| <= 1 up to the rounding
-errors of two products, which are at most 8 m (m + n + 2) u because ||X||_F^2 <= 4m. S is shrunk by twice that number,
-and what is rounded to a shorter precision is shrunk further by `round_inside`. We ask for rho <= 11, which leaves room
-for the rounding errors of rho itself: they are at most 3 m (m + n) t^2 u where t is the largest eigenvalue.
+The answer is inside. Let T = XX' and rho = ||T^2 - T||_F. An eigenvalue t of T that is larger than
+1 has t^2 - t <= rho, so that rho <= 12 implies t <= 4, which is ||X|| <= 2. A cubic step maps a
+singular value x of X to f(x) = x (3 - x^2) / 2, and |f(x)| <= 1 for 0 <= x <= 2. Hence S = (3X -
+TX) / 2 has ||S|| <= 1 up to the rounding errors of two products, which are at most 8 m (m + n + 2)
+u because ||X||_F^2 <= 4m. S is shrunk by twice that number, and what is rounded to a shorter
+precision is shrunk further by `round_inside`. We ask for rho <= 11, which leaves room for the
+rounding errors of rho itself: they are at most 3 m (m + n) t^2 u where t is the largest eigenvalue.
 
-The answer is good. For every matrix L, A = LL'S + R with R = A - LL'S, and the triangle inequality gives
+The answer is good. For every matrix L, A = LL'S + R with R = A - LL'S, and the triangle inequality
+gives
 
     ||A||_*  <=  ||LL'||_* ||S|| + ||R||_*  <=  ||L||_F^2 + sqrt(m) ||R||_F,
 
-since LL' is positive semidefinite and has the trace ||L||_F^2. With the exact S the matrix AS' is positive semidefinite
-and AS'S = A. We take for L the Cholesky factor of the symmetric part of AS' plus a small multiple of the identity;
-then the right-hand side is close to <A, S>, also where A has a deficient rank. A Cholesky factorisation that breaks
-down makes the bound large or NaN, and not wrong.
+since LL' is positive semidefinite and has the trace ||L||_F^2. With the exact S the matrix AS' is
+positive semidefinite and AS'S = A. We take for L the Cholesky factor of the symmetric part of AS'
+plus a small multiple of the identity; then the right-hand side is close to <A, S>, also where A has
+a deficient rank. A Cholesky factorisation that breaks down makes the bound large or NaN, and not
+wrong.
 """
 
 import math
@@ -39,21 +44,24 @@ from fedfw.linalg.stacks import mended, one_by_one
 
 Finish = Callable[[Tensor], Tensor]
 
-# Iterations in float32 reach this relative error for all but nearly singular matrices. A smaller one is left to the
-# singular value decomposition, which also is the faster of the two in float64 on a CPU.
+# Iterations in float32 reach this relative error for all but nearly singular matrices. A smaller
+# one is left to the singular value decomposition, which also is the faster of the two in float64 on
+# a CPU.
 LEAST_TOL = 2e-5
 # Up to this smaller side a decomposition is faster on a CPU.
 SVD_UP_TO = 48
-# From this ratio of the sides on, iterating on the m x m matrix AA' in float64 is cheaper than on A in float32.
+# From this ratio of the sides on, iterating on the m x m matrix AA' in float64 is cheaper than on A
+# in float32.
 _WIDE = 2
 _MARGIN = 1.001  # for rounding errors in the number by which a matrix is divided
 _SHIFT = 1 / 64  # the part of the tolerance that is spent on making AS' positive definite
-_TINY = 1e-200  # keeps the Cholesky factor of a zero matrix finite; the entries of other matrices are about 1
+# keeps the Cholesky factor of a zero matrix finite; the entries of other matrices are about 1
+_TINY = 1e-200
 
-# Odd polynomials a x + b x^3 + c x^5, one a step. Each is the best approximation of the number 1 by such a polynomial
-# on the interval that the steps before it map [1e-4, 1] to (Amsel, Persson, Musco and Gower, arXiv 2505.16932), made
-# longer by 1 % at its upper end, so that rounding errors there do not grow. Together they map [1e-4, 1] to
-# [1 - 1e-4, 1 + 1e-4], and [0, 1] to [0, 1 + 1e-4].
+# Odd polynomials a x + b x^3 + c x^5, one a step. Each is the best approximation of the number 1 by
+# such a polynomial on the interval that the steps before it map [1e-4, 1] to (Amsel, Persson, Musco
+# and Gower, arXiv 2505.16932), made longer by 1 % at its upper end, so that rounding errors there
+# do not grow. Together they map [1e-4, 1] to [1 - 1e-4, 1 + 1e-4], and [0, 1] to [0, 1 + 1e-4].
 STEPS = (
     (8.351, -23.949, 17.597),
     (4.1305, -2.9054, 0.52363),
@@ -68,16 +76,19 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Polar:
-    """A matrix S for each of n matrices A with which it has almost the largest inner product. All in float64.
+    """A matrix S for each of n matrices A with which it has almost the largest inner product. All
+    in float64.
 
     Parameters
     ----------
     s : Tensor
-        Shape (n, rows, columns); its singular values are at most 1. `polar_factor` may be told to round it.
+        Shape (n, rows, columns); its singular values are at most 1. `polar_factor` may be told to
+        round it.
     value : Tensor
         ``<A, s>``, of shape (n,).
     upper : Tensor
-        A proven upper bound on the nuclear norm of A, and so on ``<A, s>`` for any such s, of shape (n,).
+        A proven upper bound on the nuclear norm of A, and so on ``<A, s>`` for any such s, of shape
+        (n,).
 
     Examples
     --------
@@ -94,7 +105,9 @@ class Polar:
 
     @property
     def error(self) -> Tensor:
-        """A proven upper bound on the relative error ``(||A||_* - <A, s>) / ||A||_*``, of shape (n,)."""
+        """A proven upper bound on the relative error ``(||A||_* - <A, s>) / ||A||_*``, of shape
+        (n,).
+        """
         return torch.where(self.upper == 0, 0.0, (self.upper - self.value) / self.upper)
 
 
@@ -110,11 +123,13 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
     g : Tensor
         Shape (n, rows, columns), float32 or float64; finite, which the caller has looked at.
     tol : float, optional
-        The largest relative error of ``<g, s>`` against the nuclear norm. Without it, below ``LEAST_TOL``, and for
-        small matrices on a CPU, the answer comes from a singular value decomposition.
+        The largest relative error of ``<g, s>`` against the nuclear norm. Without it, below
+        ``LEAST_TOL``, and for small matrices on a CPU, the answer comes from a singular value
+        decomposition.
     finish : callable, optional
-        What is done to s (k, rows, columns), entry by entry, before it is returned, such as rounding. A GPU records it
-        with the rest and keeps a recording for each such object: give the same one in every call.
+        What is done to s (k, rows, columns), entry by entry, before it is returned, such as
+        rounding. A GPU records it with the rest and keeps a recording for each such object: give
+        the same one in every call.
 
     Returns
     -------
@@ -123,11 +138,12 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
 
     Notes
     -----
-    Matrices whose error could not be proven to be at most ``tol`` are decomposed, and only those. Finding out whether
-    there are any is the only time that the host waits for a GPU: all else is copied in, replayed as one recording, and
-    copied out. On a CPU one matrix is treated after the other, so that a matrix has the same result to the bit in every
-    stack. A setting that lets float32 products of a GPU use TF32 makes more matrices miss the tolerance, and changes
-    nothing about the proofs.
+    Matrices whose error could not be proven to be at most ``tol`` are decomposed, and only those.
+    Finding out whether there are any is the only time that the host waits for a GPU: all else is
+    copied in, replayed as one recording, and copied out. On a CPU one matrix is treated after the
+    other, so that a matrix has the same result to the bit in every stack. A setting that lets
+    float32 products of a GPU use TF32 makes more matrices miss the tolerance, and changes nothing
+    about the proofs.
 
     Examples
     --------
@@ -147,11 +163,18 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
 
 
 def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
-    """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at most ``tol``."""
+    """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at
+    most ``tol``.
+    """
     wanted = torch.full((), tol, dtype=torch.float64, device=g.device)
-    if g.is_cuda:  # a small matrix takes a GPU less time than Python takes to say what is to be done
+    if (
+        g.is_cuda
+    ):  # a small matrix takes a GPU less time than Python takes to say what is to be done
         recorded, proven = _recorded(g.dtype, g.device, finish)(g, wanted)
-        found, good = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone()), proven.clone()
+        found, good = (
+            Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone()),
+            proven.clone(),
+        )
     else:
         found, good = _candidates(g, wanted, finish)
 
@@ -159,10 +182,11 @@ def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
 
 
 def _candidates(g: Tensor, tol: Tensor, finish: Finish) -> tuple[Polar, Tensor]:
-    """What the iterations give, with its proof, and whether its error is at most ``tol``, (): bool, of shape (k,).
+    """What the iterations give, with its proof, and whether its error is at most ``tol``, (): bool,
+    of shape (k,).
 
-    The tolerance also decides how L is made. An error of NaN is not good; that of a matrix which is not finite is one,
-    because R has such an entry then.
+    The tolerance also decides how L is made. An error of NaN is not good; that of a matrix which is
+    not finite is one, because R has such an entry then.
     """
     a, size = normalised(g)
     found = _proven(a.double(), _newton_schulz(a).double(), tol)
@@ -170,7 +194,9 @@ def _candidates(g: Tensor, tol: Tensor, finish: Finish) -> tuple[Polar, Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _recorded(dtype: torch.dtype, device: torch.device, finish: Finish) -> Replayed[tuple[Polar, Tensor]]:
+def _recorded(
+    dtype: torch.dtype, device: torch.device, finish: Finish
+) -> Replayed[tuple[Polar, Tensor]]:
     return Replayed(partial(_candidates, finish=finish), most=64)
 
 
@@ -181,7 +207,9 @@ def _decomposed(g: Tensor, finish: Finish) -> Polar:
 
 
 def _finished(found: Polar, size: Tensor, finish: Finish) -> Polar:
-    """What was found for normalised matrices as the answer for matrices that are larger by ``size`` (k,)."""
+    """What was found for normalised matrices as the answer for matrices that are larger by ``size``
+    (k,).
+    """
     return Polar(finish(found.s), found.value * size, found.upper * size)
 
 
@@ -194,7 +222,8 @@ def _by_svd(g: Tensor) -> Polar:
 
 
 def slack(m: int, n: int) -> float:
-    """What is allowed for the rounding errors, in float64, of products of an m x n matrix with singular values up to 2.
+    """What is allowed for the rounding errors, in float64, of products of an m x n matrix with
+    singular values up to 2.
 
     Parameters
     ----------
@@ -204,7 +233,8 @@ def slack(m: int, n: int) -> float:
     Returns
     -------
     float
-        A bound on the largest singular value of the error, with a factor of 2 to spare; see the top of the file.
+        A bound on the largest singular value of the error, with a factor of 2 to spare; see the top
+        of the file.
 
     Examples
     --------
@@ -218,9 +248,10 @@ def slack(m: int, n: int) -> float:
 def _newton_schulz(g: Tensor) -> Tensor:
     """Candidates for the polar factors of normalised matrices (k, m, n), m <= n.
 
-    The matrix is first divided by ||(AA')^2||_F^(1/4), an upper bound on its largest singular value that is too large
-    by a factor of m^(1/8) at most. A step is X <- aX + (b G + c G^2) X with G = XX'. For wide matrices X = Q A, and
-    only Q and G, which are m x m, are iterated; this squares the condition of the problem, so it is done in float64.
+    The matrix is first divided by ||(AA')^2||_F^(1/4), an upper bound on its largest singular value
+    that is too large by a factor of m^(1/8) at most. A step is X <- aX + (b G + c G^2) X with G =
+    XX'. For wide matrices X = Q A, and only Q and G, which are m x m, are iterated; this squares
+    the condition of the problem, so it is done in float64.
     """
     wide = g.shape[2] >= _WIDE * g.shape[1]
     a = g.double() if wide else g.float()
@@ -244,7 +275,8 @@ def _newton_schulz(g: Tensor) -> Tensor:
 
 
 def _proven(a: Tensor, x: Tensor, tol: Tensor) -> Polar:
-    """A cubic step from the candidates x to matrices inside the unit ball, and upper bounds; see the top of the file.
+    """A cubic step from the candidates x to matrices inside the unit ball, and upper bounds; see
+    the top of the file.
 
     Where ``x`` is too far off for a proof the upper bound is infinite.
     """

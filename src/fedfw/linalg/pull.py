@@ -1,4 +1,6 @@
-"""The pull of clients to the server's model, which the directions of FedFW have beside the gradient."""
+"""The pull of clients to the server's model, which the directions of FedFW have beside the
+gradient.
+"""
 
 import torch
 from torch import Tensor
@@ -26,4 +28,8 @@ def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
     tensor([[1., 0.]])
     """
     apart = (x - xbar).to(a.dtype)
-    return torch.addcmul(a, apart, lam.to(a.dtype)) if isinstance(lam, Tensor) else torch.add(a, apart, alpha=lam)
+    return (
+        torch.addcmul(a, apart, lam.to(a.dtype))
+        if isinstance(lam, Tensor)
+        else torch.add(a, apart, alpha=lam)
+    )

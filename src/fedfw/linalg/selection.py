@@ -25,7 +25,8 @@ def first_argmax(a: Tensor) -> Tensor:
 
     Notes
     -----
-    On the CPU numpy compares with vector instructions, and torch does not: it takes several times as long.
+    On the CPU numpy compares with vector instructions, and torch does not: it takes several times
+    as long.
 
     Examples
     --------
@@ -34,7 +35,9 @@ def first_argmax(a: Tensor) -> Tensor:
     >>> first_argmax(torch.tensor([[1.0, 5.0, 5.0], [2.0, 0.0, 1.0]])).tolist()
     [1, 0]
     """
-    if a.device.type != "cpu" or a.requires_grad or a.dtype is torch.bfloat16:  # which numpy does not have
+    if (
+        a.device.type != "cpu" or a.requires_grad or a.dtype is torch.bfloat16
+    ):  # which numpy does not have
         return a.argmax(1)
     return torch.from_numpy(a.numpy().argmax(1))
 
@@ -73,7 +76,8 @@ def first_top_k(a: Tensor, k: int) -> Tensor:
     kept = above | (tied & (tied.cumsum(1) <= room))
     if not a.is_cuda:
         return kept.nonzero()[:, 1].view(n, k)
-    # On a GPU `nonzero` would make the host wait for the count. Instead the j-th kept index is scattered to place j.
+    # On a GPU `nonzero` would make the host wait for the count. Instead the j-th kept index is
+    # scattered to place j.
     places = torch.where(kept, kept.cumsum(1) - 1, k)
     columns = torch.arange(p, device=a.device).expand(n, p)
     return places.new_empty(n, k + 1).scatter_(1, places, columns)[:, :k]
@@ -94,8 +98,8 @@ def descending(a: Tensor) -> Tensor:
 
     Notes
     -----
-    On the CPU numpy sorts with vector instructions, and torch sorts indices as well: on one core numpy takes an eighth
-    of the time for a million numbers.
+    On the CPU numpy sorts with vector instructions, and torch sorts indices as well: on one core
+    numpy takes an eighth of the time for a million numbers.
 
     Examples
     --------
@@ -201,9 +205,9 @@ def robust_row_norms(x: Tensor) -> Tensor:
 
     Notes
     -----
-    Squares of numbers above 1e154 overflow in float64, and those of numbers below 1e-154 underflow. Where a norm is
-    near that, the rows are divided by powers of two first. Where checks are postponed, it is noted that none is too
-    large.
+    Squares of numbers above 1e154 overflow in float64, and those of numbers below 1e-154 underflow.
+    Where a norm is near that, the rows are divided by powers of two first. Where checks are
+    postponed, it is noted that none is too large.
 
     Examples
     --------
@@ -238,8 +242,9 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    The result is the same to the bit when g is scaled by a power of two. Rows in float64 are divided by their largest
-    entry first, which keeps the squares of huge or tiny numbers finite; float64 holds the squares of all others.
+    The result is the same to the bit when g is scaled by a power of two. Rows in float64 are
+    divided by their largest entry first, which keeps the squares of huge or tiny numbers finite;
+    float64 holds the squares of all others.
 
     Examples
     --------

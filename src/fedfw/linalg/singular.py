@@ -15,12 +15,14 @@ from fedfw.linalg.stacks import one_by_one
 # python -m fedfw_reproduction.bench.oracles --crossover measures it.
 DENSE_UP_TO = 128
 _CHECK_EVERY = 4  # steps between two checks of the Ritz values, the approximate singular values
-_LEAST_STEPS = 8  # with fewer, a pair that is not the first one may seem converged, so only a proof ends the search
+# with fewer, a pair that is not the first one may seem converged, so only a proof ends the search
+_LEAST_STEPS = 8
 
 
 @dataclass(frozen=True)
 class TopSingular:
-    """The top singular pair of each of n matrices G, and bounds on the largest singular value sigma_1. All in float64.
+    """The top singular pair of each of n matrices G, and bounds on the largest singular value
+    sigma_1. All in float64.
 
     Parameters
     ----------
@@ -70,13 +72,15 @@ def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingu
 
     Notes
     -----
-    Where the smaller side is at most ``DENSE_UP_TO`` the pair comes from a dense decomposition. Larger matrices use
-    Lanczos iterations on G'G with full reorthogonalisation, until the relative error of every matrix is proven to be at
-    most ``tol``, or estimated to be after ``_LEAST_STEPS`` steps or more.
+    Where the smaller side is at most ``DENSE_UP_TO`` the pair comes from a dense decomposition.
+    Larger matrices use Lanczos iterations on G'G with full reorthogonalisation, until the relative
+    error of every matrix is proven to be at most ``tol``, or estimated to be after ``_LEAST_STEPS``
+    steps or more.
 
-    The search always begins at the same pseudo-random vector. One that began at an earlier answer would take fewer
-    steps only if it were less careful: residuals alone cannot tell the first pair from a second one, and whatever rules
-    out a larger singular value has to come from a vector that is not close to any pair.
+    The search always begins at the same pseudo-random vector. One that began at an earlier answer
+    would take fewer steps only if it were less careful: residuals alone cannot tell the first pair
+    from a second one, and whatever rules out a larger singular value has to come from a vector that
+    is not close to any pair.
 
     Examples
     --------
@@ -95,9 +99,11 @@ def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingu
 
 
 def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Each matrix divided by a power of two near its largest entry, so that squares of entries stay in range.
+    """Each matrix divided by a power of two near its largest entry, so that squares of entries stay
+    in range.
 
-    Because the factor is a power of two, scaling g by a power of two does not change the bits of the result.
+    Because the factor is a power of two, scaling g by a power of two does not change the bits of
+    the result.
 
     Parameters
     ----------
@@ -117,7 +123,9 @@ def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> scaled.tolist(), size.tolist()
     ([[[0.375, 1.0]]], [8.0])
     """
-    largest = torch.maximum(g.amax((1, 2)), -g.amin((1, 2))).double()  # faster than the maximum of g.abs()
+    largest = torch.maximum(
+        g.amax((1, 2)), -g.amin((1, 2))
+    ).double()  # faster than the maximum of g.abs()
     exponent = torch.where(largest > 0, torch.floor(torch.log2(largest)), 0.0)
     limit = 120.0 if g.dtype == torch.float32 else 1000.0  # 2^limit is finite in g's dtype
     size = torch.exp2(exponent.clamp(-limit, limit))
@@ -125,7 +133,9 @@ def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dense(g: Tensor) -> TopSingular:
-    """The pair from the leading eigenvector of GG' or G'G, whichever is smaller: as accurate as an SVD, and faster."""
+    """The pair from the leading eigenvector of GG' or G'G, whichever is smaller: as accurate as an
+    SVD, and faster.
+    """
     wide = g.shape[1] <= g.shape[2]
     gram = g @ g.mT if wide else g.mT @ g
     if g.is_cuda:  # whose host need not wait for this, and which replays it
@@ -142,7 +152,9 @@ def _dense(g: Tensor) -> TopSingular:
 
 
 def _iterated(g: Tensor, tol: float, max_steps: int) -> TopSingular:
-    """The pair from Lanczos iterations on the smaller side, so that the full Krylov space contains the solution."""
+    """The pair from Lanczos iterations on the smaller side, so that the full Krylov space contains
+    the solution.
+    """
     if g.shape[1] >= g.shape[2]:
         return _lanczos(g, tol, min(max_steps, g.shape[2]))
     pair = _lanczos(g.mT.contiguous(), tol, min(max_steps, g.shape[1]))
@@ -176,12 +188,17 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
         residual = off[:, -1] * vectors[:, -1, -1].abs() / top.clamp(min=1e-300)
         latest = torch.full_like(error, torch.inf) if early else _value_error(theta, residual)
         if provable:
-            latest = torch.minimum(latest, _proven_error(top, _upper_bound(top, residual, frobenius) * _slack(g)))
-        # A matrix keeps the pair that first met the tolerance, so that its result does not depend on the others.
+            latest = torch.minimum(
+                latest, _proven_error(top, _upper_bound(top, residual, frobenius) * _slack(g))
+            )
+        # A matrix keeps the pair that first met the tolerance, so that its result does not depend
+        # on the others.
         fresh = ((latest <= tol) | (k == max_steps)) & error.isinf()
         if bool(fresh.any()):
             error[fresh] = latest[fresh]
-            top_v[fresh] = _unit(torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1))
+            top_v[fresh] = _unit(
+                torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1)
+            )
     return replace(_certified(g, top_v, frobenius), steps=torch.full_like(error, k))
 
 
@@ -193,11 +210,13 @@ def _noise(length: int) -> Tensor:
 
 
 def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
-    """Estimated relative error of the largest Ritz value: the residual of its pair, or the square of that over the gap.
+    """Estimated relative error of the largest Ritz value: the residual of its pair, or the square
+    of that over the gap.
 
-    ``theta`` (n, k) are approximate singular values in ascending order. It is an estimate and not a bound, because a
-    near-tie of the two largest singular values can hide the first one for some steps. Extrapolating the growth of the
-    value would stop earlier, but would take such a plateau for convergence far more often, so it is not used.
+    ``theta`` (n, k) are approximate singular values in ascending order. It is an estimate and not a
+    bound, because a near-tie of the two largest singular values can hide the first one for some
+    steps. Extrapolating the growth of the value would stop earlier, but would take such a plateau
+    for convergence far more often, so it is not used.
     """
     top = theta[:, -1]
     second = theta[:, -2] if theta.shape[1] > 1 else torch.zeros_like(top)
@@ -209,17 +228,20 @@ def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
 def _frobenius(g: Tensor) -> Tensor:
     """Frobenius norms (n,) in float64.
 
-    Row norms are computed in g's precision, which is fast, and combined in float64, since float32 would lose five
-    digits over a whole matrix.
+    Row norms are computed in g's precision, which is fast, and combined in float64, since float32
+    would lose five digits over a whole matrix.
     """
-    return row_norms(torch.linalg.vector_norm(g, dim=2, dtype=None if g.shape[2] <= 4096 else torch.float64))
+    return row_norms(
+        torch.linalg.vector_norm(g, dim=2, dtype=None if g.shape[2] <= 4096 else torch.float64)
+    )
 
 
 def _upper_bound(theta: Tensor, residual: Tensor, frobenius: Tensor) -> Tensor:
-    """An upper bound on sigma_1 from unit vectors u and v with Gv = theta u and |G'u - theta v| = residual, all (n,).
+    """An upper bound on sigma_1 from unit vectors u and v with Gv = theta u and |G'u - theta v| =
+    residual, all (n,).
 
-    In orthonormal bases that begin with u and v, G is [[theta, a'], [0, C]] with |a| = residual. Its norm is at most
-    that of the 2 x 2 matrix [[theta, residual], [0, |C|_F]].
+    In orthonormal bases that begin with u and v, G is [[theta, a'], [0, C]] with |a| = residual.
+    Its norm is at most that of the 2 x 2 matrix [[theta, residual], [0, |C|_F]].
     """
     top, beside = theta.square(), residual.square()
     rest = (frobenius.square() - top - beside).clamp(min=0)

@@ -1,4 +1,5 @@
-"""What oracles with a proof have in common: a stack is treated matrix by matrix on a CPU, and what fails is done again.
+"""What oracles with a proof have in common: a stack is treated matrix by matrix on a CPU, and what
+fails is done again.
 
 A result is a dataclass of tensors whose first axis is that of the stack.
 """
@@ -17,7 +18,8 @@ Result = TypeVar("Result")
 
 
 def one_by_one(each: Callable[[Tensor], Result], g: Tensor) -> Result:
-    """``each(g)``, on a CPU one matrix after the other, so that a matrix has the same result to the bit in every stack.
+    """``each(g)``, on a CPU one matrix after the other, so that a matrix has the same result to the
+    bit in every stack.
 
     Parameters
     ----------
@@ -42,11 +44,14 @@ def one_by_one(each: Callable[[Tensor], Result], g: Tensor) -> Result:
     if len(g) == 1 or g.device.type != "cpu":
         return each(g)
     results = [each(g[i : i + 1]) for i in range(len(g))]
-    return type(results[0])(*(torch.cat([getattr(one, name) for one in results]) for name in _names(results[0])))
+    return type(results[0])(
+        *(torch.cat([getattr(one, name) for one in results]) for name in _names(results[0]))
+    )
 
 
 def mended(found: Result, good: Tensor, exact: Callable[[Tensor], Result]) -> Result:
-    """``found``, with the results of ``exact`` in the places that are not good; the host waits for a GPU once.
+    """``found``, with the results of ``exact`` in the places that are not good; the host waits for
+    a GPU once.
 
     Parameters
     ----------
@@ -76,7 +81,9 @@ def mended(found: Result, good: Tensor, exact: Callable[[Tensor], Result]) -> Re
         return found
     bad = (~good).nonzero().flatten()
     instead = exact(bad)
-    return type(found)(*(getattr(found, name).index_copy(0, bad, getattr(instead, name)) for name in _names(found)))
+    return type(found)(
+        *(getattr(found, name).index_copy(0, bad, getattr(instead, name)) for name in _names(found))
+    )
 
 
 def check_finite(rows: Tensor) -> None:

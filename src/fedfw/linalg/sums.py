@@ -5,11 +5,12 @@ from torch import Tensor
 
 
 def exact_sum(rows: Tensor) -> Tensor:
-    """Return the sum of rows (n, p) in float64 as two numbers a coordinate, (2, p): rounded, and what that lost.
+    """Return the sum of rows (n, p) in float64 as two numbers a coordinate, (2, p): rounded, and
+    what that lost.
 
-    Neighbours are added first, then their sums, and what each addition lost is kept (Knuth's TwoSum): the two numbers
-    together are off by 2^-105 of the largest partial sum, so a sum to which changes are added again and again does not
-    drift.
+    Neighbours are added first, then their sums, and what each addition lost is kept (Knuth's
+    TwoSum): the two numbers together are off by 2^-105 of the largest partial sum, so a sum to
+    which changes are added again and again does not drift.
 
     Examples
     --------

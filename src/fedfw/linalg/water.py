@@ -1,4 +1,6 @@
-"""The computation behind most projections: clip(v - theta, 0, cap), with theta such that the sum is a given number."""
+"""The computation behind most projections: clip(v - theta, 0, cap), with theta such that the sum is
+a given number.
+"""
 
 import math
 
@@ -27,9 +29,10 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
 
     Notes
     -----
-    The projection is ``clip(v - theta, 0, cap)`` for the number theta at which the sum is ``total``. As a function of
-    theta this sum is decreasing and piecewise linear, with corners at v_i and v_i - cap. Sorting the corners and
-    accumulating the slopes finds the piece that contains the solution, in O(p log p) operations.
+    The projection is ``clip(v - theta, 0, cap)`` for the number theta at which the sum is
+    ``total``. As a function of theta this sum is decreasing and piecewise linear, with corners at
+    v_i and v_i - cap. Sorting the corners and accumulating the slopes finds the piece that contains
+    the solution, in O(p log p) operations.
 
     Examples
     --------
@@ -40,7 +43,9 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
     [[0.375, 0.625, 0.0]]
     """
     if math.isinf(cap):
-        v = v - v.amax(1, keepdim=True)  # only differences matter, and rounding would lose them far from zero
+        v = v - v.amax(
+            1, keepdim=True
+        )  # only differences matter, and rounding would lose them far from zero
         corners = descending(v)
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
     else:
@@ -59,12 +64,14 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
 
 
 def _in_window(v: Tensor, total: float, cap: float) -> Tensor:
-    """The entries of each row relative to one near the solution, clipped to where they matter: (n, p).
+    """The entries of each row relative to one near the solution, clipped to where they matter: (n,
+    p).
 
-    The pivot is the entry whose rank is total / cap, rounded up. At the level theta = pivot the sum is at most
-    ``total``, and at pivot - cap at least ``total``. So the solution lies between: entries from pivot + cap on are at
-    their bound, and those below pivot - cap are zero. In that window differences are exact, however large the entries
-    are; from the largest entry of a row they are not.
+    The pivot is the entry whose rank is total / cap, rounded up. At the level theta = pivot the sum
+    is at most ``total``, and at pivot - cap at least ``total``. So the solution lies between:
+    entries from pivot + cap on are at their bound, and those below pivot - cap are zero. In that
+    window differences are exact, however large the entries are; from the largest entry of a row
+    they are not.
     """
     rank = math.ceil(min(max(total / cap, 1), v.shape[1]))
     return (v - kth_largest(v, rank)).clamp_(-cap, cap)
@@ -97,6 +104,8 @@ def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:
     """
     clipped = a.clamp(0, cap)
     outside = clipped.sum(1, keepdim=True) > total
-    if not a.is_cuda and not outside.any():  # a GPU would wait longer for the answer than sorting takes
+    if (
+        not a.is_cuda and not outside.any()
+    ):  # a GPU would wait longer for the answer than sorting takes
         return clipped
     return torch.where(outside, water_fill(a, total, cap), clipped)

@@ -1,4 +1,6 @@
-"""How far a network can stretch the distance between two inputs, and what that proves about attacks on its inputs."""
+"""How far a network can stretch the distance between two inputs, and what that proves about attacks
+on its inputs.
+"""
 
 from fedfw.lipschitz.bound import layer_constants, lipschitz_bound
 from fedfw.lipschitz.certified import certified_accuracy

@@ -22,17 +22,18 @@ _TRIAL_WIDTHS = (4, 1, 2, 3, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 def lipschitz_bound(model: nn.Module) -> float:
     """A proven upper bound on how far a network stretches the l2 distance between two inputs.
 
-    For all inputs x and y of any size, ``||model(x) - model(y)|| <= lipschitz_bound(model) ||x - y||`` in exact
-    arithmetic. It is the product of the layers' constants, and 1 plus that of the body for a `Residual`.
+    For all inputs x and y of any size, ``||model(x) - model(y)|| <= lipschitz_bound(model) ||x -
+    y||`` in exact arithmetic. It is the product of the layers' constants, and 1 plus that of the
+    body for a `Residual`.
 
     Parameters
     ----------
     model : nn.Module
-        An `nn.Sequential`, possibly nested, or a single layer, of: `nn.Linear`; `nn.Conv2d` with zero or circular
-        padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d, AdaptiveAvgPool2d to one pixel;
-        Flatten, Unflatten, Identity, Dropout in evaluation mode, where it does nothing; the layers of
-        `fedfw.lipschitz`; modules of one's own with a number ``lipschitz``, which is believed. In the body of a
-        `Residual` no layer may work in place.
+        An `nn.Sequential`, possibly nested, or a single layer, of: `nn.Linear`; `nn.Conv2d` with
+        zero or circular padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d,
+        AdaptiveAvgPool2d to one pixel; Flatten, Unflatten, Identity, Dropout in evaluation mode,
+        where it does nothing; the layers of `fedfw.lipschitz`; modules of one's own with a number
+        ``lipschitz``, which is believed. In the body of a `Residual` no layer may work in place.
 
     Returns
     -------
@@ -59,7 +60,8 @@ def lipschitz_bound(model: nn.Module) -> float:
 
 
 def layer_constants(model: nn.Module) -> dict[str, float]:
-    """The bound of every single layer of a network, by name, in the order in which they are applied.
+    """The bound of every single layer of a network, by name, in the order in which they are
+    applied.
 
     Parameters
     ----------
@@ -84,14 +86,23 @@ def layer_constants(model: nn.Module) -> dict[str, float]:
 
 
 def _refuse_dropout(model: nn.Module) -> None:
-    """Refuse layers that drop values at random and scale the others up, as they do in training mode."""
+    """Refuse layers that drop values at random and scale the others up, as they do in training
+    mode.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.training and module.p > 0:
-            raise _refusal(name, module, f"it drops values at random with p={module.p} in training: call model.eval()")
+            raise _refusal(
+                name,
+                module,
+                f"it drops values at random with p={module.p} in training: call model.eval()",
+            )
 
 
-def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, float] | None = None) -> float:
-    """The constant of a network whose layers with weights have the constants ``of_weights(name, layer)``.
+def network_constant(
+    model: nn.Module, of_weights: OfWeights, found: dict[str, float] | None = None
+) -> float:
+    """The constant of a network whose layers with weights have the constants ``of_weights(name,
+    layer)``.
 
     Parameters
     ----------
@@ -112,7 +123,9 @@ def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, f
 
     def constant(name: str, module: nn.Module, in_body: bool) -> float:
         if _changed(module):
-            raise _refusal(name, module, "it has hooks or a forward of its own, which may do anything")
+            raise _refusal(
+                name, module, "it has hooks or a forward of its own, which may do anything"
+            )
         if in_body and _works_in_place(module):
             raise _refusal(
                 name,
@@ -122,12 +135,18 @@ def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, f
             )
         inner = f"{name}." if name else ""
         if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
-            layers = module._modules.items()  # named_children() leaves out a layer that stands there again
-            return math.prod(constant(inner + key, layer, in_body) for key, layer in layers if layer is not None)
+            layers = (
+                module._modules.items()
+            )  # named_children() leaves out a layer that stands there again
+            return math.prod(
+                constant(inner + key, layer, in_body) for key, layer in layers if layer is not None
+            )
         if isinstance(module, Residual) and _is(module, Residual):
             return 1 + constant(inner + "body", module.body, True)
         try:
-            layer, value = (_padded(module), 0.0) if _is_weighted(module) else (None, _of_plain(module))
+            layer, value = (
+                (_padded(module), 0.0) if _is_weighted(module) else (None, _of_plain(module))
+            )
         except ValueError as error:
             raise _refusal(name, module, str(error)) from None
         if layer is not None:
@@ -140,15 +159,28 @@ def network_constant(model: nn.Module, of_weights: OfWeights, found: dict[str, f
 
 
 def _works_in_place(module: nn.Module) -> bool:
-    """Whether a layer writes over its input, or is a module of one's own that returns the memory of its input."""
+    """Whether a layer writes over its input, or is a module of one's own that returns the memory of
+    its input.
+    """
     if bool(getattr(module, "inplace", False)):
         return True
-    known = (nn.Sequential, nn.Linear, nn.Conv2d, Residual, *_PLAIN, GroupSort, MaxMin, Normalise, Scaled)
+    known = (
+        nn.Sequential,
+        nn.Linear,
+        nn.Conv2d,
+        Residual,
+        *_PLAIN,
+        GroupSort,
+        MaxMin,
+        Normalise,
+        Scaled,
+    )
     return not any(_is(module, kind) for kind in known) and _shares_memory_in_trial(module)
 
 
 def _shares_memory_in_trial(module: nn.Module) -> bool:
-    """Whether a module writes over its input or returns its memory, on the first inputs of a few shapes that it takes.
+    """Whether a module writes over its input or returns its memory, on the first inputs of a few
+    shapes that it takes.
 
     A module that takes none of them is believed, as its constant is.
     """
@@ -184,26 +216,34 @@ def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
     if parametrize.is_parametrized(layer, "weight"):
         first, again = layer.weight, layer.weight
         if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-            raise ValueError("its weight changes with every use, as with spectral_norm in training: call model.eval()")
+            raise ValueError(
+                "its weight changes with every use, as with spectral_norm in training: call model.eval()"
+            )
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode not in ("zeros", "circular"):
             raise ValueError(f"padding_mode={layer.padding_mode!r}, expected 'zeros' or 'circular'")
         if layer.padding_mode == "circular" and not isinstance(layer.padding, str):
             reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
             if any(2 * padding > most for padding, most in zip(layer.padding, reach, strict=True)):
-                raise ValueError(f"circular padding={layer.padding}, expected at most half of {tuple(reach)}")
+                raise ValueError(
+                    f"circular padding={layer.padding}, expected at most half of {tuple(reach)}"
+                )
     weighted: nn.Linear | nn.Conv2d = layer
     return weighted
 
 
 def stride_of(layer: nn.Conv2d) -> tuple[int, int]:
-    """The stride that a bound may go by: a circle of pixels need not be a multiple of the stride, so 1 there."""
+    """The stride that a bound may go by: a circle of pixels need not be a multiple of the stride,
+    so 1 there.
+    """
     down, across = layer.stride if layer.padding_mode == "zeros" else (1, 1)
     return down, across
 
 
 def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
-    """The norm of a layer is at most this times that of its weights as a matrix (out x everything else)."""
+    """The norm of a layer is at most this times that of its weights as a matrix (out x everything
+    else).
+    """
     if isinstance(layer, nn.Linear):
         return 1.0
     return math.sqrt(shared_windows(layer.kernel_size, stride_of(layer), layer.dilation))
@@ -221,9 +261,13 @@ def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
 
 
 def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module does what this kind does: a subclass may, unless it computes its outputs in another way."""
+    """Whether a module does what this kind does: a subclass may, unless it computes its outputs in
+    another way.
+    """
     steps = ("__call__", "_wrapped_call_impl", "_call_impl", "forward", "_conv_forward", "__iter__")
-    return isinstance(module, kind) and all(getattr(type(module), s, s) is getattr(kind, s, s) for s in steps)
+    return isinstance(module, kind) and all(
+        getattr(type(module), s, s) is getattr(kind, s, s) for s in steps
+    )
 
 
 def _changed(module: nn.Module) -> bool:
@@ -235,7 +279,9 @@ def _changed(module: nn.Module) -> bool:
 
 def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
     layer = f"layer {name}" if name else "the model"
-    return ValueError(f"{layer} ({type(module).__name__}): no bound on its Lipschitz constant is known: {why}")
+    return ValueError(
+        f"{layer} ({type(module).__name__}): no bound on its Lipschitz constant is known: {why}"
+    )
 
 
 def _of_plain(module: nn.Module) -> float:
@@ -246,12 +292,16 @@ def _of_plain(module: nn.Module) -> float:
     declared = _declared(module)
     if isinstance(declared, int | float) and math.isfinite(declared) and declared >= 0:
         return float(declared)
-    known = ", ".join(kind.__name__ for kind in (nn.Sequential, nn.Linear, nn.Conv2d, *_PLAIN, Residual))
+    known = ", ".join(
+        kind.__name__ for kind in (nn.Sequential, nn.Linear, nn.Conv2d, *_PLAIN, Residual)
+    )
     raise ValueError(f"expected {known}, or a module with a number `lipschitz`")
 
 
 def _declared(module: nn.Module) -> Any:
-    """What a module says as its constant; None where it inherits a constant that was said of another forward."""
+    """What a module says as its constant; None where it inherits a constant that was said of
+    another forward.
+    """
     own = type(module)
     for kind in own.__mro__ if "lipschitz" not in vars(module) else ():
         if "lipschitz" in vars(kind) and vars(kind).get("forward", own.forward) is not own.forward:
@@ -266,9 +316,13 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _max_pool(layer: Any) -> float:
-    """A maximum changes by at most the l2 change of its window, and a pixel lies in so many windows."""
+    """A maximum changes by at most the l2 change of its window, and a pixel lies in so many
+    windows.
+    """
     if layer.return_indices:
-        raise ValueError("return_indices=True, expected False: places of maxima are not outputs of bounded change")
+        raise ValueError(
+            "return_indices=True, expected False: places of maxima are not outputs of bounded change"
+        )
     kernel, stride, dilation = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
     return math.sqrt(shared_windows(kernel, stride, dilation))
 
@@ -277,7 +331,9 @@ def _average_pool(layer: Any) -> float:
     """A convolution with equal weights, channel by channel."""
     kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
     if layer.ceil_mode or (_pair(layer.padding) != (0, 0) and not layer.count_include_pad):
-        raise ValueError("windows at the border have fewer pixels, expected ceil_mode=False and count_include_pad=True")
+        raise ValueError(
+            "windows at the border have fewer pixels, expected ceil_mode=False and count_include_pad=True"
+        )
     divisor = layer.divisor_override or math.prod(kernel)
     return convolution_bound(torch.full((1, 1, *kernel), 1 / divisor, dtype=torch.float64), stride)
 
@@ -285,7 +341,9 @@ def _average_pool(layer: Any) -> float:
 def _mean_pool(layer: Any) -> float:
     """The mean of n pixels has the constant 1 / sqrt(n), and n is at least 1."""
     if _pair(layer.output_size) != (1, 1):
-        raise ValueError(f"output_size={layer.output_size}, expected 1: windows of other sizes may overlap")
+        raise ValueError(
+            f"output_size={layer.output_size}, expected 1: windows of other sizes may overlap"
+        )
     return 1.0
 
 

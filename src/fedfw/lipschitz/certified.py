@@ -1,4 +1,6 @@
-"""Certified accuracy: how many samples keep their right class whatever is added to them, up to a length."""
+"""Certified accuracy: how many samples keep their right class whatever is added to them, up to a
+length.
+"""
 
 import copy
 import math
@@ -11,14 +13,18 @@ from fedfw.lipschitz.bound import lipschitz_bound
 
 _CHUNK = 4096
 _ROUNDING = 1e-9
-"""What float64 may have changed in a margin, relative to the scores and to what the network can make of its input."""
+"""What float64 may have changed in a margin, relative to the scores and to what the network can
+make of its input.
+"""
 
 
 def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant: float) -> Tensor:
-    """How far each sample can be moved, in l2, without changing its class; at most 0 where the class is wrong.
+    """How far each sample can be moved, in l2, without changing its class; at most 0 where the
+    class is wrong.
 
-    The margin is the score of the true class less the best of the others. It is a difference of two scores, so moving
-    an input by a length d changes it by at most sqrt(2) L d, where L is the constant of the network.
+    The margin is the score of the true class less the best of the others. It is a difference of two
+    scores, so moving an input by a length d changes it by at most sqrt(2) L d, where L is the
+    constant of the network.
 
     Parameters
     ----------
@@ -34,8 +40,8 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
     Returns
     -------
     Tensor
-        (m,), float64. The scores are worked out in float64, and a billionth of what enters a margin is taken off for
-        their rounding errors.
+        (m,), float64. The scores are worked out in float64, and a billionth of what enters a margin
+        is taken off for their rounding errors.
 
     Examples
     --------
@@ -48,23 +54,36 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
     found = []
     with torch.no_grad():
         for start in range(0, len(inputs), _CHUNK):
-            here, own = inputs[start : start + _CHUNK].double(), targets[start : start + _CHUNK, None]
-            scores = model(here.clone())  # a first layer that works in place would change the samples
+            here, own = (
+                inputs[start : start + _CHUNK].double(),
+                targets[start : start + _CHUNK, None],
+            )
+            scores = model(
+                here.clone()
+            )  # a first layer that works in place would change the samples
             others = scores.scatter(1, own, -math.inf)
             margins = scores.gather(1, own)[:, 0] - others.amax(1)
             sizes = scores.norm(dim=1) + constant * here.flatten(1).norm(dim=1)
-            found.append((margins - _ROUNDING * sizes) / (math.sqrt(2) * max(constant, torch.finfo(scores.dtype).tiny)))
+            found.append(
+                (margins - _ROUNDING * sizes)
+                / (math.sqrt(2) * max(constant, torch.finfo(scores.dtype).tiny))
+            )
     return torch.cat(found)
 
 
 def certified_accuracy(
-    model: nn.Module, samples: tuple[Tensor, Tensor], radii: Sequence[float], constant: float | None = None
+    model: nn.Module,
+    samples: tuple[Tensor, Tensor],
+    radii: Sequence[float],
+    constant: float | None = None,
 ) -> dict[float, float]:
-    """The share of samples that are classified rightly, with a proof that nothing of a given length changes that.
+    """The share of samples that are classified rightly, with a proof that nothing of a given length
+    changes that.
 
-    A sample counts at a radius d if the model gives ``inputs + delta`` the right class for every ``delta`` with
-    ``||delta||_2 <= d``. Radii are in the units of the model's inputs: for images with pixels in [0, 1], a radius of
-    0.5 is a change of one half of one pixel, or of less in many pixels.
+    A sample counts at a radius d if the model gives ``inputs + delta`` the right class for every
+    ``delta`` with ``||delta||_2 <= d``. Radii are in the units of the model's inputs: for images
+    with pixels in [0, 1], a radius of 0.5 is a change of one half of one pixel, or of less in many
+    pixels.
 
     Parameters
     ----------
@@ -85,7 +104,8 @@ def certified_accuracy(
     Raises
     ------
     ValueError
-        If no bound is known for a layer of the model, targets are not class numbers, or a radius is below 0.
+        If no bound is known for a layer of the model, targets are not class numbers, or a radius is
+        below 0.
 
     Notes
     -----
@@ -102,7 +122,9 @@ def certified_accuracy(
     if not all(radius >= 0 for radius in radii):
         raise ValueError(f"radii={list(radii)}, expected numbers of at least 0")
     if targets.ndim != 1 or targets.is_floating_point():
-        raise ValueError(f"targets are {targets.dtype} of shape {tuple(targets.shape)}, expected class numbers (m,)")
+        raise ValueError(
+            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, expected class numbers (m,)"
+        )
     if constant is None:
         constant = lipschitz_bound(copy.deepcopy(model).eval())  # as it is evaluated
     reached = certified_radii(model, inputs, targets, constant)

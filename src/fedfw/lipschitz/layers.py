@@ -1,4 +1,6 @@
-"""Layers whose Lipschitz constant is known; a module of one's own says its constant by an attribute ``lipschitz``."""
+"""Layers whose Lipschitz constant is known; a module of one's own says its constant by an attribute
+``lipschitz``.
+"""
 
 from collections.abc import Sequence
 
@@ -7,16 +9,19 @@ from torch import Tensor, nn
 
 
 class GroupSort(nn.Module):
-    """Sort the channels in groups: an activation that keeps distances, and gradients, as long as they were.
+    """Sort the channels in groups: an activation that keeps distances, and gradients, as long as
+    they were.
 
-    Sorting is 1-Lipschitz in l2, because a sorted vector is the nearest to another sorted vector among all orders of
-    its entries. Where a ReLU loses half of a vector, a sorted group loses nothing, so a network whose layers all have
-    the constant 1 can still use it fully (Anil, Lucas and Grosse, 2019).
+    Sorting is 1-Lipschitz in l2, because a sorted vector is the nearest to another sorted vector
+    among all orders of its entries. Where a ReLU loses half of a vector, a sorted group loses
+    nothing, so a network whose layers all have the constant 1 can still use it fully (Anil, Lucas
+    and Grosse, 2019).
 
     Parameters
     ----------
     size : int
-        How many channels a group has; the number of channels (the second axis) must be a multiple of it.
+        How many channels a group has; the number of channels (the second axis) must be a multiple
+        of it.
 
     Examples
     --------
@@ -45,9 +50,11 @@ class GroupSort(nn.Module):
 
 
 class MaxMin(nn.Module):
-    """The larger and the smaller of each pair of channels: `GroupSort` with groups of two, in one pass.
+    """The larger and the smaller of each pair of channels: `GroupSort` with groups of two, in one
+    pass.
 
-    Channel j of the first half is paired with channel j of the second half; the maxima come first. It is 1-Lipschitz.
+    Channel j of the first half is paired with channel j of the second half; the maxima come first.
+    It is 1-Lipschitz.
 
     Examples
     --------
@@ -67,7 +74,8 @@ class MaxMin(nn.Module):
 
 
 class Normalise(nn.Module):
-    """``(inputs - mean) / std``, a number each for all channels or for every channel; its constant is 1 / min std.
+    """``(inputs - mean) / std``, a number each for all channels or for every channel; its constant
+    is 1 / min std.
 
     Parameters
     ----------
@@ -101,17 +109,22 @@ class Normalise(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, channels, ...) -> the same shape."""
         sizes = [len(one) for one in (self.mean, self.std) if one.ndim]
-        if any(size not in (1, inputs.shape[1]) for size in sizes):  # one channel would become several
+        if any(
+            size not in (1, inputs.shape[1]) for size in sizes
+        ):  # one channel would become several
             raise ValueError(f"inputs have {inputs.shape[1]} channels, expected {max(sizes)}")
-        mean, std = (one.reshape(-1, *[1] * (inputs.ndim - 2)) if one.ndim else one for one in (self.mean, self.std))
+        mean, std = (
+            one.reshape(-1, *[1] * (inputs.ndim - 2)) if one.ndim else one
+            for one in (self.mean, self.std)
+        )
         return (inputs - mean) / std
 
 
 class Residual(nn.Module):
     """``inputs + body(inputs)``, whose constant is at most 1 plus that of the body.
 
-    The body is given a copy of the inputs, so that what is added to its outputs are the inputs themselves, even where a
-    layer of the body works in place.
+    The body is given a copy of the inputs, so that what is added to its outputs are the inputs
+    themselves, even where a layer of the body works in place.
 
     Parameters
     ----------
@@ -133,8 +146,12 @@ class Residual(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, ...) -> the same shape."""
         change: Tensor = self.body(inputs.clone())
-        if change.shape != inputs.shape:  # a sum of other shapes repeats numbers, which the bound does not count
-            raise ValueError(f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same shape")
+        if (
+            change.shape != inputs.shape
+        ):  # a sum of other shapes repeats numbers, which the bound does not count
+            raise ValueError(
+                f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same shape"
+            )
         return inputs + change
 
 

@@ -14,7 +14,9 @@ def mlp(data: Data) -> nn.Module:
 
 
 class Centred(nn.Module):
-    """Images from [0, 1] to [-1, 1]: with all inputs positive, Frank-Wolfe's long first steps can kill a network."""
+    """Images from [0, 1] to [-1, 1]: with all inputs positive, Frank-Wolfe's long first steps can
+    kill a network.
+    """
 
     lipschitz = 2.0
 

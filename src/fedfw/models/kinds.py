@@ -21,8 +21,8 @@ class ModelKind:
     summary
         What it is, in a line.
     build
-        From the data it is for; random starts come from torch's generator. Its keywords are sizes that a user may
-        choose, with their defaults: see `sizes`.
+        From the data it is for; random starts come from torch's generator. Its keywords are sizes
+        that a user may choose, with their defaults: see `sizes`.
     loss
         Of outputs and targets, a mean over samples but for ``per``.
     convex
@@ -51,7 +51,9 @@ class ModelKind:
     def samples(self, samples: Samples) -> Samples:
         """Inputs and targets in the form that the model and its loss take."""
         inputs, targets = samples
-        return (inputs.flatten(1) if self.flat else inputs), (targets.float()[:, None] if self.column else targets)
+        return (inputs.flatten(1) if self.flat else inputs), (
+            targets.float()[:, None] if self.column else targets
+        )
 
 
 def features(data: Data) -> int:
@@ -63,15 +65,21 @@ def classes(data: Data) -> int:
     """How many classes there are, for models that need some."""
     if data.classes is None:
         better = "cox" if data.survival else "linear" if data.sides is None else "completion"
-        raise ValueError(f"{data.name} has numbers for targets, expected classes: use the model {better}")
+        raise ValueError(
+            f"{data.name} has numbers for targets, expected classes: use the model {better}"
+        )
     if data.sequences:
-        raise ValueError(f"{data.name} has sequences for targets, expected one class: use the model transformer")
+        raise ValueError(
+            f"{data.name} has sequences for targets, expected one class: use the model transformer"
+        )
     return data.classes
 
 
 def image(data: Data, least: int) -> tuple[int, int, int]:
     """Channels, height and width of inputs that are images of at least so many pixels a side."""
     if len(data.shape) != 3 or min(data.shape[1:]) < least:
-        raise ValueError(f"{data.name} has inputs of shape {data.shape}, expected images of at least {least}x{least}")
+        raise ValueError(
+            f"{data.name} has inputs of shape {data.shape}, expected images of at least {least}x{least}"
+        )
     channels, height, width = data.shape
     return channels, height, width

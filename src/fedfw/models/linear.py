@@ -19,7 +19,9 @@ def mclr(data: Data) -> nn.Module:
 
 def logistic(data: Data) -> nn.Module:
     if data.classes != 2:
-        raise ValueError(f"logistic regression is for two classes, and {data.name} has {data.classes or 'none'}")
+        raise ValueError(
+            f"logistic regression is for two classes, and {data.name} has {data.classes or 'none'}"
+        )
     return _from_zero(nn.Linear(features(data), 1))
 
 
@@ -29,19 +31,29 @@ def linear(data: Data) -> nn.Module:
             f"{data.name} has classes, expected numbers: use mclr or logistic (libsvm-numbers:PATH has them)"
         )
     if data.sides is not None:
-        raise ValueError(f"{data.name} has ratings, expected rows of features: use the model completion")
+        raise ValueError(
+            f"{data.name} has ratings, expected rows of features: use the model completion"
+        )
     if data.survival:
-        raise ValueError(f"{data.name} has times until an event, expected numbers: use the model cox")
+        raise ValueError(
+            f"{data.name} has times until an event, expected numbers: use the model cox"
+        )
     return _from_zero(nn.Linear(features(data), 1))
 
 
 def cox(data: Data) -> nn.Module:
     if not data.survival:
-        raise ValueError(f"Cox's model is for times until an event such as tcga-brca, and {data.name} has none")
-    return _from_zero(nn.Linear(features(data), 1, bias=False))  # what is added to all scores changes nothing
+        raise ValueError(
+            f"Cox's model is for times until an event such as tcga-brca, and {data.name} has none"
+        )
+    return _from_zero(
+        nn.Linear(features(data), 1, bias=False)
+    )  # what is added to all scores changes nothing
 
 
 def completion(data: Data) -> nn.Module:
     if data.sides is None:
-        raise ValueError(f"matrix completion is for ratings such as ml-100k, and {data.name} has none")
+        raise ValueError(
+            f"matrix completion is for ratings such as ml-100k, and {data.name} has none"
+        )
     return MatrixCompletion(*data.sides)

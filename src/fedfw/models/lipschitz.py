@@ -1,7 +1,9 @@
-"""Networks for the set `lipschitz:L`: their layers can keep the length of every vector, and so use all of a small L.
+"""Networks for the set `lipschitz:L`: their layers can keep the length of every vector, and so use
+all of a small L.
 
-Their inputs stay as they are, pixels in [0, 1], so that radii of certificates are in those units. Their weights begin
-as isometries; where a set has smaller radii, the projection of the start scales them down.
+Their inputs stay as they are, pixels in [0, 1], so that radii of certificates are in those units.
+Their weights begin as isometries; where a set has smaller radii, the projection of the start scales
+them down.
 """
 
 from torch import nn

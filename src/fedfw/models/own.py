@@ -1,7 +1,8 @@
-"""A user's own model by name: ``my_module:make`` is the function ``make`` in ``my_module.py`` of the current folder.
+"""A user's own model by name: ``my_module:make`` is the function ``make`` in ``my_module.py`` of
+the current folder.
 
-This runs the user's code, so the name has to come from the user: from Python or typed on a command line. Names in files
-and in a deployment's settings are refused where those are read.
+This runs the user's code, so the name has to come from the user: from Python or typed on a command
+line. Names in files and in a deployment's settings are refused where those are read.
 """
 
 import sys
@@ -36,9 +37,9 @@ def is_own(name: str) -> bool:
 def own_kind(name: str, data: Data) -> ModelKind:
     """The model that a function of the current folder makes from the data.
 
-    ``make(data)`` is given the `Data` and returns an `nn.Module`; its further keywords are sizes. Inputs come as they
-    are, and the loss goes by the targets: cross-entropy for classes, squared for numbers, whose outputs are (samples,
-    1), and Cox's for times until an event.
+    ``make(data)`` is given the `Data` and returns an `nn.Module`; its further keywords are sizes.
+    Inputs come as they are, and the loss goes by the targets: cross-entropy for classes, squared
+    for numbers, whose outputs are (samples, 1), and Cox's for times until an event.
     """
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
@@ -48,20 +49,26 @@ def own_kind(name: str, data: Data) -> ModelKind:
     with _blamed(name):
         make = getattr(_imported(module), function, None)
     if not callable(make):
-        raise ValueError(f"model={name!r}, but {module} has no function {function!r}, expected one that makes a model")
+        raise ValueError(
+            f"model={name!r}, but {module} has no function {function!r}, expected one that makes a model"
+        )
 
     @wraps(make)
     def build(data: Data, **sizes: Any) -> nn.Module:
         with _blamed(name):
             model = make(data, **sizes)
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model={name!r} made a {type(model).__name__}, expected a torch.nn.Module")
+            raise ValueError(
+                f"model={name!r} made a {type(model).__name__}, expected a torch.nn.Module"
+            )
         return model
 
     if data.survival:
         return ModelKind("your own", build, cox_loss, False, flat=False, per="client")
     if data.classes is None:
-        return ModelKind("your own", build, nnf.mse_loss, False, flat=False, column=data.sides is None)
+        return ModelKind(
+            "your own", build, nnf.mse_loss, False, flat=False, column=data.sides is None
+        )
     return ModelKind("your own", build, nnf.cross_entropy, False, flat=False)
 
 
@@ -75,18 +82,24 @@ def _imported(name: str) -> ModuleType:
         sys.path.append(str(Path.cwd()))  # at the end: what lies here takes no other module's place
     module = import_module(name)
     if module.__spec__ is None or str(module.__spec__.origin) not in map(str, files):
-        raise ValueError(f"{name} is the name of another module, too, expected a name that nobody else has")
+        raise ValueError(
+            f"{name} is the name of another module, too, expected a name that nobody else has"
+        )
     return module
 
 
 @contextmanager
 def _blamed(name: str) -> Iterator[None]:
-    """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the user's code it was."""
+    """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the
+    user's code it was.
+    """
     try:
         yield
     except Exception as error:
         here = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == Path.cwd()
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).parent == Path.cwd()
         ]
         where = f" ({Path(here[-1].filename).name}, line {here[-1].lineno})" if here else ""
         text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """Models by name, each with its loss, what it takes and whether it is convex.
 
-The smoothness constant that goes with a model and its data is worked out by `Problem.smoothness`; networks have none.
+The smoothness constant that goes with a model and its data is worked out by `Problem.smoothness`;
+networks have none.
 """
 
 from collections.abc import Mapping
@@ -28,14 +29,30 @@ MODELS: dict[str, ModelKind] = {
         column=True,
     ),
     "linear": ModelKind("least squares, from zero", linear.linear, nnf.mse_loss, True, column=True),
-    "completion": ModelKind("matrix completion, from zero", linear.completion, nnf.mse_loss, True, flat=False),
-    "cox": ModelKind("Cox's model of the time until an event, from zero", linear.cox, cox_loss, True, per="client"),
+    "completion": ModelKind(
+        "matrix completion, from zero", linear.completion, nnf.mse_loss, True, flat=False
+    ),
+    "cox": ModelKind(
+        "Cox's model of the time until an event, from zero",
+        linear.cox,
+        cox_loss,
+        True,
+        per="client",
+    ),
     "mlp": ModelKind("two hidden layers of 100", images.mlp, nnf.cross_entropy, False),
     "cnn": ModelKind(
-        "images in [-1, 1], conv 32x5, conv 64x5, fc 128", images.cnn, nnf.cross_entropy, False, flat=False
+        "images in [-1, 1], conv 32x5, conv 64x5, fc 128",
+        images.cnn,
+        nnf.cross_entropy,
+        False,
+        flat=False,
     ),
     "cnn-cifar": ModelKind(
-        "images in [-1, 1], conv 32, 64, 64 of 3x3, fc 256, 128", images.cnn_cifar, nnf.cross_entropy, False, flat=False
+        "images in [-1, 1], conv 32, 64, 64 of 3x3, fc 256, 128",
+        images.cnn_cifar,
+        nnf.cross_entropy,
+        False,
+        flat=False,
     ),
     "transformer": ModelKind(
         "the next character of a text, 4 blocks of 128 or as given",
@@ -45,7 +62,10 @@ MODELS: dict[str, ModelKind] = {
         flat=False,
     ),
     "maxmin-mlp": ModelKind(
-        "two hidden layers of 512 with max/min of pairs, for lipschitz:L", lipschitz.mlp, ScaledCrossEntropy(3.0), False
+        "two hidden layers of 512 with max/min of pairs, for lipschitz:L",
+        lipschitz.mlp,
+        ScaledCrossEntropy(3.0),
+        False,
     ),
     "lipschitz-cnn": ModelKind(
         "conv 32, 64 of 4x4 with stride 2, fc 128, max/min of pairs, for lipschitz:L",
@@ -59,7 +79,8 @@ MODELS: dict[str, ModelKind] = {
 
 
 def kind_of(name: str, data: Data) -> ModelKind:
-    """A model of the table, or a user's own as in ``my_module:make``; a name that is neither is refused.
+    """A model of the table, or a user's own as in ``my_module:make``; a name that is neither is
+    refused.
 
     Capital letters matter in a user's own names alone.
     """
@@ -74,7 +95,9 @@ def kind_of(name: str, data: Data) -> ModelKind:
     return MODELS[known]
 
 
-def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None = None) -> nn.Module:
+def make_model(
+    name: str, data: Data, seed: int, size: Mapping[str, int] | None = None
+) -> nn.Module:
     """A model by its name; its start is drawn from the seed.
 
     Parameters
@@ -86,7 +109,8 @@ def make_model(name: str, data: Data, seed: int, size: Mapping[str, int] | None 
     seed : int
         Of the start.
     size : mapping of str to int, optional
-        Sizes such as ``{"width": 64}`` in the place of the model's own; those that it does not have are refused.
+        Sizes such as ``{"width": 64}`` in the place of the model's own; those that it does not have
+        are refused.
     """
     kind = kind_of(name, data)
     for key, value in (size or {}).items():

@@ -1,4 +1,6 @@
-"""A decoder-only transformer for characters: no biases, and norms without gain, so that every parameter is a matrix."""
+"""A decoder-only transformer for characters: no biases, and norms without gain, so that every
+parameter is a matrix.
+"""
 
 from math import sqrt
 
@@ -10,7 +12,9 @@ from fedfw.data import Data
 
 def transformer(data: Data, *, width: int = 128, depth: int = 4, heads: int = 4) -> nn.Module:
     if not data.sequences or data.classes is None:
-        raise ValueError(f"the transformer is for texts such as shakespeare, and {data.name} has none")
+        raise ValueError(
+            f"the transformer is for texts such as shakespeare, and {data.name} has none"
+        )
     return Transformer(data.classes, data.shape[0], width, depth, heads)
 
 
@@ -44,7 +48,9 @@ class Transformer(nn.Module):
         self.position = nn.Parameter(torch.randn(context, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = _norm(width)
-        self.head = _matrix(width, characters, scale=0.1)  # all characters are nearly as likely at the start
+        self.head = _matrix(
+            width, characters, scale=0.1
+        )  # all characters are nearly as likely at the start
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Characters (samples, length) in int64 to scores (samples, characters, length)."""
@@ -54,7 +60,9 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then a perceptron; each sees a norm of its inputs and adds its outputs to them."""
+    """Causal attention, then a perceptron; each sees a norm of its inputs and adds its outputs to
+    them.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,7 +72,11 @@ class Block(nn.Module):
         self.norm = _norm(width)
         self.q, self.k, self.v, self.out = (_matrix(width, width) for _ in range(4))
         self.softmax = nn.Softmax(-1)
-        self.up, self.gelu, self.down = _matrix(width, 4 * width), nn.GELU(), _matrix(4 * width, width)
+        self.up, self.gelu, self.down = (
+            _matrix(width, 4 * width),
+            nn.GELU(),
+            _matrix(4 * width, width),
+        )
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
@@ -75,14 +87,17 @@ class Block(nn.Module):
         return x + more
 
     def attention(self, x: Tensor) -> Tensor:
-        """softmax(Q K' / sqrt(width of a head)) V in every head, each character with itself and those before it.
+        """softmax(Q K' / sqrt(width of a head)) V in every head, each character with itself and
+        those before it.
 
-        torch's own function for it has no rule for stacks of clients on a CPU, and for windows of 96 it is slower on a
-        GPU as well (an H200's step of ten clients takes 6.2 instead of 5.4 ms).
+        torch's own function for it has no rule for stacks of clients on a CPU, and for windows of
+        96 it is slower on a GPU as well (an H200's step of ten clients takes 6.2 instead of 5.4
+        ms).
         """
         samples, length, width = x.shape
         q, k, v = (
-            matrix(x).view(samples, length, self.heads, -1).transpose(1, 2) for matrix in (self.q, self.k, self.v)
+            matrix(x).view(samples, length, self.heads, -1).transpose(1, 2)
+            for matrix in (self.q, self.k, self.v)
         )
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         scores = (q @ k.mT / sqrt(width / self.heads)).masked_fill(later, -torch.inf)

@@ -1,4 +1,6 @@
-"""What has been spent: Google's dp-accounting on the mechanisms of this package, samples being added or removed."""
+"""What has been spent: Google's dp-accounting on the mechanisms of this package, samples being
+added or removed.
+"""
 
 import math
 from dataclasses import dataclass
@@ -27,9 +29,11 @@ class Accountant:
     Parameters
     ----------
     choices
-        Choices among vertices a release, by the exponential mechanism; None for Gaussian or logistic noise.
+        Choices among vertices a release, by the exponential mechanism; None for Gaussian or
+        logistic noise.
     rate
-        Probability with which a sample is looked at (1: always). It makes Gaussian noise go further.
+        Probability with which a sample is looked at (1: always). It makes Gaussian noise go
+        further.
     gaussian
         Whether the noise is Gaussian.
     """
@@ -46,7 +50,9 @@ class Accountant:
         return _spent(self, noise, releases) if noise > 0 else math.inf
 
     def least_noise(self, eps: float, releases: int) -> float:
-        """The smallest noise multiplier, to a thousandth, with which so many releases spend at most ``eps``."""
+        """The smallest noise multiplier, to a thousandth, with which so many releases spend at most
+        ``eps``.
+        """
         if math.isinf(eps):
             return 0.0
         low, high = 0.0, 1.0
@@ -76,7 +82,9 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
 
         distribution = pld.PLDAccountant(value_discretization_interval=_FINE)
         if account.rate < 1:
-            distribution.compose(dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise)), releases)
+            distribution.compose(
+                dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise)), releases
+            )
         else:  # so many Gaussian mechanisms are one with less noise
             distribution.compose(dp.GaussianDpEvent(noise / math.sqrt(releases)))
         return float(distribution.get_epsilon(account.delta))
@@ -93,7 +101,11 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
     # Few releases are better counted as pure differential privacy, which sampling helps, too.
     pure = 2 * math.sqrt(account.choices) / noise
     if account.rate < 1:
-        pure = math.log1p(account.rate * math.expm1(pure)) if pure < 500 else pure + math.log(account.rate)
+        pure = (
+            math.log1p(account.rate * math.expm1(pure))
+            if pure < 500
+            else pure + math.log(account.rate)
+        )
     return min(spent, releases * pure, _composed(pure, account.delta, releases))
 
 

@@ -1,21 +1,24 @@
-"""How an oracle answers without telling too much: noise on what it compares, or on the gradient it is given.
+"""How an oracle answers without telling too much: noise on what it compares, or on the gradient it
+is given.
 
-The noise multiplier z means the same for all: a call is 1/(2 z^2)-zero-concentrated differentially private, when one
-sample changes a client's gradient by at most ``sensitivity`` in the mechanism's norm.
+The noise multiplier z means the same for all: a call is 1/(2 z^2)-zero-concentrated differentially
+private, when one sample changes a client's gradient by at most ``sensitivity`` in the mechanism's
+norm.
 
-- `Vertices`: the exponential mechanism over the vertices of a set, by Gumbel noise on their scores. A choice with
-  epsilon_0 has bounded range epsilon_0 and is epsilon_0^2 / 8-concentrated (Cesar and Rogers, 2021); k choices one
-  after the other ("peeling", the k largest noisy scores) are k times that. So epsilon_0 = 2 / (z sqrt(k)), and the
-  noise's scale is sensitivity z sqrt(k).
-- `Corners`: a coin for each coordinate of a box, by logistic noise of scale sensitivity z / 2. A coin whose log-odds
-  change by e is e^2 / 8-concentrated; over the coordinates these squares add up to the squared l2 norm.
+- `Vertices`: the exponential mechanism over the vertices of a set, by Gumbel noise on their scores.
+  A choice with epsilon_0 has bounded range epsilon_0 and is epsilon_0^2 / 8-concentrated (Cesar and
+  Rogers, 2021); k choices one after the other ("peeling", the k largest noisy scores) are k times
+  that. So epsilon_0 = 2 / (z sqrt(k)), and the noise's scale is sensitivity z sqrt(k).
+- `Corners`: a coin for each coordinate of a box, by logistic noise of scale sensitivity z / 2. A
+  coin whose log-odds change by e is e^2 / 8-concentrated; over the coordinates these squares add up
+  to the squared l2 norm.
 - `GaussianNoise`: on the gradient, before anything else is done with it, rounded to a grid.
 
-Gradients that are yet to be protected, the noise and their sum are in float64; draws have full relative precision where
-they are small (`fedfw.privacy.noise`).
+Gradients that are yet to be protected, the noise and their sum are in float64; draws have full
+relative precision where they are small (`fedfw.privacy.noise`).
 
-What an algorithm adds to the gradient (penalty, duals) comes from atoms that were sent already. It moves the scores of
-all data sets alike and costs nothing.
+What an algorithm adds to the gradient (penalty, duals) comes from atoms that were sent already. It
+moves the scores of all data sets alike and costs nothing.
 """
 
 from abc import ABC
@@ -37,7 +40,9 @@ Norm = Literal["linf", "l2"]
 
 
 class Mechanism(ABC):
-    """Turns what the data say into what may be sent. Scales are (m, 1): sensitivity times noise multiplier."""
+    """Turns what the data say into what may be sent. Scales are (m, 1): sensitivity times noise
+    multiplier.
+    """
 
     norm: ClassVar[Norm]
     """In which samples' gradients are clipped and sensitivity is measured."""
@@ -47,10 +52,14 @@ class Mechanism(ABC):
     """How many entries of a direction are added up to one score that noise is added to."""
 
     def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
-        """The gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by then, else as it is."""
+        """The gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by then,
+        else as it is.
+        """
         return a
 
-    def answer(self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Atom:
+    def answer(
+        self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
+    ) -> Atom:
         """The oracle's answers to directions g (m, p)."""
         return constraint.lmo(self.perturbed(g, scale, noise), batch=True, tol=tol)
 
@@ -72,12 +81,15 @@ class GaussianNoise(Mechanism):
 def rounded(x: Tensor, scale: Tensor) -> Tensor:
     """x (m, p) in float64 on a grid of 2^-16 of its noise's scale (m, 1), or somewhat finer.
 
-    Floating-point sums of data and noise do not take all values, and which ones they take tells of the data (Mironov,
-    2012). A cell of the grid holds more than 2^30 of them wherever noise falls, so that every cell can be met from all
-    data, with the probability that exact noise would give it to nine digits.
+    Floating-point sums of data and noise do not take all values, and which ones they take tells of
+    the data (Mironov, 2012). A cell of the grid holds more than 2^30 of them wherever noise falls,
+    so that every cell can be met from all data, with the probability that exact noise would give it
+    to nine digits.
     """
     cell = torch.exp2((scale.log2() - 16).floor())
-    return torch.where(cell > 0, (x / cell).round() * cell, x)  # without noise there is nothing to hide
+    return torch.where(
+        cell > 0, (x / cell).round() * cell, x
+    )  # without noise there is nothing to hide
 
 
 @dataclass(frozen=True)
@@ -108,19 +120,29 @@ class Vertices(Mechanism):
 
 @dataclass(frozen=True)
 class Points(Mechanism):
-    """For the hull of given points: a sample changes the score of v by at most ||v||_1 times its largest entry."""
+    """For the hull of given points: a sample changes the score of v by at most ||v||_1 times its
+    largest entry.
+    """
 
     largest: float
     choices: int = 1
     summands: int = 1
     norm: ClassVar[Norm] = "linf"
 
-    def answer(self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None) -> Atom:
+    def answer(
+        self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
+    ) -> Atom:
         assert isinstance(constraint, Hull)
         vertices = constraint.vertices.to(g.device)
         scores = -(g.double() @ vertices.T)
         index = (scores + scale * self.largest * noise.gumbel(len(vertices))).argmax(1)
-        return Vertex(shape=tuple(g.shape[1:]), batched=True, precision=torch.float32, index=index, vertices=vertices)
+        return Vertex(
+            shape=tuple(g.shape[1:]),
+            batched=True,
+            precision=torch.float32,
+            index=index,
+            vertices=vertices,
+        )
 
 
 def _signed(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
@@ -161,7 +183,10 @@ def _selection(constraint: ConstraintSet, shape: Shape) -> Vertices | None:
 
 def _selection_of_each(constraint: BoundProduct) -> Vertices | None:
     """A choice for each parameter, all with the same noise."""
-    parts = [_selection(part, shape) for part, shape in zip(constraint.parts, constraint.shapes, strict=True)]
+    parts = [
+        _selection(part, shape)
+        for part, shape in zip(constraint.parts, constraint.shapes, strict=True)
+    ]
     chosen = [part for part in parts if part is not None]
     if len(chosen) < len(parts):
         return None

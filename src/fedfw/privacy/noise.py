@@ -16,8 +16,8 @@ from fedfw.randomness import generator
 class Noise:
     """Draws (m, count) in float64, a row for each of the clients ``who`` in round t.
 
-    Without a seed every draw is new and nobody can repeat it. With one, a client's draws depend on the seed, the round
-    and its number alone, whoever else is drawn for.
+    Without a seed every draw is new and nobody can repeat it. With one, a client's draws depend on
+    the seed, the round and its number alone, whoever else is drawn for.
     """
 
     seed: int | None
@@ -27,17 +27,20 @@ class Noise:
     _calls: int = 0
 
     def uniform(self, count: int) -> Tensor:
-        """In (0, 1), as a real number would be rounded: small draws have 53 digits, too, and none is 0."""
+        """In (0, 1), as a real number would be rounded: small draws have 53 digits, too, and none
+        is 0.
+        """
         return self._uniform([count] * len(self.who), count)
 
     def coins(self, counts: Tensor, expected: Tensor, width: int) -> Tensor:
-        """Return which samples are looked at, (m, width) of bool: each of a client's samples by itself.
+        """Return which samples are looked at, (m, width) of bool: each of a client's samples by
+        itself.
 
         Parameters
         ----------
         counts : Tensor
-            (m,): how many samples each client has. A client's draws depend on this number of its own, and not on the
-            width of the stack.
+            (m,): how many samples each client has. A client's draws depend on this number of its
+            own, and not on the width of the stack.
         expected : Tensor
             (m,): how many of them are expected to be looked at.
         width : int
@@ -49,7 +52,9 @@ class Noise:
     def _uniform(self, counts: Sequence[int], width: int) -> Tensor:
         """Draw (m, width); with a seed only so many of a row as ``counts`` says, and 1 behind them."""
         if self.seed is None:
-            words = np.frombuffer(os.urandom(16 * width * len(self.who)), np.int64).reshape(2, len(self.who), width)
+            words = np.frombuffer(os.urandom(16 * width * len(self.who)), np.int64).reshape(
+                2, len(self.who), width
+            )
             return torch.from_numpy(_as_real(words)).to(self.device)
         self._calls += 1
         drawn = np.ones((len(self.who), width))
@@ -61,7 +66,9 @@ class Noise:
 
     def gumbel(self, count: int) -> Tensor:
         """Standard Gumbel: the largest of scores with it is drawn by their softmax."""
-        return -(-torch.log1p(-self.uniform(count))).log()  # small draws, which are precise, make the large values
+        return -(
+            -torch.log1p(-self.uniform(count))
+        ).log()  # small draws, which are precise, make the large values
 
     def logistic(self, count: int) -> Tensor:
         """Standard logistic, the difference of two Gumbel draws."""
@@ -75,7 +82,9 @@ class Noise:
         return -sign * quantile
 
     def _half(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draws from (0, 1/2), and signs: both tails of a symmetric law are made from small, precise draws."""
+        """Draws from (0, 1/2), and signs: both tails of a symmetric law are made from small,
+        precise draws.
+        """
         return self.uniform(count) / 2, torch.where(self.uniform(count) < 0.5, -1.0, 1.0).double()
 
 
@@ -84,7 +93,9 @@ def _as_real(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     bits = words.view(np.uint64)
     # A mantissa in [1/2, 1), and as many halvings as a coin shows heads in a row.
     mantissa = ((bits[0] >> np.uint64(12)) | np.uint64(2**52)).astype(np.float64) * 2.0**-53
-    lowest = (bits[1] & (~bits[1] + np.uint64(1))).astype(np.float64)  # the lowest one among 64 coins; 0 for none
+    lowest = (bits[1] & (~bits[1] + np.uint64(1))).astype(
+        np.float64
+    )  # the lowest one among 64 coins; 0 for none
     halvings = np.where(lowest > 0, np.frexp(lowest)[1] - 1, 64)
     numbers: np.ndarray[Any, Any] = np.ldexp(mantissa, -halvings)
     return numbers

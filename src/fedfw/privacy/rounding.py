@@ -37,8 +37,11 @@ _OWN_SLACK = 2.0**-20
 """For the rounding of the scale of the noise itself, and of the noise."""
 
 
-def slack(samples: Tensor, *, parameters: int, releases: int, selects: bool, summands: int = 1) -> Tensor:
-    """Return the relative increase of clients' sensitivity by rounding, float64 of the shape of ``samples``.
+def slack(
+    samples: Tensor, *, parameters: int, releases: int, selects: bool, summands: int = 1
+) -> Tensor:
+    """Return the relative increase of clients' sensitivity by rounding, float64 of the shape of
+    ``samples``.
 
     Parameters
     ----------

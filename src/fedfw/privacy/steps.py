@@ -1,7 +1,8 @@
-"""What stands between a client's data and everybody else in a private run: its gradient and its oracle.
+"""What stands between a client's data and everybody else in a private run: its gradient and its
+oracle.
 
-`PrivateOracles` takes the place of `fedfw.problems.oracles.PlainOracles`; that is the one point at which a run becomes
-private.
+`PrivateOracles` takes the place of `fedfw.problems.oracles.PlainOracles`; that is the one point at
+which a run becomes private.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class PrivacyPlan:
     local_steps : int
         Each is a release of its own, though one atom is sent.
     batch_size : int or None
-        Expected number of samples of a gradient; each is drawn with the same probability, on its own.
+        Expected number of samples of a gradient; each is drawn with the same probability, on its
+        own.
     most_rounds : int
         How many rounds a client may take part in.
     parameters : int
@@ -78,12 +80,15 @@ class PrivacyPlan:
         Raises
         ------
         ValueError
-            For algorithms that share exact sums of gradients, for those of which it is not known what they add to
-            gradients before noise is added, and for noise that one round would already exhaust.
+            For algorithms that share exact sums of gradients, for those of which it is not known
+            what they add to gradients before noise is added, and for noise that one round would
+            already exhaust.
         """
         contract = algorithm.contract
         if contract.sums:
-            raise ValueError(f"{algorithm.name} shares exact sums of gradients: it does not go with privacy")
+            raise ValueError(
+                f"{algorithm.name} shares exact sums of gradients: it does not go with privacy"
+            )
         selects = privacy.mechanism == "auto" and contract.answers_only
         mechanism = mechanism_for(constraint, shape) if selects else GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
@@ -106,7 +111,9 @@ class PrivacyPlan:
             most = accountant.most_releases(privacy.eps, noise, rounds * local_steps) // local_steps
             if most < 1:
                 spent = accountant.epsilon(noise, local_steps)
-                raise ValueError(f"noise={noise:g}: one round would spend eps {spent:.3g}, more than {privacy.eps:g}")
+                raise ValueError(
+                    f"noise={noise:g}: one round would spend eps {spent:.3g}, more than {privacy.eps:g}"
+                )
         return cls(
             privacy,
             mechanism,
@@ -139,9 +146,11 @@ class PrivacyPlan:
         return self.accountant.epsilon(self.noise, rounds * self.local_steps)
 
     def memory(self, contract: Contract, state: State) -> State:
-        """Return clients' memory with all that comes from their data in float64, where it has no noise yet.
+        """Return clients' memory with all that comes from their data in float64, where it has no
+        noise yet.
 
-        A sample's share in an average is bounded; its share in the rounding of that average to float32 is not.
+        A sample's share in an average is bounded; its share in the rounding of that average to
+        float32 is not.
         """
         if not self.selects:
             return state
@@ -151,7 +160,9 @@ class PrivacyPlan:
 
     @property
     def signature(self) -> str:
-        """What must stay the same for a client's releases to add up as planned; the same text in every process."""
+        """What must stay the same for a client's releases to add up as planned; the same text in
+        every process.
+        """
         batch = "all samples" if self.batch_size is None else f"about {self.batch_size} samples"
         how = f"{text_of(self.mechanism)}, {self.local_steps} local steps, {batch}, rate {self.accountant.rate!r}"
         return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}, {self.method}"
@@ -168,8 +179,9 @@ class PrivateOracles:
     losses : ClientLosses
         Of the clients; they must have samples.
     largest_share : float
-        The largest w clip / count that a gradient had which a client may remember: a sample's share in an average of
-        past gradients is as large as that, whatever its share in the present gradient is.
+        The largest w clip / count that a gradient had which a client may remember: a sample's share
+        in an average of past gradients is as large as that, whatever its share in the present
+        gradient is.
     """
 
     plan: PrivacyPlan
@@ -179,8 +191,8 @@ class PrivateOracles:
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
         """Return the gradients and oracles of a stack of clients in round t.
 
-        Neither raises an error that depends on data, and both are defined for every data set: a sample whose loss or
-        gradient is not finite counts as one without a gradient.
+        Neither raises an error that depends on data, and both are defined for every data set: a
+        sample whose loss or gradient is not finite counts as one without a gradient.
         """
         plan, rows, numbers = self.plan, cohort.rows, cohort.numbers
         own = self._samples(cohort)
@@ -190,29 +202,41 @@ class PrivateOracles:
         noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
 
         def gradient(
-            x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
+            x: Tensor,
+            full: bool = False,
+            exact: bool = False,
+            plain: bool = False,
+            times: float = 1.0,
         ) -> tuple[Tensor, Tensor]:
             """Losses, which are kept secret and given as zero, and gradients (m, p).
 
-            Gradients to which an oracle has yet to add noise are in float64, and so is everything up to the oracle:
-            rounding to float32 could be larger than the noise.
+            Gradients to which an oracle has yet to add noise are in float64, and so is everything
+            up to the oracle: rounding to float32 could be larger than the noise.
             """
             if full or exact:
                 raise ValueError("a gradient of all samples was asked for in a private run")
             if plan.selects and (plain or times != 1.0):
-                raise ValueError("a private oracle's noise is for gradients times w_i: expected no other factor")
+                raise ValueError(
+                    "a private oracle's noise is for gradients times w_i: expected no other factor"
+                )
             x = x.to(cohort.weights.dtype)
             keep = None
             if plan.batch_size is not None:
-                width = int(self._sizes.max())  # stacks are as wide as their largest client, present or not
+                width = int(
+                    self._sizes.max()
+                )  # stacks are as wide as their largest client, present or not
                 keep = noise.coins(own, expected, width)
-            a = self.losses.clipped_gradient(x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected)
+            a = self.losses.clipped_gradient(
+                x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected
+            )
             a *= weights
             released = plan.mechanism.gradient(a, scale, noise, x.dtype)
             public = self.losses.public_gradient(x)
             if public is not None:  # it is no sample's, so that it needs no noise
                 released = released + (public.double() * weights).to(released.dtype)
-            return x.new_zeros(len(x)), released / cohort.weights[:, None] if plain else released * times
+            return x.new_zeros(len(x)), released / cohort.weights[
+                :, None
+            ] if plain else released * times
 
         def oracle(g: Tensor) -> Atom:
             return plan.mechanism.answer(cohort.constraint, g, scale, noise, tol)
@@ -220,7 +244,9 @@ class PrivateOracles:
         return gradient, oracle
 
     def sensitivity(self, cohort: Cohort) -> Tensor:
-        """Return by how much one sample can change a client's direction, (m, 1) in float64: rounding is counted in."""
+        """Return by how much one sample can change a client's direction, (m, 1) in float64:
+        rounding is counted in.
+        """
         plan = self.plan
         more = slack(
             self._samples(cohort),
@@ -232,17 +258,23 @@ class PrivateOracles:
         return (self.shares(cohort) * (1 + more))[:, None]
 
     def shares(self, cohort: Cohort) -> Tensor:
-        """Return w clip / count of the clients, or the largest one that they may remember: (m,) in float64."""
+        """Return w clip / count of the clients, or the largest one that they may remember: (m,) in
+        float64.
+        """
         expected = self._expected(self._samples(cohort))
         shares = cohort.weights.double() * self.plan.privacy.clip / expected
         return shares.clamp(min=self.largest_share)
 
-    def hides(self, algorithm: Algorithm, plan: Plan, state: State, message: Message, cohort: Cohort) -> bool:
-        """Return whether the noise of a round survives the rounding of sums with what the server sent.
+    def hides(
+        self, algorithm: Algorithm, plan: Plan, state: State, message: Message, cohort: Cohort
+    ) -> bool:
+        """Return whether the noise of a round survives the rounding of sums with what the server
+        sent.
 
-        Noise that is added to directions must not be lost beside penalties, duals or other vectors that are added to
-        gradients before it. A server may choose those; this looks at each of them, whatever the algorithm calls it, and
-        at nothing that comes from data but the number of samples.
+        Noise that is added to directions must not be lost beside penalties, duals or other vectors
+        that are added to gradients before it. A server may choose those; this looks at each of
+        them, whatever the algorithm calls it, and at nothing that comes from data but the number of
+        samples.
 
         Parameters
         ----------
@@ -262,7 +294,9 @@ class PrivateOracles:
         limit = LARGEST_TERM / self.plan.mechanism.summands * self.shares(cohort)[:, None]
         terms = algorithm.public_terms(plan, state, message)
         reach = 2 * plan.constraint.diameter(tuple(message.xbar.shape))
-        farthest = message.xbar.double().abs() + reach  # no coordinate of a point of the set is larger
+        farthest = (
+            message.xbar.double().abs() + reach
+        )  # no coordinate of a point of the set is larger
         public = self.losses.public_gradient(farthest[None])
         if public is not None:
             terms = [*terms, public * cohort.weights.double()[:, None]]
@@ -281,5 +315,7 @@ class PrivateOracles:
         return self._sizes.to(cohort.rows.device)[cohort.rows]
 
     def _expected(self, own: Tensor) -> Tensor:
-        """Return how many samples are expected in a gradient of clients with so many of their own, (m,)."""
+        """Return how many samples are expected in a gradient of clients with so many of their own,
+        (m,).
+        """
         return own if self.plan.batch_size is None else own.clamp(max=self.plan.batch_size)

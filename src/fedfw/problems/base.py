@@ -18,15 +18,18 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 LOST_SQUARE = 2.0**-1074
-"""A square of a number in float64 is smaller than the exact one by at most this much where it underflows."""
+"""A square of a number in float64 is smaller than the exact one by at most this much where it
+underflows.
+"""
 
 
 def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """Return what to multiply vectors of these norms by so that none is longer than ``clip``, in float64.
+    """Return what to multiply vectors of these norms by so that none is longer than ``clip``, in
+    float64.
 
-    The factor is exactly 1 for norms up to ``clip``. It is 0 where a norm is not finite, because a private run must not
-    reveal a sample by failing. A clipped vector is longer than ``clip`` by rounding alone, which
-    `fedfw.privacy.rounding` adds to the sensitivity.
+    The factor is exactly 1 for norms up to ``clip``. It is 0 where a norm is not finite, because a
+    private run must not reveal a sample by failing. A clipped vector is longer than ``clip`` by
+    rounding alone, which `fedfw.privacy.rounding` adds to the sensitivity.
 
     Examples
     --------
@@ -61,22 +64,30 @@ class ClientLosses(ABC):
     sizes: Tensor | None = None
     """(n,) samples of each client; None where there are no samples to draw from."""
     plain_kernels: bool = False
-    """Whether full gradients of everyone are the same kernels in the same order every time, on one stream."""
+    """Whether full gradients of everyone are the same kernels in the same order every time, on one
+    stream.
+    """
     per: Per = "sample"
-    """Whether f_i is a mean over client i's samples, or a function of all of them together ("client")."""
+    """Whether f_i is a mean over client i's samples, or a function of all of them together
+    ("client").
+    """
     weighs: bool = False
     """Whether a sample's share in that mean depends on the other samples' targets."""
 
     _everyone: Tensor | None = None
 
     def everyone(self, device: torch.device) -> Tensor:
-        """The numbers (n,) of all clients: the same tensor every time, known without a look at its numbers."""
+        """The numbers (n,) of all clients: the same tensor every time, known without a look at its
+        numbers.
+        """
         if self._everyone is None or self._everyone.device != device:
             self._everyone = torch.arange(self.n, device=device)
         return self._everyone
 
     @abstractmethod
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """f_i and its gradient for the clients ``who`` (m,), client who[j] at x[j].
 
         Parameters
@@ -92,7 +103,12 @@ class ClientLosses(ABC):
         """
 
     def weighted(
-        self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
+        self,
+        x: Tensor,
+        who: Tensor,
+        picks: Tensor | None,
+        factors: float | Tensor,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """As `value_and_gradient` at x in this precision, times one factor or (m,) of them."""
         values, gradients = self.value_and_gradient(x.to(dtype), who, picks)
@@ -101,14 +117,16 @@ class ClientLosses(ABC):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        """Return sums (m, p) of the samples' gradients, each cut down to ``clip`` in a norm, over ``count`` (m,).
+        """Return sums (m, p) of the samples' gradients, each cut down to ``clip`` in a norm, over
+        ``count`` (m,).
 
-        A sample's gradient is worked out in the precision of x. Its norm, its clipped version and the sums are in
-        float64 whatever the data are in: in float32 one sample could change the rounding of many sums, by more than its
-        own gradient.
+        A sample's gradient is worked out in the precision of x. Its norm, its clipped version and
+        the sums are in float64 whatever the data are in: in float32 one sample could change the
+        rounding of many sums, by more than its own gradient.
 
-        A sample whose loss or gradient is not finite adds zero to the sum and still counts, so that nothing tells of
-        it. Terms that are no sample's, such as an l2 term, are left out: see `public_gradient`.
+        A sample whose loss or gradient is not finite adds zero to the sum and still counts, so that
+        nothing tells of it. Terms that are no sample's, such as an l2 term, are left out: see
+        `public_gradient`.
 
         Parameters
         ----------
@@ -125,21 +143,27 @@ class ClientLosses(ABC):
         count : Tensor
             (m,): what the sums are divided by.
         """
-        raise ValueError(f"privacy is for linear layers and modules with samples, not for {type(self).__name__}")
+        raise ValueError(
+            f"privacy is for linear layers and modules with samples, not for {type(self).__name__}"
+        )
 
     def public_gradient(self, x: Tensor) -> Tensor | None:
-        """Return the part (m, p) of clients' gradients at x (m, p) that does not depend on data; None for none."""
+        """Return the part (m, p) of clients' gradients at x (m, p) that does not depend on data;
+        None for none.
+        """
         return None
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        """As `value_and_gradient` on all samples, but worked out in float64 from data in any precision.
+        """As `value_and_gradient` on all samples, but worked out in float64 from data in any
+        precision.
 
         Certificates are made from this: rounding errors of float32 would make them false.
 
         Raises
         ------
         RuntimeError
-            Where the losses cannot be worked out in float64, such as functions that hold tensors in float32.
+            Where the losses cannot be worked out in float64, such as functions that hold tensors in
+            float32.
         """
         return self.value_and_gradient(x.double(), who, None)
 
@@ -152,14 +176,16 @@ class ClientLosses(ABC):
         return None
 
     def smoothed(self, width: float) -> ClientLosses | None:
-        """Return smooth convex losses, nowhere above these and at most width / 2 below them, for losses with kinks.
+        """Return smooth convex losses, nowhere above these and at most width / 2 below them, for
+        losses with kinks.
 
         None where the losses are smooth, or not known to be anything else.
         """
         return None
 
     def data(self) -> Iterator[Tensor]:
-        """Every tensor that the losses are made from, client by client, by which two problems are told apart.
+        """Every tensor that the losses are made from, client by client, by which two problems are
+        told apart.
 
         None where there is nothing to look at, as with plain functions.
         """
@@ -170,7 +196,9 @@ class ClientLosses(ABC):
         """The same on another device."""
 
 
-def times_factors(values: Tensor, gradients: Tensor, factors: float | Tensor) -> tuple[Tensor, Tensor]:
+def times_factors(
+    values: Tensor, gradients: Tensor, factors: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Values (m,) and gradients (m, p), which are overwritten, times one factor or (m,) of them."""
     if isinstance(factors, Tensor):
         return values * factors, gradients.mul_(factors.unsqueeze(1))
@@ -185,7 +213,8 @@ class Weights:
     each : Tensor
         (m,), in the precision of the run.
     exact : Tensor, optional
-        (m,): the same in float64, for certificates. By default ``each``, which then has to be exact.
+        (m,): the same in float64, for certificates. By default ``each``, which then has to be
+        exact.
 
     Examples
     --------
@@ -201,7 +230,9 @@ class Weights:
         self._multiples: dict[tuple[float, bool], float | Tensor] = {}
 
     def times(self, factor: float, *, exact: bool = False) -> float | Tensor:
-        """factor w_i (m,), or one number where that is the same for all of them; ``exact`` in float64."""
+        """factor w_i (m,), or one number where that is the same for all of them; ``exact`` in
+        float64.
+        """
         key = (factor, exact)
         if key not in self._multiples:
             multiple = (self.exact if exact else self.each) * factor
@@ -212,7 +243,8 @@ class Weights:
 
 
 class WeightedGradient:
-    """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad f_i (m, p).
+    """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad
+    f_i (m, p).
 
     Parameters
     ----------
@@ -244,17 +276,25 @@ class WeightedGradient:
         self._numbers = who if numbers is None else numbers
 
     def __call__(
-        self, x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
+        self,
+        x: Tensor,
+        full: bool = False,
+        exact: bool = False,
+        plain: bool = False,
+        times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """The weighted losses and gradients; see `fedfw.algorithms.contract.Gradient`."""
-        # A weight that was rounded to float32 is the weight of another problem, with another optimum.
+        # A weight that was rounded to float32 is the weight of another problem, with another
+        # optimum.
         factors = 1.0 if plain else self._weights.times(times, exact=exact)
         if exact:
             values, gradients = self._losses.exactly(x, self._who)
             values, gradients = times_factors(values, gradients, factors)
         else:
             picks = None if full else self._pick()
-            values, gradients = self._losses.weighted(x, self._who, picks, factors, self._weights.each.dtype)
+            values, gradients = self._losses.weighted(
+                x, self._who, picks, factors, self._weights.each.dtype
+            )
         refuse_non_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 
@@ -262,19 +302,23 @@ class WeightedGradient:
 def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int) -> None:
     """A NaN names its client and round.
 
-    Only the values are looked at: a gradient that is not finite makes a direction that is not, and the oracle that is
-    given it refuses that, again with client and round.
+    Only the values are looked at: a gradient that is not finite makes a direction that is not, and
+    the oracle that is given it refuses that, again with client and round.
     """
     if all_finite(values):
         return
     bad = ~values.isfinite() | ~gradients.isfinite().all(1)
     clients = who[bad].tolist()
     named = ", ".join(map(str, clients[:10]))
-    raise NonFiniteError(f"round {round_}: NaN or infinity in the loss or gradient of client {named}", clients)
+    raise NonFiniteError(
+        f"round {round_}: NaN or infinity in the loss or gradient of client {named}", clients
+    )
 
 
 def normalised_weights(weights: Sequence[float] | Tensor | None, n: int) -> Tensor:
-    """(n,) float64; 1/n each by default. Given weights are positive and used as they are when they sum to 1."""
+    """(n,) float64; 1/n each by default. Given weights are positive and used as they are when they
+    sum to 1.
+    """
     if weights is None:
         return torch.full((n,), 1 / n, dtype=torch.float64)
     w = torch.as_tensor(weights, dtype=torch.float64).flatten()

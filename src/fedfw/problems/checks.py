@@ -1,4 +1,6 @@
-"""What a problem refuses, each in the user's terms and with its owner named: data, targets, models and losses."""
+"""What a problem refuses, each in the user's terms and with its owner named: data, targets, models
+and losses.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +15,14 @@ from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.split import OnDemand
 from fedfw.problems.stacks import Samples
 
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 _FEW = 9
 """Samples that a model and a loss are tried on."""
 _TOGETHER = "the loss is a function of all of a client's samples together"
@@ -23,7 +32,8 @@ _TOGETHER = "the loss is a function of all of a client's samples together"
 
 
 def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
-    """A pair of tensors, from a pair or from a dataset of pairs; floating-point numbers in the model's dtype.
+    """A pair of tensors, from a pair or from a dataset of pairs; floating-point numbers in the
+    model's dtype.
 
     Targets that are small integers become int64, which torch asks of class numbers.
     """
@@ -35,7 +45,9 @@ def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
         data = _stacked_items([data[j] for j in range(len(data))], owner)  # type: ignore[arg-type]
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-        raise ValueError(f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}")
+        raise ValueError(
+            f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}"
+        )
     inputs, targets = (torch.as_tensor(part) for part in data)
     if not len(inputs) or len(inputs) != len(targets):
         raise ValueError(
@@ -54,17 +66,29 @@ def _stacked_items(items: list[Any], owner: str) -> tuple[Tensor, ...]:
     for j, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
-            raise ValueError(f"{owner}: item {j} of the dataset is {got}, expected a pair (input, target)")
-    return tuple(torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1)) if items else ()
+            raise ValueError(
+                f"{owner}: item {j} of the dataset is {got}, expected a pair (input, target)"
+            )
+    return (
+        tuple(torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1))
+        if items
+        else ()
+    )
 
 
 # --- targets ---
 
 
 def fit_targets(
-    known: KnownLoss, model: nn.Module, samples: list[Samples], owners: Sequence[str], dtype: torch.dtype
+    known: KnownLoss,
+    model: nn.Module,
+    samples: list[Samples],
+    owners: Sequence[str],
+    dtype: torch.dtype,
 ) -> list[Samples]:
-    """The samples with targets of the type that the loss takes; raises for shapes and values that it must not get."""
+    """The samples with targets of the type that the loss takes; raises for shapes and values that
+    it must not get.
+    """
     outputs: dict[torch.Size, torch.Size] = {}  # of a sample, by the shape of its input
     fitted = []
     for (inputs, targets), owner in zip(samples, owners, strict=True):
@@ -91,7 +115,9 @@ def _refuse_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: 
             )
         return
     if not output:
-        raise ValueError(f"{owner}: outputs of shape {of_outputs}, expected (samples, classes) for {name}")
+        raise ValueError(
+            f"{owner}: outputs of shape {of_outputs}, expected (samples, classes) for {name}"
+        )
     if targets.is_floating_point():
         if not known.takes_probabilities or got != of_outputs:
             raise ValueError(
@@ -106,7 +132,9 @@ def _refuse_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: 
 
 
 def _refuse_weight_shape(known: KnownLoss, output: torch.Size) -> None:
-    """A weight for each sample of a batch would go to other samples wherever batches are formed anew."""
+    """A weight for each sample of a batch would go to other samples wherever batches are formed
+    anew.
+    """
     for name in ("weight", "pos_weight"):
         weight = known.options.get(name)
         if weight is not None and not known.kind.classes:
@@ -121,10 +149,14 @@ def _refuse_weight_shape(known: KnownLoss, output: torch.Size) -> None:
                 )
 
 
-def _refuse_values(known: KnownLoss, output: torch.Size, targets: list[Tensor], owners: Sequence[str]) -> None:
+def _refuse_values(
+    known: KnownLoss, output: torch.Size, targets: list[Tensor], owners: Sequence[str]
+) -> None:
     """Look at all targets at once, and for an owner only where something is wrong."""
     if len({each.is_floating_point() for each in targets}) > 1:
-        raise ValueError("some clients have class numbers and some have probabilities, expected the same of all")
+        raise ValueError(
+            "some clients have class numbers and some have probabilities, expected the same of all"
+        )
     numbers = known.kind.classes and not targets[0].is_floating_point()
     least, most = (0, output[0] - 1) if numbers else (known.kind.least, known.kind.most)
     flat = torch.cat([each.flatten() for each in targets])
@@ -151,14 +183,18 @@ def _refuse_values(known: KnownLoss, output: torch.Size, targets: list[Tensor], 
     if known.weighs(targets[0]):
         for each, owner in zip(targets, owners, strict=True):
             if not bool(known.masses(each[None]).sum() > 0):
-                raise ValueError(f"{owner}: the loss ignores all of its samples or gives all of them weight 0")
+                raise ValueError(
+                    f"{owner}: the loss ignores all of its samples or gives all of them weight 0"
+                )
 
 
 # --- models and losses ---
 
 
 def refuse_state(model: nn.Module) -> None:
-    """Refuse a model that draws at random, or that keeps more than its parameters from one call to the next."""
+    """Refuse a model that draws at random, or that keeps more than its parameters from one call to
+    the next.
+    """
     for name, module in model.named_modules():
         if isinstance(module, _DROPOUT) and module.training and module.p > 0:
             raise ValueError(
@@ -166,7 +202,11 @@ def refuse_state(model: nn.Module) -> None:
                 "call model.eval() or set its p to 0"
             )
         if getattr(module, "track_running_stats", False):
-            fix = ": fedfw.batch_norm_to_group_norm(model) does that" if isinstance(module, _BatchNorm) else ""
+            fix = (
+                ": fedfw.batch_norm_to_group_norm(model) does that"
+                if isinstance(module, _BatchNorm)
+                else ""
+            )
             raise ValueError(
                 f"module {name!r} keeps running statistics ({type(module).__name__}): they are no parameters, so no "
                 f"constraint and no atom would carry them between clients. Use GroupNorm or LayerNorm{fix}. With "
@@ -174,7 +214,10 @@ def refuse_state(model: nn.Module) -> None:
                 "and privacy"
             )
         for tensor, value in vars(module).items():
-            if isinstance(value, Tensor) and {f"{tensor}_orig", f"{tensor}_g"} & module._parameters.keys():
+            if (
+                isinstance(value, Tensor)
+                and {f"{tensor}_orig", f"{tensor}_g"} & module._parameters.keys()
+            ):
                 raise ValueError(
                     f"module {name!r} works out its {tensor!r} in a hook (old-style weight_norm, spectral_norm or "
                     "pruning) and keeps it between calls: use torch.nn.utils.parametrizations or parametrize"
@@ -182,7 +225,8 @@ def refuse_state(model: nn.Module) -> None:
 
 
 def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
-    """Whether the outputs of a sample change with the others of its batch, found out by a trial on a few samples.
+    """Whether the outputs of a sample change with the others of its batch, found out by a trial on
+    a few samples.
 
     Raises
     ------
@@ -220,14 +264,18 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
     return not _same([each[:1] for each in first], [each[:1] for each in alike])
 
 
-def refuse_misfit(model: nn.Module, loss: LossFunction, clients: list[Samples], tried: Sequence[int]) -> None:
+def refuse_misfit(
+    model: nn.Module, loss: LossFunction, clients: list[Samples], tried: Sequence[int]
+) -> None:
     """Try a few samples of some clients, so that a wrong shape is refused in the user's terms."""
     for i in tried:
         inputs, targets = clients[i]
         with _named(f"client {i}", clients[i]):
             value = loss(model(inputs[:_FEW].clone()), targets[:_FEW])
         if value.numel() != 1:
-            raise ValueError(f"the loss gives a tensor of shape {tuple(value.shape)}, expected one number")
+            raise ValueError(
+                f"the loss gives a tensor of shape {tuple(value.shape)}, expected one number"
+            )
 
 
 def refuse_no_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> None:
@@ -250,7 +298,9 @@ def refuse_no_mean(model: nn.Module, loss: LossFunction, clients: list[Samples])
 
 
 def refuse_splitting(per: Per, weighs: bool, *, batch_size: int | None, private: bool) -> None:
-    """Refuse minibatches and privacy where they are not defined, from `ClientLosses.per` and `ClientLosses.weighs`."""
+    """Refuse minibatches and privacy where they are not defined, from `ClientLosses.per` and
+    `ClientLosses.weighs`.
+    """
     if per == "client" and batch_size is not None:
         raise ValueError(
             f'batch_size={batch_size}, expected none: {_TOGETHER} (per="client", or a model that mixes samples), and a '
@@ -301,7 +351,9 @@ def _few_of(clients: list[Samples]) -> Samples:
 
 
 def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
-    """The buffers with torch's count of their changes, which also counts those that write the same numbers again."""
+    """The buffers with torch's count of their changes, which also counts those that write the same
+    numbers again.
+    """
     return {(name, id(buffer), buffer._version) for name, buffer in model.named_buffers()}
 
 

@@ -1,7 +1,7 @@
 """Matrix completion: the model is a matrix, and a client holds some of its entries.
 
-f_i(X) = mean over client i's entries (r, c, value) of (X[r, c] - value)^2. Its gradient is zero but for those entries,
-so it costs as many operations as the client has entries.
+f_i(X) = mean over client i's entries (r, c, value) of (X[r, c] - value)^2. Its gradient is zero but
+for those entries, so it costs as many operations as the client has entries.
 """
 
 from __future__ import annotations
@@ -43,9 +43,13 @@ class CompletionLosses(ClientLosses):
         rows, columns = model.weight.shape
         cells = []
         for i, (pairs, _) in enumerate(clients):
-            inside = (pairs >= 0).all() and (pairs[:, 0] < rows).all() and (pairs[:, 1] < columns).all()
+            inside = (
+                (pairs >= 0).all() and (pairs[:, 0] < rows).all() and (pairs[:, 1] < columns).all()
+            )
             if not bool(inside):
-                raise ValueError(f"client {i} holds an entry outside the matrix of {rows} x {columns}")
+                raise ValueError(
+                    f"client {i} holds an entry outside the matrix of {rows} x {columns}"
+                )
             cells.append(pairs[:, 0] * columns + pairs[:, 1])
         return cls(cells, [values for _, values in clients])
 
@@ -55,9 +59,13 @@ class CompletionLosses(ClientLosses):
             yield values
 
     def to(self, device: torch.device) -> CompletionLosses:
-        return CompletionLosses([c.to(device) for c in self._cells], [v.to(device) for v in self._values])
+        return CompletionLosses(
+            [c.to(device) for c in self._cells], [v.to(device) for v in self._values]
+        )
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         values, gradients = [], torch.zeros_like(x)
         for row, i in enumerate(who.tolist()):
             cells, targets = self._cells[i], self._values[i]

@@ -1,13 +1,15 @@
-"""Cox's loss of a linear layer in closed form: clients of one size together, each in the order of falling times.
+"""Cox's loss of a linear layer in closed form: clients of one size together, each in the order of
+falling times.
 
-With patients in that order, those at risk at t_i are the first ones, up to the last with the same time, k(i). Let e_k
-be the number of events with k(i) = k, and r_k = log(exp(s_1) + ... + exp(s_k)). Then
+With patients in that order, those at risk at t_i are the first ones, up to the last with the same
+time, k(i). Let e_k be the number of events with k(i) = k, and r_k = log(exp(s_1) + ... + exp(s_k)).
+Then
 
     f = 1/m sum over events i of (r_k(i) - s_i)
     df/ds_j = 1/m (exp(s_j) sum over k >= j of e_k exp(-r_k)  -  1 where j has the event)
 
-which are two cumulative sums, taken as logarithms of scores less their running maximum (`running_maxima`): no
-exponential overflows, and large scores cost no digits.
+which are two cumulative sums, taken as logarithms of scores less their running maximum
+(`running_maxima`): no exponential overflows, and large scores cost no digits.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from fedfw.problems.survival import running_maxima
 
 
 class _Ordered(NamedTuple):
-    """Clients of one size: ``inputs`` (b, m, p), ``events`` (b, m) 1 or 0, ``last`` (b, m) k(i), ``counts`` (b, m) e_k.
+    """Clients of one size: ``inputs`` (b, m, p), ``events`` (b, m) 1 or 0, ``last`` (b, m) k(i),
+    ``counts`` (b, m) e_k.
 
-    Inputs are relative to the first ones of their client; ``logs`` (b, m) are the logarithms of the counts.
+    Inputs are relative to the first ones of their client; ``logs`` (b, m) are the logarithms of the
+    counts.
     """
 
     inputs: Tensor
@@ -41,13 +45,15 @@ class _Ordered(NamedTuple):
         last = torch.searchsorted(-times, -times, right=True) - 1
         events = events.to(stack.inputs.dtype)  # integers would have logarithms in float32
         counts = torch.zeros_like(events).scatter_add(1, last, events)
-        # One vector that is taken off all inputs changes no difference of scores: what the inputs of a client have in
-        # common, such as a year, then costs no digits.
+        # One vector that is taken off all inputs changes no difference of scores: what the inputs
+        # of a client have in common, such as a year, then costs no digits.
         return cls(stack.inputs - stack.inputs[:, :1], events, last, counts, counts.log())
 
 
 class CoxLosses(ClientLosses):
-    """f_i(x) = `fedfw.cox_loss` of the scores inputs_i x, for a linear layer with one output and no bias."""
+    """f_i(x) = `fedfw.cox_loss` of the scores inputs_i x, for a linear layer with one output and no
+    bias.
+    """
 
     per = "client"
 
@@ -57,7 +63,9 @@ class CoxLosses(ClientLosses):
         self._stacks, self.sizes, self.n = stacks, sizes, len(sizes)
         self._ordered = [_Ordered.of(stack) for stack in stacks]
         self._exact: CoxLosses | None = None  # these losses in float64, made when first asked for
-        self._selected: tuple[Tensor, list[tuple[Tensor, _Ordered]]] | None = None  # of the last clients asked for
+        self._selected: tuple[Tensor, list[tuple[Tensor, _Ordered]]] | None = (
+            None  # of the last clients asked for
+        )
 
     @classmethod
     def of(cls, clients: list[Samples]) -> CoxLosses:
@@ -66,7 +74,10 @@ class CoxLosses(ClientLosses):
         for inputs, targets in clients:
             later = targets[:, 1].argsort(descending=True, stable=True)
             ordered.append((inputs[later], targets[later]))
-        return cls(stack_clients(ordered, may_pad=False), torch.tensor([len(inputs) for inputs, _ in clients]))
+        return cls(
+            stack_clients(ordered, may_pad=False),
+            torch.tensor([len(inputs) for inputs, _ in clients]),
+        )
 
     def data(self) -> Iterator[Tensor]:
         return samples_of(self._stacks)
@@ -74,12 +85,17 @@ class CoxLosses(ClientLosses):
     def to(self, device: torch.device) -> CoxLosses:
         return CoxLosses([stack.to(device) for stack in self._stacks], self.sizes)
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if picks is not None:
-            raise ValueError("Cox's loss compares all of a client's samples with each other, expected no minibatch")
+            raise ValueError(
+                "Cox's loss compares all of a client's samples with each other, expected no minibatch"
+            )
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for at, (inputs, events, last, _, logs) in self._select(who):
-            # Sums of products, no matrix products: a client alone has the same bits as a stack of clients.
+            # Sums of products, no matrix products: a client alone has the same bits as a stack of
+            # clients.
             scores = (inputs * x[at].unsqueeze(1)).sum(2)
             largest, heights = running_maxima(scores)
             shifted = scores - largest + heights
@@ -91,7 +107,9 @@ class CoxLosses(ClientLosses):
         return values, gradients
 
     def _select(self, who: Tensor) -> list[tuple[Tensor, _Ordered]]:
-        """Places (b,) among ``who`` and what is needed of those clients, kept for the next step of the same ones."""
+        """Places (b,) among ``who`` and what is needed of those clients, kept for the next step of
+        the same ones.
+        """
         if self._selected is None or self._selected[0] is not who:
             found = []
             for stack, ordered in zip(self._stacks, self._ordered, strict=True):
@@ -109,8 +127,9 @@ class CoxLosses(ClientLosses):
     def smoothness(self) -> Tensor:
         """L_i (n,).
 
-        The Hessian is 1/m sum_k e_k C_k with C_k a covariance of the first k inputs, with some weights. Around any
-        centre c it is at most the largest ||x_j - c||^2 of them; c is the mean input.
+        The Hessian is 1/m sum_k e_k C_k with C_k a covariance of the first k inputs, with some
+        weights. Around any centre c it is at most the largest ||x_j - c||^2 of them; c is the mean
+        input.
         """
         found = torch.empty(self.n, dtype=torch.float64)
         for stack, ordered in zip(self._stacks, self._ordered, strict=True):

@@ -1,4 +1,6 @@
-"""What tells one problem from another, as short texts: a checkpoint keeps them, so that only the same run goes on."""
+"""What tells one problem from another, as short texts: a checkpoint keeps them, so that only the
+same run goes on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _WRITTEN_OUT = 8
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
-    """Sixteen digits that change with any type, shape or entry of the tensors, and with their order.
+    """Sixteen digits that change with any type, shape or entry of the tensors, and with their
+    order.
 
     Examples
     --------
@@ -65,7 +68,9 @@ def text_of(value: Any) -> str:
         settings = {name: one for name, one in vars(value).items() if not name.startswith("_")}
         return f"{type(value).__name__} {text_of(settings | dict(value.named_buffers()))}"
     if is_dataclass(value) and not isinstance(value, type):
-        own = ", ".join(f"{f.name}={text_of(getattr(value, f.name))}" for f in fields(value) if f.init)
+        own = ", ".join(
+            f"{f.name}={text_of(getattr(value, f.name))}" for f in fields(value) if f.init
+        )
         return f"{type(value).__name__}({own})"
     if isinstance(value, partial):
         return f"{text_of(value.func)} {text_of(value.args)} {text_of(value.keywords)}"
@@ -80,7 +85,8 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
     Parameters
     ----------
     model : nn.Module
-        It is told by its structure and by tensors that are not trained: the start is compared apart.
+        It is told by its structure and by tensors that are not trained: the start is compared
+        apart.
     loss : callable
         The loss, with its settings where it is a module.
     l2 : float
@@ -106,7 +112,8 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
 def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, str]:
     """All that changes the losses of a problem, as texts by name, with the data by digest.
 
-    Clients that are plain functions have no data that could be compared: they are told by their number.
+    Clients that are plain functions have no data that could be compared: they are told by their
+    number.
 
     Parameters
     ----------
@@ -133,7 +140,8 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
     }
     if private:
         return described | {"samples": text_of(problem.losses.sizes)}
-    # One digest a tensor: ranks hash their own, and all of them together are the same however they are divided.
+    # One digest a tensor: ranks hash their own, and all of them together are the same however they
+    # are divided.
     each = [digest_of([tensor]) for tensor in problem.losses.data()]
     if problem.losses.countable:
         each = [one for theirs in problem.ranks.exchange(each) for one in theirs]

@@ -13,10 +13,14 @@ from fedfw.problems.base import ClientLosses
 class FunctionLosses(ClientLosses):
     """f_i are Python functions of one tensor of the start's shape; one call a client."""
 
-    def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, functions: Sequence[Callable[[Tensor], Tensor]], shape: tuple[int, ...]
+    ) -> None:
         self.functions, self.shape, self.n = tuple(functions), shape, len(functions)
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         values, gradients = [], []
         for point, i in zip(x, who.tolist(), strict=True):
             leaf = point.detach().reshape(self.shape).requires_grad_()

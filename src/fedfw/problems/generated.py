@@ -1,4 +1,6 @@
-"""Clients whose samples are made when they are needed, from their numbers: any number of them takes no memory."""
+"""Clients whose samples are made when they are needed, from their numbers: any number of them takes
+no memory.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from fedfw.problems.base import ClientLosses
 from fedfw.problems.stacks import Samples, Stack
 
 Make = Callable[[Tensor], Samples]
-"""Client numbers (m,) -> inputs (m, samples, ...) and targets (m, samples, ...); the same numbers, the same samples."""
+"""Client numbers (m,) -> inputs (m, samples, ...) and targets (m, samples, ...); the same numbers,
+the same samples.
+"""
 _NUMBERS_AT_ONCE = 2**26
 
 
 class GeneratedLosses(ClientLosses):
-    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them, in the dtype of ``like``.
+    """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them, in the dtype of
+    ``like``.
 
     A rank has those ``own`` of all n clients; by default that is everyone.
     """
@@ -37,11 +42,15 @@ class GeneratedLosses(ClientLosses):
         self._samples, self._numbers = inputs.shape[1], inputs.numel()
         self.sizes = torch.tensor(self._samples).expand(self.n)
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for part in self._pieces(who):
             picked = None if picks is None else picks[part]
-            value, gradient = self._stacked(who[part]).value_and_gradient(x[part], self._all(part), picked)
+            value, gradient = self._stacked(who[part]).value_and_gradient(
+                x[part], self._all(part), picked
+            )
             values[part], gradients[part] = value, gradient
         return values, gradients
 
@@ -50,17 +59,26 @@ class GeneratedLosses(ClientLosses):
     ) -> Tensor:
         parts = [
             self._stacked(who[part]).clipped_gradient(
-                x[part], self._all(part), None if keep is None else keep[part], norm, clip, count[part]
+                x[part],
+                self._all(part),
+                None if keep is None else keep[part],
+                norm,
+                clip,
+                count[part],
             )
             for part in self._pieces(who)
         ]
         return torch.cat(parts)
 
     def data(self) -> Iterator[Tensor]:
-        yield from self._make(torch.tensor([0, self._all_clients - 1]))  # of all of them it would take long
+        yield from self._make(
+            torch.tensor([0, self._all_clients - 1])
+        )  # of all of them it would take long
 
     def to(self, device: torch.device) -> GeneratedLosses:
-        return GeneratedLosses(self._all_clients, self._make, self._losses_of, self._like.to(device), self._own)
+        return GeneratedLosses(
+            self._all_clients, self._make, self._losses_of, self._like.to(device), self._own
+        )
 
     def _pieces(self, who: Tensor) -> Iterator[Tensor]:
         at_once = max(1, _NUMBERS_AT_ONCE // self._numbers)
@@ -72,7 +90,10 @@ class GeneratedLosses(ClientLosses):
 
     def _stacked(self, who: Tensor) -> ClientLosses:
         device = self._like.device
-        made = (t.to(self._like if t.is_floating_point() else device) for t in self._make(who.cpu() + self._own.start))
+        made = (
+            t.to(self._like if t.is_floating_point() else device)
+            for t in self._make(who.cpu() + self._own.start)
+        )
         inputs, targets = made
         sizes = torch.full((len(who),), self._samples, device=device)
         return self._losses_of(Stack(torch.arange(len(who), device=device), inputs, targets, sizes))

@@ -1,13 +1,15 @@
 """The losses of torch whose form is known: each is a mean over samples.
 
-The table also states where a loss is convex in the model's outputs and a number that it is never below. Certificates
-rest on both, so each holds for all options that are accepted, whatever the targets.
+The table also states where a loss is convex in the model's outputs and a number that it is never
+below. Certificates rest on both, so each holds for all options that are accepted, whatever the
+targets.
 
 Cross-entropy and the negative log-likelihood with class weights or an ignored class are a ratio,
 
     sum over the client's samples j of w[y_j] l_j   /   sum over the client's samples j of w[y_j],
 
-so a sample's share in the mean depends on the other samples' targets. `KnownLoss.masses` are those w[y_j].
+so a sample's share in the mean depends on the other samples' targets. `KnownLoss.masses` are those
+w[y_j].
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Kind:
     function, module
         The loss as torch has it, twice.
     classes
-        Whether targets are class numbers (m, ...) for outputs (m, classes, ...); otherwise they have the outputs'
-        shape.
+        Whether targets are class numbers (m, ...) for outputs (m, classes, ...); otherwise they
+        have the outputs' shape.
     ratio
         Whether class weights and an ignored class change the denominator of the mean.
     least, most
@@ -64,7 +66,9 @@ class Kind:
     convex: bool = True
 
 
-def scaled_cross_entropy(outputs: Tensor, targets: Tensor, scale: float = 1.0, reduction: str = "mean") -> Tensor:
+def scaled_cross_entropy(
+    outputs: Tensor, targets: Tensor, scale: float = 1.0, reduction: str = "mean"
+) -> Tensor:
     """Cross-entropy of ``scale * outputs``; see `ScaledCrossEntropy`."""
     return nnf.cross_entropy(scale * outputs, targets, reduction=reduction)
 
@@ -72,8 +76,8 @@ def scaled_cross_entropy(outputs: Tensor, targets: Tensor, scale: float = 1.0, r
 class ScaledCrossEntropy(nn.modules.loss._Loss):
     """Cross-entropy of a multiple of the scores, for networks whose scores cannot grow.
 
-    A network with a bounded Lipschitz constant cannot make its scores larger where it is sure. The larger the scale,
-    the more the loss looks at samples near the border between two classes.
+    A network with a bounded Lipschitz constant cannot make its scores larger where it is sure. The
+    larger the scale, the more the loss looks at samples near the border between two classes.
 
     Parameters
     ----------
@@ -102,7 +106,11 @@ class ScaledCrossEntropy(nn.modules.loss._Loss):
 
 
 def _rounded_hinge_embedding(
-    outputs: Tensor, targets: Tensor, margin: float = 1.0, width: float = 1.0, reduction: str = "mean"
+    outputs: Tensor,
+    targets: Tensor,
+    margin: float = 1.0,
+    width: float = 1.0,
+    reduction: str = "mean",
 ) -> Tensor:
     """Return hinge embedding with a parabola of this width in the place of the kink at the margin."""
     missing = (margin - outputs).clamp(min=0)
@@ -121,10 +129,12 @@ KINDS = (
     Kind(nnf.smooth_l1_loss, nn.SmoothL1Loss),
     Kind(nnf.huber_loss, nn.HuberLoss),
     Kind(nnf.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss, least=0, most=1),
-    # torch replaces -log p by 100 below exp(-100), which is not convex, and -1/p by -1e12 below 1e-12, which is no
-    # derivative of -log p: linearised there, the loss would be below its own linearisation.
+    # torch replaces -log p by 100 below exp(-100), which is not convex, and -1/p by -1e12 below
+    # 1e-12, which is no derivative of -log p: linearised there, the loss would be below its own
+    # linearisation.
     Kind(nnf.binary_cross_entropy, nn.BCELoss, least=0, most=1, convex=False),
-    # The least of exp(s) - y s over s is y - y log y, which falls without end as y rises (see `KnownLoss.floor`).
+    # The least of exp(s) - y s over s is y - y log y, which falls without end as y rises (see
+    # `KnownLoss.floor`).
     Kind(nnf.poisson_nll_loss, nn.PoissonNLLLoss, least=0, floor=None),
     # It is x for the target 1, and max(0, margin - x) for -1.
     Kind(nnf.hinge_embedding_loss, nn.HingeEmbeddingLoss, allowed=(-1, 1), floor=None),
@@ -153,7 +163,8 @@ class _Range:
 
 
 _OPTION_RANGES = {
-    # torch ignores a negative one for class numbers. For probabilities it would make the loss concave in places.
+    # torch ignores a negative one for class numbers. For probabilities it would make the loss
+    # concave in places.
     "label_smoothing": _Range(0, 1),
     "beta": _Range(0),
     "delta": _Range(0, open=True),
@@ -161,7 +172,9 @@ _OPTION_RANGES = {
     "margin": _Range(),
     "eps": _Range(),
 }
-"""Options that are numbers. With all of these values, a loss has the floor and the convexity of the table."""
+"""Options that are numbers. With all of these values, a loss has the floor and the convexity of the
+table.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +186,8 @@ class KnownLoss:
     kind
         Its line of the table.
     options
-        The function's keywords that differ from its defaults, such as ``weight`` or ``label_smoothing``.
+        The function's keywords that differ from its defaults, such as ``weight`` or
+        ``label_smoothing``.
     ignored
         The class number whose samples do not count; None where there is none.
 
@@ -192,15 +206,20 @@ class KnownLoss:
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of outputs (m, ...), with its weights where the outputs are and in their dtype."""
         tensors = {name: value for name, value in self.options.items() if isinstance(value, Tensor)}
-        weights: dict[str, Any] = {name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()}
+        weights: dict[str, Any] = {
+            name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()
+        }
         if self.kind.ratio and self.ignored is None:
-            weights["ignore_index"] = _NO_CLASS  # else torch leaves out -100, which nobody was found to have
+            weights["ignore_index"] = (
+                _NO_CLASS  # else torch leaves out -100, which nobody was found to have
+            )
         return self.kind.function(outputs, targets, reduction=reduction, **(self.options | weights))
 
     def to(self, device: torch.device) -> KnownLoss:
         """The same with its weights on another device."""
         options = {
-            name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.options.items()
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in self.options.items()
         }
         return replace(self, options=options)
 
@@ -212,8 +231,9 @@ class KnownLoss:
     def floor(self) -> float | None:
         """A number that the loss is never below; None where none holds for all targets."""
         if self.kind.function is nnf.poisson_nll_loss and self.options.get("full", False):
-            # The added constant is y log y - y + log(2 pi y) / 2 for targets y above 1. What is left of the least value
-            # is log(2 pi y) / 2 there and y - y log y below, less eps for rates that may be as low as -eps.
+            # The added constant is y log y - y + log(2 pi y) / 2 for targets y above 1. What is
+            # left of the least value is log(2 pi y) / 2 there and y - y log y below, less eps for
+            # rates that may be as low as -eps.
             if self.options.get("log_input", True):
                 return 0.0
             return -float(self.options.get("eps", nn.PoissonNLLLoss().eps))
@@ -225,24 +245,36 @@ class KnownLoss:
         return self.kind.function is nnf.cross_entropy
 
     def weighs(self, targets: Tensor) -> bool:
-        """Whether samples with such targets have shares in the mean that depend on the other samples' targets."""
+        """Whether samples with such targets have shares in the mean that depend on the other
+        samples' targets.
+        """
         classes = self.kind.ratio and not targets.is_floating_point()
         return classes and (self.options.get("weight") is not None or self.ignored is not None)
 
     def masses(self, targets: Tensor) -> Tensor:
-        """(b, m): what samples with targets (b, m, ...) add to the denominator of their client's mean."""
+        """(b, m): what samples with targets (b, m, ...) add to the denominator of their client's
+        mean.
+        """
         weight = self.options.get("weight")
         if not self.weighs(targets):
             return torch.ones(targets.shape[:2], device=targets.device)
-        ignored = torch.zeros_like(targets, dtype=torch.bool) if self.ignored is None else targets == self.ignored
+        ignored = (
+            torch.zeros_like(targets, dtype=torch.bool)
+            if self.ignored is None
+            else targets == self.ignored
+        )
         if weight is None:
             masses = (~ignored).to(torch.get_default_dtype())
         else:
-            masses = weight.to(targets.device)[targets.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
+            masses = weight.to(targets.device)[targets.masked_fill(ignored, 0)].masked_fill(
+                ignored, 0.0
+            )
         return masses.flatten(2).mean(2) if masses.ndim > 2 else masses
 
     def ignores_some(self, targets: Sequence[Tensor]) -> bool:
-        """Whether the class that is ignored was chosen, or somebody has -100, which torch ignores by itself."""
+        """Whether the class that is ignored was chosen, or somebody has -100, which torch ignores
+        by itself.
+        """
         return "ignore_index" in self.options or any(bool((y == -100).any()) for y in targets)
 
     def settled(self, ignores_some: bool) -> KnownLoss:
@@ -250,35 +282,46 @@ class KnownLoss:
         return self if self.ignored is None or ignores_some else replace(self, ignored=None)
 
     def smoothed(self, width: float) -> KnownLoss | None:
-        """Return the loss with parabolas in the place of its kinks; None where it has no kinks so sharp.
+        """Return the loss with parabolas in the place of its kinks; None where it has no kinks so
+        sharp.
 
         It is convex, smooth, nowhere above the loss, and at most width / 2 below it.
         """
         function = self.kind.function
         if function is nnf.l1_loss or function is nnf.smooth_l1_loss:
-            sharpest = 0.0 if function is nnf.l1_loss else float(self.options.get("beta", nn.SmoothL1Loss().beta))
+            sharpest = (
+                0.0
+                if function is nnf.l1_loss
+                else float(self.options.get("beta", nn.SmoothL1Loss().beta))
+            )
             if sharpest >= width:
                 return None
-            return replace(self, kind=replace(self.kind, function=nnf.smooth_l1_loss), options={"beta": width})
+            return replace(
+                self, kind=replace(self.kind, function=nnf.smooth_l1_loss), options={"beta": width}
+            )
         if function is nnf.hinge_embedding_loss:
             kind = replace(self.kind, function=_rounded_hinge_embedding)
             return replace(self, kind=kind, options=self.options | {"width": width})
         return None
 
     def converted(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets in the type that the function takes: int64 class numbers, or numbers in the model's ``dtype``."""
+        """Targets in the type that the function takes: int64 class numbers, or numbers in the
+        model's ``dtype``.
+        """
         if targets.is_floating_point():
             return targets.to(dtype)
         return targets.to(torch.int64 if self.kind.classes else dtype)
 
 
 def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
-    """The table's entry for a function of torch, its module, or a `functools.partial` of it; None for other losses.
+    """The table's entry for a function of torch, its module, or a `functools.partial` of it; None
+    for other losses.
 
     Raises
     ------
     ValueError
-        For a reduction that gives no mean, and for options outside of the range for which the table holds.
+        For a reduction that gives no mean, and for options outside of the range for which the table
+        holds.
     """
     options, function = _options_of(loss)
     reduction = options.pop("reduction", "mean")
@@ -287,21 +330,31 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
             f"the loss has reduction={reduction!r}, expected 'mean': a client's loss is the mean over its samples, so "
             "that it does not change with how they are split (weights= can give clients with more samples more weight)"
         )
-    kind = next((kind for kind in KINDS if function is kind.function or type(loss) is kind.module), None)
+    kind = next(
+        (kind for kind in KINDS if function is kind.function or type(loss) is kind.module), None
+    )
     if kind is None or reduction != "mean" or _is_changed(loss):
         return None
     defaults, _ = _options_of(kind.module())
-    if not options.keys() <= defaults.keys():  # an element-wise weight of the squared loss has a mean of its own
+    if (
+        not options.keys() <= defaults.keys()
+    ):  # an element-wise weight of the squared loss has a mean of its own
         return None
     ignored = options.get("ignore_index")
-    options = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != defaults[name]}
+    options = {
+        name: value
+        for name, value in options.items()
+        if isinstance(value, Tensor) or value != defaults[name]
+    }
     for name, value in options.items():
         _validate_option(name, value)
     return KnownLoss(kind, options, ignored)
 
 
 def _is_changed(loss: Any) -> bool:
-    """Whether a loss module computes something else than its class: it has hooks or a forward of its own."""
+    """Whether a loss module computes something else than its class: it has hooks or a forward of
+    its own.
+    """
     if not isinstance(loss, nn.Module):
         return False
     own = vars(loss)
@@ -320,7 +373,9 @@ def _validate_option(name: str, value: Any) -> None:
         return
     allowed = _OPTION_RANGES.get(name)
     if allowed is not None and not allowed.contains(float(value)):
-        raise ValueError(f"the loss has {name}={value}, expected {allowed}: set {name} in the loss to such a number")
+        raise ValueError(
+            f"the loss has {name}={value}, expected {allowed}: set {name} in the loss to such a number"
+        )
 
 
 def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
@@ -328,7 +383,11 @@ def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
     if isinstance(loss, partial) and not loss.args:
         return dict(loss.keywords), loss.func
     if isinstance(loss, nn.modules.loss._Loss):
-        own = {name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"}
+        own = {
+            name: value
+            for name, value in vars(loss).items()
+            if not name.startswith("_") and name != "training"
+        }
         return own | dict(loss._buffers), loss
     return {}, loss
 

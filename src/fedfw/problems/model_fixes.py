@@ -1,4 +1,6 @@
-"""What can be done to a model that a problem refuses, as functions that leave the given model as it is."""
+"""What can be done to a model that a problem refuses, as functions that leave the given model as it
+is.
+"""
 
 import copy
 
@@ -8,14 +10,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 _MOST_GROUPS = 32
 _LEAST_CHANNELS = 4
-"""Channels of a group: the numbers of a group are compared with each other, and a lone one would become zero."""
+"""Channels of a group: the numbers of a group are compared with each other, and a lone one would
+become zero.
+"""
 
 
 def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
     """A copy of a model in which every BatchNorm layer is a GroupNorm layer.
 
-    BatchNorm keeps running statistics, which are no parameters, so that no constraint and no atom would carry them
-    between clients; `fedfw.Problem` refuses it. GroupNorm normalises every sample by itself and keeps nothing.
+    BatchNorm keeps running statistics, which are no parameters, so that no constraint and no atom
+    would carry them between clients; `fedfw.Problem` refuses it. GroupNorm normalises every sample
+    by itself and keeps nothing.
 
     Parameters
     ----------
@@ -25,8 +30,9 @@ def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
     Returns
     -------
     nn.Module
-        Layers for images and volumes have as many groups as divide their channels, at most 32 and with at least four
-        channels each; layers for vectors (BatchNorm1d) have one. Scales and shifts, eps, dtype and device are kept.
+        Layers for images and volumes have as many groups as divide their channels, at most 32 and
+        with at least four channels each; layers for vectors (BatchNorm1d) have one. Scales and
+        shifts, eps, dtype and device are kept.
 
     Examples
     --------
@@ -48,7 +54,9 @@ def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
 
 def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     channels = layer.num_features
-    most = 1 if isinstance(layer, nn.BatchNorm1d) else min(_MOST_GROUPS, channels // _LEAST_CHANNELS)
+    most = (
+        1 if isinstance(layer, nn.BatchNorm1d) else min(_MOST_GROUPS, channels // _LEAST_CHANNELS)
+    )
     groups = max((count for count in range(1, most + 1) if channels % count == 0), default=1)
     new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
     if layer.affine:

@@ -1,4 +1,6 @@
-"""Any module and loss: gradients for many clients, those of one size together, through torch.func or in closed form."""
+"""Any module and loss: gradients for many clients, those of one size together, through torch.func
+or in closed form.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ from fedfw.problems.perceptrons import Perceptron
 from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
 
 _WORKING_FLOATS = 2**27
-"""How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with their gradients).
+"""How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with
+their gradients).
 
 A GPU gives them an eighth of its memory.
 """
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Selection = tuple[Stack, Tensor, Tensor]
-"""A stack, the places (b,) of its clients among those that were asked for, and their rows (b,) of the stack."""
+"""A stack, the places (b,) of its clients among those that were asked for, and their rows (b,) of
+the stack.
+"""
 _TOGETHER = 8
 """Channels, or numbers in a row, that a GPU's units for bfloat16 take together."""
 _STREAMS = 5
@@ -37,7 +42,10 @@ def unflatten(x: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     """A flat vector (p,) as named parameters."""
     # One split: the gradient of a slice is as long as x, for each parameter.
     pieces = torch.split(x, [prod(shape) for shape in shapes.values()])
-    return {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    return {
+        name: piece.reshape(shape)
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }
 
 
 def flatten(parameters: Sequence[Tensor]) -> Tensor:
@@ -48,8 +56,9 @@ def flatten(parameters: Sequence[Tensor]) -> Tensor:
 class ModuleLosses(ClientLosses):
     """f_i(x) = loss(model_x(inputs_i), targets_i) on client i's samples.
 
-    With a ``known`` loss clients of similar size are padded and share a call. With ``per`` "client" nothing is padded,
-    and a client's samples are never split. With ``mixed`` layers multiply in bfloat16, and convolutions are compiled.
+    With a ``known`` loss clients of similar size are padded and share a call. With ``per`` "client"
+    nothing is padded, and a client's samples are never split. With ``mixed`` layers multiply in
+    bfloat16, and convolutions are compiled.
     """
 
     sizes: Tensor
@@ -68,32 +77,49 @@ class ModuleLosses(ClientLosses):
         self._model, self._loss, self._shapes, self._stacks = model, loss, shapes, stacks
         self._known, self.per, self.mixed = known, per, mixed
         self.weighs = known is not None and known.weighs(stacks[0].targets)
-        self._exact: ModuleLosses | None = None  # these losses in float64, made when first asked for
+        self._exact: ModuleLosses | None = (
+            None  # these losses in float64, made when first asked for
+        )
         self.sizes, self.n = sizes, len(sizes)
-        self._alike = len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
-        self._selected: tuple[Tensor, list[Selection]] | None = None  # of the last clients that were asked for
+        self._alike = (
+            len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
+        )
+        self._selected: tuple[Tensor, list[Selection]] | None = (
+            None  # of the last clients that were asked for
+        )
 
         device = stacks[0].inputs.device
         mixed = mixed and device.type == "cuda"
         model = with_products(model) if mixed else model
 
         def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-            """The samples' losses with their shares in the mean (m,), which are equal where a loss is no known one."""
+            """The samples' losses with their shares in the mean (m,), which are equal where a loss
+            is no known one.
+            """
             plain = not mixed and not torch.is_autocast_enabled(device.type)
-            with nullcontext() if plain else torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+            with (
+                nullcontext()
+                if plain
+                else torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+            ):
                 outputs = functional_call(model, unflatten(x, shapes), (inputs,))
             outputs = outputs.to(x.dtype) if mixed else outputs
             if known is None:
                 return loss(outputs, targets) * shares.sum()
             return (known.of_samples(outputs, targets) * shares).sum()
 
-        # A kernel for each client makes convolutions several times slower than one client after another. And a function
-        # of a whole client may look at its numbers, to compare or to select some, which only works for one client.
+        # A kernel for each client makes convolutions several times slower than one client after
+        # another. And a function of a whole client may look at its numbers, to compare or to select
+        # some, which only works for one client.
         convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
         self._one_by_one = convolves or (per == "client" and known is None)
-        together: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(value), randomness="different")
+        together: Callable[..., tuple[Tensor, Tensor]] = vmap(
+            grad_and_value(value), randomness="different"
+        )
         if self._one_by_one:
-            together = _in_turn(_compiled(value) if mixed and convolves else grad_and_value(value), device)
+            together = _in_turn(
+                _compiled(value) if mixed and convolves else grad_and_value(value), device
+            )
         if not mixed and (perceptron := Perceptron.of(model, shapes, known, stacks)):
             together = perceptron
         self._together = Replayed(together) if device.type == "cuda" else together
@@ -116,7 +142,16 @@ class ModuleLosses(ClientLosses):
 
     def __reduce__(self) -> tuple[type[ModuleLosses], tuple[Any, ...]]:
         # The functions that vmap made cannot be pickled: the copy makes its own.
-        made_from = (self._model, self._loss, self._shapes, self._stacks, self.sizes, self._known, self.per, self.mixed)
+        made_from = (
+            self._model,
+            self._loss,
+            self._shapes,
+            self._stacks,
+            self.sizes,
+            self._known,
+            self.per,
+            self.mixed,
+        )
         return ModuleLosses, made_from
 
     def data(self) -> Iterator[Tensor]:
@@ -126,16 +161,23 @@ class ModuleLosses(ClientLosses):
         stacks = [stack.to(device) for stack in self._stacks]
         model = copy.deepcopy(self._model).to(device)
         known = None if self._known is None else self._known.to(device)
-        return ModuleLosses(model, self._loss, self._shapes, stacks, self.sizes, known, self.per, self.mixed)
+        return ModuleLosses(
+            model, self._loss, self._shapes, stacks, self.sizes, known, self.per, self.mixed
+        )
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if len(self._select(who)) == 1 and not x.is_cuda:
             # One call for all clients, in their order. Copies of x and of the gradients would cost
             # a sixth of a small MLP's round.
             _, inputs, targets, sizes = next(self._calls(who, picks))
             shares = self._shares(targets, sizes, x.dtype)
             gradients, values = self._in_pieces(x, inputs, targets, shares)
-            return values, gradients.contiguous()  # one that is the same for all clients is a single row
+            return (
+                values,
+                gradients.contiguous(),
+            )  # one that is the same for all clients is a single row
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for at, inputs, targets, sizes in self._calls(who, picks):
             shares = self._shares(targets, sizes, x.dtype)
@@ -143,7 +185,8 @@ class ModuleLosses(ClientLosses):
         return values, gradients
 
     def _calls(self, who: Tensor, picks: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
-        """Places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...) and sizes (b,).
+        """Places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...) and
+        sizes (b,).
 
         Minibatches have one size, whatever the clients have, so that they are one call.
         """
@@ -151,39 +194,60 @@ class ModuleLosses(ClientLosses):
         if picks is None:
             for stack, at, rows in chosen:
                 inputs, targets = stack.inputs, stack.targets
-                if len(rows) != len(stack.who) or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+                if len(rows) != len(stack.who) or not torch.equal(
+                    rows, torch.arange(len(rows), device=rows.device)
+                ):
                     inputs, targets = inputs[rows], targets[rows]
                 yield at, inputs, targets, stack.sizes.to(rows.device)[rows]
             return
         drawn = []
         for stack, at, rows in chosen:
             pick = rows[:, None], picks[at]
-            drawn.append((at, stack.inputs[pick], stack.targets[pick], torch.full_like(at, picks.shape[1])))
+            drawn.append(
+                (at, stack.inputs[pick], stack.targets[pick], torch.full_like(at, picks.shape[1]))
+            )
         yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
 
     def _select(self, who: Tensor) -> list[Selection]:
         """The stacks that are needed, kept for a round's next step: finding them waits for a GPU."""
         if self._selected is None or self._selected[0] is not who:
-            places = [(who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True) for stack in self._stacks]
-            found = [(stack, at, rows) for stack, (at, rows) in zip(self._stacks, places, strict=True) if len(at)]
+            places = [
+                (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
+                for stack in self._stacks
+            ]
+            found = [
+                (stack, at, rows)
+                for stack, (at, rows) in zip(self._stacks, places, strict=True)
+                if len(at)
+            ]
             self._selected = who, found
         return self._selected[1]
 
     def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for those beyond its size."""
+        """(b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for those
+        beyond its size.
+        """
         own = torch.arange(targets.shape[1], device=targets.device) < sizes[:, None]
         if self._known is None or not self.weighs:
             return own.to(dtype) / sizes[:, None]
         masses = self._known.masses(targets).to(dtype) * own
         shares = own / masses.sum(1, keepdim=True)
-        return shares.where(shares.isfinite(), 0.0)  # a minibatch of ignored samples has nothing to say
+        return shares.where(
+            shares.isfinite(), 0.0
+        )  # a minibatch of ignored samples has nothing to say
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         if self._exact is None:
             model = copy.deepcopy(self._model).double()
-            loss = copy.deepcopy(self._loss).double() if isinstance(self._loss, nn.Module) else self._loss
+            loss = (
+                copy.deepcopy(self._loss).double()
+                if isinstance(self._loss, nn.Module)
+                else self._loss
+            )
             stacks = [stack.in_float64() for stack in self._stacks]
-            self._exact = ModuleLosses(model, loss, self._shapes, stacks, self.sizes, self._known, self.per)
+            self._exact = ModuleLosses(
+                model, loss, self._shapes, stacks, self.sizes, self._known, self.per
+            )
         return self._exact.value_and_gradient(x.double(), who, None)
 
     def smoothed(self, width: float) -> ModuleLosses | None:
@@ -191,7 +255,14 @@ class ModuleLosses(ClientLosses):
         if known is None:
             return None
         return ModuleLosses(
-            self._model, self._loss, self._shapes, self._stacks, self.sizes, known, self.per, self.mixed
+            self._model,
+            self._loss,
+            self._shapes,
+            self._stacks,
+            self.sizes,
+            known,
+            self.per,
+            self.mixed,
         )
 
     def clipped_gradient(
@@ -209,19 +280,26 @@ class ModuleLosses(ClientLosses):
             own = own if keep is None else own & keep[at][:, :samples]
             pieces = -(-samples * len(at) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
-                found, losses = each(x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part])
+                found, losses = each(
+                    x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part]
+                )
                 of_samples = found.double()
                 del found  # the largest tensors here are samples x parameters
-                factors = clip_factors(_norms(of_samples, norm), clip) * (own[:, part] & losses.isfinite())
+                factors = clip_factors(_norms(of_samples, norm), clip) * (
+                    own[:, part] & losses.isfinite()
+                )
                 # 0 * NaN is NaN: what is not finite must not be multiplied either.
                 of_samples.masked_fill_((factors <= 0).unsqueeze(2), 0.0)
                 gradients[at] += torch.einsum("bm,bmp->bp", factors, of_samples)
         return gradients / count[:, None]
 
-    def _in_pieces(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    def _in_pieces(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows.
 
-        Where a client's samples belong together, as many clients at a time as memory allows, and at least one.
+        Where a client's samples belong together, as many clients at a time as memory allows, and at
+        least one.
         """
         samples = inputs.shape[1]
         at_the_same_time = len(x)
@@ -234,7 +312,9 @@ class ModuleLosses(ClientLosses):
         gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
         if self.per == "client":
             for rows in torch.arange(len(x), device=x.device).tensor_split(min(pieces, len(x))):
-                gradients[rows], values[rows] = self._together(x[rows], inputs[rows], targets[rows], shares[rows])
+                gradients[rows], values[rows] = self._together(
+                    x[rows], inputs[rows], targets[rows], shares[rows]
+                )
             return gradients, values
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)
@@ -255,11 +335,17 @@ def _norms(gradients: Tensor, norm: str) -> Tensor:
 
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """What vmap would do, one client after another, or a few at the same time on a GPU."""
-    of_all = on_streams(each, _STREAMS) if device.type == "cuda" else lambda *stacks: list(map(each, *stacks))
+    of_all = (
+        on_streams(each, _STREAMS)
+        if device.type == "cuda"
+        else lambda *stacks: list(map(each, *stacks))
+    )
 
     def together(*stacks: Tensor) -> tuple[Tensor, Tensor]:
         results = of_all(*stacks)
-        return torch.stack([gradient for gradient, _ in results]), torch.stack([value for _, value in results])
+        return torch.stack([gradient for gradient, _ in results]), torch.stack(
+            [value for _, value in results]
+        )
 
     return together
 
@@ -287,16 +373,24 @@ class _AsProduct(nn.Conv2d):
             return super().forward(images)
         (high, wide), (down, right) = self.kernel_size, self.stride
         above, beside = (int(width) for width in self.padding)
-        patches = nnf.pad(images, (beside, beside, above, above)).unfold(2, high, down).unfold(3, wide, right)
+        patches = (
+            nnf.pad(images, (beside, beside, above, above))
+            .unfold(2, high, down)
+            .unfold(3, wide, right)
+        )
         m, _, rows, columns, _, _ = patches.shape
         flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(m * rows * columns, -1)
         spare = 0, -flat.shape[1] % _TOGETHER
-        outputs = nnf.linear(nnf.pad(flat, spare), nnf.pad(self.weight.flatten(1), spare), self.bias)
+        outputs = nnf.linear(
+            nnf.pad(flat, spare), nnf.pad(self.weight.flatten(1), spare), self.bias
+        )
         return outputs.reshape(m, rows, columns, -1).permute(0, 3, 1, 2)
 
 
 def with_products(model: nn.Module) -> nn.Module:
-    """The model with convolutions of a few channels as products, for which cuDNN has no fast kernels in bfloat16."""
+    """The model with convolutions of a few channels as products, for which cuDNN has no fast
+    kernels in bfloat16.
+    """
     model = copy.deepcopy(model)
     for module in model.modules():
         if type(module) is nn.Conv2d and _can_be_product(module):
@@ -306,7 +400,12 @@ def with_products(model: nn.Module) -> nn.Module:
 
 def _can_be_product(layer: nn.Conv2d) -> bool:
     padded_as_here = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return padded_as_here and layer.in_channels < _TOGETHER and layer.groups == 1 and layer.dilation == (1, 1)
+    return (
+        padded_as_here
+        and layer.in_channels < _TOGETHER
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+    )
 
 
 def samples_at_once(model: nn.Module, inputs: Tensor) -> int:
@@ -321,14 +420,20 @@ def _working_floats(device: torch.device) -> int:
 
 
 def _floats_of_a_sample(model: nn.Module, samples: Tensor) -> int:
-    """How many numbers the layers of the model give for a sample; tried on two (m, ...), as BatchNorm asks for."""
+    """How many numbers the layers of the model give for a sample; tried on two (m, ...), as
+    BatchNorm asks for.
+    """
     count = samples.numel()
 
     def add(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal count
         count += output.numel() if isinstance(output, Tensor) else 0
 
-    hooks = [module.register_forward_hook(add) for module in model.modules() if not list(module.children())]
+    hooks = [
+        module.register_forward_hook(add)
+        for module in model.modules()
+        if not list(module.children())
+    ]
     with torch.no_grad():
         model(samples)
     for hook in hooks:

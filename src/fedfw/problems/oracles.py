@@ -1,4 +1,5 @@
-"""What a stack of clients computes in a round: gradients of their losses, and their oracles' answers.
+"""What a stack of clients computes in a round: gradients of their losses, and their oracles'
+answers.
 
 The two come in a pair from one place, because a private client replaces both together
 (`fedfw.privacy.steps.PrivateOracles`).
@@ -33,7 +34,8 @@ class Cohort:
     constraint : ConstraintSet
         The set that they use.
     exact_weights : Tensor, optional
-        (m,): the w_i in float64, for certificates. By default ``weights``, which then has to be exact.
+        (m,): the w_i in float64, for certificates. By default ``weights``, which then has to be
+        exact.
     """
 
     rows: Tensor
@@ -52,7 +54,9 @@ class ClientOracles(Protocol):
     """Where a client's gradient and its linear minimization oracle come from."""
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
-        """Both for a stack of clients in round t; ``tol`` is the accuracy asked of oracles that iterate."""
+        """Both for a stack of clients in round t; ``tol`` is the accuracy asked of oracles that
+        iterate.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class PlainOracles:
     sizes: Tensor | None
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
-        pick = minibatches(self.seed, t, self.local_steps, self.sizes, self.batch_size, cohort.numbers)
+        pick = minibatches(
+            self.seed, t, self.local_steps, self.sizes, self.batch_size, cohort.numbers
+        )
 
         def oracle(g: Tensor) -> Atom:
             try:
@@ -87,4 +93,6 @@ class PlainOracles:
                     f"round {t}: NaN or infinity in the direction of client {clients}", clients
                 ) from None
 
-        return WeightedGradient(self.losses, cohort.scales, cohort.rows, pick, t, cohort.numbers), oracle
+        return WeightedGradient(
+            self.losses, cohort.scales, cohort.rows, pick, t, cohort.numbers
+        ), oracle

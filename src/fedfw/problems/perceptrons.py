@@ -1,10 +1,13 @@
-"""Perceptrons, which are plain linear layers with activations between them: all clients' gradients in batched products.
+"""Perceptrons, which are plain linear layers with activations between them: all clients' gradients
+in batched products.
 
-With H_0 the samples, Z_k = W_k H_{k-1} + b_k, H_k = phi(Z_k), and R_k the derivative of the loss by Z_k,
+With H_0 the samples, Z_k = W_k H_{k-1} + b_k, H_k = phi(Z_k), and R_k the derivative of the loss by
+Z_k,
 
     gradient of W_k = R_k H_{k-1}',   gradient of b_k = R_k 1,   R_{k-1} = (W_k' R_k) phi'(Z_{k-1}).
 
-torch.func finds the same for any module, with more calls and copies. Samples lie along the last axis, as in `linear`.
+torch.func finds the same for any module, with more calls and copies. Samples lie along the last
+axis, as in `linear`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ class Activation(NamedTuple):
 
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: Activation(torch.relu_, lambda slopes, H: torch.ops.aten.threshold_backward(slopes, H, 0)),
+    nn.ReLU: Activation(
+        torch.relu_, lambda slopes, H: torch.ops.aten.threshold_backward(slopes, H, 0)
+    ),
     nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward),
     nn.Sigmoid: Activation(torch.sigmoid_, torch.ops.aten.sigmoid_backward),
 }
@@ -50,14 +55,20 @@ class Perceptron:
         Of the loss by the last layer's scores.
     """
 
-    def __init__(self, layers: list[nn.Linear], activations: list[Activation], derivative: Derivative) -> None:
+    def __init__(
+        self, layers: list[nn.Linear], activations: list[Activation], derivative: Derivative
+    ) -> None:
         self._shapes = [(*layer.weight.shape, layer.bias is not None) for layer in layers]
         self._lengths = [p.numel() for layer in layers for p in layer.parameters()]
         self._activations, self._derivative = activations, derivative
 
     @classmethod
-    def of(cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stacks: list[Stack]) -> Perceptron | None:
-        """The model as a perceptron; None where it is another one, or the loss or the clients' samples ask for more."""
+    def of(
+        cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stacks: list[Stack]
+    ) -> Perceptron | None:
+        """The model as a perceptron; None where it is another one, or the loss or the clients'
+        samples ask for more.
+        """
         derivative = closed_form_of(known, stacks[0].targets[0])
         vectors = all(stack.inputs.ndim == 3 for stack in stacks)
         if (
@@ -68,7 +79,11 @@ class Perceptron:
         ):
             return None
         modules = list(model)
-        layers = [module for module in modules[::2] if isinstance(module, nn.Linear) and is_plain(module, nn.Linear)]
+        layers = [
+            module
+            for module in modules[::2]
+            if isinstance(module, nn.Linear) and is_plain(module, nn.Linear)
+        ]
         between = [type(module) for module in modules[1::2] if is_plain(module, type(module))]
         complete = len(layers) == len(between) + 1 and len(layers) + len(between) == len(modules)
         own = any(module._parameters for module in (model, *modules[1::2]))
@@ -78,8 +93,12 @@ class Perceptron:
             return None  # some are not trained, or a layer is there twice
         return cls(layers, [ACTIVATIONS[kind] for kind in between], derivative)
 
-    def __call__(self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients (b, p) and losses (b,) at x (b, p), of samples (b, m, f) with their shares (b, m) in the mean."""
+    def __call__(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients (b, p) and losses (b,) at x (b, p), of samples (b, m, f) with their shares (b,
+        m) in the mean.
+        """
         if torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x, inputs, targets, shares)

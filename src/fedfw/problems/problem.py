@@ -39,7 +39,14 @@ from fedfw.problems.cox import CoxLosses
 from fedfw.problems.digest import digest_of
 from fedfw.problems.functions import FunctionLosses
 from fedfw.problems.generated import GeneratedLosses, Make
-from fedfw.problems.known_losses import KnownLoss, LossFunction, Per, floor_of, is_convex, known_loss
+from fedfw.problems.known_losses import (
+    KnownLoss,
+    LossFunction,
+    Per,
+    floor_of,
+    is_convex,
+    known_loss,
+)
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
 from fedfw.problems.regularised import RegularisedLosses
@@ -60,12 +67,13 @@ class Problem:
     Parameters
     ----------
     model
-        Any module whose outputs depend on its parameters and inputs alone: without dropout, and without buffers that it
-        changes. It is copied, never changed; its parameters are the start.
+        Any module whose outputs depend on its parameters and inputs alone: without dropout, and
+        without buffers that it changes. It is copied, never changed; its parameters are the start.
     loss
-        ``loss(outputs, targets)``, a mean over samples. Losses of `torch.nn` and their functions are honoured with
-        class weights, ignored classes and label smoothing: f_i is exactly the loss of all of client i's samples, and
-        that of a minibatch is torch's formula on the minibatch. A loss of one's own is tried on a few samples.
+        ``loss(outputs, targets)``, a mean over samples. Losses of `torch.nn` and their functions
+        are honoured with class weights, ignored classes and label smoothing: f_i is exactly the
+        loss of all of client i's samples, and that of a minibatch is torch's formula on the
+        minibatch. A loss of one's own is tried on a few samples.
     clients
         One pair of tensors (inputs, targets) or one torch dataset a client; sizes may differ.
     test
@@ -73,28 +81,33 @@ class Problem:
     weights
         Positive, one a client; scaled to sum to 1. By default 1/n each.
     convex
-        Whether every f_i is convex in the parameters. None: the module's own ``convex`` attribute where it has one; a
-        single linear layer and matrix completion are with a loss of torch that is convex in the outputs (cross-entropy,
-        logistic, squared, absolute, Huber's, ...), and not known to be with others; a module with hidden layers is not.
+        Whether every f_i is convex in the parameters. None: the module's own ``convex`` attribute
+        where it has one; a single linear layer and matrix completion are with a loss of torch that
+        is convex in the outputs (cross-entropy, logistic, squared, absolute, Huber's, ...), and not
+        known to be with others; a module with hidden layers is not.
     l2
         Adds l2/2 ||x||^2 to every client's loss; the test loss is without it.
     per
-        ``"client"`` for a loss of all of a client's samples together that is no mean over them, such as a Cox
-        likelihood: clients are then never split or padded, and minibatches and privacy are refused. Models that mix
-        samples, such as BatchNorm without running statistics, are treated in the same way, and so is `cox_loss`.
+        ``"client"`` for a loss of all of a client's samples together that is no mean over them,
+        such as a Cox likelihood: clients are then never split or padded, and minibatches and
+        privacy are refused. Models that mix samples, such as BatchNorm without running statistics,
+        are treated in the same way, and so is `cox_loss`.
     test_owners
         (m,) whose each of the m test samples is: concordance is then given for each of them, too.
     ranks
-        The processes among which clients and test samples are divided (`fedfw.join_ranks`). Every rank is given the
-        same clients and reads the data of its own: those of a torch dataset are not looked at by the others.
+        The processes among which clients and test samples are divided (`fedfw.join_ranks`). Every
+        rank is given the same clients and reads the data of its own: those of a torch dataset are
+        not looked at by the others.
     mixed
-        Whether a GPU multiplies in bfloat16 for the gradients of a network, with convolutions compiled by torch: about
-        twice as fast, with losses and gradients that are off by about a hundredth. Nothing changes for linear layers,
-        on a CPU, for test data, certificates and private gradients.
+        Whether a GPU multiplies in bfloat16 for the gradients of a network, with convolutions
+        compiled by torch: about twice as fast, with losses and gradients that are off by about a
+        hundredth. Nothing changes for linear layers, on a CPU, for test data, certificates and
+        private gradients.
     separate
-        Whether every client's gradient is worked out by itself, as a deployed client does it. A simulation then has the
-        bits of the deployment for every model and all sizes of clients. Otherwise clients of similar size share calls,
-        which is faster where they are many and small, and rounds differently: docs/deployment.md says for which models.
+        Whether every client's gradient is worked out by itself, as a deployed client does it. A
+        simulation then has the bits of the deployment for every model and all sizes of clients.
+        Otherwise clients of similar size share calls, which is faster where they are many and
+        small, and rounds differently: docs/deployment.md says for which models.
 
     Examples
     --------
@@ -145,7 +158,9 @@ class Problem:
             raise ValueError("the model has no trainable parameters")
         dtypes = {p.dtype for p in parameters}
         if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-            raise ValueError(f"parameters in {', '.join(map(str, dtypes))}, expected all in float32 or all in float64")
+            raise ValueError(
+                f"parameters in {', '.join(map(str, dtypes))}, expected all in float32 or all in float64"
+            )
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
         dtype = parameters[0].dtype
@@ -157,7 +172,9 @@ class Problem:
         self.test_data = None if test is None else samples_of(test, "the test data", dtype)
         tested = 0 if self.test_data is None else len(self.test_data[0])
         if test_owners is not None and test_owners.shape != (tested,):
-            raise ValueError(f"test_owners of shape {tuple(test_owners.shape)}, expected one for {tested} test samples")
+            raise ValueError(
+                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {tested} test samples"
+            )
         self.test_owners = test_owners
         survival = loss is cox_loss
         if survival:
@@ -171,10 +188,16 @@ class Problem:
         if known is not None:
             samples = fit_targets(known, self.model, samples, [f"client {i}" for i in own], dtype)
             if self.test_data is not None:
-                (self.test_data,) = fit_targets(known, self.model, [self.test_data], ["the test data"], dtype)
-            targets = [y for _, y in samples] + ([] if self.test_data is None else [self.test_data[1]])
+                (self.test_data,) = fit_targets(
+                    known, self.model, [self.test_data], ["the test data"], dtype
+                )
+            targets = [y for _, y in samples] + (
+                [] if self.test_data is None else [self.test_data[1]]
+            )
             known = known.settled(any(ranks.exchange(known.ignores_some(targets))))
-        refuse_misfit(self.model, known or loss, samples, [0] if linear else tried_clients(len(samples)))
+        refuse_misfit(
+            self.model, known or loss, samples, [0] if linear else tried_clients(len(samples))
+        )
         if not linear and mixes_samples(self.model, samples):
             per = "client"
         if known is None and per == "sample":
@@ -202,7 +225,10 @@ class Problem:
         self.classes = softmax_classes(self.model, loss)
         self._smoothness: list[tuple[float, float] | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
-            warnings.warn("all parameters of this network are zero: its gradient may vanish there", stacklevel=2)
+            warnings.warn(
+                "all parameters of this network are zero: its gradient may vanish there",
+                stacklevel=2,
+            )
 
     def _losses_of(self, samples: list[Samples], known: KnownLoss | None, per: Per) -> ClientLosses:
         """Return the losses of clients with these samples: in closed form where there is one."""
@@ -211,13 +237,20 @@ class Problem:
         losses: ClientLosses
         if derivative is not None and isinstance(self.model, nn.Linear):
             losses = LinearLosses.of(self.model, derivative, samples)
-        elif isinstance(self.model, MatrixCompletion) and is_linear(self.model) and squared and per == "sample":
+        elif (
+            isinstance(self.model, MatrixCompletion)
+            and is_linear(self.model)
+            and squared
+            and per == "sample"
+        ):
             losses = CompletionLosses.of(self.model, samples)
         elif self.loss is cox_loss and is_plain(self.model, nn.Linear) and len(self.shapes) == 1:
             losses = CoxLosses.of(samples)
         else:
             function = partial_likelihood if self.loss is cox_loss else self.loss
-            losses = ModuleLosses.of(self.model, function, self.shapes, samples, known, per, self.mixed)
+            losses = ModuleLosses.of(
+                self.model, function, self.shapes, samples, known, per, self.mixed
+            )
         if self.mixed and not isinstance(losses, ModuleLosses):
             raise ValueError(
                 f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a closed form, "
@@ -239,7 +272,12 @@ class Problem:
     def _keep_own_tests(self, per: Per) -> None:
         """Keep this rank's share of the test data, unless a loss compares them all with each other."""
         k, self.tests_split = self.ranks.size, False
-        if k > 1 and self.test_data is not None and per == "sample" and len(self.test_data[0]) >= 2 * k:
+        if (
+            k > 1
+            and self.test_data is not None
+            and per == "sample"
+            and len(self.test_data[0]) >= 2 * k
+        ):
             self.tests_split, self.test_digest = True, digest_of(self.test_data)
             count = len(self.test_data[0])
             part = slice(count * self.ranks.rank // k, count * (self.ranks.rank + 1) // k)
@@ -254,7 +292,9 @@ class Problem:
         convex: bool | None = None,
         ranks: Ranks = ALONE,
     ) -> Problem:
-        """Clients given as differentiable functions of one tensor of ``start``'s shape, each to a scalar."""
+        """Clients given as differentiable functions of one tensor of ``start``'s shape, each to a
+        scalar.
+        """
         if not len(losses):
             raise ValueError("losses=[], expected the function of at least one client")
         problem = cls.__new__(cls)
@@ -288,8 +328,9 @@ class Problem:
     ) -> Problem:
         """So many clients whose samples are made from their numbers when they take part.
 
-        ``make`` maps numbers (m,) to inputs (m, samples, ...) and targets (m, samples, ...), always the same for the
-        same number. F is a sum over all of them and is not worked out: records have the test data's results.
+        ``make`` maps numbers (m,) to inputs (m, samples, ...) and targets (m, samples, ...), always
+        the same for the same number. F is a sum over all of them and is not worked out: records
+        have the test data's results.
         """
         client = tuple(part[0] for part in make(torch.zeros(1, dtype=torch.int64)))
         problem = cls(model, loss, [client], test, None, convex, per=per)
@@ -310,7 +351,9 @@ class Problem:
             if isinstance(first, LinearLosses):
                 return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
             model = model_on(stack.inputs.device)
-            return ModuleLosses(model, function, problem.shapes, [stack], stack.sizes, known, first.per)
+            return ModuleLosses(
+                model, function, problem.shapes, [stack], stack.sizes, known, first.per
+            )
 
         own = own_clients(ranks, [1] * clients, lambda i: 1.0)
         problem.losses = GeneratedLosses(clients, make, losses_of, problem.start, own)
@@ -341,12 +384,16 @@ class Problem:
         sizes = self.losses.sizes
         test = None if self.test_data is None else f"{len(self.test_data[0]):,}"
         known = {
-            "model": None if isinstance(self.model, nn.ParameterDict) else type(self.model).__name__,
+            "model": None
+            if isinstance(self.model, nn.ParameterDict)
+            else type(self.model).__name__,
             "clients": f"{self.n:,}",
             "training samples": None if sizes is None else f"{int(sizes.sum()):,}",
             "test samples": test,
             "parameters": f"{self.start.numel():,}",
-            "losses": {True: "convex", False: "non-convex", None: "possibly non-convex"}[self.convex],
+            "losses": {True: "convex", False: "non-convex", None: "possibly non-convex"}[
+                self.convex
+            ],
         }
         return {name: value for name, value in known.items() if value is not None}
 
@@ -355,12 +402,15 @@ class Problem:
         moved = copy.copy(self)
         moved.losses = self.losses.to(device)
         moved.start, moved.weights = self.start.to(device), self.weights.to(device)
-        moved.test_data = None if self.test_data is None else tuple(t.to(device) for t in self.test_data)  # type: ignore[assignment]
+        if self.test_data is not None:
+            inputs, targets = self.test_data
+            moved.test_data = (inputs.to(device), targets.to(device))
         moved.model = copy.deepcopy(self.model).to(device)
         return moved
 
     def smoothed(self, width: float) -> Problem | None:
-        """Return the problem with parabolas of this width in the place of its losses' kinks, as in ``|x|``.
+        """Return the problem with parabolas of this width in the place of its losses' kinks, as in
+        ``|x|``.
 
         F is then smooth, nowhere higher than before and at most width / 2 lower.
 
@@ -377,17 +427,24 @@ class Problem:
         return smooth
 
     def bind(self, constraint: Any) -> ConstraintSet:
-        """The constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat vector of the parameters."""
+        """The constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat vector of
+        the parameters.
+        """
         bound: ConstraintSet = as_set(constraint).bind(self.model)
         return bound
 
     def shaped(self, x: Tensor) -> Tensor:
-        """A flat point (p,) in the shape of the parameter where the model is one matrix, else as it is."""
+        """A flat point (p,) in the shape of the parameter where the model is one matrix, else as it
+        is.
+        """
         (shape, *others) = self.shapes.values()
         return x.reshape(shape) if not others and len(shape) > 1 else x
 
-    def value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[float, Tensor]:
-        """F and its gradient at one point x, flat (p,) or in the parameter's shape, in which the gradient then is, too.
+    def value_and_gradient(
+        self, x: Tensor, round_: int = 0, *, exact: bool = False
+    ) -> tuple[float, Tensor]:
+        """F and its gradient at one point x, flat (p,) or in the parameter's shape, in which the
+        gradient then is, too.
 
         ``exact`` asks for float64 whatever the data are in.
         """
@@ -395,20 +452,30 @@ class Problem:
         value, gradient = self.total(values, gradients, round_)
         return value, gradient.reshape(x.shape)
 
-    def each_value_and_gradient(self, x: Tensor, round_: int = 0, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-        """w_i f_i (m,) and w_i grad f_i (m, p) at one point x (p,), of all clients that this rank keeps."""
+    def each_value_and_gradient(
+        self, x: Tensor, round_: int = 0, *, exact: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """w_i f_i (m,) and w_i grad f_i (m, p) at one point x (p,), of all clients that this rank
+        keeps.
+        """
         who = self.losses.everyone(x.device)
         weights = self._own_weights(who)
-        oracle = WeightedGradient(self.losses, Weights(weights.to(x.dtype), weights), who, lambda: None, round_)
+        oracle = WeightedGradient(
+            self.losses, Weights(weights.to(x.dtype), weights), who, lambda: None, round_
+        )
         return oracle(x.expand(len(who), -1), exact=exact)
 
     def total(self, values: Tensor, gradients: Tensor, round_: int = 0) -> tuple[float, Tensor]:
-        """The sums over all clients of what `each_value_and_gradient` gave: F, and its gradient (p,)."""
+        """The sums over all clients of what `each_value_and_gradient` gave: F, and its gradient
+        (p,).
+        """
         gradient = gradients.sum(0)
         if not all_finite(gradient):
             who = self.losses.everyone(gradient.device)
             clients = who[~gradients.isfinite().all(1)].tolist()
-            raise NonFiniteError(f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients)
+            raise NonFiniteError(
+                f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients
+            )
         value, gradient = self.ranks.sums(values.double().sum(), gradient)
         return float(value), gradient
 
@@ -417,11 +484,15 @@ class Problem:
         return self.weights if self.ranks.size == 1 else self.weights[who]
 
     def works_in_float64(self) -> bool:
-        """Whether losses and gradients can be worked out in float64, which is found by a trial at the start."""
+        """Whether losses and gradients can be worked out in float64, which is found by a trial at
+        the start.
+        """
         if self.start.dtype is torch.float64:
             return True
         try:
-            tried = self.losses.exactly(self.start[None], self.losses.everyone(self.start.device)[:1])
+            tried = self.losses.exactly(
+                self.start[None], self.losses.everyone(self.start.device)[:1]
+            )
         except RuntimeError:
             return False
         return all(result.dtype is torch.float64 for result in tried)
@@ -459,14 +530,17 @@ class Problem:
                 return None
             weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
             of_ranks = self.ranks.exchange((weighted, float(each.max())))
-            self._smoothness.append((max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)))
+            self._smoothness.append(
+                (max(one[0] for one in of_ranks), max(one[1] for one in of_ranks))
+            )
         return self._smoothness[0]
 
     def test(self, x: Tensor) -> Test:
-        """What there is to say of x, flat (p,) or in the parameter's shape, on the test data: the loss and the answers.
+        """What there is to say of x, flat (p,) or in the parameter's shape, on the test data: the
+        loss and the answers.
 
-        Accuracy where targets are classes or answers yes or no; concordance for `cox_loss`, of all test samples
-        together and of each owner's.
+        Accuracy where targets are classes or answers yes or no; concordance for `cox_loss`, of all
+        test samples together and of each owner's.
         """
         if self.test_data is None:
             return Test(None, None)
@@ -481,7 +555,9 @@ class Problem:
         with torch.no_grad():
             for start in range(0, len(inputs), at_once):
                 part = slice(start, start + at_once)
-                outputs = torch.func.functional_call(self.model, unflatten(x, self.shapes), (inputs[part],))
+                outputs = torch.func.functional_call(
+                    self.model, unflatten(x, self.shapes), (inputs[part],)
+                )
                 wanted = targets[part]
                 here = len(wanted) if known is None else float(known.masses(wanted[None]).sum())
                 if here:  # torch's mean of a part without weight is NaN
@@ -489,14 +565,20 @@ class Problem:
                     mass += here
                 guess = _decided(self.loss, outputs, wanted)
                 if guess is not None:
-                    judged_here = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
+                    judged_here = (
+                        torch.ones_like(wanted, dtype=torch.bool)
+                        if ignored is None
+                        else wanted != ignored
+                    )
                     right += int((guess == wanted)[judged_here].sum())
                     judged += int(judged_here.sum())
         if self.tests_split:
             sums = torch.tensor([total, mass, right, judged], dtype=torch.float64)
             total, mass, right, judged = self.ranks.sums(sums)[0].tolist()
         if self.loss is cox_loss:
-            return Test(total / mass, None, concordance(outputs, targets), self._concordances(outputs))
+            return Test(
+                total / mass, None, concordance(outputs, targets), self._concordances(outputs)
+            )
         return Test(total / mass, right / judged if judged else None)
 
     def _concordances(self, outputs: Tensor) -> dict[str, float] | None:
@@ -505,7 +587,10 @@ class Problem:
         if self.test_owners is None:
             return None
         own = {owner: self.test_owners == owner for owner in sorted(set(self.test_owners.tolist()))}
-        each = {str(owner): concordance(outputs[rows], self.test_data[1][rows]) for owner, rows in own.items()}
+        each = {
+            str(owner): concordance(outputs[rows], self.test_data[1][rows])
+            for owner, rows in own.items()
+        }
         return {owner: value for owner, value in each.items() if value is not None}
 
     def trained(self, x: Tensor) -> nn.Module:
@@ -530,13 +615,21 @@ def is_linear(model: nn.Module) -> bool:
 
 
 def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
-    """The number of classes of a softmax regression: one linear layer with cross-entropy; None for other models."""
+    """The number of classes of a softmax regression: one linear layer with cross-entropy; None for
+    other models.
+    """
     softmax = loss is nnf.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    return model.out_features if softmax and isinstance(model, nn.Linear) and is_linear(model) else None
+    return (
+        model.out_features
+        if softmax and isinstance(model, nn.Linear) and is_linear(model)
+        else None
+    )
 
 
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The classes that outputs stand for, in the form of the targets; None where there are no classes."""
+    """The classes that outputs stand for, in the form of the targets; None where there are no
+    classes.
+    """
     if loss is nnf.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss):
         return (outputs > 0).to(targets.dtype)
     if targets.is_floating_point() or outputs.ndim != targets.ndim + 1:

@@ -1,4 +1,6 @@
-"""Quadratics with known constants, to put theory to the test: f_i(x) = (x - c_i)' A_i (x - c_i) / 2."""
+"""Quadratics with known constants, to put theory to the test: f_i(x) = (x - c_i)' A_i (x - c_i) /
+2.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ class QuadraticLosses(ClientLosses):
     def __init__(self, A: Tensor, c: Tensor) -> None:
         self.A, self.c, self.n = A, c, len(A)
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         A, c = (self.A, self.c) if who is self._everyone else (self.A[who], self.c[who])
         away = x - c
-        gradients = torch.bmm(away.unsqueeze(1), A).squeeze(1)  # A is symmetric, and rows are multiplied sooner
+        gradients = torch.bmm(away.unsqueeze(1), A).squeeze(
+            1
+        )  # A is symmetric, and rows are multiplied sooner
         return (away * gradients).sum(1) / 2, gradients
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        return QuadraticLosses(self.A.double(), self.c.double()).value_and_gradient(x.double(), who, None)
+        return QuadraticLosses(self.A.double(), self.c.double()).value_and_gradient(
+            x.double(), who, None
+        )
 
     def smoothness(self) -> Tensor:
         largest: Tensor = torch.linalg.eigvalsh(self.A.double())[:, -1]
@@ -38,7 +46,11 @@ class QuadraticLosses(ClientLosses):
 
 
 def quadratic_problem(
-    A: Tensor, c: Tensor, start: Tensor, weights: Sequence[float] | None = None, convex: bool | None = True
+    A: Tensor,
+    c: Tensor,
+    start: Tensor,
+    weights: Sequence[float] | None = None,
+    convex: bool | None = True,
 ) -> Problem:
     """A problem of n quadratic clients that begins at ``start`` (p,)."""
     problem = Problem.from_losses([lambda x: x.sum()] * len(A), start, weights, convex)
@@ -46,12 +58,18 @@ def quadratic_problem(
     return problem
 
 
-def random_quadratics(n: int, p: int, condition: float, spread: float, seed: int) -> tuple[Tensor, Tensor]:
-    """A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions; c_i (n, p) Gaussian."""
+def random_quadratics(
+    n: int, p: int, condition: float, spread: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions; c_i (n, p)
+    Gaussian.
+    """
     generator = torch.Generator().manual_seed(seed)
     A = []
     for _ in range(n):
         q, _ = torch.linalg.qr(torch.randn(p, p, generator=generator, dtype=torch.float64))
-        eigenvalues = torch.logspace(0, torch.log10(torch.tensor(condition)).item(), p, dtype=torch.float64)
+        eigenvalues = torch.logspace(
+            0, torch.log10(torch.tensor(condition)).item(), p, dtype=torch.float64
+        )
         A.append(q @ torch.diag(eigenvalues) @ q.T)
     return torch.stack(A), spread * torch.randn(n, p, generator=generator, dtype=torch.float64)

@@ -24,7 +24,9 @@ class RegularisedLosses(ClientLosses):
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return self.inner.value(x, who) + self._term(x)
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         values, gradients = self.inner.value_and_gradient(x, who, picks)
         return values + self._term(x), gradients.add_(x, alpha=self.l2)
 

@@ -1,7 +1,9 @@
-"""Clients whose losses are worked out one by one, each as it is alone: the bits of a deployed client.
+"""Clients whose losses are worked out one by one, each as it is alone: the bits of a deployed
+client.
 
-How a product of matrices rounds depends on its shapes and on where its operands begin in memory: on how many clients
-share a call, and on the samples with which shorter ones are padded. Here nothing of that depends on other clients.
+How a product of matrices rounds depends on its shapes and on where its operands begin in memory: on
+how many clients share a call, and on the samples with which shorter ones are padded. Here nothing
+of that depends on other clients.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from fedfw.problems.base import ClientLosses
 class SeparateLosses(ClientLosses):
     """The losses of clients, each of which has an object of its own.
 
-    A client's point is copied before it is used, so that it begins in memory where it does in every other run.
+    A client's point is copied before it is used, so that it begins in memory where it does in every
+    other run.
 
     Parameters
     ----------
@@ -31,17 +34,26 @@ class SeparateLosses(ClientLosses):
         sizes = [one.sizes for one in each if one.sizes is not None]
         self.sizes = torch.cat(sizes) if len(sizes) == self.n else None
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return self.weighted(x, who, picks, 1.0, x.dtype)
 
     def weighted(
-        self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
+        self,
+        x: Tensor,
+        who: Tensor,
+        picks: Tensor | None,
+        factors: float | Tensor,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         values, gradients = _room(x, dtype)
         each = factors.tolist() if isinstance(factors, Tensor) else [factors] * len(x)
         for row, alone, own in self._rows(x, who):
             chosen = None if picks is None else picks[row]
-            values[row], gradients[row] = alone.weighted(own, _only(alone, x), chosen, each[row.start], dtype)
+            values[row], gradients[row] = alone.weighted(
+                own, _only(alone, x), chosen, each[row.start], dtype
+            )
         return values, gradients
 
     def clipped_gradient(
@@ -50,7 +62,9 @@ class SeparateLosses(ClientLosses):
         _, gradients = _room(x, torch.float64)
         for row, alone, own in self._rows(x, who):
             looked = None if keep is None else keep[row]
-            gradients[row] = alone.clipped_gradient(own, _only(alone, x), looked, norm, clip, count[row])
+            gradients[row] = alone.clipped_gradient(
+                own, _only(alone, x), looked, norm, clip, count[row]
+            )
         return gradients
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +80,9 @@ class SeparateLosses(ClientLosses):
         return values
 
     def _rows(self, x: Tensor, who: Tensor) -> Iterator[tuple[slice, ClientLosses, Tensor]]:
-        """Yield each client's row of the points x (m, p), its losses, and a copy of its point (1, p)."""
+        """Yield each client's row of the points x (m, p), its losses, and a copy of its point (1,
+        p).
+        """
         for row, client in enumerate(who.tolist()):
             place = slice(row, row + 1)
             yield place, self._each[client], x[place].clone(memory_format=torch.contiguous_format)

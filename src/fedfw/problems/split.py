@@ -1,4 +1,6 @@
-"""Clients that are divided among ranks: every rank has the losses of some of them, and knows how many others have."""
+"""Clients that are divided among ranks: every rank has the losses of some of them, and knows how
+many others have.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ def size_of(data: Any) -> int:
 def own_clients(ranks: Ranks, sizes: list[int], speed: Callable[[int], float]) -> range:
     """The clients that this rank keeps, when they have so many samples.
 
-    ``speed`` measures how many samples this rank works through in a second, tried on one client; it is asked where
-    ranks are balanced by time.
+    ``speed`` measures how many samples this rank works through in a second, tried on one client; it
+    is asked where ranks are balanced by time.
     """
     if ranks.size == 1:
         return range(len(sizes))
@@ -72,7 +74,8 @@ def speed_of(losses: ClientLosses, x: Tensor) -> float:
 class SplitLosses(ClientLosses):
     """The losses of all n clients, of which this rank can work out its own.
 
-    Clients are called by their numbers among all of them. `everyone` is everyone whom this rank keeps.
+    Clients are called by their numbers among all of them. `everyone` is everyone whom this rank
+    keeps.
 
     Parameters
     ----------
@@ -99,11 +102,18 @@ class SplitLosses(ClientLosses):
         """The same clients by their places on this rank."""
         return self.inner.everyone(who.device) if who is self._everyone else who - self.own.start
 
-    def value_and_gradient(self, x: Tensor, who: Tensor, picks: Tensor | None) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, x: Tensor, who: Tensor, picks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return self.inner.value_and_gradient(x, self._inside(who), picks)
 
     def weighted(
-        self, x: Tensor, who: Tensor, picks: Tensor | None, factors: float | Tensor, dtype: torch.dtype
+        self,
+        x: Tensor,
+        who: Tensor,
+        picks: Tensor | None,
+        factors: float | Tensor,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         return self.inner.weighted(x, self._inside(who), picks, factors, dtype)
 

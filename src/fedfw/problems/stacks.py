@@ -1,6 +1,7 @@
 """Clients' samples, stacked so that many clients are evaluated by one call.
 
-Clients of similar size share a stack (b, longest, ...); shorter ones are padded, by at most a fifth of the stack.
+Clients of similar size share a stack (b, longest, ...); shorter ones are padded, by at most a fifth
+of the stack.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Samples = tuple[Tensor, Tensor]
 
 _FULLEST_WASTE = 0.2
 _TOGETHER = 16
-"""Pieces that are evaluated together at most, where they are whole clients: fewer calls are worth a larger cache."""
+"""Pieces that are evaluated together at most, where they are whole clients: fewer calls are worth a
+larger cache.
+"""
 
 
 class Piece(NamedTuple):
@@ -40,7 +43,9 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """Some clients' samples: ``who`` (b,) are their numbers, ``sizes`` (b,) how many of the rows are theirs."""
+    """Some clients' samples: ``who`` (b,) are their numbers, ``sizes`` (b,) how many of the rows
+    are theirs.
+    """
 
     who: Tensor
     inputs: Tensor  # (b, longest, ...)
@@ -56,12 +61,14 @@ class Stack:
         """Whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
 
-    def groups(self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int) -> Iterator[Group]:
+    def groups(
+        self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int
+    ) -> Iterator[Group]:
         """The samples of the clients in these rows, or those that they picked, in pieces.
 
-        A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so that the order of
-        its sums does not depend on them. ``lanes`` times as many numbers make a piece, from several clients, and more
-        where none of them had to be cut.
+        A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so
+        that the order of its sums does not depend on them. ``lanes`` times as many numbers make a
+        piece, from several clients, and more where none of them had to be cut.
 
         Parameters
         ----------
@@ -79,19 +86,32 @@ class Stack:
             clients, some = slice(place, place + together), rows[place : place + together]
             side_by_side = range(some[0], some[0] + len(some))
             adjacent = some == side_by_side or list(some) == list(side_by_side)
-            theirs = slice(some[0], some[0] + len(some)) if adjacent else torch.tensor(some, device=device)
+            theirs = (
+                slice(some[0], some[0] + len(some))
+                if adjacent
+                else torch.tensor(some, device=device)
+            )
             counts = self.sizes[theirs].to(device) if picks is None and self.padded else total
             pieces = []
             for begin in range(0, total, samples):
                 part = slice(begin, min(begin + samples, total))
                 chosen = None if picks is None else picks[clients, part]
-                inputs, targets = (_cut(tensor, theirs, part, chosen) for tensor in (self.inputs, self.targets))
+                inputs, targets = (
+                    _cut(tensor, theirs, part, chosen) for tensor in (self.inputs, self.targets)
+                )
                 pieces.append(Piece(begin, inputs.flatten(2), targets))
-            yield Group(clients, counts, pieces, 1 / (counts if isinstance(counts, int) else counts.double()))
+            yield Group(
+                clients,
+                counts,
+                pieces,
+                1 / (counts if isinstance(counts, int) else counts.double()),
+            )
 
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""
-        inputs, targets = (t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets))
+        inputs, targets = (
+            t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets)
+        )
         return Stack(self.who, inputs, targets, self.sizes)
 
     def to(self, device: torch.device) -> Stack:
@@ -99,14 +119,22 @@ class Stack:
 
 
 def _cut(tensor: Tensor, rows: slice | Tensor, part: slice, picks: Tensor | None) -> Tensor:
-    """A part of these rows of a tensor (clients, longest, ...), or what they picked (b, k): a view where it can be."""
+    """A part of these rows of a tensor (clients, longest, ...), or what they picked (b, k): a view
+    where it can be.
+    """
     if picks is None:
-        return tensor[rows, part] if isinstance(rows, slice) else tensor[:, part].index_select(0, rows)
+        return (
+            tensor[rows, part] if isinstance(rows, slice) else tensor[:, part].index_select(0, rows)
+        )
     if isinstance(rows, slice):
         rows = torch.arange(rows.start, rows.stop, device=tensor.device)
     # Samples of all clients in one line: several times faster than indexing with two tensors.
     numbers = picks + tensor.shape[1] * rows[:, None]
-    return tensor.flatten(0, 1).index_select(0, numbers.flatten()).view(*picks.shape, *tensor.shape[2:])
+    return (
+        tensor.flatten(0, 1)
+        .index_select(0, numbers.flatten())
+        .view(*picks.shape, *tensor.shape[2:])
+    )
 
 
 def samples_of(stacks: list[Stack]) -> Iterator[Tensor]:
@@ -127,7 +155,10 @@ def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:
         size, group = len(clients[i][0]), groups[-1] if groups else []
         longest = len(clients[group[0]][0]) if group else 0
         used += size
-        fits = group and (size == longest or (may_pad and used >= (1 - _FULLEST_WASTE) * longest * (len(group) + 1)))
+        fits = group and (
+            size == longest
+            or (may_pad and used >= (1 - _FULLEST_WASTE) * longest * (len(group) + 1))
+        )
         if fits:
             group.append(i)
         else:

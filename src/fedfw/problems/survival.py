@@ -1,8 +1,9 @@
 """Times until an event: Cox's loss for a model's scores, and how well scores put patients in order.
 
-A target is a pair (event, time): event is 1 where the event was seen at that time, and 0 where the patient was last
-seen without it (censored). A larger score means a larger risk. Among those at risk at time t, the patients j with
-t_j >= t, the model says that patient i has the event with probability exp(s_i) / sum over j of exp(s_j).
+A target is a pair (event, time): event is 1 where the event was seen at that time, and 0 where the
+patient was last seen without it (censored). A larger score means a larger risk. Among those at risk
+at time t, the patients j with t_j >= t, the model says that patient i has the event with
+probability exp(s_i) / sum over j of exp(s_j).
 """
 
 import torch
@@ -15,12 +16,14 @@ _PAIRS = 2**22
 
 
 def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The negative logarithm of Cox's partial likelihood, over the number of patients, with Breslow's ties.
+    """The negative logarithm of Cox's partial likelihood, over the number of patients, with
+    Breslow's ties.
 
         1/m  sum over events i of  log(sum over j with t_j >= t_i of exp(s_j)) - s_i
 
-    It is convex in the scores, never negative, and zero where nobody has an event. It compares the patients of a client
-    with each other, so it is no mean over them: clients are evaluated whole, without minibatches.
+    It is convex in the scores, never negative, and zero where nobody has an event. It compares the
+    patients of a client with each other, so it is no mean over them: clients are evaluated whole,
+    without minibatches.
 
     Parameters
     ----------
@@ -51,27 +54,32 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return `cox_loss` of targets that were validated before: it looks at no numbers, so a GPU can record it."""
+    """Return `cox_loss` of targets that were validated before: it looks at no numbers, so a GPU can
+    record it.
+    """
     scores, (event, time) = _scores(outputs, targets), targets.unbind(1)
     later = time.argsort(descending=True)
     # Ties are at risk together: each patient's sum goes to the last of those with the same time.
     at_risk = torch.searchsorted(-time[later], -time, right=True) - 1
     largest, heights = running_maxima(scores[later])
     excess = (scores[later] - largest + heights).logcumsumexp(0) - heights
-    # Both terms are differences of scores, so that the size which scores have in common is not rounded.
+    # Both terms are differences of scores, so that the size which scores have in common is not
+    # rounded.
     return (event * (excess[at_risk] + (largest[at_risk] - scores))).sum() / len(scores)
 
 
 def running_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maxima M_k of the first k scores, and heights h_k with which risk sets are summed stably.
+    """Return the maxima M_k of the first k scores, and heights h_k with which risk sets are summed
+    stably.
 
-    ``log(exp(s_1) + ... + exp(s_k))`` is as inexact as the scores are large, although it exceeds M_k by at most log k.
-    That excess is worked out from differences of scores alone:
+    ``log(exp(s_1) + ... + exp(s_k))`` is as inexact as the scores are large, although it exceeds
+    M_k by at most log k. That excess is worked out from differences of scores alone:
 
         e_k = log(sum over j <= k of exp(s_j - M_k)) = logcumsumexp(s - M + h)_k - h_k,
 
-    where h begins at 0 and rises with M, but by at most `_LARGEST_RISE` from one patient to the next. A larger rise
-    makes everything before it smaller than the rounding of the sum, and so does a rise of `_LARGEST_RISE`.
+    where h begins at 0 and rises with M, but by at most `_LARGEST_RISE` from one patient to the
+    next. A larger rise makes everything before it smaller than the rounding of the sum, and so does
+    a rise of `_LARGEST_RISE`.
 
     Parameters
     ----------
@@ -88,10 +96,11 @@ def running_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def concordance(outputs: Tensor, targets: Tensor) -> float | None:
-    """Harrell's concordance index: the share of comparable pairs in which who has the event first has the larger score.
+    """Harrell's concordance index: the share of comparable pairs in which who has the event first
+    has the larger score.
 
-    A pair is comparable where one patient has an event while the other is known to be without it: at a later time, or
-    censored at the same time. Equal scores count one half.
+    A pair is comparable where one patient has an event while the other is known to be without it:
+    at a later time, or censored at the same time. Equal scores count one half.
 
     Parameters
     ----------
@@ -122,7 +131,10 @@ def concordance(outputs: Tensor, targets: Tensor) -> float | None:
     right, pairs = 0.0, 0
     for some in torch.split(event.nonzero(), max(1, _PAIRS // max(1, len(time)))):
         after = (time > time[some]) | ((time == time[some]) & (event == 0))
-        right += int((after & (scores[some] > scores)).sum()) + int((after & (scores[some] == scores)).sum()) / 2
+        right += (
+            int((after & (scores[some] > scores)).sum())
+            + int((after & (scores[some] == scores)).sum()) / 2
+        )
         pairs += int(after.sum())
     return right / pairs if pairs else None
 

@@ -13,13 +13,15 @@ Tensors = dict[str, Tensor]
 
 
 class Ranks:
-    """The processes of a simulation. This class is a process alone, for which every sum is what it was given.
+    """The processes of a simulation. This class is a process alone, for which every sum is what it
+    was given.
 
     Parameters
     ----------
     balance : {"samples", "time"}
-        How clients are divided among ranks: by their samples, or by the time that each rank measures for a gradient,
-        which suits machines of different speeds and gives up the same bits in every run.
+        How clients are divided among ranks: by their samples, or by the time that each rank
+        measures for a gradient, which suits machines of different speeds and gives up the same bits
+        in every run.
     device : str
         Where that time is measured: cpu or cuda.
 
@@ -53,7 +55,9 @@ class Ranks:
         return self.rank == 0
 
     def sums(self, *tensors: Tensor) -> list[Tensor]:
-        """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a type."""
+        """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a
+        type.
+        """
         return list(tensors)
 
     def numbers(self, *numbers: float) -> list[list[float]]:
@@ -61,7 +65,9 @@ class Ranks:
         return [list(numbers)]
 
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x (m, ...), stand."""
+        """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x
+        (m, ...), stand.
+        """
         return x, slice(0, len(x))
 
     def exchange(self, value: Any) -> list[Any]:
@@ -78,7 +84,8 @@ class Ranks:
 
     @contextmanager
     def apart(self, who: str) -> Iterator[None]:
-        """What is done here is done on this rank alone: an exchange would wait for the others for ever, and is refused.
+        """What is done here is done on this rank alone: an exchange would wait for the others for
+        ever, and is refused.
 
         ``who`` says who is at work, for the message of the error.
         """
@@ -89,7 +96,9 @@ class Ranks:
         return Queue()
 
     def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
-        """The tensors of every rank, at rank 0 and in the host's memory; an empty list at the others."""
+        """The tensors of every rank, at rank 0 and in the host's memory; an empty list at the
+        others.
+        """
         return [dict(tensors)]
 
 

@@ -6,9 +6,11 @@ import numpy as np
 
 
 def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Where to cut a sequence so that its parts, done at these speeds, end together as nearly as can be.
+    """Where to cut a sequence so that its parts, done at these speeds, end together as nearly as
+    can be.
 
-    With equal speeds no other cuts end sooner. With unequal ones the slowest rank may be given one large client.
+    With equal speeds no other cuts end sooner. With unequal ones the slowest rank may be given one
+    large client.
 
     Parameters
     ----------
@@ -31,14 +33,18 @@ def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
     """
     n, k = len(loads), len(speeds)
     if n < k:
-        raise ValueError(f"{k} ranks for {n} clients, expected at most {n}: every rank keeps at least one client")
+        raise ValueError(
+            f"{k} ranks for {n} clients, expected at most {n}: every rank keeps at least one client"
+        )
     upto = np.concatenate([[0.0], np.cumsum(np.asarray(loads, dtype=np.float64))])
 
     def cut(longest: float) -> list[int]:
         """The first ranks take what they can do in this time; the last one takes the rest."""
         cuts = [0]
         for r in range(k - 1):
-            fits = int(np.searchsorted(upto, upto[cuts[-1]] + longest * speeds[r], side="right")) - 1
+            fits = (
+                int(np.searchsorted(upto, upto[cuts[-1]] + longest * speeds[r], side="right")) - 1
+            )
             cuts.append(min(max(fits, cuts[-1] + 1), n - (k - 1 - r)))
         return [*cuts, n]
 

@@ -1,8 +1,9 @@
-"""The ranks of a simulation that several processes share: how they find each other, exchange, and notice a loss.
+"""The ranks of a simulation that several processes share: how they find each other, exchange, and
+notice a loss.
 
-Nothing is pickled: ranks exchange tensors, and JSON texts as bytes. Texts and tensors in the host's memory travel by
-gloo; tensors of GPUs travel by NCCL where every rank of a machine has a GPU of its own, and through the host where
-ranks share one, which NCCL refuses.
+Nothing is pickled: ranks exchange tensors, and JSON texts as bytes. Texts and tensors in the host's
+memory travel by gloo; tensors of GPUs travel by NCCL where every rank of a machine has a GPU of its
+own, and through the host where ranks share one, which NCCL refuses.
 """
 
 import json
@@ -30,13 +31,17 @@ from fedfw.ranks.queue import Queue, SharedQueue
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
 _LONGEST_WORDS = 300
-"""Characters of why a rank ended that the others are told: JSON takes up to twelve bytes for each."""
+"""Characters of why a rank ended that the others are told: JSON takes up to twelve bytes for each.
+"""
 _ENDED = "fedfw/ended"
 SPIN_SECONDS = 0.1
-"""How long a rank polls for the end of an exchange before it sleeps: a core that slept comes back slowly."""
+"""How long a rank polls for the end of an exchange before it sleeps: a core that slept comes back
+slowly.
+"""
 TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for the others in an exchange. A process that ended is noticed sooner; this is for ranks that
-vanish or never come, and must be longer than any rank is busy with its clients."""
+"""How long a rank waits for the others in an exchange. A process that ended is noticed sooner; this
+is for ranks that vanish or never come, and must be longer than any rank is busy with its clients.
+"""
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 _stores: dict[tuple[str | None, ...], Any] = {}
 _joined: Counter[tuple[str | None, ...]] = Counter()
@@ -53,7 +58,9 @@ class _Joined(Ranks):
         self._apart: str | None = None
         places = self.exchange([process_namespace(), os.getpid()])
         visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
-        self._processes = [pid for _, pid in places] if visible else []  # those of other machines cannot be seen
+        self._processes = (
+            [pid for _, pid in places] if visible else []
+        )  # those of other machines cannot be seen
         self.sent = self.exchanges = 0  # from here on
 
     # --- exchanges ---
@@ -77,7 +84,9 @@ class _Joined(Ranks):
         return found
 
     def numbers(self, *numbers: float) -> list[list[float]]:
-        found: list[list[float]] = self._gathered(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        found: list[list[float]] = self._gathered(
+            torch.tensor(numbers, dtype=torch.float64)
+        ).tolist()
         return found
 
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
@@ -94,7 +103,9 @@ class _Joined(Ranks):
         counts = [int(count) for (count,) in self.numbers(len(x))]
         padded = x.new_zeros(max(counts), *x.shape[1:])
         padded[: len(x)] = x
-        return [theirs[:count] for theirs, count in zip(self._gathered(padded), counts, strict=True)]
+        return [
+            theirs[:count] for theirs, count in zip(self._gathered(padded), counts, strict=True)
+        ]
 
     def tell(self, value: Any) -> Any:
         return self.exchange(value if self.first else None)[0]
@@ -125,7 +136,9 @@ class _Joined(Ranks):
 
     def queue(self) -> Queue:
         if self._store is None:
-            raise ValueError("join_ranks found a process group that was there before it: its ranks cannot share tasks")
+            raise ValueError(
+                "join_ranks found a process group that was there before it: its ranks cannot share tasks"
+            )
         self._queues += 1
         return SharedQueue(self._store, f"fedfw/queue/{self._queues}", self._refuse_ended)
 
@@ -147,8 +160,12 @@ class _Joined(Ranks):
         return mine.to(x.device)
 
     def _wait_for(self, work: Any, x: Tensor) -> None:
-        """Wait for an exchange of x: awake at first, because a processor that was put to sleep comes back slowly."""
-        until = time.monotonic() + (0.0 if self._by_nccl(x) else SPIN_SECONDS)  # a GPU's queue waits, and not the host
+        """Wait for an exchange of x: awake at first, because a processor that was put to sleep
+        comes back slowly.
+        """
+        until = time.monotonic() + (
+            0.0 if self._by_nccl(x) else SPIN_SECONDS
+        )  # a GPU's queue waits, and not the host
         while time.monotonic() < until and not work.is_completed():
             _yield_core()
         work.wait()
@@ -164,7 +181,9 @@ class _Joined(Ranks):
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """An exchange that fails because another rank is gone says which one, and why if that is known."""
+        """An exchange that fails because another rank is gone says which one, and why if that is
+        known.
+        """
         if self._apart is not None:
             raise ValueError(
                 f"{self._apart} runs on rank {self.rank} alone, expected that it asks for nothing of all clients, such "
@@ -174,14 +193,18 @@ class _Joined(Ranks):
             yield
         except RuntimeError as error:
             first_line = str(error).strip().partition("\n")[0]
-            raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone() or first_line}") from error
+            raise RankLostError(
+                f"rank {self.rank} of {self.size}: {self._gone() or first_line}"
+            ) from error
 
     def _gone(self) -> str:
         """Which ranks ended and why; the empty text where nobody can say."""
         if self._store is None:
             return ""
         if _in_main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all ranks now: first a word of why
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN
+            )  # torchrun ends all ranks now: first a word of why
         self.leave("lost contact with another rank", lost=True)
         words: dict[int, dict[str, Any]] = {}
         until = time.monotonic() + _LAST_WORDS
@@ -191,9 +214,17 @@ class _Joined(Ranks):
                     with suppress(ValueError):
                         words[other] = json.loads(said)
             time.sleep(0.05)
-        ended = [f"rank {other} ended: {said['why']}" for other, said in sorted(words.items()) if not said["lost"]]
+        ended = [
+            f"rank {other} ended: {said['why']}"
+            for other, said in sorted(words.items())
+            if not said["lost"]
+        ]
         silent = ", ".join(str(other) for other in range(self.size) if other not in words)
-        died = [f"rank {silent} is gone: its process or its machine ended without a word"] if silent else []
+        died = (
+            [f"rank {silent} is gone: its process or its machine ended without a word"]
+            if silent
+            else []
+        )
         return "; ".join([*ended, *died])
 
     def _last_words(self, other: int) -> bytes:
@@ -205,7 +236,9 @@ class _Joined(Ranks):
         return b""
 
     def _is_one_gone(self) -> bool:
-        """Whether another rank has said that it ends, or its process is gone, where that can be seen from here."""
+        """Whether another rank has said that it ends, or its process is gone, where that can be
+        seen from here.
+        """
         if any(self._last_words(other) for other in range(self.size) if other != self.rank):
             return True
         return any(has_ended(pid) for pid in self._processes)
@@ -213,12 +246,18 @@ class _Joined(Ranks):
     def _refuse_ended(self) -> None:
         """Raise an error if another rank is gone."""
         if self._is_one_gone():
-            raise RankLostError(f"rank {self.rank} of {self.size}: {self._gone() or 'another rank is gone'}")
+            raise RankLostError(
+                f"rank {self.rank} of {self.size}: {self._gone() or 'another rank is gone'}"
+            )
 
     def told_to_end(self, *signal_and_frame: object) -> None:
-        """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when time is up."""
+        """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when
+        time is up.
+        """
         why = self._gone()
-        raise RankLostError(f"rank {self.rank} of {self.size} was told to end (SIGTERM){why and f': {why}'}")
+        raise RankLostError(
+            f"rank {self.rank} of {self.size} was told to end (SIGTERM){why and f': {why}'}"
+        )
 
     def leave(self, why: str, lost: bool = False) -> None:
         """Tell the others why this rank ends before its work is done."""
@@ -236,7 +275,8 @@ def _in_main_thread() -> bool:
 def _packed(tensors: Mapping[str, Tensor]) -> Tensor:
     """Tensors by name as bytes, in the format of safetensors."""
     held = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
     }
     return torch.frombuffer(bytearray(save(held)), dtype=torch.uint8)
 
@@ -249,10 +289,12 @@ def launched() -> bool:
 def _new_store() -> tuple[Any, int, int]:
     """A store that nobody has written to, the number of this rank, and how many there are.
 
-    Ranks that join again meet at the store of the first time, which is kept for that: a new one at the same address
-    might be looked for while the old one is still there.
+    Ranks that join again meet at the store of the first time, which is kept for that: a new one at
+    the same address might be looked for while the old one is still there.
     """
-    address = tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
+    address = tuple(
+        os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    )
     if address not in _stores:
         _stores[address] = next(rendezvous("env://"))
     store, rank, size = _stores[address]
@@ -273,7 +315,8 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     Yields
     ------
     Ranks
-        To be given to `fedfw.Problem` or `fedfw.load_problem`. Simulations of that problem are then shared.
+        To be given to `fedfw.Problem` or `fedfw.load_problem`. Simulations of that problem are then
+        shared.
 
     Raises
     ------
@@ -293,7 +336,9 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
         yield Ranks(balance, device)
         return
     began, store = not dist.is_initialized(), None
-    nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(
+        os.environ.get("LOCAL_WORLD_SIZE", "1")
+    )
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if began:
@@ -307,7 +352,9 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
             signal.signal(signal.SIGTERM, ranks.told_to_end)
         yield ranks
         if began:
-            ranks.numbers(0.0)  # nobody leaves while others may still ask: the first rank may keep the store
+            ranks.numbers(
+                0.0
+            )  # nobody leaves while others may still ask: the first rank may keep the store
     except RankLostError:
         raise
     except BaseException as error:
@@ -331,9 +378,13 @@ def has_ended(pid: int) -> bool:
 
 
 def process_namespace() -> str | None:
-    """Return what two processes have in common that see each other in /proc; None where there is no /proc."""
+    """Return what two processes have in common that see each other in /proc; None where there is no
+    /proc.
+    """
     with suppress(OSError):
-        if os.readlink("/proc/self") == str(os.getpid()):  # else it shows the processes of another namespace
+        if os.readlink("/proc/self") == str(
+            os.getpid()
+        ):  # else it shows the processes of another namespace
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             return boot + os.readlink("/proc/self/ns/pid")
     return None

@@ -1,4 +1,6 @@
-"""Tasks that ranks share: each takes the next one that nobody has taken, and all learn every result."""
+"""Tasks that ranks share: each takes the next one that nobody has taken, and all learn every
+result.
+"""
 
 import json
 import time
@@ -28,9 +30,11 @@ class Queue:
         count : int
             How many tasks there are.
         ready : callable
-            Whether a task can be begun now; it may depend on the results that were handed out so far.
+            Whether a task can be begun now; it may depend on the results that were handed out so
+            far.
         compute : callable
-            task -> its result, in a form that JSON can hold. It is called for tasks that this rank takes.
+            task -> its result, in a form that JSON can hold. It is called for tasks that this rank
+            takes.
 
         Yields
         ------
@@ -83,8 +87,13 @@ class SharedQueue(Queue):
 
     def _take(self, task: int) -> bool:
         """Return whether no rank has taken the task yet; this rank has, afterwards."""
-        return not self._has("taken", task) and int(self._store.add(f"{self._name}/taken/{task}", 1)) == 1
+        return (
+            not self._has("taken", task)
+            and int(self._store.add(f"{self._name}/taken/{task}", 1)) == 1
+        )
 
     def _has(self, kind: str, task: int) -> bool:
-        """Return whether the store has an entry of this kind on a task: that it is taken, or its result."""
+        """Return whether the store has an entry of this kind on a task: that it is taken, or its
+        result.
+        """
         return bool(self._store.check([f"{self._name}/{kind}/{task}"]))

@@ -17,7 +17,9 @@ _PATIENCE = 2.0
 
 
 def progress_bar(total: int, unit: str) -> Bar:
-    """One changing line on a terminal, a line every two seconds in a file, both on the standard error stream."""
+    """One changing line on a terminal, a line every two seconds in a file, both on the standard
+    error stream.
+    """
     live = sys.stderr.isatty()
     return tqdm(
         total=total,
@@ -25,7 +27,8 @@ def progress_bar(total: int, unit: str) -> Bar:
         delay=_PATIENCE,
         mininterval=0.1 if live else _PATIENCE,
         dynamic_ncols=live,
-        bar_format=f"{unit} {{n_fmt}}/{{total_fmt}} [{{elapsed}}]{{postfix}}" + ("" if live else "\n"),
+        bar_format=f"{unit} {{n_fmt}}/{{total_fmt}} [{{elapsed}}]{{postfix}}"
+        + ("" if live else "\n"),
     )
 
 

@@ -92,7 +92,9 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(header)
-    writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
+    writer.writerows(
+        [f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows
+    )
     return text.getvalue()
 
 
@@ -105,7 +107,9 @@ def _svg(figure: Figure) -> str:
     import matplotlib
 
     drawn = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "fedfw", "svg.fonttype": "none"}):  # the same bytes every time
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "fedfw", "svg.fonttype": "none"}
+    ):  # the same bytes every time
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
     # Hundredths of a point are more than anyone can see, and half of the bytes.

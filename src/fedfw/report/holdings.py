@@ -21,8 +21,8 @@ def _heat_map(counts: Tensor, title: str) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     values = counts.numpy()
-    # What nobody holds is white. The colours go from the smallest holding to the largest; the square root keeps small
-    # ones visible beside large ones.
+    # What nobody holds is white. The colours go from the smallest holding to the largest; the
+    # square root keeps small ones visible beside large ones.
     held = values[values > 0]
     lowest, highest = (int(held.min()), int(held.max())) if held.size else (0, 1)
     shades = PowerNorm(0.5, min(lowest, highest - 1), highest)
@@ -37,7 +37,9 @@ def _heat_map(counts: Tensor, title: str) -> Figure:
         for (client, label), count in np.ndenumerate(values):
             if count:
                 ink = "white" if shades(count) > 0.55 else "black"
-                axis.text(label, client, str(count), ha="center", va="center", color=ink, fontsize=8)
+                axis.text(
+                    label, client, str(count), ha="center", va="center", color=ink, fontsize=8
+                )
     figure.colorbar(picture, ax=axis, label="samples")
     axis.set(title=title, xlabel="label", ylabel="client")
     for ticks in (axis.xaxis, axis.yaxis):

@@ -5,7 +5,18 @@ import re
 from html import escape
 from pathlib import Path
 
-from fedfw.report.document import Attachment, Block, Cell, Document, Footer, Heading, Plot, Table, Text, text_of
+from fedfw.report.document import (
+    Attachment,
+    Block,
+    Cell,
+    Document,
+    Footer,
+    Heading,
+    Plot,
+    Table,
+    Text,
+    text_of,
+)
 from fedfw.rounds.files import write_atomically
 
 _STYLE = """
@@ -40,7 +51,9 @@ _VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1"
 
 def save_html(document: Document, path: Path) -> None:
     """Write the page, with links to its sections at the top."""
-    sections = [block for block in document.blocks if isinstance(block, Heading) and block.level == 2]
+    sections = [
+        block for block in document.blocks if isinstance(block, Heading) and block.level == 2
+    ]
     links = "".join(f'<a href="#{_anchor(h.text)}">{_inline(h.text)}</a>' for h in sections)
     # The same clip paths and markers occur in several plots: every plot gets names of its own.
     parts = [_block(block, number) for number, block in enumerate(document.blocks)]

@@ -1,8 +1,21 @@
-"""A report as a Markdown page with its plots as SVG files beside it; the numbers behind them are in the HTML."""
+"""A report as a Markdown page with its plots as SVG files beside it; the numbers behind them are in
+the HTML.
+"""
 
 from pathlib import Path
 
-from fedfw.report.document import Attachment, Block, Cell, Document, Footer, Heading, Plot, Table, Text, text_of
+from fedfw.report.document import (
+    Attachment,
+    Block,
+    Cell,
+    Document,
+    Footer,
+    Heading,
+    Plot,
+    Table,
+    Text,
+    text_of,
+)
 from fedfw.rounds.files import write_atomically
 
 
@@ -26,14 +39,17 @@ def _block(block: Block, folder: Path) -> str:
             write_atomically(folder / f"{name}.svg", svg.encode())
             return f"![{caption}]({folder.name}/{name}.svg)\n\n{caption}"
         case Attachment(name, caption, _):
-            return f"The HTML report also has {caption} ({name}), and the data of every plot as CSV."
+            return (
+                f"The HTML report also has {caption} ({name}), and the data of every plot as CSV."
+            )
         case Footer(lines):
             return "\n".join(f"- {line}" for line in lines)
 
 
 def _line(cells: tuple[Cell, ...] | tuple[str, ...]) -> str:
     marked = (
-        f"**{text_of(cell)}**" if not isinstance(cell, str) and cell[1] == "good" else text_of(cell) for cell in cells
+        f"**{text_of(cell)}**" if not isinstance(cell, str) and cell[1] == "good" else text_of(cell)
+        for cell in cells
     )
     return "| " + " | ".join(_escaped(text).replace("|", "\\|") for text in marked) + " |"
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows of cells as lines with columns under each other; ``right`` lists the columns that end together."""
+    """Rows of cells as lines with columns under each other; ``right`` lists the columns that end
+    together.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

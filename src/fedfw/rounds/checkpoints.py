@@ -1,4 +1,5 @@
-"""Checkpoints: tensors and JSON data in one safetensors file, with a checksum. Nothing is ever pickled.
+"""Checkpoints: tensors and JSON data in one safetensors file, with a checksum. Nothing is ever
+pickled.
 
 Tensors that are mostly zero are written by their other entries.
 """
@@ -20,7 +21,9 @@ from fedfw.data.limits import VARIABLE, memory_limit, usual_limit
 from fedfw.rounds.files import write_atomically
 
 FORMAT = 4
-"""Version of what is in a checkpoint; another one is refused. Formats 1 and 2 were version 0.1's own file format."""
+"""Version of what is in a checkpoint; another one is refused. Formats 1 and 2 were version 0.1's
+own file format.
+"""
 SUFFIX = ".safetensors"
 _AT = "\0at"
 """Ends the name of the tensor that says where the entries of another one belong."""
@@ -60,7 +63,8 @@ def packed(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
         else:
             arrays |= {name: array.reshape(-1)[places], name + _AT: places}
             shapes[name] = array.shape
-    # A reader takes no more memory than a few times the file's size: what would take more is written whole.
+    # A reader takes no more memory than a few times the file's size: what would take more is
+    # written whole.
     whole = sum(array.nbytes for array in full.values())
     for name in sorted(shapes, key=lambda name: full[name].nbytes, reverse=True):
         if whole <= usual_limit(sum(array.nbytes for array in arrays.values())):
@@ -98,7 +102,9 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
     """The inverse of `packed`, for bytes of the file ``path``; raises as `load_checkpoint` does."""
     try:
         arrays = load(data)
-        head: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        head: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get(
+            "__metadata__", {}
+        )
         known = {name: value for name, value in head.items() if name != "sha256"}
         whole = head["sha256"] == _checksum(arrays, known) and {"format", "meta"} <= known.keys()
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -106,7 +112,9 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
     if not whole:
         raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
     if known["format"] != str(FORMAT):
-        raise ValueError(f"{path} has checkpoint format {known['format']}, this version reads {FORMAT}")
+        raise ValueError(
+            f"{path} has checkpoint format {known['format']}, this version reads {FORMAT}"
+        )
     try:
         shapes = _checked_shapes(json.loads(known["shapes"]), arrays, len(data))
     except (ValueError, KeyError, TypeError) as error:
@@ -118,19 +126,30 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
             full.reshape(-1)[arrays[name + _AT]] = array
             tensors[name] = torch.from_numpy(full)
         elif not name.endswith(_AT):
-            tensors[name] = torch.from_numpy(array.copy())  # arrays that lie in the file's bytes cannot be written to
+            tensors[name] = torch.from_numpy(
+                array.copy()
+            )  # arrays that lie in the file's bytes cannot be written to
     return tensors, json.loads(known["meta"])
 
 
-def _checked_shapes(shapes: dict[str, list[int]], arrays: Mapping[str, _Array], nbytes: int) -> dict[str, list[int]]:
-    """The shapes of the tensors that are written by their entries, if they fit those and the memory of a reader."""
+def _checked_shapes(
+    shapes: dict[str, list[int]], arrays: Mapping[str, _Array], nbytes: int
+) -> dict[str, list[int]]:
+    """The shapes of the tensors that are written by their entries, if they fit those and the memory
+    of a reader.
+    """
     total = sum(array.nbytes for name, array in arrays.items() if name not in shapes)
     for name, shape in shapes.items():
         values, places = arrays[name], arrays[name + _AT]
         if not all(type(side) is int and side >= 0 for side in shape):
             raise ValueError(f"{name[:40]!r} has the shape {str(shape)[:80]}")
         outside = len(places) and not 0 <= int(places.min()) <= int(places.max()) < prod(shape)
-        if values.shape != places.shape or places.ndim != 1 or places.dtype.kind not in "ui" or outside:
+        if (
+            values.shape != places.shape
+            or places.ndim != 1
+            or places.dtype.kind not in "ui"
+            or outside
+        ):
             raise ValueError(f"{name[:40]!r} has entries outside of its shape {str(shape)[:80]}")
         total += prod(shape) * values.itemsize
     limit = memory_limit(nbytes)
@@ -151,7 +170,8 @@ def _checksum(arrays: Mapping[str, _Array], head: Mapping[str, str]) -> str:
 
 
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One dictionary with names such as ``server.xbar``; what belongs to the part "" keeps its name.
+    """One dictionary with names such as ``server.xbar``; what belongs to the part "" keeps its
+    name.
 
     Examples
     --------
@@ -163,11 +183,15 @@ def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     ['xbar']
     """
     return {
-        f"{name}.{key}" if name else key: value for name, tensors in parts.items() for key, value in tensors.items()
+        f"{name}.{key}" if name else key: value
+        for name, tensors in parts.items()
+        for key, value in tensors.items()
     }
 
 
 def part(held: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors of one part, by their own names."""
     prefix = f"{name}."
-    return {key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)
+    }

@@ -1,8 +1,10 @@
-"""The part of a round that happens on few coordinates: where every client holds zero, nothing has to be worked out.
+"""The part of a round that happens on few coordinates: where every client holds zero, nothing has
+to be worked out.
 
-Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every coordinate alone
-(`Algorithm.is_coordinatewise`) gives the same bits on the coordinates that somebody touched, in less time and memory.
-Columns are integers (w,); None stands for all coordinates.
+Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every
+coordinate alone (`Algorithm.is_coordinatewise`) gives the same bits on the coordinates that
+somebody touched, in less time and memory. Columns are integers (w,); None stands for all
+coordinates.
 """
 
 from collections.abc import Iterator
@@ -48,7 +50,9 @@ def narrow_server(server: Server, columns: Tensor | None) -> Server:
     """The server's memory at the columns."""
     if columns is None:
         return server
-    return Server(server.xbar[columns], {name: vector[columns] for name, vector in server.vectors.items()})
+    return Server(
+        server.xbar[columns], {name: vector[columns] for name, vector in server.vectors.items()}
+    )
 
 
 def widen_server(after: Server, before: Server, narrow: Server, columns: Tensor | None) -> Server:
@@ -85,7 +89,8 @@ def touched_by(atoms: Atom) -> Tensor | None:
 
 
 def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> Atom:
-    """Sparse atoms as vectors (m, width), where coordinate j stands in column ``place[j]``; their steps keep the bits.
+    """Sparse atoms as vectors (m, width), where coordinate j stands in column ``place[j]``; their
+    steps keep the bits.
 
     Parameters
     ----------
@@ -100,7 +105,14 @@ def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> 
     """
     terms = list(_terms(atoms, dtype))
     parts = tuple(
-        SparseValues(shape=(width,), batched=True, precision=dtype, indices=place[indices], values=values, scale=1.0)
+        SparseValues(
+            shape=(width,),
+            batched=True,
+            precision=dtype,
+            indices=place[indices],
+            values=values,
+            scale=1.0,
+        )
         for _, indices, values in terms
     )
     weights = tuple(share for share, _, _ in terms)

@@ -66,9 +66,9 @@ def measured_rounding(
 ) -> float:
     """Return how far rounding may change F(x) + <grad F(x), u - x> for points u within ``reach``.
 
-    ``value`` and ``gradient`` (p,) are what ``evaluate`` gave at x (p,). Slopes are looked at in the
-    direction ``towards`` (p,) of u, or of the gradient. Where F is not finite near x nothing can be
-    said, and the result is infinite.
+    ``value`` and ``gradient`` (p,) are what ``evaluate`` gave at x (p,). Slopes are looked at in
+    the direction ``towards`` (p,) of u, or of the gradient. Where F is not finite near x nothing
+    can be said, and the result is infinite.
     """
     length = max(float(x.norm()), reach)
     direction = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)

@@ -1,9 +1,11 @@
 """One round, seen from the server: opened, filled with what clients send, closed.
 
-The simulator, the deployed server and the leakage study all drive this object; nothing else moves the server's memory.
+The simulator, the deployed server and the leakage study all drive this object; nothing else moves
+the server's memory.
 
 1. `Coordinator.open`: who takes part.
-2. `Coordinator.ask_for_sums` and `Coordinator.gather`: the dense sum before the step, for algorithms that have one.
+2. `Coordinator.ask_for_sums` and `Coordinator.gather`: the dense sum before the step, for
+   algorithms that have one.
 3. `Coordinator.announce`: what goes down.
 4. `Round.arrive`: what one client, or a stack of clients, sends. Arrivals may come one at a time.
 5. `Coordinator.close`: the server's step.
@@ -28,7 +30,14 @@ from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import Ranks
 from fedfw.rounds.checkpoints import joined, part
-from fedfw.rounds.columns import narrow_atoms, narrow_message, narrow_server, spread_out, touched_by, widen_server
+from fedfw.rounds.columns import (
+    narrow_atoms,
+    narrow_message,
+    narrow_server,
+    spread_out,
+    touched_by,
+    widen_server,
+)
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
@@ -57,7 +66,8 @@ class Round:
     groups : list of Tensor
         The clients that take part, as rows (m,) of the memory; those of one group use the same set.
     states : list of dict
-        Their memories before the step, (m, ...) each; none where the coordinator keeps few columns of them.
+        Their memories before the step, (m, ...) each; none where the coordinator keeps few columns
+        of them.
     """
 
     t: int
@@ -100,7 +110,8 @@ class Round:
         upload : Upload
             Of one client or of a stack of them.
         state : dict, optional
-            Their memory after the step, where it is known; else the coordinator follows from what was sent.
+            Their memory after the step, where it is known; else the coordinator follows from what
+            was sent.
         with_loss : bool
             Whether each of them also reports its loss.
         """
@@ -113,24 +124,35 @@ class Round:
 
     def sum_over(self, ranks: Ranks, before: Traffic) -> None:
         """Let what was sent up since ``before`` be what the clients of all ranks sent."""
-        mine = (self.traffic.bytes_up - before.bytes_up, self.traffic.evidence_up - before.evidence_up)
+        mine = (
+            self.traffic.bytes_up - before.bytes_up,
+            self.traffic.evidence_up - before.evidence_up,
+        )
         payload, evidence = (int(sum(each)) for each in zip(*ranks.numbers(*mine), strict=True))
         self.traffic.bytes_up = before.bytes_up + payload
         self.traffic.evidence_up = before.evidence_up + evidence
 
 
 def _rebased(current: Server, before: Server, after: Server) -> Server:
-    """The change from ``before`` to ``after``, made to the server's memory of now: another round was closed since."""
-    changed = {name: current.vectors[name] + (vector - before.vectors[name]) for name, vector in after.vectors.items()}
+    """The change from ``before`` to ``after``, made to the server's memory of now: another round
+    was closed since.
+    """
+    changed = {
+        name: current.vectors[name] + (vector - before.vectors[name])
+        for name, vector in after.vectors.items()
+    }
     return Server(current.xbar + (after.xbar - before.xbar), current.vectors | changed)
 
 
 def _on_host(groups: Sequence[Tensor]) -> Rows:
-    return np.concatenate([rows.cpu().numpy() for rows in groups]) if groups else np.zeros(0, np.int64)
+    return (
+        np.concatenate([rows.cpu().numpy() for rows in groups]) if groups else np.zeros(0, np.int64)
+    )
 
 
 class Coordinator:
-    """The server of one training: its memory, what it knows of its clients, the wire and the certificate.
+    """The server of one training: its memory, what it knows of its clients, the wire and the
+    certificate.
 
     Parameters
     ----------
@@ -171,7 +193,9 @@ class Coordinator:
         self.dense_sums = 0
         """How many dense sums the server was given."""
         self.curvature = 0.0
-        """The average of what clients told, where step sizes come from it (`fedfw.algorithms.pacing`)."""
+        """The average of what clients told, where step sizes come from it
+        (`fedfw.algorithms.pacing`).
+        """
 
     def _new_bound(self) -> LowerBound:
         own = self.memory.own if isinstance(self.memory, SplitMemory) else None
@@ -179,26 +203,42 @@ class Coordinator:
 
     # --- a round, step by step ---
 
-    def open(self, t: int, groups: Sequence[Tensor], at: Rows | None = None, *, together: bool = False) -> Round:
+    def open(
+        self, t: int, groups: Sequence[Tensor], at: Rows | None = None, *, together: bool = False
+    ) -> Round:
         """Step 1: round t with the clients of these groups, rows (m,) of the memory each.
 
-        ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be asked. Where several
-        ranks share a run the groups are of this rank's clients, and ``at`` of all; ``together`` says whether everyone
-        takes part, as one group.
+        ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be
+        asked. Where several ranks share a run the groups are of this rank's clients, and ``at`` of
+        all; ``together`` says whether everyone takes part, as one group.
         """
         few = self.memory.columns is not None
         states = [] if few else [self.memory.gather(rows) for rows in groups]
         at = _on_host(groups) if at is None else at
         bases = self.holds[at].copy()
-        return Round(t, list(groups), states, self.server, self.server, at, bases, eta=self.plan.eta, together=together)
+        return Round(
+            t,
+            list(groups),
+            states,
+            self.server,
+            self.server,
+            at,
+            bases,
+            eta=self.plan.eta,
+            together=together,
+        )
 
     def plan_of(self, now: Round) -> Plan:
-        """The plan with the step size of a round, which another round that was closed meanwhile does not change."""
+        """The plan with the step size of a round, which another round that was closed meanwhile
+        does not change.
+        """
         return self.plan if self.plan.eta == now.eta else replace(self.plan, eta=now.eta)
 
     def gathers(self, now: Round) -> bool:
         """Whether the round begins with a dense sum."""
-        return isinstance(self.algorithm, GathersSums) and self.algorithm.gathers(self.server, now.t)
+        return isinstance(self.algorithm, GathersSums) and self.algorithm.gathers(
+            self.server, now.t
+        )
 
     def ask_for_sums(self, now: Round, *, count: bool = True) -> None:
         """Step 2a: the message that asks for contributions to the sum; it carries the model.
@@ -210,7 +250,9 @@ class Coordinator:
             self.count_down(now)
 
     def gather(self, now: Round, groups: Sequence[Tensor], sent: Sequence[Contributed]) -> Gathered:
-        """Step 2b: the sum of what the clients of these groups contributed; the round goes on with them."""
+        """Step 2b: the sum of what the clients of these groups contributed; the round goes on with
+        them.
+        """
         assert isinstance(self.algorithm, GathersSums)
         now.groups, now.states = list(groups), [self.memory.gather(rows) for rows in groups]
         xbar = self.server.xbar
@@ -242,9 +284,17 @@ class Coordinator:
     def announce(self, now: Round, *, wants_evidence: bool = False) -> Message:
         """Step 3: what goes down to the clients of the round."""
         columns = None
-        who = now.who if self.plan.ranks.size == 1 else torch.from_numpy(np.arange(self.plan.n)[now.at])
+        who = (
+            now.who
+            if self.plan.ranks.size == 1
+            else torch.from_numpy(np.arange(self.plan.n)[now.at])
+        )
         if now.states:
-            x = now.states[0]["x"] if len(now.states) == 1 else torch.cat([state["x"] for state in now.states])
+            x = (
+                now.states[0]["x"]
+                if len(now.states) == 1
+                else torch.cat([state["x"] for state in now.states])
+            )
         else:
             columns, x = self.memory.columns, self.points(now.who)
         now.before = self.server
@@ -253,12 +303,18 @@ class Coordinator:
         return now.message
 
     def points(self, who: Tensor) -> Tensor:
-        """What the clients ``who`` hold at the memory's columns: (m, w), or (m, p) where it keeps all of them."""
+        """What the clients ``who`` hold at the memory's columns: (m, w), or (m, p) where it keeps
+        all of them.
+        """
         return self.known(who)["x"]
 
     def known(self, who: Tensor) -> State:
         """What the clients ``who`` hold, by name, at the memory's columns."""
-        return self.memory.view(who) if isinstance(self.memory, TouchedColumns) else self.memory.gather(who)
+        return (
+            self.memory.view(who)
+            if isinstance(self.memory, TouchedColumns)
+            else self.memory.gather(who)
+        )
 
     def _broadcast(
         self, server: Server, who: Tensor, x: Tensor, columns: Tensor | None, t: int
@@ -273,7 +329,9 @@ class Coordinator:
         return after, replace(message, xbar=after.xbar, vectors=vectors)
 
     def number(self, now: Round) -> None:
-        """Give the message of step 3 its version; apart from it because a GPU can be at work meanwhile."""
+        """Give the message of step 3 its version; apart from it because a GPU can be at work
+        meanwhile.
+        """
         assert now.message is not None
         now.version = self.wire.announce(self.vectors(now.message))
 
@@ -322,18 +380,28 @@ class Coordinator:
             else:
                 self.memory.scatter(upload.who, state)
         self.holds[self._at(now, [upload.who for upload in now.uploads])] = now.version
-        rates = self.algorithm.repeatable(plan, step.aggregate, now.t) if step.support is not None else None
+        rates = (
+            self.algorithm.repeatable(plan, step.aggregate, now.t)
+            if step.support is not None
+            else None
+        )
         # A copy, because a replay overwrites what it added up.
         repeat = None if rates is None else Repeat(*rates, step.aggregate.total.clone())
-        self.wire.stepped(step.changed, None if rates is None else step.support, repeat, wide=step.wide)
+        self.wire.stepped(
+            step.changed, None if rates is None else step.support, repeat, wide=step.wide
+        )
         self.server = step.server
         now.eta = now.eta if (taken := self.algorithm.eta_taken(step.server)) is None else taken
         if self.algorithm.tells:
-            eta, self.curvature = self.algorithm.next_eta(plan, self.curvature, step.aggregate, now.t)
+            eta, self.curvature = self.algorithm.next_eta(
+                plan, self.curvature, step.aggregate, now.t
+            )
             self.plan = replace(self.plan, eta=eta)
 
     def _at(self, now: Round, groups: Sequence[Tensor]) -> Rows:
-        """The clients of a round that arrived, on the host; those of other ranks are never lost on the way."""
+        """The clients of a round that arrived, on the host; those of other ranks are never lost on
+        the way.
+        """
         whole = self.plan.ranks.size > 1 or sum(rows.shape[0] for rows in groups) == len(now.bases)
         return now.at if whole else _on_host(groups)
 
@@ -344,7 +412,10 @@ class Coordinator:
         if not isinstance(memory, TouchedColumns):
             before = memory.gather(upload.who)
             known = self.algorithm.contract.rebuilt(before)
-            memory.scatter(upload.who, self._rebuilt(before | follow(self.algorithm, plan, known, message, payload)))
+            memory.scatter(
+                upload.who,
+                self._rebuilt(before | follow(self.algorithm, plan, known, message, payload)),
+            )
             return
         atoms = payload["atom"]
         memory.touch(touched_by(atoms))
@@ -355,7 +426,9 @@ class Coordinator:
         memory.put(upload.who, self._rebuilt(after))
 
     def _rebuilt(self, state: State) -> State:
-        """Those parts of a memory that are kept here: all in a simulation, the rebuilt ones in a deployment."""
+        """Those parts of a memory that are kept here: all in a simulation, the rebuilt ones in a
+        deployment.
+        """
         if not isinstance(self.memory, EveryRow):
             return state
         return {name: value for name, value in state.items() if name in self.memory.rows}
@@ -394,7 +467,9 @@ class Coordinator:
             return
         if not now.uploads:  # all ranks store reports in the same form
             nobody = self.server.xbar.new_zeros(0, dtype=torch.float64)
-            self.bound.report(nobody.long(), nobody, nobody.reshape(0, len(self.server.xbar)), None, together)
+            self.bound.report(
+                nobody.long(), nobody, nobody.reshape(0, len(self.server.xbar)), None, together
+            )
         self.improve(self.bound.value())
 
     # --- clients that come and go ---
@@ -402,7 +477,8 @@ class Coordinator:
     def join(self, row: int, newcomer: State, weights: Tensor | None = None) -> None:
         """One more client, whose memory is a stack of one; it becomes row ``row``.
 
-        ``weights`` (n,) are the n w_i of all clients that there are then; None where these are all 1.
+        ``weights`` (n,) are the n w_i of all clients that there are then; None where these are all
+        1.
         """
         self._every_row().insert(row, newcomer)
         self.holds = np.insert(self.holds, row, 0)
@@ -436,7 +512,11 @@ class Coordinator:
         bound = float("nan") if self.best_bound is None else self.best_bound
         numbers = torch.tensor([bound, self.dense_sums], dtype=torch.float64)
         eta = self.plan.eta
-        pace = {} if eta is None else {"pace": torch.tensor([eta, self.curvature], dtype=torch.float64)}
+        pace = (
+            {}
+            if eta is None
+            else {"pace": torch.tensor([eta, self.curvature], dtype=torch.float64)}
+        )
         return joined(
             {
                 "memory": self.memory.state(),

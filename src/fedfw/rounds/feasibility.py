@@ -7,15 +7,17 @@ from fedfw.errors import InfeasibleError
 from fedfw.sets.base import ConstraintSet
 
 ROUNDING = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-6}
-"""How far outside of its set a final point may be, relative to the set's size: what rounding in a run can explain.
+"""How far outside of its set a final point may be, relative to the set's size: what rounding in a
+run can explain.
 
-A round rounds every point a few times, and the errors add up over thousands of rounds. In float64 that stays below the
-default tolerance of `ConstraintSet.contains`.
+A round rounds every point a few times, and the errors add up over thousands of rounds. In float64
+that stays below the default tolerance of `ConstraintSet.contains`.
 """
 
 
 def validate_final(constraint: ConstraintSet, x: Tensor, *, tol: float | None = None) -> None:
-    """Raise an error if the final point of a run lies outside of the set by more than rounding explains.
+    """Raise an error if the final point of a run lies outside of the set by more than rounding
+    explains.
 
     Parameters
     ----------
@@ -59,7 +61,8 @@ def validate_final(constraint: ConstraintSet, x: Tensor, *, tol: float | None = 
 
 
 def final_model(constraint: ConstraintSet, x: Tensor, *, tol: float | None = None) -> Tensor:
-    """The model that a run returns: its final point, or the projection where rounding has moved it out of the set.
+    """The model that a run returns: its final point, or the projection where rounding has moved it
+    out of the set.
 
     Parameters
     ----------
@@ -69,8 +72,8 @@ def final_model(constraint: ConstraintSet, x: Tensor, *, tol: float | None = Non
     Returns
     -------
     Tensor
-        Shape (p,): x itself if the set contains it up to the default tolerance of `ConstraintSet.contains`. Otherwise
-        its projection, if the set has one.
+        Shape (p,): x itself if the set contains it up to the default tolerance of
+        `ConstraintSet.contains`. Otherwise its projection, if the set has one.
 
     Raises
     ------

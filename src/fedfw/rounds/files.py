@@ -1,4 +1,6 @@
-"""Files that are either the old ones or the new ones, never half of each, in folders that one process works in."""
+"""Files that are either the old ones or the new ones, never half of each, in folders that one
+process works in.
+"""
 
 import os
 import re
@@ -14,7 +16,9 @@ except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""The file in a folder that the process which works there has locked; it holds that process's number."""
+"""The file in a folder that the process which works there has locked; it holds that process's
+number.
+"""
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -30,12 +34,15 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         Whether nobody but the file's owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Processes of several machines may write into one folder, where the numbers of processes are no names.
+    # Processes of several machines may write into one folder, where the numbers of processes are no
+    # names.
     temporary = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
     try:
         with name_in_errors(path):
             # It has its rights from the beginning, so that nobody can open it in between.
-            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+            made = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666
+            )
             with open(made, "wb") as file:
                 if private:
                     os.fchmod(made, 0o600)  # whatever the umask takes away
@@ -50,7 +57,8 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Within, an error of the disk names this file: a write to a disk that is full does not say where it was.
+    """Within, an error of the disk names this file: a write to a disk that is full does not say
+    where it was.
 
     Examples
     --------
@@ -69,10 +77,11 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 def owner_only(path: str, flags: int) -> int:
-    """An opener: files that `open` makes with ``opener=owner_only`` have mode 0600, whatever the umask.
+    """An opener: files that `open` makes with ``opener=owner_only`` have mode 0600, whatever the
+    umask.
 
-    A file that is there already keeps its mode: what others could read or write is not made to look as if they never
-    could.
+    A file that is there already keeps its mode: what others could read or write is not made to look
+    as if they never could.
 
     Examples
     --------
@@ -108,7 +117,9 @@ def make_private_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what `write_atomically` left in a folder when a process was killed; nobody else may be writing there."""
+    """Remove what `write_atomically` left in a folder when a process was killed; nobody else may be
+    writing there.
+    """
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9]+\.tmp", path.name) and path.is_file():
             path.unlink()
@@ -117,7 +128,8 @@ def remove_leftovers(folder: Path) -> None:
 class FolderLock:
     """Keeps other processes out of a folder for as long as somebody here holds it.
 
-    `lock_folder` makes it. It is given back when the last holder lets go of it, and when the process ends.
+    `lock_folder` makes it. It is given back when the last holder lets go of it, and when the
+    process ends.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -130,7 +142,9 @@ class FolderLock:
         except BlockingIOError:
             owner = os.pread(held, 20, 0).decode("ascii", "replace").strip()
             self._close()
-            raise ValueError(f"{folder} is in use by another process ({owner}): wait for its end, or stop it") from None
+            raise ValueError(
+                f"{folder} is in use by another process ({owner}): wait for its end, or stop it"
+            ) from None
         os.ftruncate(held, 0)
         os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
 

@@ -1,4 +1,6 @@
-"""What must agree for a checkpoint to be continued, as texts by name, and the sentence that says what does not."""
+"""What must agree for a checkpoint to be continued, as texts by name, and the sentence that says
+what does not.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -41,8 +43,8 @@ def fingerprint(
     algorithm : Algorithm
         With its defaults filled in.
     options : Options
-        How the run goes; what is only looked at (``tol``, ``eval_every``, ``certify``) is left out, and so is where
-        (``device``).
+        How the run goes; what is only looked at (``tol``, ``eval_every``, ``certify``) is left out,
+        and so is where (``device``).
     start : Tensor
         x^1, (p,).
     participation : Participation
@@ -50,12 +52,22 @@ def fingerprint(
     noise : float, optional
         The noise multiplier of a private run.
     """
-    # A penalty or a step size is compared as the number it stands for, a schedule or a decay by its rates.
-    own = (f.name for f in fields(algorithm) if f.name not in ("constraint", "penalty", "schedule", "lr", "decay"))
+    # A penalty or a step size is compared as the number it stands for, a schedule or a decay by its
+    # rates.
+    own = (
+        f.name
+        for f in fields(algorithm)
+        if f.name not in ("constraint", "penalty", "schedule", "lr", "decay")
+    )
     promise = options.promise
-    private = "none" if promise is None else f"{promise.text} with noise {noise!r} for {options.rounds} rounds"
+    private = (
+        "none"
+        if promise is None
+        else f"{promise.text} with noise {noise!r} for {options.rounds} rounds"
+    )
     return {
-        "algorithm": algorithm.name + (f" (revision {algorithm.revision})" if algorithm.revision > 1 else ""),
+        "algorithm": algorithm.name
+        + (f" (revision {algorithm.revision})" if algorithm.revision > 1 else ""),
         "constraint": text_of(plan.constraint),
         **{name: text_of(getattr(algorithm, name)) for name in own},
         "penalty": repr(plan.lam_0),
@@ -73,15 +85,21 @@ def fingerprint(
 
 
 def after_rounds(made: Fingerprint, plan: Plan, t: int) -> Fingerprint:
-    """The fingerprint with the step sizes of some of the t rounds that are done: those to come do not matter."""
+    """The fingerprint with the step sizes of some of the t rounds that are done: those to come do
+    not matter.
+    """
     some = [done for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
     if plan.schedule is None:
         return made | {_SCHEDULE: repr([plan.lr_at(done) for done in some] if plan.horizon else [])}
-    rates = [replace(plan, eta=None).rates(done) for done in some]  # steps from curvature follow from all the rest
+    rates = [
+        replace(plan, eta=None).rates(done) for done in some
+    ]  # steps from curvature follow from all the rest
     return made | {_SCHEDULE: repr([(r.eta, r.lam, r.rho) for r in rates])}
 
 
-def refuse_another_run(folder: Path, kept: Mapping[str, str], here: Mapping[str, str], done: int) -> None:
+def refuse_another_run(
+    folder: Path, kept: Mapping[str, str], here: Mapping[str, str], done: int
+) -> None:
     """Raise ValueError, which says what differs, unless a checkpoint can be continued.
 
     Parameters
@@ -89,14 +107,16 @@ def refuse_another_run(folder: Path, kept: Mapping[str, str], here: Mapping[str,
     folder : Path
         Where the checkpoint lies.
     kept, here : mapping of str to str
-        The fingerprints of the checkpoint and of the run that is to go on, each after the rounds that are done. The
-        number of rounds may differ.
+        The fingerprints of the checkpoint and of the run that is to go on, each after the rounds
+        that are done. The number of rounds may differ.
     done : int
         Rounds that the checkpoint has done.
     """
     rounds = int(here[_ROUNDS])
     if rounds < done:
-        raise ValueError(f"rounds={rounds}, expected at least {done}: {folder} holds a run that has done so many")
+        raise ValueError(
+            f"rounds={rounds}, expected at least {done}: {folder} holds a run that has done so many"
+        )
     lengthened = kept.get(_ROUNDS) != here[_ROUNDS]
     differ = []
     for name in [*kept, *(new for new in here if new not in kept)]:

@@ -1,6 +1,8 @@
-"""The run folder: history, model, plots and checkpoints, each replaced in one piece, by one process at a time.
+"""The run folder: history, model, plots and checkpoints, each replaced in one piece, by one process
+at a time.
 
-``journal-T`` says what happened after round T, entry by entry: with checkpoint T it gives the rounds that follow.
+``journal-T`` says what happened after round T, entry by entry: with checkpoint T it gives the
+rounds that follow.
 """
 
 import io
@@ -13,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.rounds.checkpoints import SUFFIX, DamagedCheckpointError, load_checkpoint, packed, save_checkpoint, unpacked
+from fedfw.rounds.checkpoints import (
+    SUFFIX,
+    DamagedCheckpointError,
+    load_checkpoint,
+    packed,
+    save_checkpoint,
+    unpacked,
+)
 from fedfw.rounds.files import (
     FolderLock,
     lock_folder,
@@ -41,8 +50,8 @@ class RunFolder:
     path : Path
         Made when the first file is written; refused if it holds a run already, unless ``resume``.
     resume : bool
-        Whether the folder's run is to go on. The folder then belongs to this process at once; else from `claim`, or
-        from the first file that is written.
+        Whether the folder's run is to go on. The folder then belongs to this process at once; else
+        from `claim`, or from the first file that is written.
     private : bool
         Whether nobody but the files' owner may read history and model. Checkpoints are always so.
 
@@ -59,7 +68,9 @@ class RunFolder:
         self.path, self._resume, self._private = path, resume, private
         self._lock: FolderLock | None = None
         self._ours = resume  # whether what the folder holds is of this run
-        self._journal: Journal | None = None  # where the next round is written, if a checkpoint or a journal begins it
+        self._journal: Journal | None = (
+            None  # where the next round is written, if a checkpoint or a journal begins it
+        )
         self._final = 0  # bytes of the history's file that will not change
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file, expected a folder for the run")
@@ -83,7 +94,8 @@ class RunFolder:
             raise ValueError(f"{self.path} already holds a run: give another folder, or resume it")
 
     def claim(self) -> None:
-        """Make the folder, keep other processes out of it until `release`, and remove what an interrupted write left.
+        """Make the folder, keep other processes out of it until `release`, and remove what an
+        interrupted write left.
 
         Raises
         ------
@@ -127,7 +139,8 @@ class RunFolder:
         return None
 
     def entries(self, t: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
-        """What journals say of the rounds after round t, in order; the next round is written behind them.
+        """What journals say of the rounds after round t, in order; the next round is written behind
+        them.
 
         Raises
         ------
@@ -146,10 +159,13 @@ class RunFolder:
     def _journal_after(self, t: int) -> Path:
         return self.path / f"{_JOURNAL}-{t:08d}"
 
-    def append(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History, nbytes: int) -> bool:
+    def append(
+        self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History, nbytes: int
+    ) -> bool:
         """Write what happened in a round; False where a checkpoint is due.
 
-        ``nbytes`` is what a checkpoint may take: a journal that takes more is not worth going on with.
+        ``nbytes`` is what a checkpoint may take: a journal that takes more is not worth going on
+        with.
         """
         if self._journal is None:
             return False
@@ -158,21 +174,32 @@ class RunFolder:
         lines = history.to_jsonl().encode()
         path = self.path / HISTORY
         opener = owner_only if self._private else None
-        with name_in_errors(path), open(path, "r+b" if path.exists() else "wb", opener=opener) as file:
+        with (
+            name_in_errors(path),
+            open(path, "r+b" if path.exists() else "wb", opener=opener) as file,
+        ):
             file.seek(self._final)
             file.write(lines[self._final :])
             file.truncate()
         self._final = lines.rfind(b"\n", 0, -1) + 1  # more may become known of the last round
-        return self._journal.count < _MOST_ENTRIES and self._journal.size < max(_SMALL_JOURNAL, nbytes)
+        return self._journal.count < _MOST_ENTRIES and self._journal.size < max(
+            _SMALL_JOURNAL, nbytes
+        )
 
-    def save(self, t: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History) -> None:
-        """Write a checkpoint of round t and the history beside it; the two newest checkpoints are kept."""
+    def save(
+        self, t: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History
+    ) -> None:
+        """Write a checkpoint of round t and the history beside it; the two newest checkpoints are
+        kept.
+        """
         self.claim()
         lines = history.to_jsonl()
         for later in [*self._checkpoints(), *self._journals()]:  # of a run that went back
             if _round_of(later) > t or later == self._journal_after(t):
                 later.unlink()
-        save_checkpoint(self.path / f"checkpoint-{t:08d}{SUFFIX}", tensors, {**meta, "history": lines})
+        save_checkpoint(
+            self.path / f"checkpoint-{t:08d}{SUFFIX}", tensors, {**meta, "history": lines}
+        )
         write_atomically(self.path / HISTORY, lines.encode(), private=self._private)
         kept = self._checkpoints()[-2:]
         for old in [*self._checkpoints(), *self._journals()]:
@@ -204,9 +231,10 @@ _LENGTH = 8
 class Journal:
     """What happened since a checkpoint, appended round by round to one file.
 
-    Each entry is its length (8 bytes) and what `checkpoints.packed` makes of tensors and JSON data, with its checksum.
-    It is on disk before `append` returns. An entry whose end is missing was never completed, and is dropped.
-    Everything else that is not as it was written is damage, and is reported.
+    Each entry is its length (8 bytes) and what `checkpoints.packed` makes of tensors and JSON data,
+    with its checksum. It is on disk before `append` returns. An entry whose end is missing was
+    never completed, and is dropped. Everything else that is not as it was written is damage, and is
+    reported.
 
     Parameters
     ----------
@@ -232,7 +260,9 @@ class Journal:
         self.count = self.size = 0
 
     def append(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write one more entry behind those that were read or appended; what else is in the file gives way."""
+        """Write one more entry behind those that were read or appended; what else is in the file
+        gives way.
+        """
         data = packed(tensors, meta)
         new = not self.path.exists()
         with name_in_errors(self.path):

@@ -1,9 +1,11 @@
-"""The clients' memories between rounds: a row for everyone, or only the rows that differ from the start.
+"""The clients' memories between rounds: a row for everyone, or only the rows that differ from the
+start.
 
-In a simulation these are the memories themselves, in a deployment what the server rebuilt of them. Where few of many
-registered clients ever take part, untouched clients share one row, and of a touched client's row the entries are kept
-that differ from it. A deployed server keeps the columns that somebody touched, which sparse atoms leave few.
-All forms give back the same bits, but for the sign of zeros.
+In a simulation these are the memories themselves, in a deployment what the server rebuilt of them.
+Where few of many registered clients ever take part, untouched clients share one row, and of a
+touched client's row the entries are kept that differ from it. A deployed server keeps the columns
+that somebody touched, which sparse atoms leave few. All forms give back the same bits, but for the
+sign of zeros.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +38,9 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def gather(self, rows: Tensor) -> State:
-        """The memories (m, ...) of the clients ``rows`` (m,), which are ascending: n of them are all, in order."""
+        """The memories (m, ...) of the clients ``rows`` (m,), which are ascending: n of them are
+        all, in order.
+        """
 
     @abstractmethod
     def scatter(self, rows: Tensor, state: State) -> None:
@@ -79,13 +83,16 @@ class EveryRow(ClientMemory):
     def insert(self, row: int, newcomer: State) -> None:
         """Put one more client, a stack of one, in front of ``row``."""
         self.rows = {
-            name: torch.cat([values[:row], newcomer[name], values[row:]]) for name, values in self.rows.items()
+            name: torch.cat([values[:row], newcomer[name], values[row:]])
+            for name, values in self.rows.items()
         }
         self.n += 1
 
     def remove(self, row: int) -> None:
         """Forget a client."""
-        self.rows = {name: torch.cat([values[:row], values[row + 1 :]]) for name, values in self.rows.items()}
+        self.rows = {
+            name: torch.cat([values[:row], values[row + 1 :]]) for name, values in self.rows.items()
+        }
         self.n -= 1
 
     def state(self) -> dict[str, Tensor]:
@@ -98,9 +105,10 @@ class EveryRow(ClientMemory):
 class TouchedColumns(EveryRow):
     """Tensors (n, w) of the coordinates that somebody touched; elsewhere everyone holds zero.
 
-    Once that is more than half of all coordinates, they are all kept. torch adds up columns in blocks, and in another
-    order in the last block if that is not full. So that sums over clients have the bits that they have in a stack
-    (n, p), the coordinates of that last block are always kept, behind full blocks of others.
+    Once that is more than half of all coordinates, they are all kept. torch adds up columns in
+    blocks, and in another order in the last block if that is not full. So that sums over clients
+    have the bits that they have in a stack (n, p), the coordinates of that last block are always
+    kept, behind full blocks of others.
 
     Parameters
     ----------
@@ -123,10 +131,14 @@ class TouchedColumns(EveryRow):
         self._last = self._p - self._p % _BLOCK  # where the last block begins
         used = _nonzero_columns(start)
         self._keep(used[used < self._last])
-        super().__init__({name: on_columns(values, self.columns).repeat(n, 1) for name, values in start.items()})
+        super().__init__(
+            {name: on_columns(values, self.columns).repeat(n, 1) for name, values in start.items()}
+        )
 
     def _keep(self, touched: Tensor | None) -> None:
-        """Keep full blocks of the coordinates touched and as many others as it takes, then the last block."""
+        """Keep full blocks of the coordinates touched and as many others as it takes, then the last
+        block.
+        """
         self.columns = None
         if touched is not None:
             free = torch.ones(self._last, dtype=torch.bool)
@@ -176,18 +188,25 @@ class TouchedColumns(EveryRow):
         super().scatter(rows, state)
 
     def gather(self, rows: Tensor) -> State:
-        return {name: spread_out(values, self.columns, self._p) for name, values in self.view(rows).items()}
+        return {
+            name: spread_out(values, self.columns, self._p)
+            for name, values in self.view(rows).items()
+        }
 
     def scatter(self, rows: Tensor, state: State) -> None:
         self.touch(_nonzero_columns(state))
         self.put(rows, {name: on_columns(values, self.columns) for name, values in state.items()})
 
     def spread(self, xbar: Tensor) -> float:
-        return super().spread(on_columns(xbar, self.columns))  # outside of the columns xbar is zero, too
+        return super().spread(
+            on_columns(xbar, self.columns)
+        )  # outside of the columns xbar is zero, too
 
     def insert(self, row: int, newcomer: State) -> None:
         self.touch(_nonzero_columns(newcomer))
-        super().insert(row, {name: on_columns(values, self.columns) for name, values in newcomer.items()})
+        super().insert(
+            row, {name: on_columns(values, self.columns) for name, values in newcomer.items()}
+        )
 
     def state(self) -> dict[str, Tensor]:
         return self.rows if self.columns is None else self.rows | {"columns": self._touched}
@@ -206,11 +225,14 @@ def _distinct(numbers: Tensor) -> Tensor:
 
 def _nonzero_columns(state: State) -> Tensor:
     """The coordinates where somebody holds something."""
-    return torch.stack([(values != 0).any(0) for values in state.values()]).any(0).nonzero().flatten()
+    return (
+        torch.stack([(values != 0).any(0) for values in state.values()]).any(0).nonzero().flatten()
+    )
 
 
 class TouchedRows(ClientMemory):
-    """Rows of the clients that took part; all others are as they began, at ``start``, one client's memory (1, ...).
+    """Rows of the clients that took part; all others are as they began, at ``start``, one client's
+    memory (1, ...).
 
     Of a row the entries are kept, in the host's memory, that differ from those at the start.
     """
@@ -251,16 +273,22 @@ class TouchedRows(ClientMemory):
         held = {"touched": torch.tensor(list(self.entries), dtype=torch.int64)}
         for name, first in self._start.items():
             each = [entries[name] for entries in self.entries.values()]
-            held[f"{name}.counts"] = torch.tensor([len(columns) for columns, _ in each], dtype=torch.int64)
+            held[f"{name}.counts"] = torch.tensor(
+                [len(columns) for columns, _ in each], dtype=torch.int64
+            )
             columns = [columns for columns, _ in each]
-            held[f"{name}.columns"] = torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *columns]))
+            held[f"{name}.columns"] = torch.from_numpy(
+                np.concatenate([np.zeros(0, np.int32), *columns])
+            )
             values = [kept for _, kept in each]
             held[f"{name}.values"] = torch.from_numpy(np.concatenate([first[:0].numpy(), *values]))
         return held
 
     def load(self, held: dict[str, Tensor]) -> None:
         if "x.counts" not in held:
-            raise ValueError("the checkpoint is of an older version of fedfw, which kept rows otherwise: run it anew")
+            raise ValueError(
+                "the checkpoint is of an older version of fedfw, which kept rows otherwise: run it anew"
+            )
         clients = held["touched"].tolist()
         self.entries = {client: {} for client in clients}
         for name in self._start:
@@ -272,13 +300,18 @@ class TouchedRows(ClientMemory):
 
 
 def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> ClientMemory:
-    """The memory of a checkpoint, in the form in which it was kept: a longer run may have chosen another one.
+    """The memory of a checkpoint, in the form in which it was kept: a longer run may have chosen
+    another one.
 
     ``start`` is the memory (1, ...) of a client that has not taken part yet.
     """
     if "touched" in held and not isinstance(memory, TouchedRows):
-        kept = {name: held[f"{name}.values"].dtype for name in start}  # a private run keeps averages in float64
-        memory = TouchedRows(memory.n, {name: values.to(kept[name]) for name, values in start.items()})
+        kept = {
+            name: held[f"{name}.values"].dtype for name in start
+        }  # a private run keeps averages in float64
+        memory = TouchedRows(
+            memory.n, {name: values.to(kept[name]) for name, values in start.items()}
+        )
     elif "touched" not in held and not isinstance(memory, EveryRow):
         memory = EveryRow(held)
     memory.load(held)
@@ -288,8 +321,8 @@ def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> 
 class SplitMemory(ClientMemory):
     """The memories of n clients, of which this rank has its own.
 
-    A checkpoint has the rows of all clients, in their order, and is the same file that one process writes: any number
-    of ranks goes on from it.
+    A checkpoint has the rows of all clients, in their order, and is the same file that one process
+    writes: any number of ranks goes on from it.
 
     Parameters
     ----------
@@ -315,7 +348,9 @@ class SplitMemory(ClientMemory):
         self.inner.scatter(rows - self.own.start, state)
 
     def spread(self, xbar: Tensor) -> float:
-        return float(self._ranks.sums(torch.tensor(self.inner.spread(xbar), dtype=torch.float64))[0])
+        return float(
+            self._ranks.sums(torch.tensor(self.inner.spread(xbar), dtype=torch.float64))[0]
+        )
 
     def state(self) -> dict[str, Tensor]:
         """The rows of all clients, at rank 0; nothing at the others."""
@@ -328,9 +363,15 @@ class SplitMemory(ClientMemory):
     def load(self, held: dict[str, Tensor]) -> None:
         if "touched" not in held:
             rows = slice(self.own.start, self.own.stop)
-            self.inner = load_memory(self.inner, self._start, {name: value[rows] for name, value in held.items()})
+            self.inner = load_memory(
+                self.inner, self._start, {name: value[rows] for name, value in held.items()}
+            )
             return
         whole, inner = TouchedRows(self.n, self._start), TouchedRows(len(self.own), self._start)
         whole.load(held)
-        inner.entries = {client - self.own.start: row for client, row in whole.entries.items() if client in self.own}
+        inner.entries = {
+            client - self.own.start: row
+            for client, row in whole.entries.items()
+            if client in self.own
+        }
         self.inner = inner

@@ -29,7 +29,12 @@ class Options:
 
     rounds: Annotated[int, option("number of rounds", ge=1, le=1_000_000_000)] = 100
     participation: Annotated[
-        int | float | Sequence[float] | torch.Tensor | np.ndarray[Any, Any] | Callable[[int], Sequence[int]],
+        int
+        | float
+        | Sequence[float]
+        | torch.Tensor
+        | np.ndarray[Any, Any]
+        | Callable[[int], Sequence[int]],
         option(
             "probability that a client takes part (0.5), or how many do (5); 1 is everyone",
             expected="a probability, a number of clients, one probability a client, or a function t -> clients",
@@ -44,15 +49,29 @@ class Options:
         ),
     ] = None
     local_steps: Annotated[
-        int, option("steps of a client a round; the schedule's clock advances with each", ge=1, le=100_000)
+        int,
+        option(
+            "steps of a client a round; the schedule's clock advances with each", ge=1, le=100_000
+        ),
     ] = 1
     batch_size: Annotated[
         int | None,
-        option("samples of a gradient, drawn with replacement from the seed", otherwise="all", ge=1, le=100_000_000),
+        option(
+            "samples of a gradient, drawn with replacement from the seed",
+            otherwise="all",
+            ge=1,
+            le=100_000_000,
+        ),
     ] = None
-    tol: Annotated[float | None, option("stop when the loss is proven to be this close to the optimum", gt=0)] = None
+    tol: Annotated[
+        float | None, option("stop when the loss is proven to be this close to the optimum", gt=0)
+    ] = None
     eval_every: Annotated[
-        int, option("rounds between evaluations of loss, test data, gap and certificate; the last one always is", ge=1)
+        int,
+        option(
+            "rounds between evaluations of loss, test data, gap and certificate; the last one always is",
+            ge=1,
+        ),
     ] = 1
     certify: Annotated[
         float | Sequence[float] | str | None,
@@ -61,10 +80,16 @@ class Options:
             expected="positive numbers, or text such as 0.1,0.25,0.5",
         ),
     ] = None
-    seed: Annotated[int, option("fixes data split, start, attendance and minibatches", ge=0, lt=2**63)] = 0
+    seed: Annotated[
+        int, option("fixes data split, start, attendance and minibatches", ge=0, lt=2**63)
+    ] = 0
     device: Annotated[
         str | torch.device | None,
-        option("device to compute on: cpu or cuda", otherwise="where the model is", expected="cpu or cuda"),
+        option(
+            "device to compute on: cpu or cuda",
+            otherwise="where the model is",
+            expected="cpu or cuda",
+        ),
     ] = None
     privacy: Annotated[
         Privacy | str | None,
@@ -89,10 +114,20 @@ class Options:
         given = self.certify
         if given is None:
             return ()
-        parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int | float) else given
+        parts = (
+            given.split(",")
+            if isinstance(given, str)
+            else [given]
+            if isinstance(given, int | float)
+            else given
+        )
         radii = [parse_number(part) if isinstance(part, str) else part for part in parts]
-        if not radii or not all(isinstance(radius, int | float) and 0 < radius < math.inf for radius in radii):
-            raise ValueError(f"certify={given!r}, expected {options_of(Options)['certify'].expected}")
+        if not radii or not all(
+            isinstance(radius, int | float) and 0 < radius < math.inf for radius in radii
+        ):
+            raise ValueError(
+                f"certify={given!r}, expected {options_of(Options)['certify'].expected}"
+            )
         return tuple(map(float, radii))
 
     def evaluates(self, t: int) -> bool:

@@ -12,7 +12,9 @@ from fedfw.randomness import generator
 
 Attendance = Callable[[int], Sequence[int]]
 _MANY = 100_000
-"""Registered clients from which a draw costs as much as there are participants, not as there are clients."""
+"""Registered clients from which a draw costs as much as there are participants, not as there are
+clients.
+"""
 
 
 class Participation:
@@ -21,12 +23,14 @@ class Participation:
     Parameters
     ----------
     wanted
-        A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a function t -> clients.
+        A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a
+        function t -> clients.
     n, seed
         Number of clients, and what their draws follow from.
     rounds
-        How many rounds are planned. A function is asked for all of them at once: then it is known how often each client
-        takes part, and a function that draws at random cannot answer the plan in one way and the round in another.
+        How many rounds are planned. A function is asked for all of them at once: then it is known
+        how often each client takes part, and a function that draws at random cannot answer the plan
+        in one way and the round in another.
     """
 
     def __init__(
@@ -41,10 +45,14 @@ class Participation:
         self._count: int | None = None
         self._chances: Tensor | None = None
         self._chance: float | None = None  # where it is the same for all
-        self._drawn: dict[int, Tensor] = {}  # what a function said: it may draw at random, so it is asked once a round
+        self._drawn: dict[
+            int, Tensor
+        ] = {}  # what a function said: it may draw at random, so it is asked once a round
         self.p = 1.0
-        """The probability that schedules go by: the least one, for a function the least share of the rounds that
-        somebody takes part in. Clients that never do are not counted: no step size would suit them."""
+        """The probability that schedules go by: the least one, for a function the least share of
+        the rounds that somebody takes part in. Clients that never do are not counted: no step size
+        would suit them.
+        """
         if callable(wanted):
             self._function = wanted
             attended = self.attended(rounds)
@@ -62,7 +70,9 @@ class Participation:
         else:
             chances = torch.as_tensor(wanted, dtype=torch.float64).flatten()
             if len(chances) not in (1, n) or not bool(((chances > 0) & (chances <= 1)).all()):
-                raise ValueError(f"participation={wanted}, expected a probability in (0, 1], or {n} of them")
+                raise ValueError(
+                    f"participation={wanted}, expected a probability in (0, 1], or {n} of them"
+                )
             self._chances, self.p = chances.expand(n), float(chances.min())
             self._chance = float(chances[0]) if len(chances) == 1 else None
 
@@ -113,10 +123,16 @@ class Participation:
         if self._count is not None:
             return torch.randperm(self._n, generator=draw)[: self._count].sort().values
         assert self._chances is not None
-        return (torch.rand(self._n, generator=draw, dtype=torch.float64) < self._chances).nonzero().flatten()
+        return (
+            (torch.rand(self._n, generator=draw, dtype=torch.float64) < self._chances)
+            .nonzero()
+            .flatten()
+        )
 
     def _few_of_many(self, draw: torch.Generator) -> Tensor:
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
-        count = self._count if self._chance is None else int(numbers.binomial(self._n, self._chance))
+        count = (
+            self._count if self._chance is None else int(numbers.binomial(self._n, self._chance))
+        )
         chosen = numbers.choice(self._n, count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen))

@@ -35,7 +35,8 @@ class Record:
     surrogate : float
         sum w_i f_i(x_i) + lam/2 ||X - Xbar||^2, which the algorithm decreases.
     gap, anchor_gap : float
-        The Frank-Wolfe gap at xbar after the round, and the gap that an anchor found before the round's step.
+        The Frank-Wolfe gap at xbar after the round, and the gap that an anchor found before the
+        round's step.
     lower_bound : float
         The best proven lower bound on the optimum so far.
     consensus, distance : float
@@ -47,7 +48,8 @@ class Record:
     bytes_up, bytes_down : int
         The payload that all clients together sent and were sent: atoms, vectors and models.
     evidence_up, evidence_down : int
-        What let the two sides check each other and prove things: digests, losses, the certificate's numbers.
+        What let the two sides check each other and prove things: digests, losses, the certificate's
+        numbers.
     bytes_dense : int
         What dense vectors would have cost, both ways together.
     epsilon : float
@@ -109,7 +111,9 @@ class History(Sequence[Record]):
 
     def __init__(self, records: Sequence[Record] = ()) -> None:
         self._records = list(records)
-        self._lines: list[str] = []  # of the first records, as JSON: a checkpoint a round would write them all anew
+        self._lines: list[
+            str
+        ] = []  # of the first records, as JSON: a checkpoint a round would write them all anew
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -118,7 +122,9 @@ class History(Sequence[Record]):
     @overload
     def __getitem__(self, index: str) -> list[Any]: ...
     def __getitem__(self, index: int | slice | str) -> Record | History | list[Any]:
-        """The record of a round by its place, several of them as a history, or a column by its name."""
+        """The record of a round by its place, several of them as a history, or a column by its
+        name.
+        """
         if isinstance(index, str):
             return self._column(index)
         return History(self._records[index]) if isinstance(index, slice) else self._records[index]
@@ -126,7 +132,9 @@ class History(Sequence[Record]):
     def _column(self, name: str) -> list[Any]:
         known = self._columns()
         if name not in known:
-            raise KeyError(f"no column {name!r}{nearest(name, known)}, expected one of {', '.join(known)}")
+            raise KeyError(
+                f"no column {name!r}{nearest(name, known)}, expected one of {', '.join(known)}"
+            )
         return [getattr(record, name) for record in self._records]
 
     def _columns(self) -> list[str]:
@@ -146,8 +154,14 @@ class History(Sequence[Record]):
 
     def _repr_html_(self) -> str:
         half = _MOST_ROWS // 2
-        chosen = self._records if len(self) <= _MOST_ROWS else [*self._records[:half], *self._records[-half:]]
-        names = [name for name in _SHOWN if any(getattr(record, name) is not None for record in chosen)]
+        chosen = (
+            self._records
+            if len(self) <= _MOST_ROWS
+            else [*self._records[:half], *self._records[-half:]]
+        )
+        names = [
+            name for name in _SHOWN if any(getattr(record, name) is not None for record in chosen)
+        ]
         rows = [[_short(getattr(record, name)) for name in names] for record in chosen]
         if len(chosen) < len(self):
             rows.insert(half, ["..." for _ in names])
@@ -168,10 +182,15 @@ class History(Sequence[Record]):
 
     def last(self, name: str) -> Any:
         """The latest value of a column that was evaluated, or None."""
-        return next((value for r in reversed(self._records) if (value := getattr(r, name)) is not None), None)
+        return next(
+            (value for r in reversed(self._records) if (value := getattr(r, name)) is not None),
+            None,
+        )
 
     def total(self, name: str) -> int | float:
-        """The sum of a column over the rounds in which it is known; whole numbers give a whole number."""
+        """The sum of a column over the rounds in which it is known; whole numbers give a whole
+        number.
+        """
         known: list[int | float] = [value for value in self._column(name) if value is not None]
         return sum(known)
 
@@ -182,8 +201,8 @@ class History(Sequence[Record]):
     def to_frame(self) -> Any:
         """The history as a `pandas.DataFrame`: a row a round, with the round as index.
 
-        What was not evaluated is missing. Whole numbers stay whole numbers, and the parts of ``seconds`` and
-        ``certified`` get columns of their own, as in `to_csv`.
+        What was not evaluated is missing. Whole numbers stay whole numbers, and the parts of
+        ``seconds`` and ``certified`` get columns of their own, as in `to_csv`.
 
         Returns
         -------
@@ -202,13 +221,21 @@ class History(Sequence[Record]):
                 "History.to_dict, which needs nothing"
             ) from None
         rows = [_flat(asdict(record)) for record in self._records]
-        names = list(dict.fromkeys([*_flat(asdict(Record(round=0))), *(name for row in rows for name in row)]))
+        names = list(
+            dict.fromkeys(
+                [*_flat(asdict(Record(round=0))), *(name for row in rows for name in row)]
+            )
+        )
         columns = {name: [row.get(name) for row in rows] for name in names}
-        series = {name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()}
+        series = {
+            name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()
+        }
         return pandas.DataFrame(series).set_index("round")
 
     def to_csv(self, path: str | Path) -> None:
-        """One row a round; the parts of ``seconds``, ``certified`` and ``concordances`` get columns of their own."""
+        """One row a round; the parts of ``seconds``, ``certified`` and ``concordances`` get columns
+        of their own.
+        """
         rows = [_flat(asdict(record)) for record in self._records]
         names = list(dict.fromkeys(name for row in rows for name in row))
         from io import StringIO
@@ -221,13 +248,17 @@ class History(Sequence[Record]):
 
     def to_jsonl(self) -> str:
         """One JSON object a line."""
-        self._lines += [json.dumps(asdict(record)) + "\n" for record in self._records[len(self._lines) :]]
+        self._lines += [
+            json.dumps(asdict(record)) + "\n" for record in self._records[len(self._lines) :]
+        ]
         return "".join(self._lines)
 
     @classmethod
     def from_jsonl(cls, text: str, kind: type[Record] = Record) -> History:
         """The inverse of `to_jsonl`."""
-        return cls([kind(**json.loads(line)) for line in text.splitlines()])  # fields that 0.1 lacked are zero
+        return cls(
+            [kind(**json.loads(line)) for line in text.splitlines()]
+        )  # fields that 0.1 lacked are zero
 
 
 def read_history(path: Path, kind: type[Record] = Record) -> History:
@@ -241,7 +272,9 @@ def read_history(path: Path, kind: type[Record] = Record) -> History:
     try:
         return History.from_jsonl(path.read_text(encoding="utf-8"), kind)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, expected a record of a round in each line: {error}") from None
+        raise ValueError(
+            f"{path} is damaged, expected a record of a round in each line: {error}"
+        ) from None
 
 
 def _short(value: Any) -> Any:
@@ -250,7 +283,9 @@ def _short(value: Any) -> Any:
 
 
 def _dtype(values: Sequence[Any]) -> str | None:
-    """The pandas type of a column, where pandas would make floats of whole numbers or objects of missing numbers."""
+    """The pandas type of a column, where pandas would make floats of whole numbers or objects of
+    missing numbers.
+    """
     known = [value for value in values if value is not None]
     if known and all(isinstance(value, int) for value in known):
         return "int64" if len(known) == len(values) else "Int64"
@@ -259,4 +294,6 @@ def _dtype(values: Sequence[Any]) -> str | None:
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     parts = {name: row.pop(name) or {} for name in ("seconds", "certified", "concordances")}
-    return row | {f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()}
+    return row | {
+        f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()
+    }

@@ -1,4 +1,6 @@
-"""What records say of a model's robustness: its Lipschitz constant, and its certified accuracy at some radii."""
+"""What records say of a model's robustness: its Lipschitz constant, and its certified accuracy at
+some radii.
+"""
 
 from typing import Any
 
@@ -33,7 +35,8 @@ def refuse_uncertifiable(problem: Problem | None, options: Options) -> None:
 
 
 def certified(problem: Problem, x: Tensor, options: Options) -> dict[str, Any]:
-    """The fields of a record on the model with parameters x (p,); none unless ``certify`` is asked for.
+    """The fields of a record on the model with parameters x (p,); none unless ``certify`` is asked
+    for.
 
     Parameters
     ----------
@@ -51,7 +54,12 @@ def certified(problem: Problem, x: Tensor, options: Options) -> dict[str, Any]:
     shares = certified_accuracy(model, problem.test_data, options.radii, constant)
     if problem.tests_split:
         count = len(problem.test_data[0])
-        sums = torch.tensor([count, *(share * count for share in shares.values())], dtype=torch.float64)
+        sums = torch.tensor(
+            [count, *(share * count for share in shares.values())], dtype=torch.float64
+        )
         tested, *right = problem.ranks.sums(sums)[0].tolist()
         shares = {radius: found / tested for radius, found in zip(shares, right, strict=True)}
-    return {"lipschitz": constant, "certified": {f"{radius:g}": share for radius, share in shares.items()}}
+    return {
+        "lipschitz": constant,
+        "certified": {f"{radius:g}": share for radius, share in shares.items()},
+    }

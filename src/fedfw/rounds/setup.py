@@ -1,4 +1,6 @@
-"""What a run works out before its first round: where it starts, what is known of the problem, what will be proven."""
+"""What a run works out before its first round: where it starts, what is known of the problem, what
+will be proven.
+"""
 
 import math
 import warnings
@@ -38,7 +40,9 @@ def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
     try:
         nearest = constraint.project(start)
     except NoProjectionError as error:
-        raise ValueError(f"the start lies outside the constraint: give a start inside ({error})") from None
+        raise ValueError(
+            f"the start lies outside the constraint: give a start inside ({error})"
+        ) from None
     moved = float(robust_row_norms((nearest - start).double()[None]))
     norm = float(robust_row_norms(start.double()[None]))
     warnings.warn(
@@ -85,12 +89,16 @@ class StartingGradients:
 
 
 def steepness_of(gradient: Tensor) -> float:
-    """||g|| of one client's gradient (p,), to seven digits: a deployed client and the simulator then agree on it."""
+    """||g|| of one client's gradient (p,), to seven digits: a deployed client and the simulator
+    then agree on it.
+    """
     return _to_seven_digits(float(gradient.double().norm()))
 
 
 def mean_steepness(each: Sequence[float], weights: Sequence[float]) -> float:
-    """The root mean square of n w_i ||grad f_i||, from one number of each client; the weights add up to 1."""
+    """The root mean square of n w_i ||grad f_i||, from one number of each client; the weights add
+    up to 1.
+    """
     n = len(each)
     squares = ((n * weight * one) ** 2 for one, weight in zip(each, weights, strict=True))
     return _to_seven_digits(math.sqrt(math.fsum(squares) / n))
@@ -100,16 +108,24 @@ def _to_seven_digits(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options) -> Setting:
+def describe_setting(
+    problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options
+) -> Setting:
     """What the algorithm fills in its defaults and makes its plan from."""
     measured, promise = StartingGradients(problem, start), options.promise
-    heterogeneity, steepness, smoothness = measured.heterogeneity, measured.steepness, problem.smoothness
+    heterogeneity, steepness, smoothness = (
+        measured.heterogeneity,
+        measured.steepness,
+        problem.smoothness,
+    )
     local_smoothness = problem.local_smoothness
     if promise is not None:
         clip = promise.clip
 
         def clipped() -> float:
-            """The bound on clipped gradients, in place of what gradients are: that would reveal the data."""
+            """The bound on clipped gradients, in place of what gradients are: that would reveal the
+            data.
+            """
             return clip
 
         heterogeneity = steepness = clipped
@@ -135,11 +151,15 @@ def describe_setting(problem: Problem, constraint: ConstraintSet, start: Tensor,
 
 
 def _refused() -> float | None:
-    raise ValueError('lr="auto" is worked out from the data, which a private run must not reveal: give a number')
+    raise ValueError(
+        'lr="auto" is worked out from the data, which a private run must not reveal: give a number'
+    )
 
 
 def refuse_telling(algorithm: Algorithm, options: Options) -> None:
-    """Refuse a private run whose clients would tell numbers of their data beside what is made private."""
+    """Refuse a private run whose clients would tell numbers of their data beside what is made
+    private.
+    """
     if algorithm.tells and options.promise is not None:
         raise ValueError(
             'schedule="curvature" tells the server two numbers of each client\'s data in every round, which a private '
@@ -150,7 +170,9 @@ def refuse_telling(algorithm: Algorithm, options: Options) -> None:
 class Certificate(StrEnum):
     """What the lower bound on the optimum rests on, or why there is none."""
 
-    EVERY_ROUND = "the bound comes from what clients sent in every round, and from loss - gap at evaluations"
+    EVERY_ROUND = (
+        "the bound comes from what clients sent in every round, and from loss - gap at evaluations"
+    )
     AT_EVALUATIONS = "the bound comes from loss - gap at evaluations"
     AVERAGED = "the bound comes from loss - gap at evaluations, because clients step along averaged gradients"
     MINIBATCHES = "the bound comes from loss - gap at evaluations, because clients step along minibatch gradients"

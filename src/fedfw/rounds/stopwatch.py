@@ -13,8 +13,8 @@ Moment = float | torch.cuda.Event
 class Stopwatch:
     """Splits a round's seconds into gradient, oracle, projection, evaluation and the rest.
 
-    A round that is replayed as a whole has ``steps`` in place of the first three. On a GPU a moment is an event in its
-    queue: the host waits for them once a round, not at every part.
+    A round that is replayed as a whole has ``steps`` in place of the first three. On a GPU a moment
+    is an event in its queue: the host waits for them once a round, not at every part.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,27 +1,30 @@
-"""The wire: one piece of code decides how a vector is written, writes it, and counts what it weighs.
+"""The wire: one piece of code decides how a vector is written, writes it, and counts what it
+weighs.
 
-The simulator asks for the count, a deployed server for the bytes; both come from the same decision (`Encoding`). What
-travels is counted in two ways. The *payload* is what tables quote: atoms, vectors and models. The *evidence* is what
-lets the two sides check each other and prove things: digests, losses and the certificate's numbers.
+The simulator asks for the count, a deployed server for the bytes; both come from the same decision
+(`Encoding`). What travels is counted in two ways. The *payload* is what tables quote: atoms,
+vectors and models. The *evidence* is what lets the two sides check each other and prove things:
+digests, losses and the certificate's numbers.
 
 Payload down. A vector goes to a client in the shortest of these forms:
 
 - whole: all p numbers;
-- changed: the coordinates that differ from what this client holds, with their new values. A client that holds nothing
-  yet holds zeros;
-- repeated: for the model only, the sum of the last round's atoms with two rates, from which a client that holds the
-  model before that round repeats the server's step. Only where everyone took part and atoms are sparse. It is the sum:
-  nobody receives another client's atom;
+- changed: the coordinates that differ from what this client holds, with their new values. A client
+  that holds nothing yet holds zeros;
+- repeated: for the model only, the sum of the last round's atoms with two rates, from which a
+  client that holds the model before that round repeats the server's step. Only where everyone took
+  part and atoms are sparse. It is the sum: nobody receives another client's atom;
 - unchanged: one byte, where this client holds it already.
 
 Payload up. An atom in its own encoding, or a vector whole.
 
-Every message that the server announces has a number, its *version*, and the server knows which version each client
-holds. Version 0 stands for a client that holds nothing.
+Every message that the server announces has a number, its *version*, and the server knows which
+version each client holds. Version 0 stands for a client that holds nothing.
 
-Numbers travel in the precision of the run. Some vectors are held in float64 on both sides of a float32 run
-(`fedfw.algorithms.oracle_steps` says why). Their values are float32 numbers and travel as such, but for the model after
-a step that clients repeat: its values are float64 numbers, which takes eight bytes each where they have to be sent.
+Numbers travel in the precision of the run. Some vectors are held in float64 on both sides of a
+float32 run (`fedfw.algorithms.oracle_steps` says why). Their values are float32 numbers and travel
+as such, but for the model after a step that clients repeat: its values are float64 numbers, which
+takes eight bytes each where they have to be sent.
 """
 
 import hashlib
@@ -36,7 +39,14 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.atoms.bits import Indices, Reader, fixed_nbytes, index_set_nbytes, read_index_set, write_index_set
+from fedfw.atoms.bits import (
+    Indices,
+    Reader,
+    fixed_nbytes,
+    index_set_nbytes,
+    read_index_set,
+    write_index_set,
+)
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
@@ -67,17 +77,24 @@ def narrowest(x: Tensor) -> torch.dtype:
 
 
 def whole_nbytes(like: Tensor, precision: torch.dtype | None = None) -> int:
-    """What a vector like (p,) weighs when it travels whole, in its own type or in another precision."""
+    """What a vector like (p,) weighs when it travels whole, in its own type or in another
+    precision.
+    """
     return 1 + like.shape[0] * (like.dtype if precision is None else precision).itemsize
 
 
 def whole(x: Tensor, precision: torch.dtype | None = None) -> Encoding:
     """x (p,) with all of its numbers, in a precision that holds them; by default the type of x."""
     precision = x.dtype if precision is None else precision
-    return Encoding(whole_nbytes(x, precision), lambda: bytes([WHOLE | _flag(precision)]) + _values(x, precision))
+    return Encoding(
+        whole_nbytes(x, precision),
+        lambda: bytes([WHOLE | _flag(precision)]) + _values(x, precision),
+    )
 
 
-def encoded(x: Tensor, changed: Mask | None = None, precision: torch.dtype | None = None) -> Encoding:
+def encoded(
+    x: Tensor, changed: Mask | None = None, precision: torch.dtype | None = None
+) -> Encoding:
     """x (p,) whole, or by the coordinates that the receiver does not hold, whichever is shorter.
 
     Parameters
@@ -85,8 +102,8 @@ def encoded(x: Tensor, changed: Mask | None = None, precision: torch.dtype | Non
     x : Tensor
         (p,).
     changed : array, optional
-        (p,) of bool: where x differs from what the receiver holds. By default where x is not zero, for a receiver that
-        holds nothing.
+        (p,) of bool: where x differs from what the receiver holds. By default where x is not zero,
+        for a receiver that holds nothing.
     precision : torch.dtype, optional
         One that holds the numbers of x; by default its type.
     """
@@ -108,7 +125,9 @@ def _flag(precision: torch.dtype) -> int:
 def _values(x: Tensor, precision: torch.dtype) -> bytes:
     """The numbers of x (k,) as bytes."""
     narrow = x.to(precision)
-    assert torch.equal(bits_of(narrow.to(x.dtype)), bits_of(x)), "numbers that do not fit the precision they travel in"
+    assert torch.equal(bits_of(narrow.to(x.dtype)), bits_of(x)), (
+        "numbers that do not fit the precision they travel in"
+    )
     return floats_to_bytes(narrow)
 
 
@@ -186,7 +205,11 @@ def point_digest(x: Tensor, columns: Tensor | None = None) -> bytes:
 
 
 def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> bytes:
-    return len(places).to_bytes(4, "big") + write_index_set(places, p, _NO_BITS) + _values(values, precision)
+    return (
+        len(places).to_bytes(4, "big")
+        + write_index_set(places, p, _NO_BITS)
+        + _values(values, precision)
+    )
 
 
 def _sparse_nbytes(mask: Mask, itemsize: int) -> int:
@@ -208,7 +231,9 @@ def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A step xbar <- keep xbar + scale total with a sparse ``total`` (p,), which clients can repeat."""
+    """A step xbar <- keep xbar + scale total with a sparse ``total`` (p,), which clients can
+    repeat.
+    """
 
     keep: float
     scale: float
@@ -222,7 +247,11 @@ class Repeat:
         places = np.flatnonzero(on_host(other_bits(total)))
         rates = np.array([self.keep, self.scale], "<f8").tobytes()
         values = total[torch.from_numpy(places)]
-        return bytes([REPEATED | _flag(precision)]) + rates + _sparse(places, values, len(total), precision)
+        return (
+            bytes([REPEATED | _flag(precision)])
+            + rates
+            + _sparse(places, values, len(total), precision)
+        )
 
 
 class Wire:
@@ -242,11 +271,17 @@ class Wire:
         """Whether the model's numbers need the type in which it is held."""
         self.version = 0
         """The number of the last message that was announced."""
-        self._values: dict[str, Tensor] = {}  # as announced; the model lies where the server keeps it
-        self._before: dict[str, Tensor] = {}  # further vectors as last announced, on the host; one not sent is zero
+        self._values: dict[
+            str, Tensor
+        ] = {}  # as announced; the model lies where the server keeps it
+        self._before: dict[
+            str, Tensor
+        ] = {}  # further vectors as last announced, on the host; one not sent is zero
         self._marks: dict[str, Versions] = {}  # the message that last changed a coordinate
         self._steps: list[Mask] = []  # what changed in the model since the last message
-        self._repeat: tuple[int, Encoding] | None = None  # the last step, for clients that hold this version
+        self._repeat: tuple[int, Encoding] | None = (
+            None  # the last step, for clients that hold this version
+        )
         self._ready: dict[tuple[str, int], Encoding] = {}
 
     @property
@@ -281,15 +316,22 @@ class Wire:
         self._repeat = None
         # Clients cannot repeat a step where something else changed the model, too.
         if support is not None and repeat is not None and self.version and not self._steps:
-            precision = torch.float64 if wide is not None and on_host(wide).any() else self._precision
+            precision = (
+                torch.float64 if wide is not None and on_host(wide).any() else self._precision
+            )
             nbytes = _RATES_NBYTES + _sparse_nbytes(on_host(support), precision.itemsize)
-            self._repeat = self.version, Encoding(nbytes, replace(repeat, precision=precision).write)
+            self._repeat = (
+                self.version,
+                Encoding(nbytes, replace(repeat, precision=precision).write),
+            )
         self._steps.append(on_host(changed))
 
     # --- messages ---
 
     def announce(self, vectors: Mapping[str, Tensor]) -> int:
-        """A new message with these vectors (p,); returns its version. One that is left out counts as zero."""
+        """A new message with these vectors (p,); returns its version. One that is left out counts
+        as zero.
+        """
         self.version += 1
         for name in {**self._before, **vectors}:
             if name not in self._marks:
@@ -300,7 +342,10 @@ class Wire:
                     np.putmask(marks, changed, self.version)
                 continue
             zero = torch.zeros(len(self._like), dtype=self._like.dtype)
-            before, after = self._before.get(name, zero), vectors[name].cpu() if name in vectors else zero
+            before, after = (
+                self._before.get(name, zero),
+                vectors[name].cpu() if name in vectors else zero,
+            )
             np.putmask(marks, on_host(other_bits(before, after)), self.version)
             self._before[name] = after.clone()
         if self._repeat is not None and self._repeat[0] != self.version - 1:
@@ -311,7 +356,9 @@ class Wire:
         return self.version
 
     def encoding(self, name: str, base: int) -> Encoding:
-        """How a vector of the last message goes to a client that holds the message ``base``; 0 for none."""
+        """How a vector of the last message goes to a client that holds the message ``base``; 0 for
+        none.
+        """
         if (name, base) not in self._ready:
             self._ready[name, base] = self._decide(name, base)
         return self._ready[name, base]
@@ -330,9 +377,15 @@ class Wire:
         return found
 
     def nbytes(self, bases: npt.ArrayLike) -> int:
-        """What the last message weighs for clients that hold the messages ``bases`` (m,), all together."""
+        """What the last message weighs for clients that hold the messages ``bases`` (m,), all
+        together.
+        """
         counts = Counter(np.asarray(bases).tolist())
-        return sum(count * self.encoding(name, base).nbytes for base, count in counts.items() for name in self._values)
+        return sum(
+            count * self.encoding(name, base).nbytes
+            for base, count in counts.items()
+            for name in self._values
+        )
 
     def write(self, base: int) -> dict[str, bytes]:
         """The last message for a client that holds the message ``base``."""
@@ -345,11 +398,15 @@ class Wire:
         marks = {name: torch.from_numpy(marks) for name, marks in self._marks.items()}
         held = joined({"marks": marks, "before": self._before})
         held |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}
-        held["steps"] = torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
+        held["steps"] = (
+            torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
+        )
         if self._repeat is not None:
             base, message = self._repeat
             held["repeat"] = torch.tensor([base, message.nbytes])
-            held["repeat_message"] = torch.from_numpy(np.frombuffer(message.write(), np.uint8).copy())
+            held["repeat_message"] = torch.from_numpy(
+                np.frombuffer(message.write(), np.uint8).copy()
+            )
         return held
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,6 @@
-"""Constraint sets, each with a linear minimization oracle, a projection, a membership test and a diameter."""
+"""Constraint sets, each with a linear minimization oracle, a projection, a membership test and a
+diameter.
+"""
 
 from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
 from fedfw.sets.enclosing import enclosing

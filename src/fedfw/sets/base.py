@@ -1,4 +1,6 @@
-"""The interface of a constraint set: the methods that users call, and the methods that a new set must define."""
+"""The interface of a constraint set: the methods that users call, and the methods that a new set
+must define.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ Shape = tuple[int, ...]
 
 Shapes = Mapping[str, Shape]
 """Shapes of a model's parameters by name, in ``named_parameters()`` order."""
-Size = Annotated[float, option("a size of the set", gt=0, le=math.inf, expected="a positive finite number")]
+Size = Annotated[
+    float, option("a size of the set", gt=0, le=math.inf, expected="a positive finite number")
+]
 """The type of a set's parameter that is a positive finite number; others are refused."""
-Count = Annotated[int, option("a count", ge=1, le=2**63 - 1, expected="a whole number of at least 1")]
+Count = Annotated[
+    int, option("a count", ge=1, le=2**63 - 1, expected="a whole number of at least 1")
+]
 """The type of a set's parameter that is a whole number of at least 1; others are refused."""
 
 
@@ -59,15 +65,17 @@ class Request:
 class ConstraintSet(ABC):
     """Base class of all sets: a convex and compact (closed and bounded) set D of parameter values.
 
-    Frank-Wolfe methods need one operation from a set, its *linear minimization oracle* `lmo`: given a direction g it
-    returns a point s of D that minimises the inner product ``<g, s>``. The minimum is always reached at an *extreme
-    point*, a point that is not between two others, such as a corner. Extreme points usually have a short description,
-    so the oracle returns an `Atom`, which stores that description instead of a dense tensor. A set also offers the
-    Euclidean *projection* (the nearest point of D), a membership test, and the *diameter* (the largest distance between
+    Frank-Wolfe methods need one operation from a set, its *linear minimization oracle* `lmo`: given
+    a direction g it returns a point s of D that minimises the inner product ``<g, s>``. The minimum
+    is always reached at an *extreme point*, a point that is not between two others, such as a
+    corner. Extreme points usually have a short description, so the oracle returns an `Atom`, which
+    stores that description instead of a dense tensor. A set also offers the Euclidean *projection*
+    (the nearest point of D), a membership test, and the *diameter* (the largest distance between
     two points).
 
-    Below, ``shape`` is the shape of the parameter that is constrained, p is its number of entries and n is a number of
-    clients. With ``batch=True`` the first axis of a tensor is the client axis, and every client is treated separately.
+    Below, ``shape`` is the shape of the parameter that is constrained, p is its number of entries
+    and n is a number of clients. With ``batch=True`` the first axis of a tensor is the client axis,
+    and every client is treated separately.
 
     Attributes
     ----------
@@ -76,14 +84,15 @@ class ConstraintSet(ABC):
     summary : str
         The definition in one line.
     strongly_convex : bool
-        Whether the surface is curved everywhere, which can make Frank-Wolfe methods converge faster.
+        Whether the surface is curved everywhere, which can make Frank-Wolfe methods converge
+        faster.
     is_polytope : bool
         Whether the set has finitely many extreme points.
     needs_matrix : bool
         Whether the set is defined for matrices only.
     likes_long_stacks : bool
-        Whether one call of the oracle on a long stack is faster than several calls on short ones. Its atoms then have a
-        ``bound``.
+        Whether one call of the oracle on a long stack is faster than several calls on short ones.
+        Its atoms then have a ``bound``.
     oracle_cost, projection_cost : str
         Operations for one call, for a parameter with p entries or an m x n matrix.
     diameter_is_exact : bool
@@ -91,10 +100,10 @@ class ConstraintSet(ABC):
 
     Notes
     -----
-    A new set is a frozen dataclass that defines `_lmo`, `_violation`, `readers` and `diameter`, and optionally
-    `_project`, `_extent`, `_shrink`, `_norms`, `_check_shape` and `_accepts`. The methods that start with an underscore
-    receive stacks only: tensors of shape (n, p) with the client axis first and the parameter flattened.
-    `fedfw.testing.check_constraint` tests a new set.
+    A new set is a frozen dataclass that defines `_lmo`, `_violation`, `readers` and `diameter`, and
+    optionally `_project`, `_extent`, `_shrink`, `_norms`, `_check_shape` and `_accepts`. The
+    methods that start with an underscore receive stacks only: tensors of shape (n, p) with the
+    client axis first and the parameter flattened. `fedfw.testing.check_constraint` tests a new set.
 
     Examples
     --------
@@ -126,7 +135,9 @@ class ConstraintSet(ABC):
 
     @abstractmethod
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        """x (n, p) in float64 -> (n,): how far outside x is, relative to the set's size; at most 0 inside."""
+        """x (n, p) in float64 -> (n,): how far outside x is, relative to the set's size; at most 0
+        inside.
+        """
 
     @abstractmethod
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
@@ -140,8 +151,8 @@ class ConstraintSet(ABC):
         Returns
         -------
         Mapping from a subclass of Atom to ReadAtom
-            A function takes a `fedfw.atoms.bits.Reader` and a precision. It fills in all that is not sent because it
-            follows from the set and the shape, such as the radius.
+            A function takes a `fedfw.atoms.bits.Reader` and a precision. It fills in all that is
+            not sent because it follows from the set and the shape, such as the radius.
         """
 
     @abstractmethod
@@ -170,24 +181,32 @@ class ConstraintSet(ABC):
 
         It need only be accurate for points near the set: `project` verifies the results for others.
         """
-        raise NoProjectionError(f"no projection for this set: {self!r} has only a linear minimization oracle")
+        raise NoProjectionError(
+            f"no projection for this set: {self!r} has only a linear minimization oracle"
+        )
 
     def _extent(self, shape: Shape) -> float:
-        """About the size of the set, in the l2 norm, by which `project` judges whether a point is far away.
+        """About the size of the set, in the l2 norm, by which `project` judges whether a point is
+        far away.
 
-        By default the diameter. Infinity means that `_project` itself finds the points that are far.
+        By default the diameter. Infinity means that `_project` itself finds the points that are
+        far.
         """
         return self.diameter(shape)
 
     def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
-        """Whether rounding to ``dtype`` may move a point out of the set by more than it may be outside."""
+        """Whether rounding to ``dtype`` may move a point out of the set by more than it may be
+        outside.
+        """
         extent = self._extent(shape)
         point = self.lmo(torch.zeros(shape, dtype=torch.float64)).dense(torch.float64)
         rounding = torch.finfo(dtype).eps / 2 * (float(point.norm()) + extent)
         return not rounding <= LOST_TO_ROUNDING * extent
 
     def _frame(self, shape: Shape, dtype: torch.dtype) -> Frame:
-        """What `project` must know of the set for parameters of this shape and dtype; worked out once."""
+        """What `project` must know of the set for parameters of this shape and dtype; worked out
+        once.
+        """
         frames: dict[tuple[Shape, torch.dtype], Frame] = self.__dict__.setdefault("_frames", {})
         frame = frames.get((shape, dtype))
         if frame is None:
@@ -195,7 +214,9 @@ class ConstraintSet(ABC):
         return frame
 
     def _nearest(self, x: Tensor, shape: Shape, frame: Frame | None = None) -> Tensor:
-        """x (n, p) of any size -> the nearest points of the set, (n, p) in float64; NaN and infinity are refused."""
+        """x (n, p) of any size -> the nearest points of the set, (n, p) in float64; NaN and
+        infinity are refused.
+        """
         if frame is None:
             frame = self._frame(shape, torch.float64)
         if rows_within(x, frame.far):
@@ -212,22 +233,24 @@ class ConstraintSet(ABC):
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         """Finite x (n, p) in float64 -> points of the set near them, (n, p) in ``precision``.
 
-        By default the nearest ones. A set overrides it where something cheaper lies in the set as well, or to stay
-        inside when it rounds.
+        By default the nearest ones. A set overrides it where something cheaper lies in the set as
+        well, or to stay inside when it rounds.
         """
         return self._rounded(self._nearest(x, shape), shape, precision)
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         """Largest values over the set of some of the norms l1, l2, linf, spectral and nuclear.
 
-        `enclosing` derives bounds on the other norms from these. By default: the l2 norm of one point plus the
-        diameter.
+        `enclosing` derives bounds on the other norms from these. By default: the l2 norm of one
+        point plus the diameter.
         """
         point = self.lmo(torch.zeros(shape)).dense(torch.float64)
         return {"l2": float(point.norm()) + self.diameter(shape)}
 
     def _check_shape(self, shape: Shape) -> None:
-        """Raise ValueError if the set is not defined for a parameter of ``shape``; by default any shape is allowed."""
+        """Raise ValueError if the set is not defined for a parameter of ``shape``; by default any
+        shape is allowed.
+        """
         return
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
@@ -240,7 +263,9 @@ class ConstraintSet(ABC):
             size = prod(shape)
             if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < size):
                 return False
-            if len(set(indices[0].tolist())) != indices.numel() or not bool(values.isfinite().all()):
+            if len(set(indices[0].tolist())) != indices.numel() or not bool(
+                values.isfinite().all()
+            ):
                 return False
             if values.shape[1] == 0:
                 values = values.new_zeros(1, 1)
@@ -260,22 +285,24 @@ class ConstraintSet(ABC):
         precision: torch.dtype = torch.float32,
         tol: float | None = None,
     ) -> Atom:
-        """The linear minimization oracle: an atom s of the set with ``<g, s> <= <g, u>`` for every u in the set.
+        """The linear minimization oracle: an atom s of the set with ``<g, s> <= <g, u>`` for every
+        u in the set.
 
         Ties go to the lowest index, so that equal calls give equal answers.
 
         Parameters
         ----------
         g : Tensor
-            The direction, usually a gradient: the parameter's shape, or ``(n, *shape)`` with ``batch=True``.
+            The direction, usually a gradient: the parameter's shape, or ``(n, *shape)`` with
+            ``batch=True``.
         batch : bool, default False
             Whether the first axis of g is the client axis.
         precision : torch.dtype, default torch.float32
-            float16, float32 or float64: the precision to which the atom's numbers are rounded and in which they are
-            sent. The rounded atom still lies in the set.
+            float16, float32 or float64: the precision to which the atom's numbers are rounded and
+            in which they are sent. The rounded atom still lies in the set.
         tol : float, optional
-            Relative accuracy for oracles that iterate (`NuclearBall`, `SpectralBall`, `PartialIsometry`,
-            `Spectrahedron`). The others are exact.
+            Relative accuracy for oracles that iterate (`NuclearBall`, `SpectralBall`,
+            `PartialIsometry`, `Spectrahedron`). The others are exact.
 
         Returns
         -------
@@ -299,7 +326,9 @@ class ConstraintSet(ABC):
         (2, [[0.0, 1.0], [-1.0, 0.0]])
         """
         if precision not in (torch.float16, torch.float32, torch.float64):
-            raise ValueError(f"precision {precision}, expected torch.float16, torch.float32 or torch.float64")
+            raise ValueError(
+                f"precision {precision}, expected torch.float16, torch.float32 or torch.float64"
+            )
         rows, shape = self._stack(g, batch)
         check_finite(rows)
         atoms = self._lmo(rows, shape, Request(precision, tol))
@@ -318,8 +347,9 @@ class ConstraintSet(ABC):
         Returns
         -------
         Tensor
-            The nearest point, with the shape and dtype of x. It lies in the set up to 1e-6 of the set's size; in 16
-            bits, a set without an interior is violated by up to 8 times the dtype's epsilon.
+            The nearest point, with the shape and dtype of x. It lies in the set up to 1e-6 of the
+            set's size; in 16 bits, a set without an interior is violated by up to 8 times the
+            dtype's epsilon.
 
         Raises
         ------
@@ -328,12 +358,14 @@ class ConstraintSet(ABC):
         NonFiniteError
             If x has a NaN or an infinity.
         InfeasibleError
-            If x is so far away that no result could be verified, or the dtype has no points of the set.
+            If x is so far away that no result could be verified, or the dtype has no points of the
+            set.
 
         Notes
         -----
-        The result for a point that is farther away than about 1e6 times the size of the set is verified. Its distance
-        exceeds the least one by at most 2^-20 of the set's size, or by 32 roundings of the point where those are more.
+        The result for a point that is farther away than about 1e6 times the size of the set is
+        verified. Its distance exceeds the least one by at most 2^-20 of the set's size, or by 32
+        roundings of the point where those are more.
 
         Examples
         --------
@@ -350,8 +382,8 @@ class ConstraintSet(ABC):
     def shrink(self, x: Tensor, batch: bool = False) -> Tensor:
         """A point of the set near ``x``, for an x that was in the set before it was compressed.
 
-        It is cheaper than `project` where that takes a singular value decomposition: a spectral ball divides the matrix
-        by a proven bound on its largest singular value.
+        It is cheaper than `project` where that takes a singular value decomposition: a spectral
+        ball divides the matrix by a proven bound on its largest singular value.
 
         Parameters
         ----------
@@ -363,7 +395,8 @@ class ConstraintSet(ABC):
         Returns
         -------
         Tensor
-            A point of the set, with the shape and dtype of x; x itself, up to rounding, if it lies well inside.
+            A point of the set, with the shape and dtype of x; x itself, up to rounding, if it lies
+            well inside.
 
         Raises
         ------
@@ -384,7 +417,9 @@ class ConstraintSet(ABC):
         return self._shrink(rows.double(), shape, x.dtype).reshape(x.shape)
 
     def pieces(self, shape: Shape) -> tuple[int, ...]:
-        """The lengths of the consecutive pieces of a flat value that are parameters of their own, as far as known."""
+        """The lengths of the consecutive pieces of a flat value that are parameters of their own,
+        as far as known.
+        """
         return (prod(shape),)
 
     @property
@@ -394,7 +429,9 @@ class ConstraintSet(ABC):
 
     @property
     def fixed_size(self) -> int | None:
-        """The number of entries of the parameter if the set exists in one size only, otherwise None."""
+        """The number of entries of the parameter if the set exists in one size only, otherwise
+        None.
+        """
         return None
 
     @overload
@@ -409,16 +446,17 @@ class ConstraintSet(ABC):
         x : Tensor
             The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``.
         tol : float, default 1e-6
-            How far outside x may be, relative to the size of the set. What `project` returns in float32 and float64 is
-            inside with the default. In 16 bits, points of a set without an interior need 8 times the dtype's epsilon.
+            How far outside x may be, relative to the size of the set. What `project` returns in
+            float32 and float64 is inside with the default. In 16 bits, points of a set without an
+            interior need 8 times the dtype's epsilon.
         batch : bool, default False
             Whether the first axis of x is the client axis.
 
         Returns
         -------
         bool or Tensor
-            The answer; with ``batch=True`` a tensor of bool of shape (n,). A point with a NaN or an infinity is not
-            inside.
+            The answer; with ``batch=True`` a tensor of bool of shape (n,). A point with a NaN or an
+            infinity is not inside.
 
         Examples
         --------
@@ -469,10 +507,11 @@ class ConstraintSet(ABC):
         return gaps if batch else float(gaps[0])
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
-        """Whether an atom that was received is of a kind of this set, has the right shape and lies in the set.
+        """Whether an atom that was received is of a kind of this set, has the right shape and lies
+        in the set.
 
-        A server calls this before it uses what a client sent. The check does not build the dense tensor unless the atom
-        itself is dense, so it costs about as much as reading the atom.
+        A server calls this before it uses what a client sent. The check does not build the dense
+        tensor unless the atom itself is dense, so it costs about as much as reading the atom.
 
         Parameters
         ----------
@@ -501,16 +540,17 @@ class ConstraintSet(ABC):
         return self._accepts(atom, shape, tol)
 
     def accepts_net(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
-        """Whether a net of several atoms that was received can be used, as `accepts` says of one atom.
+        """Whether a net of several atoms that was received can be used, as `accepts` says of one
+        atom.
 
-        Each part of a mixture must be accepted by itself: parts that lie far outside could cancel in the mixture, and
-        overflow where it is worked out in another order or precision.
+        Each part of a mixture must be accepted by itself: parts that lie far outside could cancel
+        in the mixture, and overflow where it is worked out in another order or precision.
 
         Parameters
         ----------
         atom : Atom
-            What `fedfw.atoms.mix` made of several atoms, a single one: a `Mixture`, or one dense vector. One atom of
-            the set may also be given.
+            What `fedfw.atoms.mix` made of several atoms, a single one: a `Mixture`, or one dense
+            vector. One atom of the set may also be given.
         shape : tuple of int
             Shape of the parameter.
         tol : float, default 1e-6
@@ -540,7 +580,8 @@ class ConstraintSet(ABC):
         return self.accepts(atom, shape, tol)
 
     def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
-        """The kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the function that decodes it.
+        """The kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the
+        function that decodes it.
 
         Parameters
         ----------
@@ -554,12 +595,20 @@ class ConstraintSet(ABC):
         Mapping from a subclass of Atom to ReadAtom
             As for `readers`; with a single weight it is the same mapping.
         """
-        return mixture_readers(self.readers(shape), shape, weights) if len(weights) > 1 else self.readers(shape)
+        return (
+            mixture_readers(self.readers(shape), shape, weights)
+            if len(weights) > 1
+            else self.readers(shape)
+        )
 
     def random_point(
-        self, shape: Shape, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
+        self,
+        shape: Shape,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """A random point of the set: a random convex combination of the atoms for eight random directions.
+        """A random point of the set: a random convex combination of the atoms for eight random
+        directions.
 
         Parameters
         ----------
@@ -592,10 +641,10 @@ class ConstraintSet(ABC):
     def bind(self, parameters: nn.Module | Shapes) -> ConstraintSet:
         """The set on the flat vector of all trainable parameters of a model.
 
-        The flat vector holds the parameters one after the other, in ``named_parameters()`` order. A vector set acts on
-        this vector. A matrix set acts on the matrix ``[W | b]`` of a model that is one linear layer with weights W and
-        bias b, or on the single matrix of a model without a bias. For other models use `Product`, which takes a set for
-        each parameter.
+        The flat vector holds the parameters one after the other, in ``named_parameters()`` order. A
+        vector set acts on this vector. A matrix set acts on the matrix ``[W | b]`` of a model that
+        is one linear layer with weights W and bias b, or on the single matrix of a model without a
+        bias. For other models use `Product`, which takes a set for each parameter.
 
         Parameters
         ----------
@@ -610,7 +659,8 @@ class ConstraintSet(ABC):
         Raises
         ------
         ValueError
-            If there are no parameters, or this is a matrix set and the model is not one linear layer.
+            If there are no parameters, or this is a matrix set and the model is not one linear
+            layer.
 
         Examples
         --------
@@ -620,7 +670,9 @@ class ConstraintSet(ABC):
         >>> bound.lmo(torch.ones(3 * 4 + 3)).dense().shape
         torch.Size([15])
         """
-        from fedfw.sets.product import bind_to_model  # imported here because that module imports this one
+        from fedfw.sets.product import (
+            bind_to_model,
+        )  # imported here because that module imports this one
 
         return bind_to_model(self, shapes_of(parameters))
 
@@ -633,8 +685,14 @@ class ConstraintSet(ABC):
 
     def _repr_html_(self) -> str:
         """The set in a notebook: its definition, and what its oracle and its projection cost."""
-        facts = {"set": self.summary or None, "oracle": self.oracle_cost, "projection": self.projection_cost}
-        shape = "polytope" if self.is_polytope else "strongly convex" if self.strongly_convex else None
+        facts = {
+            "set": self.summary or None,
+            "oracle": self.oracle_cost,
+            "projection": self.projection_cost,
+        }
+        shape = (
+            "polytope" if self.is_polytope else "strongly convex" if self.strongly_convex else None
+        )
         return html_card(repr(self), facts | {"geometry": shape})
 
     def __eq__(self, other: object) -> bool:
@@ -669,7 +727,8 @@ def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
     Parameters
     ----------
     parameters : nn.Module or mapping from str to tuple of int
-        The model, of which parameters with ``requires_grad`` count, or the names and shapes themselves.
+        The model, of which parameters with ``requires_grad`` count, or the names and shapes
+        themselves.
 
     Returns
     -------
@@ -684,7 +743,9 @@ def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
     {'weight': (3, 4), 'bias': (3,)}
     """
     if isinstance(parameters, nn.Module):
-        return {name: tuple(p.shape) for name, p in parameters.named_parameters() if p.requires_grad}
+        return {
+            name: tuple(p.shape) for name, p in parameters.named_parameters() if p.requires_grad
+        }
     return {name: tuple(shape) for name, shape in parameters.items()}
 
 

@@ -1,4 +1,6 @@
-"""Whether one set lies inside another: proven by norms where they are known, refuted by a point, or not known."""
+"""Whether one set lies inside another: proven by norms where they are known, refuted by a point, or
+not known.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,8 +50,9 @@ def contains_set(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) ->
     Returns
     -------
     bool or None
-        True where it is proven, False where an extreme point of ``smaller`` lies outside, and None where it is not
-        known: nothing proves it, and `TRIED` extreme points for random directions lie inside.
+        True where it is proven, False where an extreme point of ``smaller`` lies outside, and None
+        where it is not known: nothing proves it, and `TRIED` extreme points for random directions
+        lie inside.
 
     Examples
     --------
@@ -85,11 +88,15 @@ def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> b
     if type(larger) not in _SUFFICE:  # of a class that derives from one of them nothing is known
         return False
     limits = _SUFFICE[type(larger)](larger)
-    return all(largest_norm(smaller, norm, shape) <= limit * _ROUNDING for norm, limit in limits.items())
+    return all(
+        largest_norm(smaller, norm, shape) <= limit * _ROUNDING for norm, limit in limits.items()
+    )
 
 
 def _range(constraint: ConstraintSet, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Numbers between which every coordinate of a set's points lies, float64, each of shape () or (p,)."""
+    """Numbers between which every coordinate of a set's points lies, float64, each of shape () or
+    (p,).
+    """
     if isinstance(constraint, Box):
         return constraint._bounds()
     most = torch.tensor(largest_norm(constraint, "linf", shape), dtype=torch.float64)

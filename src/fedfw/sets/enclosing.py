@@ -20,7 +20,8 @@ _BALLS: dict[str, Callable[[float], ConstraintSet]] = {
 def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) -> ConstraintSet:
     """A ball around the origin, in a norm of your choice, that contains a given set.
 
-    Clients that cannot afford the oracle of the set may use that of the ball (see ``relax`` of `fedfw.simulate`).
+    Clients that cannot afford the oracle of the set may use that of the ball (see ``relax`` of
+    `fedfw.simulate`).
 
     Parameters
     ----------
@@ -34,14 +35,15 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) 
     Returns
     -------
     ConstraintSet
-        An `L1Ball`, `L2Ball`, `LinfBall`, `SpectralBall` or `NuclearBall`. Its radius is the largest value of the norm
-        over the set, or an upper bound that follows from inequalities between norms.
+        An `L1Ball`, `L2Ball`, `LinfBall`, `SpectralBall` or `NuclearBall`. Its radius is the
+        largest value of the norm over the set, or an upper bound that follows from inequalities
+        between norms.
 
     Raises
     ------
     ValueError
-        If the norm is unknown, the set is not defined for the shape, or no shape is given although the radius depends
-        on it.
+        If the norm is unknown, the set is not defined for the shape, or no shape is given although
+        the radius depends on it.
 
     Examples
     --------
@@ -61,7 +63,9 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) 
     radii = {_radius_at(constraint, norm, probe) for probe in probes}
     if len(radii) == 1 and (radius := radii.pop()) is not None:
         return _BALLS[norm](radius)
-    raise ValueError(f"enclosing: the {norm} radius of {constraint!r} depends on the shape: pass shape=")
+    raise ValueError(
+        f"enclosing: the {norm} radius of {constraint!r} depends on the shape: pass shape="
+    )
 
 
 def _radius_at(constraint: ConstraintSet, norm: str, shape: Shape) -> float | None:
@@ -117,5 +121,7 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
 
 
 def _geometric(one: float, other: float) -> float:
-    """sqrt(one * other): the l2 norm is at most sqrt(l1 * linf), and the same holds for singular values."""
+    """sqrt(one * other): the l2 norm is at most sqrt(l1 * linf), and the same holds for singular
+    values.
+    """
     return math.sqrt(one * other) if math.isfinite(one) and math.isfinite(other) else math.inf

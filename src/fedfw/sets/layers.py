@@ -18,8 +18,8 @@ from fedfw.sets.spectral import SpectralBall
 class NetworkSet(ConstraintSet):
     """Base class of the sets that choose a ball for each parameter of a model.
 
-    On a single parameter such a set is the ball that it chooses for a parameter of that shape. `bind` makes it a
-    product over all parameters of a model.
+    On a single parameter such a set is the ball that it chooses for a parameter of that shape.
+    `bind` makes it a product over all parameters of a model.
 
     Notes
     -----
@@ -31,7 +31,9 @@ class NetworkSet(ConstraintSet):
 
     @abstractmethod
     def ball(self, shape: Shape) -> ConstraintSet:
-        """The set of a single parameter of a given shape, about whose place in a network nothing is known."""
+        """The set of a single parameter of a given shape, about whose place in a network nothing is
+        known.
+        """
 
     @abstractmethod
     def balls(self, parameters: nn.Module | Shapes) -> dict[str, ConstraintSet]:
@@ -64,19 +66,23 @@ class NetworkSet(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class LayerBalls(NetworkSet):
-    """A ball for each parameter of a network, as the optimizers Muon and Scion use them, here as hard constraints.
+    """A ball for each parameter of a network, as the optimizers Muon and Scion use them, here as
+    hard constraints.
 
-    Each norm measures what a layer does to the vectors that go through it, so that one radius suits layers of all
-    sizes. With in and out for the sides of a weight as a matrix (out x everything else), and d for its row length:
+    Each norm measures what a layer does to the vectors that go through it, so that one radius suits
+    layers of all sizes. With in and out for the sides of a weight as a matrix (out x everything
+    else), and d for its row length:
 
-    - matrices, convolutions and the heads of classifiers: spectral norm at most rho max(1, sqrt(out / in));
+    - matrices, convolutions and the heads of classifiers: spectral norm at most rho max(1, sqrt(out
+      / in));
     - embeddings and positions: every row in an l2 ball of radius embedding sqrt(d);
     - the head of a language model: every entry at most head / sqrt(d);
     - vectors, such as biases: every entry at most bias.
 
-    What a parameter is follows from its name, whether a model is given or the names and shapes of its parameters: an
-    embedding has a part that begins with ``embedding``, positions one that begins with ``position``, and the head of a
-    language model is the parameter of a model with an embedding that has a part ``head``. Parts are divided by dots.
+    What a parameter is follows from its name, whether a model is given or the names and shapes of
+    its parameters: an embedding has a part that begins with ``embedding``, positions one that
+    begins with ``position``, and the head of a language model is the parameter of a model with an
+    embedding that has a part ``head``. Parts are divided by dots.
 
     Parameters
     ----------
@@ -136,7 +142,12 @@ def _has_part(name: str, beginning: str) -> bool:
 
 
 def layer_balls(
-    model: nn.Module | Shapes, rho: float, *, bias: float = 0.5, embedding: float = 2.5, head: float = 5.0
+    model: nn.Module | Shapes,
+    rho: float,
+    *,
+    bias: float = 0.5,
+    embedding: float = 2.5,
+    head: float = 5.0,
 ) -> Product:
     """The sets of `LayerBalls` for a model as a `Product`, of which single ones can be replaced.
 

@@ -1,4 +1,6 @@
-"""The set of all weights of a network for which its Lipschitz constant is at most L, by a ball for each layer."""
+"""The set of all weights of a network for which its Lipschitz constant is at most L, by a ball for
+each layer.
+"""
 
 from dataclasses import dataclass
 from math import inf, prod, sqrt
@@ -13,18 +15,22 @@ from fedfw.sets.norm_balls import LinfBall
 from fedfw.sets.spectral import SpectralBall
 
 _TOLERANCE, _ROUNDINGS = 1e-5, 64
-"""What a radius leaves for: how far outside an atom may be (1e-6) and the bound's own rounding; float32 roundings."""
+"""What a radius leaves for: how far outside an atom may be (1e-6) and the bound's own rounding;
+float32 roundings.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class LipschitzNet(NetworkSet):
-    """Spectral balls whose radii make every network in the set L-Lipschitz, as `fedfw.lipschitz_bound` proves it.
+    """Spectral balls whose radii make every network in the set L-Lipschitz, as
+    `fedfw.lipschitz_bound` proves it.
 
-    Every linear and convolutional layer gets the same constant c, the largest for which the bound of the whole network
-    is at most L: in a chain of k such layers whose other layers have constants that multiply to q, c = (L / q)^(1/k).
-    The flattened weight of a linear layer then has spectral norm at most c, and that of a convolution at most c /
-    sqrt(m), where m is the number of windows in which a pixel lies (see `fedfw.lipschitz.norms`). Every convex
-    combination of such weights is one, so all models of a run have the constant L, whoever takes part.
+    Every linear and convolutional layer gets the same constant c, the largest for which the bound
+    of the whole network is at most L: in a chain of k such layers whose other layers have constants
+    that multiply to q, c = (L / q)^(1/k). The flattened weight of a linear layer then has spectral
+    norm at most c, and that of a convolution at most c / sqrt(m), where m is the number of windows
+    in which a pixel lies (see `fedfw.lipschitz.norms`). Every convex combination of such weights is
+    one, so all models of a run have the constant L, whoever takes part.
 
     Parameters
     ----------
@@ -36,15 +42,15 @@ class LipschitzNet(NetworkSet):
     Raises
     ------
     ValueError
-        If a parameter is not a positive finite number. `bind` refuses models with a layer whose constant is not known,
-        and names and shapes without the model.
+        If a parameter is not a positive finite number. `bind` refuses models with a layer whose
+        constant is not known, and names and shapes without the model.
 
     Notes
     -----
-    Radii are smaller than said above by a relative 1e-5 and 64 sqrt(q) 2^-24 for the smaller side q of the weight. That
-    covers atoms that a server accepts 1e-6 outside of the set, and 64 roundings of all weights to float32 that add up
-    in the worst direction: one moves a matrix by at most 2^-24 of its Frobenius norm, which is at most sqrt(q) times
-    the spectral norm.
+    Radii are smaller than said above by a relative 1e-5 and 64 sqrt(q) 2^-24 for the smaller side q
+    of the weight. That covers atoms that a server accepts 1e-6 outside of the set, and 64 roundings
+    of all weights to float32 that add up in the worst direction: one moves a matrix by at most
+    2^-24 of its Frobenius norm, which is at most sqrt(q) times the spectral norm.
 
     On a single parameter it is the set of a network that consists of this layer, with stride 1.
 
@@ -64,7 +70,11 @@ class LipschitzNet(NetworkSet):
     bias: Size = 0.5
 
     def ball(self, shape: Shape) -> ConstraintSet:
-        return LinfBall(self.bias) if len(shape) < 2 else _inside(self.L / sqrt(prod(shape[2:])), shape)
+        return (
+            LinfBall(self.bias)
+            if len(shape) < 2
+            else _inside(self.L / sqrt(prod(shape[2:])), shape)
+        )
 
     def balls(self, parameters: nn.Module | Shapes) -> dict[str, ConstraintSet]:
         if not isinstance(parameters, nn.Module):
@@ -89,11 +99,14 @@ class LipschitzNet(NetworkSet):
         network_constant(parameters, choose)
         left = [name for name in shapes_of(parameters) if name not in chosen]
         if left:
-            raise ValueError(f"{self!r}: parameter {left[0]!r} is no weight of a linear or convolutional layer")
+            raise ValueError(
+                f"{self!r}: parameter {left[0]!r} is no weight of a linear or convolutional layer"
+            )
         return chosen
 
     def _constant_of_layers(self, model: nn.Module) -> float:
-        """The largest constant that all layers with weights may have, by bisection; a layer that is fixed has its own.
+        """The largest constant that all layers with weights may have, by bisection; a layer that is
+        fixed has its own.
 
         The bound of the network grows with it, in products and in sums with positive terms.
         """
@@ -110,7 +123,9 @@ class LipschitzNet(NetworkSet):
             return network_constant(model, of_layer)
 
         if (least := of_network(0.0)) >= self.L:
-            raise ValueError(f"{self!r}: the model's constant is at least {least:g} with any weights, expected below L")
+            raise ValueError(
+                f"{self!r}: the model's constant is at least {least:g} with any weights, expected below L"
+            )
         low, high = 0.0, 1.0
         while of_network(high) <= self.L and high < 2.0**100:
             low, high = high, 2 * high

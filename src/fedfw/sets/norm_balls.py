@@ -22,9 +22,10 @@ from fedfw.sets.projections import LOST_TO_ROUNDING
 class L1Ball(ConstraintSet):
     """The l1 ball ``{x : sum |x_j| <= r}``, which favours vectors with few non-zero entries.
 
-    It is the constraint of the lasso and the usual choice when a sparse model is wanted. Its extreme points are the 2p
-    vectors ``r e_j`` and ``-r e_j``, where p is the number of entries of the parameter and e_j is the j-th unit vector,
-    so an atom is one coordinate and one sign, and takes a few bytes to send.
+    It is the constraint of the lasso and the usual choice when a sparse model is wanted. Its
+    extreme points are the 2p vectors ``r e_j`` and ``-r e_j``, where p is the number of entries of
+    the parameter and e_j is the j-th unit vector, so an atom is one coordinate and one sign, and
+    takes a few bytes to send.
 
     Parameters
     ----------
@@ -38,8 +39,8 @@ class L1Ball(ConstraintSet):
 
     Notes
     -----
-    The oracle returns ``-r sign(g_j) e_j`` for the coordinate j with the largest ``|g_j|`` in O(p) operations. The
-    projection sorts the magnitudes and costs O(p log p). The diameter is 2r.
+    The oracle returns ``-r sign(g_j) e_j`` for the coordinate j with the largest ``|g_j|`` in O(p)
+    operations. The projection sorts the magnitudes and costs O(p log p). The diameter is 2r.
 
     Examples
     --------
@@ -63,7 +64,12 @@ class L1Ball(ConstraintSet):
         index = first_argmax(g.abs())[:, None]
         signs = torch.where(g.gather(1, index) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
-            shape=shape, batched=True, precision=request.precision, indices=index, signs=signs, scale=self.r
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            indices=index,
+            signs=signs,
+            scale=self.r,
         )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
@@ -86,9 +92,10 @@ class L1Ball(ConstraintSet):
 class L2Ball(ConstraintSet):
     """The Euclidean ball ``{x : ||x||_2 <= r}``, which bounds the overall size of the weights.
 
-    It plays the role of weight decay as a hard constraint. Every point of its surface is an extreme point, so an atom
-    is a dense vector with a number for each of the p entries of the parameter. The set is strongly convex, which means
-    that its surface is curved everywhere; this can make Frank-Wolfe methods converge faster than on a polytope.
+    It plays the role of weight decay as a hard constraint. Every point of its surface is an extreme
+    point, so an atom is a dense vector with a number for each of the p entries of the parameter.
+    The set is strongly convex, which means that its surface is curved everywhere; this can make
+    Frank-Wolfe methods converge faster than on a polytope.
 
     Parameters
     ----------
@@ -102,8 +109,8 @@ class L2Ball(ConstraintSet):
 
     Notes
     -----
-    The oracle returns ``-r g / ||g||_2`` and the projection scales x down to norm r; both cost O(p). The diameter is
-    2r.
+    The oracle returns ``-r g / ||g||_2`` and the projection scales x down to norm r; both cost
+    O(p). The diameter is 2r.
 
     Examples
     --------
@@ -156,10 +163,11 @@ class L2Ball(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class RowBalls(ConstraintSet):
-    """The matrices ``{X : every row has Euclidean norm <= r}``, such as embeddings, of which a row belongs to a word.
+    """The matrices ``{X : every row has Euclidean norm <= r}``, such as embeddings, of which a row
+    belongs to a word.
 
-    Its extreme points are the matrices whose rows all have norm r, so an atom is dense. A parameter with more than two
-    axes is treated as the matrix whose rows are its first axis.
+    Its extreme points are the matrices whose rows all have norm r, so an atom is dense. A parameter
+    with more than two axes is treated as the matrix whose rows are its first axis.
 
     Parameters
     ----------
@@ -169,12 +177,13 @@ class RowBalls(ConstraintSet):
     Raises
     ------
     ValueError
-        If r is not a positive finite number. A parameter with fewer than two axes is refused where it is used.
+        If r is not a positive finite number. A parameter with fewer than two axes is refused where
+        it is used.
 
     Notes
     -----
-    The oracle returns ``-r g_i / ||g_i||_2`` for each row g_i and the projection scales long rows down to norm r; both
-    cost O(p). The diameter is ``2 r sqrt(m)`` for m rows.
+    The oracle returns ``-r g_i / ||g_i||_2`` for each row g_i and the projection scales long rows
+    down to norm r; both cost O(p). The diameter is ``2 r sqrt(m)`` for m rows.
 
     Examples
     --------
@@ -210,7 +219,10 @@ class RowBalls(ConstraintSet):
         )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return robust_row_norms(x.reshape(-1, prod(shape[1:]))).reshape(len(x), -1).amax(1) / self.r - 1
+        return (
+            robust_row_norms(x.reshape(-1, prod(shape[1:]))).reshape(len(x), -1).amax(1) / self.r
+            - 1
+        )
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         return L2Ball(self.r)._project(x.reshape(-1, prod(shape[1:])), shape[1:]).reshape(x.shape)
@@ -242,14 +254,18 @@ class _Corners(ConstraintSet):
         lo, hi = self._bounds()
         if device == lo.device == hi.device:
             return lo, hi
-        # A scalar bound is created on the device directly, because a copy to a GPU would make the host wait.
+        # A scalar bound is created on the device directly, because a copy to a GPU would make the
+        # host wait.
         return tuple(  # type: ignore[return-value]
-            bound.to(device) if bound.ndim else bound.new_full((), float(bound), device=device) for bound in (lo, hi)
+            bound.to(device) if bound.ndim else bound.new_full((), float(bound), device=device)
+            for bound in (lo, hi)
         )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         lo, hi = self._bounds_on(g.device)
-        return SignVector(shape=shape, batched=True, precision=request.precision, at_hi=g <= 0, lo=lo, hi=hi)
+        return SignVector(
+            shape=shape, batched=True, precision=request.precision, at_hi=g <= 0, lo=lo, hi=hi
+        )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         lo, hi = self._bounds_on(x.device)
@@ -260,7 +276,8 @@ class _Corners(ConstraintSet):
         return x.clamp(lo, hi)
 
     def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
-        # Rounding keeps the order of numbers, so a point leaves the box by no more than the bounds themselves move.
+        # Rounding keeps the order of numbers, so a point leaves the box by no more than the bounds
+        # themselves move.
         lo, hi = self._bounds()
         below, above = lo - lo.to(dtype).double(), hi.to(dtype).double() - hi
         return not bool(torch.maximum(below, above).max() <= LOST_TO_ROUNDING * (hi - lo).max())
@@ -271,8 +288,12 @@ class _Corners(ConstraintSet):
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         lo, hi = self._bounds_on(x.device)
         rounded = x.clamp(lo, hi).to(precision)
-        rounded = torch.where(rounded.double() > hi, rounded.nextafter(torch.full_like(rounded, -torch.inf)), rounded)
-        return torch.where(rounded.double() < lo, rounded.nextafter(torch.full_like(rounded, torch.inf)), rounded)
+        rounded = torch.where(
+            rounded.double() > hi, rounded.nextafter(torch.full_like(rounded, -torch.inf)), rounded
+        )
+        return torch.where(
+            rounded.double() < lo, rounded.nextafter(torch.full_like(rounded, torch.inf)), rounded
+        )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         lo, hi = self._bounds()
@@ -293,8 +314,9 @@ class _Corners(ConstraintSet):
 class LinfBall(_Corners):
     """The linf ball ``{x : max |x_j| <= r}``, which bounds every coordinate by the same number.
 
-    It suits weights that must stay in a fixed range, for example because they will be quantised. Its extreme points are
-    the 2^p vectors whose p entries are all r or -r, so an atom is sent as one bit per coordinate.
+    It suits weights that must stay in a fixed range, for example because they will be quantised.
+    Its extreme points are the 2^p vectors whose p entries are all r or -r, so an atom is sent as
+    one bit per coordinate.
 
     Parameters
     ----------
@@ -308,8 +330,8 @@ class LinfBall(_Corners):
 
     Notes
     -----
-    The oracle returns ``-r sign(g)`` with r where g_j is zero, and the projection clips every entry; both cost O(p).
-    The diameter is ``2 r sqrt(p)``.
+    The oracle returns ``-r sign(g)`` with r where g_j is zero, and the projection clips every
+    entry; both cost O(p). The diameter is ``2 r sqrt(p)``.
 
     Examples
     --------
@@ -335,27 +357,30 @@ class LinfBall(_Corners):
 class Box(_Corners):
     """The box ``{x : lo <= x_j <= hi}``, in which every coordinate has a lower and an upper bound.
 
-    It suits parameters with known limits, such as non-negative weights of at most one, and the limits may differ from
-    one coordinate to another. Its extreme points are the corners, where every coordinate is at one of its two bounds,
-    so an atom is sent as one bit per coordinate.
+    It suits parameters with known limits, such as non-negative weights of at most one, and the
+    limits may differ from one coordinate to another. Its extreme points are the corners, where
+    every coordinate is at one of its two bounds, so an atom is sent as one bit per coordinate.
 
     Parameters
     ----------
     lo : float or Tensor
-        Lower bound: one number for all coordinates, or a tensor with as many entries as the parameter.
+        Lower bound: one number for all coordinates, or a tensor with as many entries as the
+        parameter.
     hi : float or Tensor
-        Upper bound, in the same form. It is at least ``lo`` everywhere and above it for at least one coordinate.
+        Upper bound, in the same form. It is at least ``lo`` everywhere and above it for at least
+        one coordinate.
 
     Raises
     ------
     ValueError
-        If a bound is not finite, if ``lo > hi`` somewhere, if the bounds are equal everywhere, or if two tensors of
-        bounds differ in size.
+        If a bound is not finite, if ``lo > hi`` somewhere, if the bounds are equal everywhere, or
+        if two tensors of bounds differ in size.
 
     Notes
     -----
-    The oracle takes ``hi_j`` where ``g_j <= 0`` and ``lo_j`` elsewhere, and the projection clips every entry; both cost
-    O(p) operations for a parameter with p entries. The diameter is the Euclidean norm of ``hi - lo``.
+    The oracle takes ``hi_j`` where ``g_j <= 0`` and ``lo_j`` elsewhere, and the projection clips
+    every entry; both cost O(p) operations for a parameter with p entries. The diameter is the
+    Euclidean norm of ``hi - lo``.
 
     Examples
     --------
@@ -378,10 +403,14 @@ class Box(_Corners):
         if lo.ndim and hi.ndim and lo.shape != hi.shape:
             raise ValueError(f"Box: lo has {lo.numel()} entries and hi {hi.numel()}")
         if not bool(lo.isfinite().all() & hi.isfinite().all() & (lo <= hi).all() & (lo < hi).any()):
-            raise ValueError(f"Box: lo={self.lo}, hi={self.hi}, expected finite lo <= hi that differ somewhere")
+            raise ValueError(
+                f"Box: lo={self.lo}, hi={self.hi}, expected finite lo <= hi that differ somewhere"
+            )
 
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        lo, hi = (torch.as_tensor(bound, dtype=torch.float64).detach() for bound in (self.lo, self.hi))
+        lo, hi = (
+            torch.as_tensor(bound, dtype=torch.float64).detach() for bound in (self.lo, self.hi)
+        )
         return (lo if lo.ndim == 0 else lo.flatten()), (hi if hi.ndim == 0 else hi.flatten())
 
     @property
@@ -391,4 +420,6 @@ class Box(_Corners):
     def _check_shape(self, shape: Shape) -> None:
         for bound in self._bounds():
             if bound.ndim and bound.numel() != prod(shape):
-                raise ValueError(f"Box: bounds with {bound.numel()} entries for a parameter of shape {shape}")
+                raise ValueError(
+                    f"Box: bounds with {bound.numel()} entries for a parameter of shape {shape}"
+                )

@@ -1,7 +1,8 @@
-"""Polytopes: doubly stochastic matrices, convex hulls of given points, and sets given by linear inequalities.
+"""Polytopes: doubly stochastic matrices, convex hulls of given points, and sets given by linear
+inequalities.
 
-The algorithms behind them are SciPy's: the Hungarian method for assignments, the HiGHS solver for linear programs, and
-the Lawson-Hanson method for non-negative least squares.
+The algorithms behind them are SciPy's: the Hungarian method for assignments, the HiGHS solver for
+linear programs, and the Lawson-Hanson method for non-negative least squares.
 """
 
 import math
@@ -26,17 +27,19 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Birkhoff(ConstraintSet):
-    """The Birkhoff polytope: square matrices with non-negative entries whose rows and columns each sum to 1.
+    """The Birkhoff polytope: square matrices with non-negative entries whose rows and columns each
+    sum to 1.
 
-    Such matrices are called doubly stochastic. The set is the convex relaxation of problems over permutations, such as
-    matching, ranking and assignment. Its extreme points are the permutation matrices, and an atom of an m x m parameter
-    is sent in about log2(m!) bits.
+    Such matrices are called doubly stochastic. The set is the convex relaxation of problems over
+    permutations, such as matching, ranking and assignment. Its extreme points are the permutation
+    matrices, and an atom of an m x m parameter is sent in about log2(m!) bits.
 
     Notes
     -----
-    The oracle solves the assignment problem with costs g by the Hungarian method in O(m^3) operations. The projection
-    is a Newton method, which solves 5 to 30 linear systems at O(m^3) each. The diameter is ``sqrt(2 m)`` for m > 1. A
-    parameter that is not a square matrix is refused with a ValueError where it is used.
+    The oracle solves the assignment problem with costs g by the Hungarian method in O(m^3)
+    operations. The projection is a Newton method, which solves 5 to 30 linear systems at O(m^3)
+    each. The diameter is ``sqrt(2 m)`` for m > 1. A parameter that is not a square matrix is
+    refused with a ValueError where it is used.
 
     Examples
     --------
@@ -64,7 +67,10 @@ class Birkhoff(ConstraintSet):
         matrices = g.reshape(-1, *shape).double().cpu().numpy()
         columns = np.stack([linear_sum_assignment(matrix)[1] for matrix in matrices])
         return Permutation(
-            shape=shape, batched=True, precision=request.precision, columns=torch.from_numpy(columns).to(g.device)
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            columns=torch.from_numpy(columns).to(g.device),
         )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
@@ -78,7 +84,9 @@ class Birkhoff(ConstraintSet):
         return sorted(atom.columns[0].tolist()) == list(range(shape[0]))
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        rows = [_project_doubly_stochastic(matrix) for matrix in x.reshape(-1, *shape).cpu().numpy()]
+        rows = [
+            _project_doubly_stochastic(matrix) for matrix in x.reshape(-1, *shape).cpu().numpy()
+        ]
         return torch.from_numpy(np.stack(rows)).to(x.device).flatten(1)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
@@ -94,9 +102,9 @@ class Birkhoff(ConstraintSet):
 def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 200) -> Array:
     """Project one matrix by a semismooth Newton method on the dual problem (Li, Sun and Toh, 2020).
 
-    The projection is ``X = max(target + a 1' + 1 b', 0)``, where the row multipliers a and the column multipliers b
-    minimise a convex piecewise quadratic function. Its gradient is the row and column sums of X minus 1, and its
-    Hessian counts the positive entries of X.
+    The projection is ``X = max(target + a 1' + 1 b', 0)``, where the row multipliers a and the
+    column multipliers b minimise a convex piecewise quadratic function. Its gradient is the row and
+    column sums of X minus 1, and its Hessian counts the positive entries of X.
     """
     m = len(target)
     if np.abs(target).max() > _MOVED:
@@ -115,9 +123,9 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
         if np.abs(gradient).max() <= tol:
             break
         positive = (x > 0).astype(float)
-        hessian = np.block([[np.diag(positive.sum(1)), positive], [positive.T, np.diag(positive.sum(0))]]) + np.eye(
-            2 * m
-        ) * min(1e-6, np.abs(gradient).max())
+        hessian = np.block(
+            [[np.diag(positive.sum(1)), positive], [positive.T, np.diag(positive.sum(0))]]
+        ) + np.eye(2 * m) * min(1e-6, np.abs(gradient).max())
         step = -np.linalg.solve(hessian, gradient)
         length, here, slope = 1.0, value(dual), float(gradient @ step)
         while value(dual + length * step) > here + 1e-4 * length * slope and length > 1e-10:
@@ -127,16 +135,20 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
 
 
 _MOVED = 2.0**10
-"""How far a point may be, in about the set's size, to be taken as it is; solvers lose digits of farther ones."""
+"""How far a point may be, in about the set's size, to be taken as it is; solvers lose digits of
+farther ones.
+"""
 
 
 def _without_potentials(target: Array) -> Array:
-    """A matrix with the same projection on the Birkhoff polytope, whose entries lie between -m - 1 and 0.
+    """A matrix with the same projection on the Birkhoff polytope, whose entries lie between -m - 1
+    and 0.
 
-    Numbers that are added to whole rows and columns do not change the projection. With the dual solution of the
-    assignment problem, all entries become at most 0, and those of an optimal assignment 0. An entry below -m is zero in
-    the projection: were it not, moving along a cycle from it to the assignment would come closer, since that changes at
-    most 2 m entries by the same amount. So all entries below -m - 1 are alike.
+    Numbers that are added to whole rows and columns do not change the projection. With the dual
+    solution of the assignment problem, all entries become at most 0, and those of an optimal
+    assignment 0. An entry below -m is zero in the projection: were it not, moving along a cycle
+    from it to the assignment would come closer, since that changes at most 2 m entries by the same
+    amount. So all entries below -m - 1 are alike.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -144,7 +156,8 @@ def _without_potentials(target: Array) -> Array:
     chosen = linear_sum_assignment(target, maximize=True)[1]
     permuted = target[:, chosen]
     losses = np.diagonal(permuted)[:, None] - permuted  # what row i loses in the place of row j
-    # The shortest ways from any row to row j, by Bellman and Ford; there is no negative cycle at an optimum.
+    # The shortest ways from any row to row j, by Bellman and Ford; there is no negative cycle at an
+    # optimum.
     potentials = np.zeros(m)
     for _ in range(m):
         shorter = np.minimum(potentials, (potentials[:, None] + losses).min(0))
@@ -160,26 +173,27 @@ def _without_potentials(target: Array) -> Array:
 class Hull(ConstraintSet):
     """The convex hull of a given list of points.
 
-    It suits problems whose candidate solutions can be listed, such as a library of models to be mixed. Its extreme
-    points are among the given points, so an atom is the number of one of them; this number is all that is sent, because
-    server and clients hold the same list.
+    It suits problems whose candidate solutions can be listed, such as a library of models to be
+    mixed. Its extreme points are among the given points, so an atom is the number of one of them;
+    this number is all that is sent, because server and clients hold the same list.
 
     Parameters
     ----------
     vertices : Tensor
-        The points, of shape ``(count, *shape)`` for a parameter of ``shape``; finite. Points that are not extreme are
-        allowed.
+        The points, of shape ``(count, *shape)`` for a parameter of ``shape``; finite. Points that
+        are not extreme are allowed.
 
     Raises
     ------
     ValueError
-        If there are no points, or one has a NaN or an infinity, or the tensor has fewer than two axes.
+        If there are no points, or one has a NaN or an infinity, or the tensor has fewer than two
+        axes.
 
     Notes
     -----
-    The oracle computes ``<g, v>`` for every point v and returns the one with the smallest product: O(p count)
-    operations for p entries. The projection solves a non-negative least-squares problem with ``count`` unknowns. The
-    diameter is the largest distance between two of the points.
+    The oracle computes ``<g, v>`` for every point v and returns the one with the smallest product:
+    O(p count) operations for p entries. The projection solves a non-negative least-squares problem
+    with ``count`` unknowns. The diameter is the largest distance between two of the points.
 
     Examples
     --------
@@ -203,10 +217,13 @@ class Hull(ConstraintSet):
     def __post_init__(self) -> None:
         vertices = torch.as_tensor(self.vertices).detach().double()
         if vertices.ndim < 2 or vertices.numel() == 0 or not bool(vertices.isfinite().all()):
-            raise ValueError(f"Hull: expected finite points (count, *shape), got shape {tuple(vertices.shape)}")
+            raise ValueError(
+                f"Hull: expected finite points (count, *shape), got shape {tuple(vertices.shape)}"
+            )
         vertices = vertices.flatten(1).cpu()
         object.__setattr__(self, "vertices", vertices)
-        # A tie between equal points must go to the first one, even if their computed products differ in the last bit.
+        # A tie between equal points must go to the first one, even if their computed products
+        # differ in the last bit.
         _, group = np.unique(vertices.numpy(), axis=0, return_inverse=True)
         group = group.reshape(-1)
         first = np.full(group.max() + 1, len(group))
@@ -222,17 +239,25 @@ class Hull(ConstraintSet):
 
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.vertices.shape[1]:
-            raise ValueError(f"Hull of points with {self.vertices.shape[1]} entries, got a parameter of shape {shape}")
+            raise ValueError(
+                f"Hull of points with {self.vertices.shape[1]} entries, got a parameter of shape {shape}"
+            )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         vertices = self.vertices.to(g.device)
-        scaled, _ = normalised(g.double().unsqueeze(1))  # products of tiny numbers would be rounded to a few digits
+        scaled, _ = normalised(
+            g.double().unsqueeze(1)
+        )  # products of tiny numbers would be rounded to a few digits
         index = self._first.to(g.device)[first_argmax(-(scaled.squeeze(1) @ vertices.T))]
-        return Vertex(shape=shape, batched=True, precision=request.precision, index=index, vertices=vertices)
+        return Vertex(
+            shape=shape, batched=True, precision=request.precision, index=index, vertices=vertices
+        )
 
     @cached_property
     def _size(self) -> float:
-        """The largest distance of a point from the mean of the points, or 1 if all points are equal."""
+        """The largest distance of a point from the mean of the points, or 1 if all points are
+        equal.
+        """
         return float(robust_row_norms(self.vertices - self.vertices.mean(0)).max()) or 1.0
 
     def _extent(self, shape: Shape) -> float:
@@ -244,7 +269,8 @@ class Hull(ConstraintSet):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         """Find the point of least norm in the hull of ``v_i - x``, which is the projection minus x.
 
-        Up to a common factor its weights c minimise ``|sum c_i (v_i - x)|^2 + (sum c_i - 1)^2`` over c >= 0.
+        Up to a common factor its weights c minimise ``|sum c_i (v_i - x)|^2 + (sum c_i - 1)^2``
+        over c >= 0.
         """
         from scipy.optimize import nnls
 
@@ -252,17 +278,21 @@ class Hull(ConstraintSet):
         for point in x.cpu().numpy():
             vertices, near = self._reduced(point)
             shifted = (vertices - near).T / self._size
-            weights, _ = nnls(np.vstack([shifted, np.ones(len(vertices))]), np.append(np.zeros(len(point)), 1.0))
+            weights, _ = nnls(
+                np.vstack([shifted, np.ones(len(vertices))]), np.append(np.zeros(len(point)), 1.0)
+            )
             rows.append((weights / weights.sum()) @ vertices)
         return torch.from_numpy(np.stack(rows)).to(x.device)
 
     def _reduced(self, point: Array) -> tuple[Array, Array]:
-        """Some of the vertices, and a nearer point with the same projection on their hull as ``point`` on the set.
+        """Some of the vertices, and a nearer point with the same projection on their hull as
+        ``point`` on the set.
 
-        The least squares would lose the digits of a far point twice over. In units of the set's size, and from the
-        mean of the vertices, let the product of the point with its best vertex be h. In its projection P, a vertex has
-        weight only if its product is at least h + <P, v - best> >= h - 2. Of the point, only its products with the
-        differences of these vertices matter.
+        The least squares would lose the digits of a far point twice over. In units of the set's
+        size, and from the mean of the vertices, let the product of the point with its best vertex
+        be h. In its projection P, a vertex has weight only if its product is at least h + <P, v -
+        best> >= h - 2. Of the point, only its products with the differences of these vertices
+        matter.
         """
         vertices = self.vertices.numpy()
         mean = vertices.mean(0)
@@ -272,7 +302,9 @@ class Hull(ConstraintSet):
         centred = (vertices - mean) / self._size
         products = centred @ way
         if not np.isfinite(products).all():
-            raise OverflowError(f"{self!r}: a point with entries up to {np.abs(point).max():.3g} is too large")
+            raise OverflowError(
+                f"{self!r}: a point with entries up to {np.abs(point).max():.3g} is too large"
+            )
         best = int(products.argmax())
         losses = products[best] - products
         rounding = 2.0**-50 * len(way) ** 0.5 * np.linalg.norm(way)
@@ -290,13 +322,21 @@ class Hull(ConstraintSet):
         return {Vertex: partial(Vertex.read, shape=shape, vertices=self.vertices)}
 
     def diameter(self, shape: Shape) -> float:
-        size = power_of_two(self.vertices.abs().max())  # squares of huge or tiny coordinates would not fit
+        size = power_of_two(
+            self.vertices.abs().max()
+        )  # squares of huge or tiny coordinates would not fit
         scaled = self.vertices / size
-        return float(torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").max() * size)
+        return float(
+            torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").max() * size
+        )
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         magnitudes = self.vertices.abs()
-        norms = {"l1": magnitudes.sum(1), "l2": self.vertices.norm(dim=1), "linf": magnitudes.amax(1)}
+        norms = {
+            "l1": magnitudes.sum(1),
+            "l2": self.vertices.norm(dim=1),
+            "linf": magnitudes.amax(1),
+        }
         if len(shape) > 1:
             sigma = torch.linalg.svdvals(self.vertices.reshape(len(self.vertices), shape[0], -1))
             norms |= {"spectral": sigma[:, 0], "nuclear": sigma.sum(1)}
@@ -305,11 +345,12 @@ class Hull(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class Polytope(ConstraintSet):
-    """A polytope ``{x : A x <= b}`` given by m linear inequalities; it must be bounded and not empty.
+    """A polytope ``{x : A x <= b}`` given by m linear inequalities; it must be bounded and not
+    empty.
 
-    It suits constraints for which no special set exists, at moderate sizes, because A is dense and every call of the
-    oracle solves a linear program. Its extreme points are its vertices; an atom is the vertex itself, sent as p
-    numbers.
+    It suits constraints for which no special set exists, at moderate sizes, because A is dense and
+    every call of the oracle solves a linear program. Its extreme points are its vertices; an atom
+    is the vertex itself, sent as p numbers.
 
     Parameters
     ----------
@@ -325,9 +366,10 @@ class Polytope(ConstraintSet):
 
     Notes
     -----
-    The oracle minimises ``<g, x>`` with the dual simplex method of HiGHS, and moves the vertex towards the centre just
-    enough that rounding cannot put it outside. The projection is one non-negative least-squares problem. `diameter` is
-    that of the smallest box around the set, which is an upper bound on the true diameter.
+    The oracle minimises ``<g, x>`` with the dual simplex method of HiGHS, and moves the vertex
+    towards the centre just enough that rounding cannot put it outside. The projection is one
+    non-negative least-squares problem. `diameter` is that of the smallest box around the set, which
+    is an upper bound on the true diameter.
 
     Examples
     --------
@@ -376,7 +418,9 @@ class Polytope(ConstraintSet):
 
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.A.shape[1]:
-            raise ValueError(f"Polytope in {self.A.shape[1]} variables, got a parameter of shape {shape}")
+            raise ValueError(
+                f"Polytope in {self.A.shape[1]} variables, got a parameter of shape {shape}"
+            )
 
     @cached_property
     def _center(self) -> Array:
@@ -385,7 +429,9 @@ class Polytope(ConstraintSet):
         lengths = np.ones((len(A), 1))
         objective = np.append(np.zeros(A.shape[1]), -1.0)
         bounds = [(None, None)] * A.shape[1] + [(0, None)]
-        return _solve_lp(objective, np.hstack([A, lengths]), b, bounds, "Polytope: {x: Ax <= b} is empty")[:-1]
+        return _solve_lp(
+            objective, np.hstack([A, lengths]), b, bounds, "Polytope: {x: Ax <= b} is empty"
+        )[:-1]
 
     @cached_property
     def _size(self) -> float:
@@ -402,17 +448,23 @@ class Polytope(ConstraintSet):
 
     def _vertex(self, direction: Array) -> Array:
         """A vertex that minimises the inner product with ``direction``."""
-        return _solve_lp(direction, self.A.numpy(), self.b.numpy(), (None, None), f"{self!r}: no solution")
+        return _solve_lp(
+            direction, self.A.numpy(), self.b.numpy(), (None, None), f"{self!r}: no solution"
+        )
 
     def _inside_rounded(self, vertex: Array, precision: torch.dtype) -> Tensor:
-        """The vertex in ``precision``, moved towards the centre only as far as needed to stay inside."""
+        """The vertex in ``precision``, moved towards the centre only as far as needed to stay
+        inside.
+        """
         A, b = self.A, self.b
         exact, center = torch.from_numpy(vertex), torch.from_numpy(self._center)
         for move in [0.0, *(2.0**-power for power in range(50, 0, -1))]:
             rounded = (exact + move * (center - exact)).to(precision)
             if bool((A @ rounded.double() <= b).all()):
                 return rounded
-        return exact.to(precision)  # without an interior no move helps: rounding alone is the best there is
+        return exact.to(
+            precision
+        )  # without an interior no move helps: rounding alone is the best there is
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         rows, bound = [], []
@@ -437,7 +489,9 @@ class Polytope(ConstraintSet):
         return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one NNLS problem."""
+        """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one
+        NNLS problem.
+        """
         from scipy.optimize import nnls
 
         A, b = self.A.numpy(), self.b.numpy()
@@ -465,13 +519,18 @@ class Polytope(ConstraintSet):
     def _norms(self, shape: Shape) -> dict[str, float]:
         low, high = self._box
         largest = np.maximum(np.abs(low), np.abs(high))
-        return {"l1": float(largest.sum()), "l2": float(np.linalg.norm(largest)), "linf": float(largest.max())}
+        return {
+            "l1": float(largest.sum()),
+            "l2": float(np.linalg.norm(largest)),
+            "linf": float(largest.max()),
+        }
 
 
 def _refuse_unbounded(A: Array) -> None:
     """Raise ValueError if {x : Ax <= b} is unbounded.
 
-    By Stiemke's lemma it is bounded if and only if A has full column rank and A'c = 0 for some c >= 1.
+    By Stiemke's lemma it is bounded if and only if A has full column rank and A'c = 0 for some c >=
+    1.
     """
     message = "Polytope: {x: Ax <= b} is unbounded"
     if np.linalg.matrix_rank(A) < A.shape[1]:
@@ -487,7 +546,9 @@ def _solve_lp(
     failure: str,
     equal: tuple[Array, Array] | tuple[None, None] = (None, None),
 ) -> Array:
-    """The minimiser of a linear program, or a ValueError with the text ``failure`` if there is none."""
+    """The minimiser of a linear program, or a ValueError with the text ``failure`` if there is
+    none.
+    """
     from scipy.optimize import linprog
 
     result = linprog(

@@ -1,4 +1,6 @@
-"""Sets for a whole model: products of sets over named parameters, and a matrix set on a linear layer's [W | b]."""
+"""Sets for a whole model: products of sets over named parameters, and a matrix set on a linear
+layer's [W | b].
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,16 @@ from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, shapes_of
 class Product:
     """A different set for each parameter of a model, chosen by the parameter's name.
 
-    It suits networks in which, for example, weight matrices should have low rank and biases should be bounded. A
-    product becomes a `ConstraintSet` by `bind`, which applies it to a model. An atom of the product is a tuple with an
-    atom of each set, in the order of the parameters.
+    It suits networks in which, for example, weight matrices should have low rank and biases should
+    be bounded. A product becomes a `ConstraintSet` by `bind`, which applies it to a model. An atom
+    of the product is a tuple with an atom of each set, in the order of the parameters.
 
     Parameters
     ----------
     sets : mapping from str to ConstraintSet or str
-        Sets by parameter name, or texts such as ``"l1:10"``. A name may contain wildcards (``*``, ``?``, ``[...]``);
-        each parameter takes the first name that matches it, so a final ``"*"`` covers the parameters that are left.
+        Sets by parameter name, or texts such as ``"l1:10"``. A name may contain wildcards (``*``,
+        ``?``, ``[...]``); each parameter takes the first name that matches it, so a final ``"*"``
+        covers the parameters that are left.
 
     Raises
     ------
@@ -42,9 +45,10 @@ class Product:
 
     Notes
     -----
-    The oracle calls the oracle of every set on its piece of g, and the projection does the same. Parameters of one
-    shape with equal spectral sets, such as those of a transformer's blocks, share a call, because a GPU treats a long
-    stack of matrices faster than several short ones. The squared diameter is the sum of the squared diameters.
+    The oracle calls the oracle of every set on its piece of g, and the projection does the same.
+    Parameters of one shape with equal spectral sets, such as those of a transformer's blocks, share
+    a call, because a GPU treats a long stack of matrices faster than several short ones. The
+    squared diameter is the sum of the squared diameters.
 
     Examples
     --------
@@ -58,7 +62,9 @@ class Product:
     name: ClassVar[str] = "product"
 
     def __init__(self, sets: Mapping[str, ConstraintSet | str]) -> None:
-        from fedfw.sets.registry import parse_set  # imported here because that module imports this one
+        from fedfw.sets.registry import (
+            parse_set,
+        )  # imported here because that module imports this one
 
         if not sets:
             raise ValueError("Product: expected at least one name with a set, got none")
@@ -81,7 +87,8 @@ class Product:
         Parameters
         ----------
         parameters : nn.Module or mapping from str to tuple of int
-            The model, of which all trainable parameters are constrained, or the names and shapes of the parameters.
+            The model, of which all trainable parameters are constrained, or the names and shapes of
+            the parameters.
 
         Returns
         -------
@@ -91,8 +98,8 @@ class Product:
         Raises
         ------
         ValueError
-            If there are no parameters, a parameter matches no name, a name other than ``"*"`` matches no parameter, or
-            a set is not defined for the shape of its parameter.
+            If there are no parameters, a parameter matches no name, a name other than ``"*"``
+            matches no parameter, or a set is not defined for the shape of its parameter.
 
         Examples
         --------
@@ -108,7 +115,9 @@ class Product:
         for name in shapes:
             pattern = next((p for p in self.sets if fnmatchcase(name, p)), None)
             if pattern is None:
-                raise ValueError(f"Product: no set for parameter {name!r}; known: {', '.join(self.sets)}")
+                raise ValueError(
+                    f"Product: no set for parameter {name!r}; known: {', '.join(self.sets)}"
+                )
             chosen[name] = self.sets[pattern]
             used.add(pattern)
         unused = [pattern for pattern in self.sets if pattern not in used and pattern != "*"]
@@ -128,14 +137,18 @@ class FlatSet(ConstraintSet):
         """The sets of the parts, each with the shape of what it acts on."""
 
     def _pieces(self, x: Tensor) -> Sequence[Tensor]:
-        """What each part acts on of the flat vectors x (n, p): the columns of its parameter, as views."""
+        """What each part acts on of the flat vectors x (n, p): the columns of its parameter, as
+        views.
+        """
         return split_columns(x, [prod(shape) for _, shape in self._parts()])
 
     def _joined(self, pieces: Sequence[Tensor]) -> Tensor:
         """The flat vectors (n, p) of such pieces."""
         return torch.cat(list(pieces), 1)
 
-    def _each(self, x: Tensor, apply: Callable[[ConstraintSet, Tensor, Shape], Tensor]) -> list[Tensor]:
+    def _each(
+        self, x: Tensor, apply: Callable[[ConstraintSet, Tensor, Shape], Tensor]
+    ) -> list[Tensor]:
         """The results of ``apply(set, piece, shape)`` for all parts, in order."""
         pairs = zip(self._parts(), self._pieces(x), strict=True)
         return [apply(part, piece, shape) for (part, shape), piece in pairs]
@@ -167,7 +180,9 @@ class FlatSet(ConstraintSet):
     def _check_shape(self, shape: Shape) -> None:
         size = self.fixed_size
         if shape != (size,):
-            raise ValueError(f"expected the flat vector of all parameters, shape ({size},), got {shape}")
+            raise ValueError(
+                f"expected the flat vector of all parameters, shape ({size},), got {shape}"
+            )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         return torch.stack(self._each(x, lambda part, piece, s: part._violation(piece, s))).amax(0)
@@ -180,14 +195,17 @@ class FlatSet(ConstraintSet):
         return self._joined(self._each(x, nearest))
 
     def _extent(self, shape: Shape) -> float:
-        return math.inf  # a point that is near for one part can be far for another: each part finds out for itself
+        # a point that is near for one part can be far for another: each part finds out for itself
+        return math.inf
 
     def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
         return any(part._frame(s, dtype).coarse for part, s in self._parts())
 
     def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
         if self._frame(shape, dtype).coarse:
-            return self._joined(self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype)))
+            return self._joined(
+                self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype))
+            )
         return x.to(dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
@@ -258,14 +276,21 @@ class BoundProduct(FlatSet):
             atoms |= zip(numbers, _parted(answer, len(numbers)), strict=True)
         parts = tuple(atoms[i] for i in range(len(pieces)))
         bounds = [
-            part._dot(piece) if part.bound is None else part.bound for part, piece in zip(parts, pieces, strict=True)
+            part._dot(piece) if part.bound is None else part.bound
+            for part, piece in zip(parts, pieces, strict=True)
         ]
         return TupleAtom(
-            shape=shape, batched=True, precision=request.precision, bound=torch.stack(bounds).sum(0), parts=parts
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            bound=torch.stack(bounds).sum(0),
+            parts=parts,
         )
 
     def _calls(self) -> list[list[int]]:
-        """The numbers of the parameters that share one call of the oracle: those with equal sets and shapes."""
+        """The numbers of the parameters that share one call of the oracle: those with equal sets
+        and shapes.
+        """
         calls: dict[object, list[int]] = {}
         for i, (part, shape) in enumerate(zip(self.parts, self.shapes, strict=True)):
             calls.setdefault((part, shape) if part.likes_long_stacks else i, []).append(i)
@@ -279,7 +304,9 @@ class BoundProduct(FlatSet):
 
     def accepts_net(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
         fits = not atom.batched and tuple(atom.shape) == tuple(shape)
-        return fits and self._all_accept(atom, lambda part, piece, s: part.accepts_net(piece, s, tol))
+        return fits and self._all_accept(
+            atom, lambda part, piece, s: part.accepts_net(piece, s, tol)
+        )
 
     def _all_accept(self, atom: Atom, accept: Callable[[ConstraintSet, Atom, Shape], bool]) -> bool:
         """Whether ``accept(set, atom, shape)`` says yes for each parameter."""
@@ -294,7 +321,9 @@ class BoundProduct(FlatSet):
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 
     def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
-        parts = [part.net_readers(s, weights) for part, s in zip(self.parts, self.shapes, strict=True)]
+        parts = [
+            part.net_readers(s, weights) for part, s in zip(self.parts, self.shapes, strict=True)
+        ]
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 
 
@@ -303,15 +332,17 @@ def _parted(atom: Atom, count: int) -> list[Atom]:
     if count == 1:
         return [atom]
     tensors = {name: getattr(atom, name).chunk(count) for name in (*atom.stacked, "bound")}
-    return [replace(atom, **{name: chunks[i] for name, chunks in tensors.items()}) for i in range(count)]
+    return [
+        replace(atom, **{name: chunks[i] for name, chunks in tensors.items()}) for i in range(count)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearLayerSet(FlatSet):
     """A matrix set on the matrix [W | b] of a linear layer, made by `ConstraintSet.bind`.
 
-    The matrix has one row per output, and its last column is the bias. The set itself acts on the flat vector of the
-    layer, which holds W row by row and then b.
+    The matrix has one row per output, and its last column is the bias. The set itself acts on the
+    flat vector of the layer, which holds W row by row and then b.
 
     Parameters
     ----------

@@ -1,7 +1,9 @@
-"""What `ConstraintSet.project` adds to a set's own projection: points that are far away, and rounding to a dtype.
+"""What `ConstraintSet.project` adds to a set's own projection: points that are far away, and
+rounding to a dtype.
 
-The set's own projection works in float64, and its rounding errors grow with the distance of the point: at 1e16 times
-the size of the set they are as large as the set. So results for far points are verified, and repaired or refused.
+The set's own projection works in float64, and its rounding errors grow with the distance of the
+point: at 1e16 times the size of the set they are as large as the set. So results for far points are
+verified, and repaired or refused.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ if TYPE_CHECKING:
     from fedfw.sets.base import ConstraintSet, Shape
 
 FAR = 2.0**20
-"""A point is far where its l2 norm is above so many extents of the set; below, float64 keeps ten digits of the set."""
+"""A point is far where its l2 norm is above so many extents of the set; below, float64 keeps ten
+digits of the set.
+"""
 
 TOLERANCE = 1e-6
-"""How far outside of its set a projection may be, relative to the set's size: what `contains` allows by default."""
+"""How far outside of its set a projection may be, relative to the set's size: what `contains`
+allows by default.
+"""
 
 _BEFORE_ROUNDING = TOLERANCE / 2
 """The part of it that a projection in float64 may use; rounding to float32 may use the rest."""
@@ -37,13 +43,19 @@ _CORRECTED = 1e-10
 """How far outside a result for a far point may be before it is projected once more."""
 
 _SUBOPTIMALITY = 2.0**-20
-"""How much farther from a far point its projection may be than the nearest point of the set, in extents of the set."""
+"""How much farther from a far point its projection may be than the nearest point of the set, in
+extents of the set.
+"""
 
 _ROUNDINGS, _MOST_SUBOPTIMAL = 32, 2.0**-7
-"""How many roundings of the far point it may be besides, and how much at most in extents of the set."""
+"""How many roundings of the far point it may be besides, and how much at most in extents of the
+set.
+"""
 
 _CLOSER = (2.0**44, 2.0**36, 2.0**28, 2.0**22)
-"""Distances, in extents of the set, to which a point is moved whose projection from its own place fails."""
+"""Distances, in extents of the set, to which a point is moved whose projection from its own place
+fails.
+"""
 
 _INWARD = (2, 4, 8, 16, 32)
 """How far points are moved inwards before they are rounded, in roundings."""
@@ -98,8 +110,9 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     Returns
     -------
     Tensor
-        Points of the set, shape (n, p). The distance of each to its row of x is above the least by at most 2^-20
-        extents, or by 32 roundings of the row where those are more and below 2^-7 extents.
+        Points of the set, shape (n, p). The distance of each to its row of x is above the least by
+        at most 2^-20 extents, or by 32 roundings of the row where those are more and below 2^-7
+        extents.
 
     Raises
     ------
@@ -108,14 +121,16 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
 
     Notes
     -----
-    A row is projected from its own place first. If the result is not good enough, the row is moved along the segment
-    to the farthest point c of the set in its direction, and projected from there. For a row at the distance K extents,
-    the projection P of the moved row satisfies <x - P, s - P> <= |x - P| |c - P| / K for every s in the set, in
-    extents, so from K = 2^22 on the move itself never costs more than the bound above allows. The farthest places come
-    first, because they change the projection least.
+    A row is projected from its own place first. If the result is not good enough, the row is moved
+    along the segment to the farthest point c of the set in its direction, and projected from there.
+    For a row at the distance K extents, the projection P of the moved row satisfies <x - P, s - P>
+    <= |x - P| |c - P| / K for every s in the set, in extents, so from K = 2^22 on the move itself
+    never costs more than the bound above allows. The farthest places come first, because they
+    change the projection least.
 
-    The first of these is accepted that is as good as said above. A projection that is exact for a point within a few
-    roundings of the row is so much better than one of a moved row that it may lose as much as those roundings.
+    The first of these is accepted that is as good as said above. A projection that is exact for a
+    point within a few roundings of the row is so much better than one of a moved row that it may
+    lose as much as those roundings.
 
     Examples
     --------
@@ -134,7 +149,11 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
                 found, good = _attempt(constraint, x[left], target[left], shape, extent)
             except NoProjectionError:
                 raise
-            except (ArithmeticError, RuntimeError, ValueError) as error:  # as solvers fail that cannot go on
+            except (
+                ArithmeticError,
+                RuntimeError,
+                ValueError,
+            ) as error:  # as solvers fail that cannot go on
                 cause = error
                 continue
             nearest[left[good]] = found[good]
@@ -164,11 +183,14 @@ def _targets(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) 
 def _attempt(
     constraint: ConstraintSet, x: Tensor, target: Tensor, shape: Shape, extent: float
 ) -> tuple[Tensor, Tensor]:
-    """The projections (n, p) of ``target``, and which of them are close enough to those of x: (n,) bool."""
+    """The projections (n, p) of ``target``, and which of them are close enough to those of x: (n,)
+    bool.
+    """
     found = constraint._project(target, shape)
     inside = _holds(constraint, found, shape, _CORRECTED)
     if not bool(inside.all()):
-        # A result that rounding has put beside the set is near it, from where a projection is accurate.
+        # A result that rounding has put beside the set is near it, from where a projection is
+        # accurate.
         near = torch.where(found.isfinite(), found, 0.0)
         found = torch.where(inside[:, None], found, constraint._project(near, shape))
         inside = _holds(constraint, found, shape, _BEFORE_ROUNDING)
@@ -209,8 +231,8 @@ def round_into(constraint: ConstraintSet, x: Tensor, shape: Shape, dtype: torch.
     Returns
     -------
     Tensor
-        Points of the set up to 1e-6 of its size, in ``dtype``. In 16 bits, points of a set without an interior, such as
-        a simplex, are violated by up to 8 roundings of the dtype.
+        Points of the set up to 1e-6 of its size, in ``dtype``. In 16 bits, points of a set without
+        an interior, such as a simplex, are violated by up to 8 roundings of the dtype.
 
     Raises
     ------
@@ -219,8 +241,8 @@ def round_into(constraint: ConstraintSet, x: Tensor, shape: Shape, dtype: torch.
 
     Notes
     -----
-    A point that rounding moves out of the set is moved towards a point in the set's middle before it is rounded, by as
-    few roundings as needed.
+    A point that rounding moves out of the set is moved towards a point in the set's middle before
+    it is rounded, by as few roundings as needed.
 
     Examples
     --------

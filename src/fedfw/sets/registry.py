@@ -1,6 +1,8 @@
-"""The table of all sets, with an example of each; the tests, the command line and the documentation use it.
+"""The table of all sets, with an example of each; the tests, the command line and the documentation
+use it.
 
-Other packages add theirs by an entry point of the group ``fedfw.sets``: a name and an `Entry` for it.
+Other packages add theirs by an entry point of the group ``fedfw.sets``: a name and an `Entry` for
+it.
 """
 
 from collections.abc import Callable
@@ -61,7 +63,9 @@ def _example_polytope(shape: Shape) -> ConstraintSet:
     """The box [-1, 1]^p cut by one diagonal inequality."""
     p = prod(shape)
     if p > 500:
-        raise ValueError(f"Polytope: no example with {p} variables, its dense A would be large (at most 500)")
+        raise ValueError(
+            f"Polytope: no example with {p} variables, its dense A would be large (at most 500)"
+        )
     unit = torch.eye(p, dtype=torch.float64)
     A = torch.cat([unit, -unit, torch.ones(1, p, dtype=torch.float64)])
     return Polytope(A, torch.cat([torch.ones(2 * p), torch.tensor([p / 2])]).double())
@@ -100,18 +104,23 @@ def _find_problem(name: str, found: Any) -> str | None:
     return None
 
 
-SETS: PluginTable[Entry] = PluginTable("fedfw.sets", {entry.cls.name: entry for entry in _ENTRIES}, _find_problem)
-"""All sets by name, in the order of the documentation: ``SETS["l1"].cls`` is `L1Ball`; see `Entry`."""
+SETS: PluginTable[Entry] = PluginTable(
+    "fedfw.sets", {entry.cls.name: entry for entry in _ENTRIES}, _find_problem
+)
+"""All sets by name, in the order of the documentation: ``SETS["l1"].cls`` is `L1Ball`; see `Entry`.
+"""
 
 
 def parse_set(text: str) -> ConstraintSet:
-    """Build a set from a text such as ``l1:10``, which is how the command line and configuration files name a set.
+    """Build a set from a text such as ``l1:10``, which is how the command line and configuration
+    files name a set.
 
     Parameters
     ----------
     text : str
-        The name of a set in small or capital letters, a colon, and its parameters separated by commas, in order or as
-        ``name=value``. A set without parameters, such as ``birkhoff``, has no colon.
+        The name of a set in small or capital letters, a colon, and its parameters separated by
+        commas, in order or as ``name=value``. A set without parameters, such as ``birkhoff``, has
+        no colon.
 
     Returns
     -------
@@ -121,8 +130,8 @@ def parse_set(text: str) -> ConstraintSet:
     Raises
     ------
     ValueError
-        If the name is unknown, a parameter is missing, unknown or has a bad value, or the set is built from arrays
-        (`Hull` and `Polytope`), which a text cannot hold.
+        If the name is unknown, a parameter is missing, unknown or has a bad value, or the set is
+        built from arrays (`Hull` and `Polytope`), which a text cannot hold.
 
     Examples
     --------
@@ -137,7 +146,9 @@ def parse_set(text: str) -> ConstraintSet:
     given, _, arguments = text.partition(":")
     name = given.lower()
     if name not in SETS:
-        raise ValueError(f"unknown constraint set {given!r}{nearest(name, SETS)}, expected one of {', '.join(SETS)}")
+        raise ValueError(
+            f"unknown constraint set {given!r}{nearest(name, SETS)}, expected one of {', '.join(SETS)}"
+        )
     cls = SETS[name].cls
     known = parameters_of(cls)
     if cls in (Hull, Polytope):
@@ -149,7 +160,9 @@ def parse_set(text: str) -> ConstraintSet:
             key, value = (known[position] if position < len(known) else ""), piece
         if key not in known or key in values:
             form = f"{name}:" + ",".join(f"{parameter}=..." for parameter in known)
-            raise ValueError(f"{text!r}: cannot place {piece!r}, expected {form if known else name}")
+            raise ValueError(
+                f"{text!r}: cannot place {piece!r}, expected {form if known else name}"
+            )
         number = parse_number(value)
         if isinstance(number, int | float) and abs(number) > _FLOAT32:
             raise ValueError(
@@ -160,12 +173,17 @@ def parse_set(text: str) -> ConstraintSet:
         return cls(**values)
     except TypeError:
         missing = ", ".join(parameter for parameter in known if parameter not in values)
-        problem = f"{name} also needs {missing}" if missing else f"expected numbers for {', '.join(known)}"
+        problem = (
+            f"{name} also needs {missing}"
+            if missing
+            else f"expected numbers for {', '.join(known)}"
+        )
         raise ValueError(f"{text!r}: {problem}") from None
 
 
 def as_set(wanted: Any) -> Any:
-    """A set or a `Product` as it is, and the set that a text stands for; everything else is refused.
+    """A set or a `Product` as it is, and the set that a text stands for; everything else is
+    refused.
 
     Parameters
     ----------
@@ -193,5 +211,7 @@ def as_set(wanted: Any) -> Any:
     if isinstance(wanted, str):
         return parse_set(wanted)
     if not hasattr(wanted, "bind"):
-        raise TypeError(f"constraint={wanted!r}, expected a constraint set or a Product, or text such as 'l1:10'")
+        raise TypeError(
+            f"constraint={wanted!r}, expected a constraint set or a Product, or text such as 'l1:10'"
+        )
     return wanted

@@ -16,7 +16,9 @@ from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
 
-def _ones(indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale: float) -> SparseSigns:
+def _ones(
+    indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale: float
+) -> SparseSigns:
     """Atoms with ``scale`` at those ``indices`` (n, k) where ``signs`` (n, k) is one."""
     return SparseSigns(
         shape=shape,
@@ -33,8 +35,9 @@ def _ones(indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale:
 class Simplex(ConstraintSet):
     """The simplex ``{x : x >= 0, sum x_j = r}``; with r = 1 it is the set of probability vectors.
 
-    It suits mixture weights, portfolios and distributions over p choices. Its extreme points are the p vectors ``r
-    e_j``, which put the whole sum on one coordinate, so an atom is sent as one index.
+    It suits mixture weights, portfolios and distributions over p choices. Its extreme points are
+    the p vectors ``r e_j``, which put the whole sum on one coordinate, so an atom is sent as one
+    index.
 
     Parameters
     ----------
@@ -48,8 +51,8 @@ class Simplex(ConstraintSet):
 
     Notes
     -----
-    The oracle returns ``r e_j`` for the coordinate j with the smallest g_j in O(p) operations. The projection sorts the
-    entries and costs O(p log p). The diameter is ``r sqrt(2)`` for p > 1.
+    The oracle returns ``r e_j`` for the coordinate j with the smallest g_j in O(p) operations. The
+    projection sorts the entries and costs O(p log p). The diameter is ``r sqrt(2)`` for p > 1.
 
     Examples
     --------
@@ -80,7 +83,9 @@ class Simplex(ConstraintSet):
         return water_fill(x, self.r)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        return {SparseSigns: partial(SparseSigns.read, shape=shape, k=1, scale=self.r, signed=False)}
+        return {
+            SparseSigns: partial(SparseSigns.read, shape=shape, k=1, scale=self.r, signed=False)
+        }
 
     def diameter(self, shape: Shape) -> float:
         return self.r * math.sqrt(2) if prod(shape) > 1 else 0.0
@@ -91,11 +96,12 @@ class Simplex(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class CappedSimplex(Simplex):
-    """The set ``{x : x >= 0, sum x_j <= r}``: the simplex together with everything between it and the origin.
+    """The set ``{x : x >= 0, sum x_j <= r}``: the simplex together with everything between it and
+    the origin.
 
-    It suits non-negative quantities under a budget that need not be spent, such as allocations or non-negative sparse
-    weights. Its extreme points are the origin and the vectors ``r e_j``, one for each of the p entries; the origin is
-    sent as a single byte.
+    It suits non-negative quantities under a budget that need not be spent, such as allocations or
+    non-negative sparse weights. Its extreme points are the origin and the vectors ``r e_j``, one
+    for each of the p entries; the origin is sent as a single byte.
 
     Parameters
     ----------
@@ -109,8 +115,9 @@ class CappedSimplex(Simplex):
 
     Notes
     -----
-    The oracle returns ``r e_j`` for the coordinate j with the smallest g_j if that g_j is negative, and the origin
-    otherwise, in O(p) operations. The projection costs O(p log p). The diameter is ``r sqrt(2)`` for p > 1.
+    The oracle returns ``r e_j`` for the coordinate j with the smallest g_j if that g_j is negative,
+    and the origin otherwise, in O(p) operations. The projection costs O(p log p). The diameter is
+    ``r sqrt(2)`` for p > 1.
 
     Examples
     --------
@@ -144,16 +151,18 @@ class CappedSimplex(Simplex):
 
 @dataclass(frozen=True, eq=False)
 class Hypersimplex(ConstraintSet):
-    """The set ``{x : 0 <= x_j <= 1, sum x_j = k}``, the convex hull of all choices of k items out of p.
+    """The set ``{x : 0 <= x_j <= 1, sum x_j = k}``, the convex hull of all choices of k items out
+    of p.
 
-    It suits the relaxation of problems that select exactly k of p items, such as features or sensors. Its extreme
-    points have k entries equal to one and the others equal to zero, so an atom is sent as a set of k indices, in about
-    log2 C(p, k) bits.
+    It suits the relaxation of problems that select exactly k of p items, such as features or
+    sensors. Its extreme points have k entries equal to one and the others equal to zero, so an atom
+    is sent as a set of k indices, in about log2 C(p, k) bits.
 
     Parameters
     ----------
     k : int
-        How many items are chosen; at least 1. A parameter with fewer than k entries is refused where it is used.
+        How many items are chosen; at least 1. A parameter with fewer than k entries is refused
+        where it is used.
 
     Raises
     ------
@@ -162,8 +171,8 @@ class Hypersimplex(ConstraintSet):
 
     Notes
     -----
-    The oracle puts ones at the k smallest entries of g in O(p) operations. The projection costs O(p log p). The
-    diameter is ``sqrt(2 min(k, p - k))``.
+    The oracle puts ones at the k smallest entries of g in O(p) operations. The projection costs O(p
+    log p). The diameter is ``sqrt(2 min(k, p - k))``.
 
     Examples
     --------
@@ -199,7 +208,9 @@ class Hypersimplex(ConstraintSet):
         return water_fill(x, self.k, cap=1.0)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        return {SparseSigns: partial(SparseSigns.read, shape=shape, k=self.k, scale=1.0, signed=False)}
+        return {
+            SparseSigns: partial(SparseSigns.read, shape=shape, k=self.k, scale=1.0, signed=False)
+        }
 
     def diameter(self, shape: Shape) -> float:
         return math.sqrt(2 * min(self.k, prod(shape) - self.k))

@@ -1,4 +1,6 @@
-"""Norm balls whose atoms have at most k non-zero entries, or non-zero entries in one group of coordinates only."""
+"""Norm balls whose atoms have at most k non-zero entries, or non-zero entries in one group of
+coordinates only.
+"""
 
 import math
 from collections.abc import Mapping
@@ -21,12 +23,13 @@ from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
 @dataclass(frozen=True, eq=False)
 class KSparse(ConstraintSet):
-    """The set ``{x : sum |x_j| <= k r, max |x_j| <= r}``, whose atoms have k entries of equal magnitude.
+    """The set ``{x : sum |x_j| <= k r, max |x_j| <= r}``, whose atoms have k entries of equal
+    magnitude.
 
-    It is the intersection of an l1 ball and an linf ball, so it favours sparse models as `L1Ball` does, but one atom
-    updates k coordinates instead of one. Its extreme points have k entries r or -r and zeros elsewhere; an atom is sent
-    as k indices and k signs. For a parameter with at most k entries the set is `LinfBall`, and for k = 1 it is
-    `L1Ball`.
+    It is the intersection of an l1 ball and an linf ball, so it favours sparse models as `L1Ball`
+    does, but one atom updates k coordinates instead of one. Its extreme points have k entries r or
+    -r and zeros elsewhere; an atom is sent as k indices and k signs. For a parameter with at most k
+    entries the set is `LinfBall`, and for k = 1 it is `L1Ball`.
 
     Parameters
     ----------
@@ -42,8 +45,9 @@ class KSparse(ConstraintSet):
 
     Notes
     -----
-    The oracle puts ``-r sign(g_j)`` at the k coordinates with the largest ``|g_j|`` in O(p) operations, where p is the
-    number of entries. The projection costs O(p log p). The diameter is ``2 r sqrt(min(k, p))``.
+    The oracle puts ``-r sign(g_j)`` at the k coordinates with the largest ``|g_j|`` in O(p)
+    operations, where p is the number of entries. The projection costs O(p log p). The diameter is
+    ``2 r sqrt(min(k, p))``.
 
     Examples
     --------
@@ -68,7 +72,12 @@ class KSparse(ConstraintSet):
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
         signs = torch.where(g.gather(1, indices) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
-            shape=shape, batched=True, precision=request.precision, indices=indices, signs=signs, scale=self.r
+            shape=shape,
+            batched=True,
+            precision=request.precision,
+            indices=indices,
+            signs=signs,
+            scale=self.r,
         )
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
@@ -91,12 +100,14 @@ class KSparse(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class KSupport(ConstraintSet):
-    """The ball of the k-support norm: the convex hull of vectors with at most k non-zeros and l2 norm at most r.
+    """The ball of the k-support norm: the convex hull of vectors with at most k non-zeros and l2
+    norm at most r.
 
-    It is the tightest convex set around sparse vectors of bounded Euclidean norm, and suits sparse models whose
-    relevant features are correlated, where `L1Ball` tends to keep only one of them. Its extreme points have at most k
-    non-zero entries and norm r, so an atom is sent as k indices and k numbers. For a parameter with at most k entries
-    the set is `L2Ball`, and for k = 1 it is `L1Ball`.
+    It is the tightest convex set around sparse vectors of bounded Euclidean norm, and suits sparse
+    models whose relevant features are correlated, where `L1Ball` tends to keep only one of them.
+    Its extreme points have at most k non-zero entries and norm r, so an atom is sent as k indices
+    and k numbers. For a parameter with at most k entries the set is `L2Ball`, and for k = 1 it is
+    `L1Ball`.
 
     Parameters
     ----------
@@ -112,10 +123,11 @@ class KSupport(ConstraintSet):
 
     Notes
     -----
-    The oracle keeps the k entries of g with the largest magnitudes and returns ``-r`` times that vector over its norm,
-    in O(p) operations, where p is the number of entries. The projection sorts the magnitudes once and then searches by
-    bisection, so it costs O(p log p). The diameter is 2r. The norm is due to Argyriou, Foygel and Srebro, "Sparse
-    Prediction with the k-Support Norm" (2012).
+    The oracle keeps the k entries of g with the largest magnitudes and returns ``-r`` times that
+    vector over its norm, in O(p) operations, where p is the number of entries. The projection sorts
+    the magnitudes once and then searches by bisection, so it costs O(p log p). The diameter is 2r.
+    The norm is due to Argyriou, Foygel and Srebro, "Sparse Prediction with the k-Support Norm"
+    (2012).
 
     Examples
     --------
@@ -155,7 +167,11 @@ class KSupport(ConstraintSet):
         return k_support_projection(x, self.k, self.r)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        return {SparseValues: partial(SparseValues.read, shape=shape, k=min(self.k, prod(shape)), scale=self.r)}
+        return {
+            SparseValues: partial(
+                SparseValues.read, shape=shape, k=min(self.k, prod(shape)), scale=self.r
+            )
+        }
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r
@@ -166,20 +182,21 @@ class KSupport(ConstraintSet):
 
 @dataclass(frozen=True, eq=False)
 class GroupBall(ConstraintSet):
-    """The group-norm ball ``{x : sum over groups of ||x_group||_2 <= r}``, which selects whole groups of coordinates.
+    """The group-norm ball ``{x : sum over groups of ||x_group||_2 <= r}``, which selects whole
+    groups of coordinates.
 
-    It is the constraint of the group lasso: groups, such as all weights of one input feature, are kept or dropped
-    together. Its extreme points are zero outside one group and have Euclidean norm r inside it, so an atom is sent as
-    the number of the group and the values in it.
+    It is the constraint of the group lasso: groups, such as all weights of one input feature, are
+    kept or dropped together. Its extreme points are zero outside one group and have Euclidean norm
+    r inside it, so an atom is sent as the number of the group and the values in it.
 
     Parameters
     ----------
     r : float
         Radius: the largest sum of the groups' Euclidean norms; positive and finite.
     groups : str or Tensor, default "rows"
-        "rows" or "columns" makes every row or column of a matrix parameter a group. For a parameter with p entries, a
-        tensor of integers of shape (p,) says for each coordinate which group (0, 1, ...) it belongs to; every number up
-        to the largest must occur.
+        "rows" or "columns" makes every row or column of a matrix parameter a group. For a parameter
+        with p entries, a tensor of integers of shape (p,) says for each coordinate which group (0,
+        1, ...) it belongs to; every number up to the largest must occur.
 
     Raises
     ------
@@ -188,8 +205,9 @@ class GroupBall(ConstraintSet):
 
     Notes
     -----
-    The oracle finds the group on which g has the largest norm and returns ``-r g_group / ||g_group||`` there. The
-    projection shrinks the vector of group norms as `L1Ball` would. Both cost O(p). The diameter is 2r.
+    The oracle finds the group on which g has the largest norm and returns ``-r g_group /
+    ||g_group||`` there. The projection shrinks the vector of group norms as `L1Ball` would. Both
+    cost O(p). The diameter is 2r.
 
     Examples
     --------
@@ -215,15 +233,26 @@ class GroupBall(ConstraintSet):
         super().__post_init__()
         if isinstance(self.groups, str):
             if self.groups not in ("rows", "columns"):
-                raise ValueError(f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index vector')
+                raise ValueError(
+                    f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index vector'
+                )
             return
         labels = torch.as_tensor(self.groups)
         object.__setattr__(self, "groups", labels)
-        if labels.is_floating_point() or labels.ndim != 1 or labels.numel() == 0 or int(labels.min()) < 0:
-            raise ValueError(f"GroupBall: groups={self.groups}, expected a vector of group numbers from 0 up")
+        if (
+            labels.is_floating_point()
+            or labels.ndim != 1
+            or labels.numel() == 0
+            or int(labels.min()) < 0
+        ):
+            raise ValueError(
+                f"GroupBall: groups={self.groups}, expected a vector of group numbers from 0 up"
+            )
         if int((labels.bincount() == 0).sum()):
             largest = int(labels.max())
-            raise ValueError(f"GroupBall: group numbers up to {largest} with some left out, expected each to occur")
+            raise ValueError(
+                f"GroupBall: group numbers up to {largest} with some left out, expected each to occur"
+            )
 
     @property
     def fixed_size(self) -> int | None:
@@ -232,9 +261,13 @@ class GroupBall(ConstraintSet):
     def _check_shape(self, shape: Shape) -> None:
         if isinstance(self.groups, str):
             if len(shape) < 2:
-                raise ValueError(f"GroupBall of {self.groups} needs a matrix, got a parameter of shape {shape}")
+                raise ValueError(
+                    f"GroupBall of {self.groups} needs a matrix, got a parameter of shape {shape}"
+                )
         elif len(self.groups) != prod(shape):
-            raise ValueError(f"GroupBall: {len(self.groups)} group numbers for a parameter of shape {shape}")
+            raise ValueError(
+                f"GroupBall: {len(self.groups)} group numbers for a parameter of shape {shape}"
+            )
 
     def _group_norms(self, x: Tensor, labels: Tensor) -> Tensor:
         """The Euclidean norm of each group: (n, p) -> (n, groups), in float64."""
@@ -297,7 +330,11 @@ class GroupBall(ConstraintSet):
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         _, order, starts = _layout(self.groups, shape)
-        return {GroupVector: partial(GroupVector.read, shape=shape, order=order, starts=starts, scale=self.r)}
+        return {
+            GroupVector: partial(
+                GroupVector.read, shape=shape, order=order, starts=starts, scale=self.r
+            )
+        }
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r
@@ -309,10 +346,11 @@ class GroupBall(ConstraintSet):
 
 @lru_cache(maxsize=32)
 def _layout(groups: str | Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """The arrangement of the groups for a parameter's shape, cached because it depends on nothing else.
+    """The arrangement of the groups for a parameter's shape, cached because it depends on nothing
+    else.
 
-    Returns the group of each coordinate (p,), the coordinates ordered by group (p,), and where each group starts in
-    that order (groups + 1,).
+    Returns the group of each coordinate (p,), the coordinates ordered by group (p,), and where each
+    group starts in that order (groups + 1,).
     """
     place = torch.arange(prod(shape))
     if isinstance(groups, str):

@@ -1,8 +1,8 @@
 """Sets of matrices that are defined by singular values or eigenvalues.
 
-A parameter with more than two axes, such as a convolution kernel, is treated as the matrix whose rows are its first
-axis and whose columns are all other axes together. Below, a matrix has m rows and n columns, and ' denotes the
-transpose.
+A parameter with more than two axes, such as a convolution kernel, is treated as the matrix whose
+rows are its first axis and whose columns are all other axes together. Below, a matrix has m rows
+and n columns, and ' denotes the transpose.
 """
 
 import math
@@ -27,7 +27,9 @@ from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
 DEFAULT_TOL = 1e-6
-"""Relative accuracy of the largest singular value that iterative oracles reach when `lmo` is given no ``tol``."""
+"""Relative accuracy of the largest singular value that iterative oracles reach when `lmo` is given
+no ``tol``.
+"""
 
 
 class _MatrixSet(ConstraintSet):
@@ -37,7 +39,9 @@ class _MatrixSet(ConstraintSet):
 
     def _check_shape(self, shape: Shape) -> None:
         if len(shape) < 2:
-            raise ValueError(f"{type(self).__name__} needs a matrix, got a parameter of shape {shape}")
+            raise ValueError(
+                f"{type(self).__name__} needs a matrix, got a parameter of shape {shape}"
+            )
 
 
 def _sides(shape: Shape) -> tuple[int, int]:
@@ -51,7 +55,9 @@ def _matrices(x: Tensor, shape: Shape) -> Tensor:
 
 
 def _with_singular_values(x: Tensor, shape: Shape, total: float, cap: float) -> Tensor:
-    """Project the singular values on {sum <= total, each <= cap} and rebuild the matrices from them."""
+    """Project the singular values on {sum <= total, each <= cap} and rebuild the matrices from
+    them.
+    """
     u, sigma, vh = torch.linalg.svd(_matrices(x, shape), full_matrices=False)
     projected: Tensor = (u * shrink_magnitudes(sigma, total, cap).unsqueeze(1)) @ vh
     return projected.flatten(1)
@@ -60,21 +66,32 @@ def _with_singular_values(x: Tensor, shape: Shape, total: float, cap: float) -> 
 def _rank_one(pair: TopSingular, r: float, shape: Shape, request: Request) -> Atom:
     """The atoms -r u v', rounded so that they stay in the nuclear ball."""
     u, v = (round_inside(x, request.precision).unsqueeze(2) for x in (-pair.u, pair.v))
-    return LowRank(shape=shape, batched=True, precision=request.precision, bound=-r * pair.upper, u=u, v=v, scale=r)
+    return LowRank(
+        shape=shape,
+        batched=True,
+        precision=request.precision,
+        bound=-r * pair.upper,
+        u=u,
+        v=v,
+        scale=r,
+    )
 
 
 def _accuracy(request: Request, shape: Shape) -> float:
-    """What Lanczos iterations are asked for; where there are none nobody looks at what the request says."""
+    """What Lanczos iterations are asked for; where there are none nobody looks at what the request
+    says.
+    """
     return DEFAULT_TOL if min(_sides(shape)) <= DENSE_UP_TO else request.tol or DEFAULT_TOL
 
 
 @dataclass(frozen=True, eq=False)
 class NuclearBall(_MatrixSet):
-    """The nuclear-norm ball ``{X : sum of singular values <= r}``, which favours matrices of low rank.
+    """The nuclear-norm ball ``{X : sum of singular values <= r}``, which favours matrices of low
+    rank.
 
-    It is the usual constraint for matrix completion and multi-task learning, and its oracle is much cheaper than its
-    projection. Its extreme points are the rank-one matrices ``r u v'`` with unit vectors u and v, so an atom of an m x
-    n matrix is sent as m + n numbers instead of m n.
+    It is the usual constraint for matrix completion and multi-task learning, and its oracle is much
+    cheaper than its projection. Its extreme points are the rank-one matrices ``r u v'`` with unit
+    vectors u and v, so an atom of an m x n matrix is sent as m + n numbers instead of m n.
 
     Parameters
     ----------
@@ -88,11 +105,12 @@ class NuclearBall(_MatrixSet):
 
     Notes
     -----
-    The oracle returns ``-r u v'`` with the singular vectors of g that belong to its largest singular value. Where the
-    smaller side is at most 128 they come from a dense decomposition; beyond, Lanczos iterations multiply by g 10 to 60
-    times, at O(m n) each, until the relative accuracy ``tol`` of `lmo` (1e-6 by default) is reached. The atom's
-    ``bound`` is a true lower bound on the minimum in both cases. The projection needs all singular values and costs O(m
-    n min(m, n)). The diameter is 2r.
+    The oracle returns ``-r u v'`` with the singular vectors of g that belong to its largest
+    singular value. Where the smaller side is at most 128 they come from a dense decomposition;
+    beyond, Lanczos iterations multiply by g 10 to 60 times, at O(m n) each, until the relative
+    accuracy ``tol`` of `lmo` (1e-6 by default) is reached. The atom's ``bound`` is a true lower
+    bound on the minimum in both cases. The projection needs all singular values and costs O(m n
+    min(m, n)). The diameter is 2r.
 
     Examples
     --------
@@ -129,7 +147,11 @@ class NuclearBall(_MatrixSet):
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         rows, columns = _sides(shape)
-        return {LowRank: partial(LowRank.read, shape=shape, rows=rows, columns=columns, k=1, scale=self.r)}
+        return {
+            LowRank: partial(
+                LowRank.read, shape=shape, rows=rows, columns=columns, k=1, scale=self.r
+            )
+        }
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r
@@ -140,15 +162,18 @@ class NuclearBall(_MatrixSet):
 
 @lru_cache(maxsize=4)
 def _opposite(precision: torch.dtype) -> Finish:
-    """s -> -s, rounded inside of the spectral ball; always the same object, with which a GPU keeps its recordings."""
+    """s -> -s, rounded inside of the spectral ball; always the same object, with which a GPU keeps
+    its recordings.
+    """
     return lambda s: round_inside(-s, precision, math.sqrt(min(s.shape[1:])))
 
 
 class _Isometries(_MatrixSet):
-    """Matrices with singular values of at most r whose sum is at most k r, where a subclass says what k is.
+    """Matrices with singular values of at most r whose sum is at most k r, where a subclass says
+    what k is.
 
-    An atom is -r times the sum of k singular pairs of g: the polar factor of g where k is the smaller side. It is sent
-    as 2k vectors, or as a matrix where that is shorter.
+    An atom is -r times the sum of k singular pairs of g: the polar factor of g where k is the
+    smaller side. It is sent as 2k vectors, or as a matrix where that is shorter.
     """
 
     oracle_cost: ClassVar[str] = "m n min(m, n)"
@@ -178,7 +203,9 @@ class _Isometries(_MatrixSet):
         if not self._as_factors(shape):
             s = round_inside(-(pairs.u @ pairs.v.mT), request.precision, math.sqrt(k))
             return self._as_dense(s, pairs.upper, shape, request)
-        left, right = (round_inside(x, request.precision, math.sqrt(k)) for x in (-pairs.u, pairs.v))
+        left, right = (
+            round_inside(x, request.precision, math.sqrt(k)) for x in (-pairs.u, pairs.v)
+        )
         return LowRank(
             shape=shape,
             batched=True,
@@ -190,7 +217,9 @@ class _Isometries(_MatrixSet):
         )
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
-        """The atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1 where <g, -s> <= ``upper``."""
+        """The atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1 where <g,
+        -s> <= ``upper``.
+        """
         return Dense(
             shape=shape,
             batched=True,
@@ -217,7 +246,11 @@ class _Isometries(_MatrixSet):
         if not self._as_factors(shape):
             return {Dense: partial(Dense.read, shape=shape, scale=self.r)}
         k = self._rank(shape)
-        return {LowRank: partial(LowRank.read, shape=shape, rows=rows, columns=columns, k=k, scale=self.r)}
+        return {
+            LowRank: partial(
+                LowRank.read, shape=shape, rows=rows, columns=columns, k=k, scale=self.r
+            )
+        }
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r * math.sqrt(self._rank(shape))
@@ -228,11 +261,12 @@ class _Isometries(_MatrixSet):
 
 @dataclass(frozen=True, eq=False)
 class SpectralBall(_Isometries):
-    """The spectral-norm ball ``{X : largest singular value <= r}``, which bounds how far a matrix stretches a vector.
+    """The spectral-norm ball ``{X : largest singular value <= r}``, which bounds how far a matrix
+    stretches a vector.
 
-    It bounds the Lipschitz constant of a linear or convolutional layer, and so suits networks that must be robust or
-    stable. Its extreme points are r times the matrices whose singular values are all one, such as rotations; an atom of
-    an m x n matrix is sent as m n numbers.
+    It bounds the Lipschitz constant of a linear or convolutional layer, and so suits networks that
+    must be robust or stable. Its extreme points are r times the matrices whose singular values are
+    all one, such as rotations; an atom of an m x n matrix is sent as m n numbers.
 
     Parameters
     ----------
@@ -246,11 +280,12 @@ class SpectralBall(_Isometries):
 
     Notes
     -----
-    The oracle returns ``-r U V'``, where ``g = U S V'`` is the singular value decomposition. When `lmo` is given a
-    ``tol`` it may return another matrix s of the ball, for which ``<g, s>`` is proven to be within that relative
-    error of the minimum; it comes from Newton-Schulz iterations, which a GPU takes much faster than a decomposition,
-    and g = 0 then gives s = 0. The projection clips the singular values at r. Both cost O(m n min(m, n)). The atom's
-    ``bound`` is a true lower bound on the minimum. The diameter is ``2 r sqrt(min(m, n))``.
+    The oracle returns ``-r U V'``, where ``g = U S V'`` is the singular value decomposition. When
+    `lmo` is given a ``tol`` it may return another matrix s of the ball, for which ``<g, s>`` is
+    proven to be within that relative error of the minimum; it comes from Newton-Schulz iterations,
+    which a GPU takes much faster than a decomposition, and g = 0 then gives s = 0. The projection
+    clips the singular values at r. Both cost O(m n min(m, n)). The atom's ``bound`` is a true lower
+    bound on the minimum. The diameter is ``2 r sqrt(min(m, n))``.
 
     Examples
     --------
@@ -271,17 +306,19 @@ class SpectralBall(_Isometries):
         return min(_sides(shape))
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
-        return scaled_into(x, spectral_bound(_matrices(x, shape)), self.r, precision, math.sqrt(self._rank(shape)))
+        return scaled_into(
+            x, spectral_bound(_matrices(x, shape)), self.r, precision, math.sqrt(self._rank(shape))
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class PartialIsometry(_Isometries):
     """The set ``{X : singular values <= r, their sum <= k r}``, whose atoms have rank k.
 
-    It lies between `NuclearBall` (k = 1) and `SpectralBall` (k = min(m, n)), as `KSparse` does for vectors: it still
-    favours low rank, but one atom moves k directions at once. Its extreme points are ``r U V'`` where U and V have k
-    orthonormal columns, so an atom of an m x n matrix is sent as k (m + n) numbers, or as m n numbers where that is
-    fewer.
+    It lies between `NuclearBall` (k = 1) and `SpectralBall` (k = min(m, n)), as `KSparse` does for
+    vectors: it still favours low rank, but one atom moves k directions at once. Its extreme points
+    are ``r U V'`` where U and V have k orthonormal columns, so an atom of an m x n matrix is sent
+    as k (m + n) numbers, or as m n numbers where that is fewer.
 
     Parameters
     ----------
@@ -297,10 +334,11 @@ class PartialIsometry(_Isometries):
 
     Notes
     -----
-    The oracle returns -r times the sum of the k leading singular pairs of g, from a singular value decomposition at O(m
-    n min(m, n)). When `lmo` is given a ``tol`` they come from the eigenvectors of the smaller of gg' and g'g, and
-    ``<g, s>`` is proven to be within that relative error of the minimum. For k = 1 it is the oracle of `NuclearBall`,
-    and for k = min(m, n) that of `SpectralBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
+    The oracle returns -r times the sum of the k leading singular pairs of g, from a singular value
+    decomposition at O(m n min(m, n)). When `lmo` is given a ``tol`` they come from the eigenvectors
+    of the smaller of gg' and g'g, and ``<g, s>`` is proven to be within that relative error of the
+    minimum. For k = 1 it is the oracle of `NuclearBall`, and for k = min(m, n) that of
+    `SpectralBall`. The diameter is ``2 r sqrt(min(k, m, n))``.
 
     Examples
     --------
@@ -326,9 +364,9 @@ class PartialIsometry(_Isometries):
 class Spectrahedron(_MatrixSet):
     """The set of symmetric positive semidefinite matrices with trace r.
 
-    It suits covariance and metric matrices, density matrices and relaxations of combinatorial problems as semidefinite
-    programs. Its extreme points are the rank-one matrices ``r v v'`` with a unit vector v, so an atom of an m x m
-    parameter is sent as m numbers.
+    It suits covariance and metric matrices, density matrices and relaxations of combinatorial
+    problems as semidefinite programs. Its extreme points are the rank-one matrices ``r v v'`` with
+    a unit vector v, so an atom of an m x m parameter is sent as m numbers.
 
     Parameters
     ----------
@@ -338,14 +376,15 @@ class Spectrahedron(_MatrixSet):
     Raises
     ------
     ValueError
-        If r is not a positive finite number. A parameter that is not a square matrix is refused where it is used.
+        If r is not a positive finite number. A parameter that is not a square matrix is refused
+        where it is used.
 
     Notes
     -----
-    The oracle returns ``r v v'`` with the eigenvector v of ``(g + g') / 2`` that belongs to its smallest eigenvalue. Up
-    to 128 rows it comes from a dense decomposition; beyond, Lanczos iterations on ``c I - (g + g') / 2``, with c so
-    large that this matrix is positive semidefinite, cost O(m^2) each. The projection costs O(m^3). The diameter is ``r
-    sqrt(2)`` for m > 1.
+    The oracle returns ``r v v'`` with the eigenvector v of ``(g + g') / 2`` that belongs to its
+    smallest eigenvalue. Up to 128 rows it comes from a dense decomposition; beyond, Lanczos
+    iterations on ``c I - (g + g') / 2``, with c so large that this matrix is positive semidefinite,
+    cost O(m^2) each. The projection costs O(m^3). The diameter is ``r sqrt(2)`` for m > 1.
 
     Examples
     --------
@@ -367,7 +406,9 @@ class Spectrahedron(_MatrixSet):
     def _check_shape(self, shape: Shape) -> None:
         super()._check_shape(shape)
         if len(set(_sides(shape))) != 1:
-            raise ValueError(f"Spectrahedron needs a square matrix, got a parameter of shape {shape}")
+            raise ValueError(
+                f"Spectrahedron needs a square matrix, got a parameter of shape {shape}"
+            )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         matrices, size = normalised(_matrices(g, shape).double())  # before g_ij + g_ji is rounded
@@ -378,7 +419,10 @@ class Spectrahedron(_MatrixSet):
         else:
             row_sums = symmetric.abs().sum(2).amax(1)
             shift = torch.minimum(row_sums, torch.linalg.matrix_norm(symmetric))
-            shifted = shift[:, None, None] * torch.eye(shape[0], dtype=symmetric.dtype, device=g.device) - symmetric
+            shifted = (
+                shift[:, None, None] * torch.eye(shape[0], dtype=symmetric.dtype, device=g.device)
+                - symmetric
+            )
             pair = top_singular(shifted, request.tol or DEFAULT_TOL)
             v, lowest = pair.v, shift - pair.upper
         v = round_inside(unit_rows(v)[0], request.precision).unsqueeze(2)
@@ -410,14 +454,29 @@ class Spectrahedron(_MatrixSet):
             return False
         if atom.precision is torch.bfloat16:  # no oracle rounds so coarsely
             return False
-        if atom.u.shape != (1, shape[0], 1) or (atom.v is not atom.u and not torch.equal(atom.v, atom.u)):
+        if atom.u.shape != (1, shape[0], 1) or (
+            atom.v is not atom.u and not torch.equal(atom.v, atom.u)
+        ):
             return False
         rounding = 4 * torch.finfo(atom.precision).eps
-        return abs(float(atom.u.double().norm()) - 1) <= rounding and abs(atom.scale - self.r) <= tol * self.r
+        return (
+            abs(float(atom.u.double().norm()) - 1) <= rounding
+            and abs(atom.scale - self.r) <= tol * self.r
+        )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         rows, _ = _sides(shape)
-        return {LowRank: partial(LowRank.read, shape=shape, rows=rows, columns=rows, k=1, scale=self.r, symmetric=True)}
+        return {
+            LowRank: partial(
+                LowRank.read,
+                shape=shape,
+                rows=rows,
+                columns=rows,
+                k=1,
+                scale=self.r,
+                symmetric=True,
+            )
+        }
 
     def diameter(self, shape: Shape) -> float:
         return self.r * math.sqrt(2) if shape[0] > 1 else 0.0
@@ -435,14 +494,16 @@ def _symmetric(x: Tensor, shape: Shape) -> Tensor:
 def _isometric(atom: LowRank, shape: Shape, k: int, r: float, tol: float) -> bool:
     """Whether ``atom`` is r u v' with k columns and singular values of u and of v at most 1.
 
-    The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is proportional to the size of the
-    atom for small k. The entries are checked first, because a huge u and a tiny v could have an acceptable product and
-    still overflow when they are used.
+    The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is proportional
+    to the size of the atom for small k. The entries are checked first, because a huge u and a tiny
+    v could have an acceptable product and still overflow when they are used.
     """
     rows, columns = _sides(shape)
     if atom.symmetric or atom.u.shape != (1, rows, k) or atom.v.shape != (1, columns, k):
         return False
-    if abs(atom.scale - r) > tol * r or not all(bool((x.abs() <= 1 + tol).all()) for x in (atom.u, atom.v)):
+    if abs(atom.scale - r) > tol * r or not all(
+        bool((x.abs() <= 1 + tol).all()) for x in (atom.u, atom.v)
+    ):
         return False
     grams = (x[0].double().mT @ x[0].double() for x in (atom.u, atom.v))
     return all(float(torch.linalg.matrix_norm(gram, ord=2)) <= (1 + tol) ** 2 for gram in grams)

@@ -24,17 +24,18 @@ class Run:
     problem, algorithm, plan : Problem, Algorithm, Plan
         What was run; the algorithm and its plan have all defaults filled in.
     x : Tensor
-        xbar, (p,), in ``named_parameters()`` order; in the parameter's shape where the model is one matrix. It lies in
-        the set up to the rounding of the rounds: 1e-6 of the set's size in float64, and 1e-3 in float32. With relaxed
-        clients it may lie outside.
+        xbar, (p,), in ``named_parameters()`` order; in the parameter's shape where the model is one
+        matrix. It lies in the set up to the rounding of the rounds: 1e-6 of the set's size in
+        float64, and 1e-3 in float32. With relaxed clients it may lie outside.
     feasible : Tensor
-        In the same shape, the model that is returned. It is xbar, or with relaxed clients a point of the set near it.
-        Where the rounding of the rounds has moved that out of the set by more than 1e-6 of the set's size, it is the
-        projection, if the set has one.
+        In the same shape, the model that is returned. It is xbar, or with relaxed clients a point
+        of the set near it. Where the rounding of the rounds has moved that out of the set by more
+        than 1e-6 of the set's size, it is the projection, if the set has one.
     history : History
         A record of each round.
     lower_bound : float or None
-        The best proven lower bound on the optimum; where none is better, what the loss is never below.
+        The best proven lower bound on the optimum; where none is better, what the loss is never
+        below.
     certificate : Certificate
         What the lower bound rests on, or why there is none.
     stopped : str
@@ -53,9 +54,11 @@ class Run:
     >>> float(run.x), run.history[-1].loss, run.stopped
     (1.0, 4.0, 'all that were asked for')
     >>> run
-    Run(Frank-Wolfe on Box(lo=-1.0, hi=1.0), 5 rounds: loss 4, gap 0, optimum at least 4, sent up 90 B)
+    Run(Frank-Wolfe on Box(lo=-1.0, hi=1.0), 5 rounds: loss 4, gap 0, optimum at least 4, sent up 90
+    B)
 
-    A run can be pickled where its problem can; the copy's plan has no schedule. Unpickle nothing but your own files.
+    A run can be pickled where its problem can; the copy's plan has no schedule. Unpickle nothing
+    but your own files.
     """
 
     problem: Problem
@@ -72,7 +75,11 @@ class Run:
     privacy: str | None = None
 
     def __repr__(self) -> str:
-        facts = (f"{name} {value}" for name, value in self._facts().items() if name not in ("algorithm", "rounds"))
+        facts = (
+            f"{name} {value}"
+            for name, value in self._facts().items()
+            if name not in ("algorithm", "rounds")
+        )
         return f"Run({self._facts()['algorithm']}, {len(self.history)} rounds: {', '.join(facts)})"
 
     def _repr_html_(self) -> str:
@@ -87,11 +94,15 @@ class Run:
             shown["optimum at least"] = f"{self.lower_bound:.4g}"
         rounds = f"{len(self.history)} ({self.stopped})"
         sent = human_bytes(self.history.total("bytes_up"))
-        algorithm = f"{self.algorithm.title or self.algorithm.name} on {self.algorithm.constraint!r}"
+        algorithm = (
+            f"{self.algorithm.title or self.algorithm.name} on {self.algorithm.constraint!r}"
+        )
         return {"algorithm": algorithm, "rounds": rounds, **shown, "sent up": sent}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: everything but the schedule and the stopwatch of the plan, which are functions."""
+        """What a pickle holds: everything but the schedule and the stopwatch of the plan, which are
+        functions.
+        """
         return self.__dict__ | {"plan": replace(self.plan, schedule=None, watch=_unwatched)}
 
     @property

@@ -1,4 +1,6 @@
-"""What a simulation does before its first round: memories, oracles, a private run's plan, and what is refused."""
+"""What a simulation does before its first round: memories, oracles, a private run's plan, and what
+is refused.
+"""
 
 import os
 import warnings
@@ -35,7 +37,9 @@ def new_memory(
     start: Tensor,
     privacy: PrivacyPlan | None = None,
 ) -> ClientMemory:
-    """A row for everyone who begins at start (p,), or only for clients that take part where those are few."""
+    """A row for everyone who begins at start (p,), or only for clients that take part where those
+    are few.
+    """
 
     def begin(points: Tensor) -> State:
         state = algorithm.start_clients(points)
@@ -48,13 +52,23 @@ def new_memory(
         memory = TouchedRows(len(own), first)
     else:
         memory = EveryRow(begin(start.repeat(len(own), 1)))
-    return memory if problem.ranks.size == 1 else SplitMemory(memory, own, problem.n, first, problem.ranks)
+    return (
+        memory
+        if problem.ranks.size == 1
+        else SplitMemory(memory, own, problem.n, first, problem.ranks)
+    )
 
 
 def plan_privacy(
-    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+    problem: Problem,
+    algorithm: Algorithm,
+    constraint: ConstraintSet,
+    participation: Participation,
+    options: Options,
 ) -> PrivacyPlan | None:
-    """How a promise is kept, with noise for as many rounds as any client takes part in; None where none was made."""
+    """How a promise is kept, with noise for as many rounds as any client takes part in; None where
+    none was made.
+    """
     promise, sizes = options.promise, problem.losses.sizes
     if promise is None or sizes is None:
         return None
@@ -70,7 +84,9 @@ def plan_privacy(
     )
 
 
-def choose_oracles(problem: Problem, privacy: PrivacyPlan | None, options: Options) -> ClientOracles:
+def choose_oracles(
+    problem: Problem, privacy: PrivacyPlan | None, options: Options
+) -> ClientOracles:
     """Where the clients' gradients and atoms come from: plainly, or with noise for a promise."""
     losses = problem.losses
     if privacy is not None:
@@ -81,16 +97,22 @@ def choose_oracles(problem: Problem, privacy: PrivacyPlan | None, options: Optio
 Groups = list[tuple[Tensor, ConstraintSet]]
 
 
-def constraint_groups(constraint: ConstraintSet, relax: Mapping[int, Any] | None, problem: Problem) -> Groups:
+def constraint_groups(
+    constraint: ConstraintSet, relax: Mapping[int, Any] | None, problem: Problem
+) -> Groups:
     """Clients by the set they use: first those that keep the constraint itself."""
     device = problem.start.device
     relax = dict(relax or {})
     strange = [i for i in relax if not (isinstance(i, int) and 0 <= i < problem.n)]
     if strange:
-        raise ValueError(f"relax names clients {strange}, expected numbers from 0 to {problem.n - 1}")
+        raise ValueError(
+            f"relax names clients {strange}, expected numbers from 0 to {problem.n - 1}"
+        )
     keepers = [i for i in range(problem.n) if i not in relax]
     if not keepers:
-        raise ValueError("relax names every client: somebody must keep the constraint, or it is dropped altogether")
+        raise ValueError(
+            "relax names every client: somebody must keep the constraint, or it is dropped altogether"
+        )
     groups = [(torch.tensor(keepers, device=device), constraint)]
     by_set: dict[int, tuple[list[int], Any]] = {}
     for i, looser in sorted(relax.items()):
@@ -102,7 +124,9 @@ def constraint_groups(constraint: ConstraintSet, relax: Mapping[int, Any] | None
     return groups
 
 
-def _refuse_smaller(constraint: ConstraintSet, looser: ConstraintSet, problem: Problem, client: int) -> None:
+def _refuse_smaller(
+    constraint: ConstraintSet, looser: ConstraintSet, problem: Problem, client: int
+) -> None:
     inside = contains_set(looser, constraint, tuple(problem.start.shape))
     if inside is False:
         raise ValueError(
@@ -118,31 +142,49 @@ def _refuse_smaller(constraint: ConstraintSet, looser: ConstraintSet, problem: P
 
 _MANY_BYTES = 2**30
 _LARGE_STATE = 2**25
-"""Numbers of all clients together from which rounds are not replayed: it would take memory and save little time."""
+"""Numbers of all clients together from which rounds are not replayed: it would take memory and save
+little time.
+"""
 
 
 def refuse_contradictions(
-    problem: Problem, algorithm: Algorithm, constraint: ConstraintSet, participation: Participation, options: Options
+    problem: Problem,
+    algorithm: Algorithm,
+    constraint: ConstraintSet,
+    participation: Participation,
+    options: Options,
 ) -> None:
     """Raise ValueError for options that make no sense together."""
     if isinstance(algorithm, ProjectedAlgorithm) and not constraint.has_projection:
-        raise ValueError(f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle")
+        raise ValueError(
+            f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle"
+        )
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
     losses, private = problem.losses, options.promise is not None
     refuse_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
     if options.tol is not None and not problem.losses.countable:
-        raise ValueError(f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give")
+        raise ValueError(
+            f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give"
+        )
     if options.tol is not None and problem.convex is not True:
-        raise ValueError("tol needs a certificate, and the losses are not known to be convex (convex=True says so)")
+        raise ValueError(
+            "tol needs a certificate, and the losses are not known to be convex (convex=True says so)"
+        )
     if options.relax and not algorithm.contract.may_relax:
-        raise ValueError(f"relax does not go with {algorithm.name}: its clients have no points of their own in a set")
+        raise ValueError(
+            f"relax does not go with {algorithm.name}: its clients have no points of their own in a set"
+        )
     refuse_telling(algorithm, options)
     if options.promise is not None:
         if options.tol is not None:
-            raise ValueError("tol needs a certificate, which reveals the data: it does not go with privacy")
+            raise ValueError(
+                "tol needs a certificate, which reveals the data: it does not go with privacy"
+            )
         if options.relax:
-            raise ValueError("relax does not go with privacy: clients with another set would need other noise")
+            raise ValueError(
+                "relax does not go with privacy: clients with another set would need other noise"
+            )
         if problem.losses.sizes is None:
             raise ValueError("privacy is for clients with samples; these are plain functions")
     if problem.mixed and problem.start.device.type != "cuda":
@@ -155,7 +197,9 @@ def refuse_contradictions(
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
-    """Whether only the rows of those who took part are kept: most never do, or all rows would take a gigabyte."""
+    """Whether only the rows of those who took part are kept: most never do, or all rows would take
+    a gigabyte.
+    """
     expected, start = participation.expected, problem.start
     if expected is None or 2 * expected > problem.n:
         return False
@@ -163,18 +207,37 @@ def few_take_part(problem: Problem, participation: Participation, options: Optio
     return 2 * expected * options.rounds < problem.n or all_rows > _MANY_BYTES
 
 
-def can_be_replayed(problem: Problem, participation: Participation, options: Options, plan: Plan) -> bool:
-    """Whether rounds differ in nothing but their numbers, and are short enough that a GPU should replay them."""
+def can_be_replayed(
+    problem: Problem, participation: Participation, options: Options, plan: Plan
+) -> bool:
+    """Whether rounds differ in nothing but their numbers, and are short enough that a GPU should
+    replay them.
+    """
     if type(plan) is not Plan or problem.n * problem.start.numel() > _LARGE_STATE:
         return False
-    same_work = participation.everyone and options.batch_size is None and not options.relax and options.promise is None
+    same_work = (
+        participation.everyone
+        and options.batch_size is None
+        and not options.relax
+        and options.promise is None
+    )
     # The atoms of several steps are weighed before they are sent: that is looking at them.
     one_step = plan.schedule is None or plan.local_steps == 1
-    return problem.ranks.size == 1 and problem.start.is_cuda and problem.losses.plain_kernels and same_work and one_step
+    return (
+        problem.ranks.size == 1
+        and problem.start.is_cuda
+        and problem.losses.plain_kernels
+        and same_work
+        and one_step
+    )
 
 
-def _refuse_what_does_not_fit(problem: Problem, participation: Participation, options: Options) -> None:
-    """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts to swap."""
+def _refuse_what_does_not_fit(
+    problem: Problem, participation: Participation, options: Options
+) -> None:
+    """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts
+    to swap.
+    """
     if few_take_part(problem, participation, options):
         return
     tensors, start = 4, problem.start
@@ -192,10 +255,14 @@ def _refuse_what_does_not_fit(problem: Problem, participation: Participation, op
 
 
 def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> None:
-    """Raise an error where ranks were given different runs, such as models whose start was drawn without a seed."""
+    """Raise an error where ranks were given different runs, such as models whose start was drawn
+    without a seed.
+    """
     looked_at = {name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")}
     each = ranks.exchange({**run, **looked_at})
-    differing = [name for name in each[0] if any(theirs.get(name) != each[0][name] for theirs in each)]
+    differing = [
+        name for name in each[0] if any(theirs.get(name) != each[0][name] for theirs in each)
+    ]
     if differing:
         raise ValueError(
             f"ranks were given different runs: {', '.join(differing)} differ, expected the same on every rank. "
@@ -204,7 +271,9 @@ def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> N
 
 
 def refuse_drift(ranks: Ranks, t: int, xbar: Tensor) -> None:
-    """Raise an error where ranks, all of which take the server's step of round t, hold different bits after it."""
+    """Raise an error where ranks, all of which take the server's step of round t, hold different
+    bits after it.
+    """
     if ranks.size == 1:
         return
     held = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]

@@ -39,7 +39,14 @@ from fedfw.rounds.setup import (
 )
 from fedfw.rounds.stopwatch import Stopwatch
 from fedfw.sets.base import ConstraintSet
-from fedfw.simulation.callbacks.base import HOOKS, AfterRound, Callback, OnFirstRank, PlainCallback, StopRun
+from fedfw.simulation.callbacks.base import (
+    HOOKS,
+    AfterRound,
+    Callback,
+    OnFirstRank,
+    PlainCallback,
+    StopRun,
+)
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
@@ -79,15 +86,17 @@ def simulate(
     algorithm : Algorithm
         With its set, such as ``FedFW(L1Ball(10.0))``.
     callbacks : callable, Callback, or a sequence of them
-        A function is called after every round with the `Simulation`; it ends the run by returning True or raising
-        `StopRun`. A `fedfw.simulation.Callback` has more to say.
+        A function is called after every round with the `Simulation`; it ends the run by returning
+        True or raising `StopRun`. A `fedfw.simulation.Callback` has more to say.
     progress : bool or callable
         True shows how the run gets on; a function is called with the `Record` of every round.
     out : path, optional
-        A folder for history, model, plots and checkpoints; it must not hold a run yet, unless ``resume``.
+        A folder for history, model, plots and checkpoints; it must not hold a run yet, unless
+        ``resume``.
     resume : bool
-        Whether to continue from the last good checkpoint in ``out``. The run must be the same; only ``rounds`` may be
-        more, where the rounds that are done would have been the same ones in a run of so many.
+        Whether to continue from the last good checkpoint in ``out``. The run must be the same; only
+        ``rounds`` may be more, where the rounds that are done would have been the same ones in a
+        run of so many.
     {options}
 
     Returns
@@ -105,14 +114,18 @@ def simulate(
     (50, True)
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))")
+        raise TypeError(
+            f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))"
+        )
     refuse_unknown("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
     refuse_strange(progress)
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
     watched = [*_listed(callbacks), *_watchers(progress)]
-    return Simulation(problem, algorithm, Options(**options), folder=folder, callbacks=watched).run()
+    return Simulation(
+        problem, algorithm, Options(**options), folder=folder, callbacks=watched
+    ).run()
 
 
 class Simulation:
@@ -138,7 +151,8 @@ class Simulation:
     now : Round
         The present round in its parts.
     evaluates : bool
-        Whether the present round is evaluated: by its number, or because a private run ends with it.
+        Whether the present round is evaluated: by its number, or because a private run ends with
+        it.
     stopped : str or None
         Why the run ends after this round; None where it goes on.
     contradictions : ContradictionCheck or None
@@ -156,24 +170,39 @@ class Simulation:
         folder: RunFolder | None = None,
         callbacks: Callbacks = (),
     ) -> None:
-        device = usable_device(options.device) if options.device is not None else problem.start.device
+        device = (
+            usable_device(options.device) if options.device is not None else problem.start.device
+        )
         self.problem, self.options = problem.to(device), options
         self.constraint = self.problem.bind(algorithm.constraint)
-        self.participation = Participation(options.participation, problem.n, options.seed, options.rounds)
+        self.participation = Participation(
+            options.participation, problem.n, options.seed, options.rounds
+        )
         self._groups = constraint_groups(self.constraint, options.relax, self.problem)
         refuse_contradictions(self.problem, algorithm, self.constraint, self.participation, options)
         start = feasible_start(self.constraint, self.problem.start)
-        setting = describe_setting(self.problem, self.constraint, start, self.participation.p, options)
+        setting = describe_setting(
+            self.problem, self.constraint, start, self.participation.p, options
+        )
         self.algorithm = algorithm.resolved(setting)
-        self.privacy = plan_privacy(self.problem, self.algorithm, self.constraint, self.participation, options)
+        self.privacy = plan_privacy(
+            self.problem, self.algorithm, self.constraint, self.participation, options
+        )
         self.clock = Stopwatch(device)
         self.ranks = problem.ranks
         plan = replace(self.algorithm.plan(setting), watch=self.clock.timed, ranks=self.ranks)
         self.certificate = certificate_of(self.problem, self.algorithm, options)
-        memory = new_memory(self.problem, self.algorithm, self.participation, options, start, self.privacy)
+        memory = new_memory(
+            self.problem, self.algorithm, self.participation, options, start, self.privacy
+        )
         plan = replace(plan, convex=self.certificate.proves)
         self.coordinator = Coordinator(
-            self.algorithm, plan, start, memory, convex=self.certificate.proves, floor=self.problem.floor
+            self.algorithm,
+            plan,
+            start,
+            memory,
+            convex=self.certificate.proves,
+            floor=self.problem.floor,
         )
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
@@ -188,9 +217,18 @@ class Simulation:
         self._replay: ReplayedRounds | None = None
         if alike:
             # Clients' samples are parts of a few tensors, which know whether they were changed.
-            read = [part if part._base is None else part._base for part in self.problem.losses.data()]
-            data = list({id(tensor): tensor for tensor in (*read, self._own_weights, self._own_exact_weights)}.values())
-            self._replay = ReplayedRounds(plan, self._steps_of_everyone, self.clock.add, start.device, data)
+            read = [
+                part if part._base is None else part._base for part in self.problem.losses.data()
+            ]
+            data = list(
+                {
+                    id(tensor): tensor
+                    for tensor in (*read, self._own_weights, self._own_exact_weights)
+                }.values()
+            )
+            self._replay = ReplayedRounds(
+                plan, self._steps_of_everyone, self.clock.add, start.device, data
+            )
         self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
@@ -230,10 +268,16 @@ class Simulation:
 
     @property
     def clients(self) -> State:
-        """The memories of all clients, (n, ...) each; of those that this rank keeps where several share a run."""
+        """The memories of all clients, (n, ...) each; of those that this rank keeps where several
+        share a run.
+        """
         state = self.coordinator.memory.gather(self.everyone)
         # A replay overwrites its results.
-        return state if self._replay is None else {name: values.clone() for name, values in state.items()}
+        return (
+            state
+            if self._replay is None
+            else {name: values.clone() for name, values in state.items()}
+        )
 
     @property
     def relaxed(self) -> bool:
@@ -242,18 +286,24 @@ class Simulation:
 
     @property
     def rates(self) -> Rates | None:
-        """Step size, penalty and averaging weight of the present round, for algorithms with a schedule."""
+        """Step size, penalty and averaging weight of the present round, for algorithms with a
+        schedule.
+        """
         if self.plan.schedule is None or not self.t:
             return None
         return self.coordinator.plan_of(self.now).rates(self.t)
 
     @property
     def reports_loss(self) -> bool:
-        """Whether loss and gap may be worked out: not in private runs, nor where nobody sums over all clients."""
+        """Whether loss and gap may be worked out: not in private runs, nor where nobody sums over
+        all clients.
+        """
         return self.privacy is None and self.problem.losses.countable
 
     def feasible(self) -> Tensor:
-        """The model that is judged and returned, (p,): xbar, or with relaxed clients a point of the set near it."""
+        """The model that is judged and returned, (p,): xbar, or with relaxed clients a point of the
+        set near it.
+        """
         xbar = self.xbar
         if not self.relaxed or self.constraint.contains(xbar):
             return xbar
@@ -288,7 +338,9 @@ class Simulation:
             for callback in self.callbacks:
                 callback.abandon(self)
             raise
-        self._replay = None  # its steps are this object's: both would stay until the garbage is collected
+        self._replay = (
+            None  # its steps are this object's: both would stay until the garbage is collected
+        )
         run = Run(
             problem=self.problem,
             algorithm=self.algorithm,
@@ -320,7 +372,9 @@ class Simulation:
             self.contradictions.compare(0, self.best_bound)
 
     def _check_returned_model(self, x: Tensor) -> None:
-        """Compare the loss of the model x (p,) that is returned with the bound, if no evaluation did."""
+        """Compare the loss of the model x (p,) that is returned with the bound, if no evaluation
+        did.
+        """
         if self.contradictions is None or self.best_bound is None:
             return
         if self.contradictions.has_loss_of(self.t) and not self.relaxed:
@@ -336,7 +390,9 @@ class Simulation:
         cohorts, at = self._cohorts(participants)
         count = participants.shape[0]
         together = count == self.plan.n and not self.relaxed
-        self.now = now = coordinator.open(self.t, [cohort.rows for cohort in cohorts], at, together=together)
+        self.now = now = coordinator.open(
+            self.t, [cohort.rows for cohort in cohorts], at, together=together
+        )
         self.evaluates = self.options.evaluates(self.t) or self._budget_ends()
         if not count:
             return
@@ -349,7 +405,9 @@ class Simulation:
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
         if self._replay is not None:
-            replayed = self._replay.begin(self.plan, now.after, now.states[0], message, self._foreseen(message))
+            replayed = self._replay.begin(
+                self.plan, now.after, now.states[0], message, self._foreseen(message)
+            )
         coordinator.number(now)
         coordinator.count_down(now)
         # Steps 4 and 5: the clients' steps and the server's.
@@ -367,9 +425,11 @@ class Simulation:
         coordinator.close(now, steps.step)
 
     def _foreseen(self, message: Message) -> bool | None:
-        """Whether the next round asks for evidence; None where more than this round's results may go into it.
+        """Whether the next round asks for evidence; None where more than this round's results may
+        go into it.
 
-        That is where the server works something out for its message, as it had to for this one, or gathers a sum.
+        That is where the server works something out for its message, as it had to for this one, or
+        gathers a sum.
         """
         now, gathers = self.now, isinstance(self.algorithm, GathersSums)
         plain = now.after is now.before and message.xbar is now.after.xbar and not message.vectors
@@ -378,10 +438,13 @@ class Simulation:
         return self.options.evaluates(self.t + 1) and self._proves
 
     def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
-        """The participants (m,) by the set they use, and all of them on the host where that is known."""
+        """The participants (m,) by the set they use, and all of them on the host where that is
+        known.
+        """
         if participants.shape[0] == 0:
             return [], None
-        # The same tensor for everyone in every round: losses recognise it without looking at its numbers.
+        # The same tensor for everyone in every round: losses recognise it without looking at its
+        # numbers.
         all_here = participants.shape[0] == self.plan.n
         who = self.everyone if all_here else self._own(participants).to(self.everyone.device)
         if not self.relaxed:
@@ -407,7 +470,9 @@ class Simulation:
         assert isinstance(algorithm, GathersSums)
         coordinator.ask_for_sums(now)
         sent = [
-            algorithm.contribute(self.plan, party.state, coordinator.server.xbar, party.gradient, self.t)
+            algorithm.contribute(
+                self.plan, party.state, coordinator.server.xbar, party.gradient, self.t
+            )
             for party in self._parties(cohorts, tol)
         ]
         coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)
@@ -424,7 +489,8 @@ class Simulation:
 
     def _parties(self, cohorts: list[Cohort], tol: float | None) -> list[Party]:
         return [
-            self._party(self.plan, cohort, state, tol) for cohort, state in zip(cohorts, self.now.states, strict=True)
+            self._party(self.plan, cohort, state, tol)
+            for cohort, state in zip(cohorts, self.now.states, strict=True)
         ]
 
     def _party(self, plan: Plan, cohort: Cohort, state: State, tol: float | None) -> Party:
@@ -432,7 +498,9 @@ class Simulation:
         counts = weight = None
         if self._unequal:
             counts = cohort.weights * plan.n
-            weight = self._weight_of_all if cohort.weights is self._own_weights else float(counts.sum())
+            weight = (
+                self._weight_of_all if cohort.weights is self._own_weights else float(counts.sum())
+            )
         watched = plan.watch("gradient", gradient), plan.watch("oracle", lmo)
         return Party(cohort.rows, state, *watched, counts, weight)
 
@@ -448,7 +516,9 @@ class Simulation:
                     "would be lost in their rounding: expected a smaller penalty, l2 or set, or mechanism=gaussian"
                 )
 
-    def _steps_of_everyone(self, plan: Plan, server: Server, state: State, message: Message) -> RoundSteps:
+    def _steps_of_everyone(
+        self, plan: Plan, server: Server, state: State, message: Message
+    ) -> RoundSteps:
         """The steps that a GPU replays: those of all clients with all of their samples."""
         tol = None if plan.schedule is None else plan.oracle_tol(self.t)
         party = self._party(plan, self._all_in_one[0], state, tol)
@@ -477,7 +547,9 @@ class Simulation:
             "seconds": self.clock.split(),
         }
         if twice := found.keys() & values.keys():
-            raise TypeError(f"callbacks give {sorted(twice)} for the record, which the simulation fills in itself")
+            raise TypeError(
+                f"callbacks give {sorted(twice)} for the record, which the simulation fills in itself"
+            )
         self.history.append(Record(**values | found))
 
     def _call(self, hook: str) -> bool:
@@ -525,13 +597,16 @@ class Simulation:
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        # Files of a private run hold no digest of data. What must not change is how many samples there are.
+        # Files of a private run hold no digest of data. What must not change is how many samples
+        # there are.
         private = self.options.promise is not None
         return describe_problem(self.problem, private=private) | self._fingerprint_of_run()
 
     def _fingerprint_of_run(self) -> Fingerprint:
         noise = None if self.privacy is None else self.privacy.noise
-        return fingerprint(self.plan, self.algorithm, self.options, self._start, self.participation, noise)
+        return fingerprint(
+            self.plan, self.algorithm, self.options, self._start, self.participation, noise
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold to go on to the same bits."""
@@ -580,7 +655,9 @@ def _listed(wanted: Callbacks) -> list[Callback]:
     given = [wanted] if isinstance(wanted, Callback) or not isinstance(wanted, Sequence) else wanted
     strange = [one for one in given if not (isinstance(one, Callback) or callable(one))]
     if strange:
-        raise TypeError(f"callbacks={strange[0]!r}, expected a function, a Callback, or a sequence of them")
+        raise TypeError(
+            f"callbacks={strange[0]!r}, expected a function, a Callback, or a sequence of them"
+        )
     return [one if isinstance(one, Callback) else AfterRound(one) for one in given]
 
 
@@ -599,5 +676,7 @@ def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[s
     """What a callback gave for the record; fields that a record does not have are refused."""
     strange = [name for name in found or {} if name not in Record.__dataclass_fields__]
     if strange:
-        raise TypeError(f"{type(callback).__name__}.record gives {strange}, expected fields of a Record")
+        raise TypeError(
+            f"{type(callback).__name__}.record gives {strange}, expected fields of a Record"
+        )
     return found or {}

@@ -30,7 +30,9 @@ SETS: dict[str, ConstraintSet] = {
 
 @dataclass(frozen=True)
 class Quadratics:
-    """n quadratic clients on a set, the constants of the theory, and the optimum by accelerated projected gradient."""
+    """n quadratic clients on a set, the constants of the theory, and the optimum by accelerated
+    projected gradient.
+    """
 
     constraint: ConstraintSet
     A: Tensor
@@ -70,11 +72,16 @@ class Quadratics:
 
     @cached_property
     def optimum(self) -> Tensor:
-        """By accelerated projected gradient, which begins anew where its momentum points uphill, until nothing moves.
+        """By accelerated projected gradient, which begins anew where its momentum points uphill,
+        until nothing moves.
 
-        Reference: O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes" (2015).
+        Reference: O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes"
+        (2015).
         """
-        mean, pull = torch.einsum("n,nij->ij", self.w, self.A), torch.einsum("n,nij,nj->i", self.w, self.A, self.c)
+        mean, pull = (
+            torch.einsum("n,nij->ij", self.w, self.A),
+            torch.einsum("n,nij,nj->i", self.w, self.A, self.c),
+        )
         step = 1 / float(torch.linalg.eigvalsh(mean)[-1])
         x = z = self.start
         momentum = 1.0
@@ -122,7 +129,10 @@ class Quadratics:
 
     def residuals(self, run: Run) -> Tensor:
         """F(xbar) - F* at every evaluation (the record of round t describes xbar^{t+1})."""
-        return torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64) - self.least
+        return (
+            torch.tensor([r.loss for r in run.history if r.loss is not None], dtype=torch.float64)
+            - self.least
+        )
 
 
 def slope(t: Tensor, values: Tensor) -> float:

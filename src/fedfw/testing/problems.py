@@ -7,7 +7,12 @@ from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 
 
 def quadratics(
-    clients: int = 4, dimension: int = 5, *, condition: float = 10.0, seed: int = 0, dtype: torch.dtype = torch.float64
+    clients: int = 4,
+    dimension: int = 5,
+    *,
+    condition: float = 10.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> Problem:
     """Random quadratics f_i(x) = (x - c_i)' A_i (x - c_i) / 2, with known smoothness, from zero.
 
@@ -36,7 +41,8 @@ def quadratics(
 
 
 def two_quadratics() -> Problem:
-    """Two clients on the line, f_1 = (x - 3)^2 and f_2 = (x + 1)^2, with equal weights; start at 0, in float64.
+    """Two clients on the line, f_1 = (x - 3)^2 and f_2 = (x + 1)^2, with equal weights; start at 0,
+    in float64.
 
     On [-1, 1] the best common point is 1, where F is 4. Averaged local Frank-Wolfe steps stay at 0.
 

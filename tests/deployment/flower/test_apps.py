@@ -1,4 +1,6 @@
-"""Real processes with TLS and keys on 127.0.0.1. Run by ``bash scripts/test-deployment.sh [faults]``."""
+"""Real processes with TLS and keys on 127.0.0.1. Run by ``bash scripts/test-deployment.sh
+[faults]``.
+"""
 
 import json
 import re
@@ -61,12 +63,20 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 def records(out: Path) -> list[DeployedRecord]:
     path = out / "history.jsonl"
-    return [DeployedRecord(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [DeployedRecord(**json.loads(line)) for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def deploy(federation: LocalFederation, app: Path, demo: Demo, out: Path, **settings: Any) -> str:
-    how = {"round-timeout": 60.0} | {name.replace("_", "-"): value for name, value in settings.items()}
-    return federation.submit(app, demo.run_config(out, how), f"run-{out.name}-{time.monotonic_ns()}")
+    how = {"round-timeout": 60.0} | {
+        name.replace("_", "-"): value for name, value in settings.items()
+    }
+    return federation.submit(
+        app, demo.run_config(out, how), f"run-{out.name}-{time.monotonic_ns()}"
+    )
 
 
 def finished(federation: LocalFederation, process: str, out: Path) -> list[DeployedRecord]:
@@ -79,12 +89,18 @@ def check_invariants(history: list[DeployedRecord], folder: Path) -> None:
     """xbar is the mean of the x_i in every round, and no client took a round twice."""
     assert all(record.drift < 1e-4 for record in history)
     for log in (folder / "state").glob("*/*.log.jsonl"):
-        steps = [e["round"] for line in log.read_text().splitlines() if "stepped" in (e := json.loads(line))["event"]]
+        steps = [
+            e["round"]
+            for line in log.read_text().splitlines()
+            if "stepped" in (e := json.loads(line))["event"]
+        ]
         assert len(steps) == len(set(steps))
 
 
 def supervise(federation: LocalFederation, client: int, done: Callable[[], bool]) -> None:
-    """Start a client again until it stays: Flower refuses a node until its last session has lapsed, and it gives up."""
+    """Start a client again until it stays: Flower refuses a node until its last session has lapsed,
+    and it gives up.
+    """
     name = federation.start_node(client)
     began = tried = time.monotonic()
     while not done():
@@ -106,28 +122,42 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 @pytest.mark.deployment
 @pytest.mark.parametrize(
     ("algorithm", "constraint", "batch", "rounds"),
-    [("fedfw", "l1:10", None, 2), ("fedfw-anchored", "l1:10", None, 3), ("fedfw-sto", "l2:10", 32, 2)],
+    [
+        ("fedfw", "l1:10", None, 2),
+        ("fedfw-anchored", "l1:10", None, 3),
+        ("fedfw-sto", "l2:10", 32, 2),
+    ],
 )
 def test_deployed_runs_have_the_bits_of_simulated_ones(
     federation: LocalFederation, algorithm: str, constraint: str, batch: int | None, rounds: int
 ) -> None:
-    """Two rounds have every form of a message, and three an anchor before and behind a round without one."""
+    """Two rounds have every form of a message, and three an anchor before and behind a round
+    without one.
+    """
     chosen = {"algorithm": algorithm, "constraint": constraint, "rounds": rounds}
     chosen |= {"batch-size": batch} if batch else {}
     chosen |= {"anchor-every": 2} if algorithm == "fedfw-anchored" else {}
     demo = Demo.of(merge(BASE, chosen, "test"))
     out = federation.folder / algorithm
     app = federation.folder / "app"
-    history = finished(federation, deploy(federation, app, demo, out, share_gradients=True, tell_loss=True), out)
+    history = finished(
+        federation, deploy(federation, app, demo, out, share_gradients=True, tell_loss=True), out
+    )
     assert [record.participants for record in history] == [3] * rounds
     for record, simulated in zip(history, demo.simulated.history, strict=True):
         for counter in ("bytes_up", "bytes_down", "evidence_up", "evidence_down"):
             assert getattr(record, counter) == getattr(simulated, counter), counter
     assert history[-1].digest == demo.digest
-    assert [record.accuracy for record in history] == [record.accuracy for record in demo.simulated.history]
+    assert [record.accuracy for record in history] == [
+        record.accuracy for record in demo.simulated.history
+    ]
     check_invariants(history, federation.folder)
     _, meta = load_checkpoint(max(out.glob("checkpoint-*")))
-    assert [(client, len(key)) for client, key in meta["nodes"]] == [(0, 64), (1, 64), (2, 64)]  # hashes of nodes' keys
+    assert [(client, len(key)) for client, key in meta["nodes"]] == [
+        (0, 64),
+        (1, 64),
+        (2, 64),
+    ]  # hashes of nodes' keys
 
 
 @pytest.mark.deployment
@@ -154,14 +184,18 @@ def test_a_client_that_is_killed_comes_back(federation: LocalFederation) -> None
 
     supervise(federation, 2, is_back)
     history = records(out)
-    assert not any(record.restored or "lost" in record.refused for record in history)  # its disk had everything
+    assert not any(
+        record.restored or "lost" in record.refused for record in history
+    )  # its disk had everything
     check_invariants(history, federation.folder)
 
 
 # --- longer: everything that can go wrong ---
 
 
-def _simulated_loss(config: RunConfig, history: list[DeployedRecord], folder: Path, run: str) -> float:
+def _simulated_loss(
+    config: RunConfig, history: list[DeployedRecord], folder: Path, run: str
+) -> float:
     """The final test loss of a simulation with the same attendance, from the clients' own logs."""
     attended: dict[int, list[int]] = {}
     for log in folder.glob(f"state/{run}/client-*.log.jsonl"):
@@ -173,7 +207,9 @@ def _simulated_loss(config: RunConfig, history: list[DeployedRecord], folder: Pa
     problem = build_problem(config, load(config))
     counted = {record.round: record.participants for record in history}
     who = {t: sorted(set(attended.get(t, [])))[: counted[t]] for t in counted}
-    algorithm = replace(build_algorithm(config), schedule=convex())  # the server planned with everyone
+    algorithm = replace(
+        build_algorithm(config), schedule=convex()
+    )  # the server planned with everyone
     run_ = simulate(problem, algorithm, rounds=len(history), participation=lambda t: who[t])
     loss = run_.history[-1].test_loss
     assert loss is not None
@@ -183,7 +219,9 @@ def _simulated_loss(config: RunConfig, history: list[DeployedRecord], folder: Pa
 @pytest.mark.faults
 @pytest.mark.parametrize("disk", ["with its disk", "without its disk"])
 def test_faults_of_clients(disk: str, tmp_path: Path) -> None:
-    """A client is killed, with or without its disk, while another is delivered orders twice and damages answers."""
+    """A client is killed, with or without its disk, while another is delivered orders twice and
+    damages answers.
+    """
     copy_app(tmp_path / "app")
     (tmp_path / "app" / "federation" / "apps.py").write_text(MISBEHAVING)
     changes = {"algorithm": "fedfw+", "constraint": "l2:10", "momentum": 0.9, "rounds": 20}
@@ -213,7 +251,9 @@ def test_faults_of_clients(disk: str, tmp_path: Path) -> None:
 @pytest.mark.faults
 def test_a_server_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
     copy_app(tmp_path / "app")
-    demo = Demo.of(merge(BASE, {"algorithm": "fedfw+", "constraint": "nuclear:10", "rounds": 8}, "test"))
+    demo = Demo.of(
+        merge(BASE, {"algorithm": "fedfw+", "constraint": "nuclear:10", "rounds": 8}, "test")
+    )
     out = tmp_path / "out"
     with LocalFederation(tmp_path / "federation", 3) as federation:
         deploy(federation, tmp_path / "app", demo, out)
@@ -229,7 +269,8 @@ def test_a_server_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path: P
     check_invariants(history, tmp_path / "federation")
 
 
-# --- A new user's first two commands, over real processes. Run by ``bash scripts/test-deployment.sh`` ---
+# --- A new user's first two commands, over real processes. Run by ``bash
+# scripts/test-deployment.sh`` ---
 
 
 @pytest.mark.deployment
@@ -242,10 +283,16 @@ def test_an_app_of_ones_own_runs_here(tmp_path: Path) -> None:
 
     fedfw("init", "mine")
     project = tmp_path / "mine" / "pyproject.toml"
-    text = project.read_text().replace("clients = 3", "clients = 2").replace("rounds = 5", "rounds = 2")
+    text = (
+        project.read_text()
+        .replace("clients = 3", "clients = 2")
+        .replace("rounds = 5", "rounds = 2")
+    )
     project.write_text(text.replace('constraint = "ksparse:k=65,r=10"', 'constraint = "l2:3"'))
     task = tmp_path / "mine" / "federation" / "task.py"
-    task.write_text(task.read_text().replace("parts[client]", "parts[client][:100]"))  # samples of his own
+    task.write_text(
+        task.read_text().replace("parts[client]", "parts[client][:100]")
+    )  # samples of his own
     before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
 
     printed = fedfw("demo", "--app", "mine", "--out", "results")

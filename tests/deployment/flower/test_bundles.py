@@ -44,7 +44,9 @@ def verified(data: bytes, signed: list[dict[str, Any]], trusted: dict[str, str])
     return _verify_fab(Fab("", data, _format_verification(signed)), trusted)
 
 
-def test_a_node_runs_what_a_trusted_key_signed_and_nothing_else(tmp_path: Path, bundle: Bundle) -> None:
+def test_a_node_runs_what_a_trusted_key_signed_and_nothing_else(
+    tmp_path: Path, bundle: Bundle
+) -> None:
     owner, stranger = key(tmp_path, "owner"), key(tmp_path, "stranger")
     trusted = yaml.safe_load(trust_line(owner.public_key()))
     path = bundle.sign(stranger, tmp_path / "bundles")
@@ -72,11 +74,22 @@ def zipped(files: dict[str, bytes]) -> bytes:
             zipped({"pyproject.toml": bytes(2 << 20)}),
             "unpacks to 2 MiB, expected at most 1 MiB: an app is code, and data",
         ),
-        (zipped({"a": bytes(1 << 20), "b": bytes(1 << 20)}), "unpacks to 2 MiB, expected at most 1 MiB"),
+        (
+            zipped({"a": bytes(1 << 20), "b": bytes(1 << 20)}),
+            "unpacks to 2 MiB, expected at most 1 MiB",
+        ),
         (zipped({str(number): b"" for number in range(11)}), "has 11 files, expected at most 10"),
-        (b"no archive", r"is no bundle \(File is not a zip file\), expected a file that 'fedfw deploy sign'"),
+        (
+            b"no archive",
+            r"is no bundle \(File is not a zip file\), expected a file that 'fedfw deploy sign'",
+        ),
     ],
-    ids=["one file", "two files", "many files", "no archive"],  # archives hold times, which differ between workers
+    ids=[
+        "one file",
+        "two files",
+        "many files",
+        "no archive",
+    ],  # archives hold times, which differ between workers
 )
 def test_a_bundle_that_unpacks_to_much_is_refused(
     data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,7 +106,9 @@ def test_a_signed_version_does_not_change(tmp_path: Path, bundle: Bundle) -> Non
     bundle.sign(owner, tmp_path / "bundles")
     with open(tmp_path / "app" / "federation" / "task.py", "a") as task:
         task.write("# another line\n")
-    with pytest.raises(ValueError, match=r"a version that was signed does not change\. Expected a new version"):
+    with pytest.raises(
+        ValueError, match=r"a version that was signed does not change\. Expected a new version"
+    ):
         Bundle.read(tmp_path / "app").sign(owner, tmp_path / "bundles")
 
 
@@ -150,14 +165,34 @@ def test_the_hub_hands_out_bundles_with_their_signatures(tmp_path: Path, bundle:
 def test_the_hub_hands_out_nothing_else(tmp_path: Path, bundle: Bundle) -> None:
     bundle.sign(key(tmp_path, "owner"), tmp_path / "bundles")
     questions: list[Any] = [
-        *(None, [], "text", {}, {"app_id": "@fedfw/federation"}, {"app_id": "@fedfw/federation", "app_version": None}),
-        *({"app_id": "@fedfw/other", "app_version": "1.0.0"}, {"app_id": "@../../owner", "app_version": "1.0.0"}),
-        *({"app_id": "@fedfw/federation", "app_version": "9.9.9"}, {"app_id": 3, "app_version": "/../1.0.0"}),
+        *(
+            None,
+            [],
+            "text",
+            {},
+            {"app_id": "@fedfw/federation"},
+            {"app_id": "@fedfw/federation", "app_version": None},
+        ),
+        *(
+            {"app_id": "@fedfw/other", "app_version": "1.0.0"},
+            {"app_id": "@../../owner", "app_version": "1.0.0"},
+        ),
+        *(
+            {"app_id": "@fedfw/federation", "app_version": "9.9.9"},
+            {"app_id": 3, "app_version": "/../1.0.0"},
+        ),
     ]
     with hub(tmp_path / "bundles") as connection:
         for question in questions:
             assert ask(connection, "POST", "/v1/hub/fetch-fab", question)[0] == 404
-        for path in ("/", "/fab/", "/fab/../owner", "/fab/%2e%2e/owner", "/etc/passwd", "/fab/*.fab"):
+        for path in (
+            "/",
+            "/fab/",
+            "/fab/../owner",
+            "/fab/%2e%2e/owner",
+            "/etc/passwd",
+            "/fab/*.fab",
+        ):
             assert ask(connection, "GET", path)[0] == 404
         good = {"app_id": "@fedfw/federation", "app_version": "1.0.0"}
         assert ask(connection, "POST", "/v1/other", good)[0] == 404
@@ -168,7 +203,9 @@ def test_the_hub_listens_on_this_machine_alone(
     tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", "hub", str(tmp_path), "--listen", address]) == 2
-    assert f"listen='{address}', expected an address of this machine alone" in capsys.readouterr().err
+    assert (
+        f"listen='{address}', expected an address of this machine alone" in capsys.readouterr().err
+    )
 
 
 # --- what is no bundle, and what outsiders on the same machine send ---
@@ -190,18 +227,31 @@ NO_BUNDLES = {
     "no configuration": (archive(pyproject_toml=b"[project"), "Invalid TOML content"),
     "no app": (archive(pyproject_toml=b"[project]"), "missing"),
     "no text": (archive(pyproject_toml=b"\xff\xfe"), "can't decode"),
-    "a bomb": (archive(pyproject_toml=bytes(2**21)), "has 2,097,152 bytes, expected at most 1,048,576"),
+    "a bomb": (
+        archive(pyproject_toml=bytes(2**21)),
+        "has 2,097,152 bytes, expected at most 1,048,576",
+    ),
     "too large": (bytes(11 * 2**20), "has more than 10,485,760 bytes"),
 }
 
 
 @pytest.mark.parametrize("kind", NO_BUNDLES)
-def test_what_is_no_bundle_is_said_in_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_bundle_is_said_in_one_line(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, reason = NO_BUNDLES[kind]
     path = tmp_path / "fedfw.federation.1.0.0.fab"
     path.write_bytes(data)
     make_signing_key(tmp_path / "owner")
-    words = ["deploy", "sign", str(path), "--key", str(tmp_path / "owner"), "--out", str(tmp_path / "out")]
+    words = [
+        "deploy",
+        "sign",
+        str(path),
+        "--key",
+        str(tmp_path / "owner"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(words) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"fedfw deploy: {path} ")
@@ -209,7 +259,9 @@ def test_what_is_no_bundle_is_said_in_one_line(kind: str, tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_every_damaged_byte_of_a_bundle_is_a_clear_error_or_none(tmp_path: Path, bundle: Bundle) -> None:
+def test_every_damaged_byte_of_a_bundle_is_a_clear_error_or_none(
+    tmp_path: Path, bundle: Bundle
+) -> None:
     path = tmp_path / "a.fab"
     for at in range(0, len(bundle.data), 97):
         damaged = bytearray(bundle.data)
@@ -250,7 +302,9 @@ def raw(server_port: int, *parts: bytes) -> bytes:
     ],
 )
 def test_the_hub_reads_no_more_than_a_question(tmp_path: Path, headers: bytes, status: int) -> None:
-    """A negative length used to be read without end: 1.5 GB in two seconds, by any user of the machine."""
+    """A negative length used to be read without end: 1.5 GB in two seconds, by any user of the
+    machine.
+    """
     with hub(tmp_path) as connection:
         head = b"POST /v1/hub/fetch-fab HTTP/1.1\r\n" + headers + b"\r\n"
         answer = raw(int(connection.port), head)
@@ -261,7 +315,9 @@ def test_the_hub_reads_no_more_than_a_question(tmp_path: Path, headers: bytes, s
 def test_the_hub_keeps_few_connections(tmp_path: Path) -> None:
     with hub(tmp_path) as connection, ExitStack() as everything:
         for _ in range(40):
-            everything.enter_context(socket.create_connection(("127.0.0.1", int(connection.port)), timeout=20))
+            everything.enter_context(
+                socket.create_connection(("127.0.0.1", int(connection.port)), timeout=20)
+            )
         with pytest.raises((HTTPException, OSError)):
             ask(connection, "GET", "/")
         everything.close()
@@ -293,7 +349,9 @@ def test_the_hub_hands_out_files_that_nobody_else_can_write(
 ) -> None:
     path = bundle.sign(key(tmp_path, "owner"), tmp_path / "bundles")
     [signature] = path.parent.glob("*.sig")
-    assert path.stat().st_mode & signature.stat().st_mode & 0o222 == 0  # what is signed does not change
+    assert (
+        path.stat().st_mode & signature.stat().st_mode & 0o222 == 0
+    )  # what is signed does not change
     change(path if which == "fab" else signature)
     good = {"app_id": "@fedfw/federation", "app_version": "1.0.0"}
     with hub(path.parent) as connection:
@@ -303,7 +361,9 @@ def test_the_hub_hands_out_files_that_nobody_else_can_write(
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"[" * 4000, b" " * 5000])
-def test_the_hub_hands_out_no_damaged_signature(tmp_path: Path, bundle: Bundle, data: bytes) -> None:
+def test_the_hub_hands_out_no_damaged_signature(
+    tmp_path: Path, bundle: Bundle, data: bytes
+) -> None:
     path = bundle.sign(key(tmp_path, "owner"), tmp_path / "bundles")
     (path.parent / f"{path.name}.fpk_0.sig").write_bytes(data)
     with hub(path.parent) as connection:
@@ -321,7 +381,9 @@ def test_the_hub_announces_nothing_that_is_no_archive(tmp_path: Path) -> None:
         assert (status, b"its log says why" in answer) == (500, True)
 
 
-def test_a_hub_whose_port_is_taken_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_whose_port_is_taken_says_so_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert main(["deploy", "hub", str(tmp_path), "--listen", address]) == 2

@@ -1,4 +1,6 @@
-"""What ``fedfw deploy check`` says of files and of addresses where nobody is; real federations: test_outsider.py."""
+"""What ``fedfw deploy check`` says of files and of addresses where nobody is; real federations:
+test_outsider.py.
+"""
 
 import re
 import shlex
@@ -25,7 +27,12 @@ from fedfw.deployment.flower.checks import (
     Verdict,
     findings,
 )
-from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
+from fedfw.deployment.flower.keys import (
+    make_certificates,
+    make_node_key,
+    make_secret,
+    make_signing_key,
+)
 from fedfw.deployment.flower.local import free_port
 
 DOCS = Path(__file__).parents[3] / "docs" / "deployment.md"
@@ -33,7 +40,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 def units(folder: Path) -> None:
     """The walk-through's unit files, with this folder in place of theirs."""
-    blocks = re.findall(r"```ini\n# (/etc/fedfw/(\S+\.service))\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```ini\n# (/etc/fedfw/(\S+\.service))\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )
     assert {name for _, name, _ in blocks} >= {"superlink.service", "client.service"}
     for _, name, text in blocks:
         (folder / name).write_text(text.replace("/etc/fedfw", str(folder)))
@@ -98,8 +107,12 @@ def test_the_walk_throughs_server_passes(server: Path) -> None:
 def test_the_walk_throughs_commands_exist(tmp_path: Path) -> None:
     units(tmp_path)
     for name, verb in (("hub", "hub"), ("client", "node"), ("executor", "executor")):
-        [line] = re.findall("ExecStart=(.*)", (tmp_path / f"{name}.service").read_text().replace("\\\n", " "))
-        options = _parsed(shlex.split(line)[1:], "deploy")  # leaves the process if it knows no such option
+        [line] = re.findall(
+            "ExecStart=(.*)", (tmp_path / f"{name}.service").read_text().replace("\\\n", " ")
+        )
+        options = _parsed(
+            shlex.split(line)[1:], "deploy"
+        )  # leaves the process if it knows no such option
         assert options.verb == verb
     printed = re.findall(r"^fedfw (deploy proxy .*) > \S+$", DOCS.read_text(), re.MULTILINE)
     assert [_parsed(shlex.split(line), "deploy").verb for line in printed] == ["proxy", "proxy"]
@@ -107,14 +120,21 @@ def test_the_walk_throughs_commands_exist(tmp_path: Path) -> None:
 
 def sandbox() -> str:
     """The walk-through's options for all services."""
-    [text] = re.findall(r"```ini\n# /etc/fedfw/sandbox\.conf\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    [text] = re.findall(
+        r"```ini\n# /etc/fedfw/sandbox\.conf\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )
     return str(text)
 
 
 def test_the_walk_throughs_services_have_limits(tmp_path: Path) -> None:
     units(tmp_path)
     shared = sandbox().splitlines()
-    for line in ("ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes", "NoNewPrivileges=yes"):
+    for line in (
+        "ProtectSystem=strict",
+        "ProtectHome=yes",
+        "PrivateTmp=yes",
+        "NoNewPrivileges=yes",
+    ):
         assert line in shared
     for path in tmp_path.glob("*.service"):
         lines = path.read_text().splitlines()
@@ -137,7 +157,14 @@ def test_systemd_finds_the_walk_throughs_services_sandboxed(tmp_path: Path) -> N
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed: apt-get install systemd")
     place = tmp_path / "root"
-    command = ["systemd-analyze", "security", "--offline=true", f"--root={place}", "--threshold=20", "--no-pager"]
+    command = [
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        f"--root={place}",
+        "--threshold=20",
+        "--no-pager",
+    ]
     for name in names:
         done = subprocess.run([*command, name], capture_output=True, text=True, check=False)
         if "unrecognized option" in done.stderr:
@@ -160,7 +187,9 @@ def test_systemd_finds_the_walk_throughs_services_sandboxed(tmp_path: Path) -> N
         ("fpk_a: 3", "the key of fpk_a is none of ssh-keygen -t ed25519"),
     ],
 )
-def test_a_node_that_would_run_strange_bundles(node: Path, content: str | None, reason: str) -> None:
+def test_a_node_that_would_run_strange_bundles(
+    node: Path, content: str | None, reason: str
+) -> None:
     path = node / "trusted-entities.yaml"
     path.unlink() if content is None else path.write_text(content)
     [what] = failures(findings(NODE_CHECKS, node))
@@ -186,7 +215,10 @@ def test_a_node_whose_owner_has_said_nothing(node: Path) -> None:
 def test_a_node_whose_owner_is_not_heard(node: Path) -> None:
     change(node / "client.service", f'consent="{node / "consent.toml"}"', "")
     [what] = failures(findings(NODE_CHECKS, node))
-    assert what == f'fedfw deploy node is started without consent="{node / "consent.toml"}" in --node-config'
+    assert (
+        what
+        == f'fedfw deploy node is started without consent="{node / "consent.toml"}" in --node-config'
+    )
 
 
 def test_a_consent_that_others_can_change(node: Path) -> None:
@@ -206,9 +238,26 @@ def test_a_node_without_its_ledger(node: Path, damage: str | None, reason: str) 
     assert what.startswith(f"{path} {reason}")
 
 
-def test_init_node_writes_what_the_check_looks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_node_writes_what_the_check_looks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "owner"
-    assert main(["deploy", "init-node", str(folder), "--data-set", "clinic-7", "--eps", "4", "--delta", "1e-5"]) == 0
+    assert (
+        main(
+            [
+                "deploy",
+                "init-node",
+                str(folder),
+                "--data-set",
+                "clinic-7",
+                "--eps",
+                "4",
+                "--delta",
+                "1e-5",
+            ]
+        )
+        == 0
+    )
     assert f'consent="{folder / "consent.toml"}"' in capsys.readouterr().out
     stated, whole = (findings((check,), folder)[0] for check in NODE_CHECKS[2:4])
     assert str(stated) == f"ok: {folder / 'consent.toml'} lets the node share atoms"
@@ -229,18 +278,40 @@ def test_keys_that_others_can_read(node: Path, name: str) -> None:
 
 def test_a_trust_file_that_others_can_write(node: Path) -> None:
     (node / "trusted-entities.yaml").chmod(0o666)
-    assert failures(findings(NODE_CHECKS, node)) == [f"others can write {node / 'trusted-entities.yaml'}: chmod 600"]
+    assert failures(findings(NODE_CHECKS, node)) == [
+        f"others can write {node / 'trusted-entities.yaml'}: chmod 600"
+    ]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("--host 127.0.0.1", "--host 0.0.0.0", "flower-superlink listens on 0.0.0.0: expected --host 127.0.0.1"),
-        ("--host 127.0.0.1", "--host=10.0.0.1", "flower-superlink listens on 10.0.0.1: expected --host 127.0.0.1"),
-        ("--enable-supernode-auth", "", "flower-superlink is started without --enable-supernode-auth"),
+        (
+            "--host 127.0.0.1",
+            "--host 0.0.0.0",
+            "flower-superlink listens on 0.0.0.0: expected --host 127.0.0.1",
+        ),
+        (
+            "--host 127.0.0.1",
+            "--host=10.0.0.1",
+            "flower-superlink listens on 10.0.0.1: expected --host 127.0.0.1",
+        ),
+        (
+            "--enable-supernode-auth",
+            "",
+            "flower-superlink is started without --enable-supernode-auth",
+        ),
         ("--isolation process", "", "flower-superlink is started without --isolation process"),
-        ("--isolation process", "--isolation subprocess", "flower-superlink is started without --isolation process"),
-        ("--superexec-auth-secret-file", "--other", "flower-superlink is started without --superexec-auth-secret-file"),
+        (
+            "--isolation process",
+            "--isolation subprocess",
+            "flower-superlink is started without --isolation process",
+        ),
+        (
+            "--superexec-auth-secret-file",
+            "--other",
+            "flower-superlink is started without --superexec-auth-secret-file",
+        ),
     ],
 )
 def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reason: str) -> None:
@@ -255,15 +326,29 @@ def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reas
     [
         ("--trusted-entities", "--other", "is started without --trusted-entities"),
         ("--root-certificates", "--insecure --other", "is started with --insecure"),
-        ("--auth-supernode-private-key", "--other", "is started without --auth-supernode-private-key"),
+        (
+            "--auth-supernode-private-key",
+            "--other",
+            "is started without --auth-supernode-private-key",
+        ),
         ("--superlink", "--host 0.0.0.0 --superlink", "listens on 0.0.0.0"),
         ("--isolation process", "", "is started without --isolation process"),
         ("--superexec-auth-secret-file", "--o", "is started without --superexec-auth-secret-file"),
-        ("partition-id=0", "partition=0", "is started with a bad --node-config (node-config: unknown key 'partition'"),
-        ("consent=", 'consnet="/etc" consent=', "(node-config: unknown key 'consnet' (did you mean 'consent'?)"),
+        (
+            "partition-id=0",
+            "partition=0",
+            "is started with a bad --node-config (node-config: unknown key 'partition'",
+        ),
+        (
+            "consent=",
+            'consnet="/etc" consent=',
+            "(node-config: unknown key 'consnet' (did you mean 'consent'?)",
+        ),
     ],
 )
-def test_a_supernode_that_is_started_open(node: Path, program: str, old: str, new: str, reason: str) -> None:
+def test_a_supernode_that_is_started_open(
+    node: Path, program: str, old: str, new: str, reason: str
+) -> None:
     if program == "flower-supernode":
         change(node / "client.service", "fedfw deploy node", "flower-supernode --isolation process")
         assert {finding.verdict for finding in findings(NODE_CHECKS, node)} == {Verdict.OK}
@@ -278,8 +363,14 @@ def test_a_supernode_that_is_started_open(node: Path, program: str, old: str, ne
 @pytest.mark.parametrize(
     ("missing", "reason"),
     [
-        ("client", "starts flower-supernode, expected the unit file of flower-supernode or of 'fedfw deploy node'"),
-        ("executor", "starts flower-superexec, expected the unit file of flower-superexec or of 'fedfw deploy exec"),
+        (
+            "client",
+            "starts flower-supernode, expected the unit file of flower-supernode or of 'fedfw deploy node'",
+        ),
+        (
+            "executor",
+            "starts flower-superexec, expected the unit file of flower-superexec or of 'fedfw deploy exec",
+        ),
     ],
 )
 def test_a_unit_file_that_is_missing_is_an_error(
@@ -314,12 +405,16 @@ def test_what_a_server_answers_is_printed_without_control_characters() -> None:
 
 def test_an_expired_certificate(server: Path) -> None:
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    old = trustme.CA().issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
+    old = trustme.CA().issue_cert(
+        "127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday
+    )
     (server / "server.pem").write_bytes(old.cert_chain_pems[0].bytes())
     assert failures(findings(SERVER_CHECKS, server)) == [f"server.pem in {server} has expired"]
 
 
-def test_what_cannot_be_checked_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_checked_is_no_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdicts = [finding.verdict for finding in findings(SERVER_CHECKS, tmp_path)]
     assert verdicts == [Verdict.FAIL, Verdict.OK, Verdict.UNKNOWN, Verdict.FAIL]
     make_certificates(tmp_path)
@@ -335,11 +430,16 @@ def test_what_cannot_be_checked_is_no_pass(tmp_path: Path, capsys: pytest.Captur
     [
         ([], "nothing to look at: expected --address with --ca, --server-dir or --node-dir"),
         (["--address", "a:1"], "--address and --ca belong together"),
-        (["--address", "a:1", "--ca", "/no/such"], "--ca='/no/such', expected the authority's certificate"),
+        (
+            ["--address", "a:1", "--ca", "/no/such"],
+            "--ca='/no/such', expected the authority's certificate",
+        ),
         (["--node-dir", "/no/such"], "'/no/such' is no folder"),
     ],
 )
-def test_questions_that_make_no_sense(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions_that_make_no_sense(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["deploy", "check", *arguments]) == 2
     assert reason in capsys.readouterr().err
 
@@ -365,13 +465,19 @@ def test_a_nodes_clock_has_the_bound_that_the_page_says(
     monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: here + timedelta(seconds=ahead))
     monkeypatch.setattr(node_auth, "now", lambda: here)
     request: Any = SimpleNamespace(
-        headers={}, state=SimpleNamespace(protobuf_request=ActivateNodeRequest(public_key=public_key_to_bytes(public)))
+        headers={},
+        state=SimpleNamespace(
+            protobuf_request=ActivateNodeRequest(public_key=public_key_to_bytes(public))
+        ),
     )
     signer = node_auth_http_interceptor.NodeAuthHttpInterceptor(private, public)
     signer.intercept(SimpleNamespace(request=request), lambda context: None)  # type: ignore[arg-type, return-value]
     with nullcontext() if accepted else pytest.raises(Exception, match="401"):
         node_auth.authenticate_node(request)
-    least, most = constant.SYSTEM_TIME_TOLERANCE, constant.TIMESTAMP_TOLERANCE + constant.SYSTEM_TIME_TOLERANCE
+    least, most = (
+        constant.SYSTEM_TIME_TOLERANCE,
+        constant.TIMESTAMP_TOLERANCE + constant.SYSTEM_TIME_TOLERANCE,
+    )
     page = " ".join(DOCS.read_text().split())
     assert f"less than {least} s ahead of its own and less than {most} s behind it" in page
     assert f"a signed time is accepted until it is {most} s old" in page.lower()

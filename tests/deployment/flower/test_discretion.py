@@ -1,4 +1,6 @@
-"""Nothing of an exception reaches the server but a constant text, and an owner's file is what a Flower client obeys."""
+"""Nothing of an exception reaches the server but a constant text, and an owner's file is what a
+Flower client obeys.
+"""
 
 import json
 import sys
@@ -39,7 +41,9 @@ def _inside_flower(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TaskIdentity, name, 1)
 
 
-def send(task: Task, kind: str, fields: dict[str, Any], run: dict[str, Any], **node: Any) -> dict[str, Any]:
+def send(
+    task: Task, kind: str, fields: dict[str, Any], run: dict[str, Any], **node: Any
+) -> dict[str, Any]:
     """What the client's app of a node answers to a message."""
     message = Message(RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=1, message_type=kind)
     context = Context(1, 1, {"partition-id": 0} | node, RecordDict(), run)
@@ -89,7 +93,9 @@ def test_an_exceptions_text_stays_on_the_node(
             task = replace(task, data=small_task(FEDFW).data)
     log = tmp_path / "state" / "failures.log"
     assert log.stat().st_mode & 0o777 == 0o600
-    assert {_text: "secret", _label: "9", _missing: "John Smith.csv", _unwritable: r"\udcff"}[data] in log.read_text()
+    assert {_text: "secret", _label: "9", _missing: "John Smith.csv", _unwritable: r"\udcff"}[
+        data
+    ] in log.read_text()
 
 
 def test_numbers_of_data_that_cannot_be_read_fail_in_the_same_way(tmp_path: Path) -> None:
@@ -98,10 +104,14 @@ def test_numbers_of_data_that_cannot_be_read_fail_in_the_same_way(tmp_path: Path
     node = {"state-dir": str(tmp_path / "state")}
     with pytest.raises(ClientFailedError, match=FAILED):
         send(task, "query", {}, {}, consent=str(path), **node)
-    assert "steepness" not in send(task, "query", {}, {}, **node)  # without consent the data are not looked at
+    assert "steepness" not in send(
+        task, "query", {}, {}, **node
+    )  # without consent the data are not looked at
 
 
-def test_a_full_disk_does_not_let_the_text_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_does_not_let_the_text_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "state").write_text("no folder")
     with pytest.raises(ClientFailedError, match=FAILED) as raised:
         ask(replace(small_task(FEDFW), data=_text), **{"state-dir": str(tmp_path / "state")})
@@ -111,9 +121,13 @@ def test_a_full_disk_does_not_let_the_text_out(tmp_path: Path, capsys: pytest.Ca
     assert "secret" not in said
 
 
-def test_the_file_of_consent_is_the_nodes_never_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_consent_is_the_nodes_never_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = (*usual_options(), "consent")  # a server that may set it gains nothing by it
-    strict = str(Consent("strict", privacy=DataBudget(1.0, 1e-5), options=options).write(tmp_path / "strict"))
+    strict = str(
+        Consent("strict", privacy=DataBudget(1.0, 1e-5), options=options).write(tmp_path / "strict")
+    )
     loose = str(Consent("loose", share=("losses",), options=options).write(tmp_path / "loose"))
     task, state = small_task(FEDFW, rounds=3), str(tmp_path / "state")
 
@@ -139,33 +153,48 @@ def test_noise_from_a_seed_is_refused_by_every_flower_client(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        ({"consnet": "/etc/fedfw/consent.toml"}, "node-config: unknown key 'consnet' (did you mean 'consent'?)"),
+        (
+            {"consnet": "/etc/fedfw/consent.toml"},
+            "node-config: unknown key 'consnet' (did you mean 'consent'?)",
+        ),
         ({"leaving": "false"}, "node-config: leaving = 'false', expected true or false"),
         ({"consent": 3}, "node-config: consent = 3, expected a path in quotes"),
         ({"partition-id": "0"}, "node-config: partition-id = '0', expected the client's number"),
     ],
 )
-def test_a_nodes_settings_that_would_be_ignored_are_refused(node: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    """A misspelt key used to leave the node without its owner's file, and the text "false" made it leave."""
+def test_a_nodes_settings_that_would_be_ignored_are_refused(
+    node: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """A misspelt key used to leave the node without its owner's file, and the text "false" made it
+    leave.
+    """
     state = tmp_path / "state"
     with pytest.raises(ClientFailedError):
         ask(small_task(FEDFW), **{"state-dir": str(state)} | node)
     assert reason in (state / "failures.log").read_text()
 
 
-def test_a_variable_that_nothing_reads_is_refused_by_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_nothing_reads_is_refused_by_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDFW_CONSNET", str(tmp_path / "consent.toml"))
     with pytest.raises(ClientFailedError):
         ask(small_task(FEDFW), **{"state-dir": str(tmp_path / "state")})
-    assert "FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?)" in (tmp_path / "state/failures.log").read_text()
+    assert (
+        "FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?)"
+        in (tmp_path / "state/failures.log").read_text()
+    )
 
 
-# --- What a node does with a run's configuration, which no signature covers: it is checked before a task is built ---
+# --- What a node does with a run's configuration, which no signature covers: it is checked before a
+# task is built ---
 
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The template, installed as a node installs a signed bundle; its modules are forgotten afterwards."""
+    """The template, installed as a node installs a signed bundle; its modules are forgotten
+    afterwards.
+    """
     folder = tmp_path / "app"
     copy_app(folder)
     project = folder / "pyproject.toml"
@@ -180,7 +209,11 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def send_of_run_options(
-    make_task: Callable[[Any], Task], kind: str, fields: dict[str, Any], run: dict[str, Any], **node: Any
+    make_task: Callable[[Any], Task],
+    kind: str,
+    fields: dict[str, Any],
+    run: dict[str, Any],
+    **node: Any,
 ) -> Any:
     """What a node answers to a message of a run with this configuration."""
     message = Message(RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=1, message_type=kind)
@@ -199,13 +232,19 @@ def never(config: Any) -> Task:
 
 PAYROLL = "salary,age,y\n" + "".join(f"{3000 + i * 7},{20 + i},{i % 2}\n" for i in range(64))
 HOSTILE: dict[str, tuple[dict[str, Any], Refusal]] = {
-    "the file of the server's choice": ({"dataset": "table:PAYROLL", "target": "y"}, Refusal.OPTION),
+    "the file of the server's choice": (
+        {"dataset": "table:PAYROLL", "target": "y"},
+        Refusal.OPTION,
+    ),
     "another column": ({"target": "salary"}, Refusal.OPTION),
     "other data": ({"dataset": "mnist", "data-dir": "/etc"}, Refusal.OPTION),
     "another part of the data": ({"partition": "labels:1"}, Refusal.OPTION),
     "the data of another client": ({"clients": 1}, Refusal.OPTION),
     "memory for clients": ({"clients": 10**9}, Refusal.OPTION),
-    "other samples by another seed": ({"seed": 7, "batch-size": 1, "constraint": "l2:10"}, Refusal.OPTION),
+    "other samples by another seed": (
+        {"seed": 7, "batch-size": 1, "constraint": "l2:10"},
+        Refusal.OPTION,
+    ),
     "one sample": ({"batch-size": 1}, Refusal.SAMPLES),
     "a whole gradient": ({"constraint": "l2:10"}, Refusal.SET),
     "steps without an end": ({"local-steps": 10**9}, Refusal.RANGE),
@@ -229,7 +268,9 @@ def test_no_task_is_built_from_hostile_options(name: str, tmp_path: Path) -> Non
         key: str(value).replace("PAYROLL", str(secret)) if value == "table:PAYROLL" else value
         for key, value in options.items()
     }
-    consent = Consent("clinic", privacy=DataBudget(4.0, 1e-5, required=False)).write(tmp_path / "owner")
+    consent = Consent("clinic", privacy=DataBudget(4.0, 1e-5, required=False)).write(
+        tmp_path / "owner"
+    )
     node = {"consent": str(consent), "state-dir": str(tmp_path / "state")}
     for _ in range(2):
         answer = send_of_run_options(never, "train", order(), options, **node)
@@ -242,7 +283,9 @@ def test_no_task_is_built_from_hostile_options(name: str, tmp_path: Path) -> Non
     assert Consent.read(consent).count(0, tmp_path).read() == 0
 
 
-def test_a_signed_app_reads_its_own_data_and_no_file_that_the_server_names(app: Path, tmp_path: Path) -> None:
+def test_a_signed_app_reads_its_own_data_and_no_file_that_the_server_names(
+    app: Path, tmp_path: Path
+) -> None:
     """The template, whose options a server may replace, as a node installs it."""
     make_task = import_module("federation.task").make_task
     own = settings_in(app)
@@ -253,7 +296,9 @@ def test_a_signed_app_reads_its_own_data_and_no_file_that_the_server_names(app: 
     server = DeployedServer(make_task(own | {"rounds": 2}), Deployment())
     fields = server.open({0})[0].fields()
     node = {"state-dir": str(tmp_path / "state")}
-    honest = send_of_run_options(make_task, "train", fields, own | {"rounds": 2, "out": "/srv/training"}, **node)
+    honest = send_of_run_options(
+        make_task, "train", fields, own | {"rounds": 2, "out": "/srv/training"}, **node
+    )
     assert honest["kind"] == Kind.STEP
     hostile = own | {"dataset": f"table:{secret}", "target": "y", "clients": 1}
     answer = send_of_run_options(make_task, "train", fields | {"run": "other"}, hostile, **node)
@@ -267,7 +312,10 @@ def test_without_an_apps_folder_every_option_is_the_servers(tmp_path: Path) -> N
     assert settings_of(make_task) == {}
     assert settings_of(lambda config: small_task(FEDFW)) == {}
     node = {"state-dir": str(tmp_path)}
-    assert send_of_run_options(make_task, "train", order(), {"rounds": 3, "out": "x"}, **node)["kind"] == Kind.STEP
+    assert (
+        send_of_run_options(make_task, "train", order(), {"rounds": 3, "out": "x"}, **node)["kind"]
+        == Kind.STEP
+    )
     assert (
         send_of_run_options(make_task, "train", order(), {"dataset": "digits"}, **node)["payload"]
         == Refusal.OPTION.encode()
@@ -276,7 +324,9 @@ def test_without_an_apps_folder_every_option_is_the_servers(tmp_path: Path) -> N
 
 def test_a_client_that_leaves_says_so_whatever_is_asked(tmp_path: Path) -> None:
     node = {"state-dir": str(tmp_path), "leaving": True}
-    answer = send_of_run_options(lambda config: small_task(FEDFW), "train", order(), {"dataset": "mnist"}, **node)
+    answer = send_of_run_options(
+        lambda config: small_task(FEDFW), "train", order(), {"dataset": "mnist"}, **node
+    )
     assert answer["kind"] == Kind.LEAVING
 
 
@@ -324,7 +374,9 @@ def test_a_job_that_takes_too_much_ends_with_a_clear_refusal(
     node = {"consent": str(consent), "state-dir": str(tmp_path / "state")}
     answer = send_of_run_options(make_task, "train", order(), {}, **node)
     assert answer["kind"] == Kind.REFUSED
-    assert Refusal.told(answer["payload"]) == "the job takes more memory or time than the owner allows"
+    assert (
+        Refusal.told(answer["payload"]) == "the job takes more memory or time than the owner allows"
+    )
     log = next((tmp_path / "state").rglob("client-0.log.jsonl")).read_text()
     assert details in log
     assert Consent.read(consent).count(0, tmp_path).read() == 0
@@ -336,11 +388,17 @@ def test_a_greeting_that_takes_too_much_says_no_more_than_who_it_is(
 ) -> None:
     consent = Consent("clinic", limits=limits).write(tmp_path / "owner")
     node = {"consent": str(consent), "state-dir": str(tmp_path / "state")}
-    assert send_of_run_options(make_task, "query", {}, {}, **node).keys() == {"schema", "client", "leaving"}
+    assert send_of_run_options(make_task, "query", {}, {}, **node).keys() == {
+        "schema",
+        "client",
+        "leaving",
+    }
     assert "[limits] in the owner's file" in (tmp_path / "state" / "failures.log").read_text()
 
 
-def test_a_file_that_is_a_bomb_is_no_reason_to_take_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_a_bomb_is_no_reason_to_take_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The owner's limit for readers holds in a job, and the owner may raise it."""
     monkeypatch.setattr("fedfw.data.limits.LEAST", 1000)
     table = tmp_path / "own.csv"
@@ -377,7 +435,9 @@ def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
     started: list[tuple[str, ...]] = []
     read: list[Path] = []
     monkeypatch.setattr(federation, "start", lambda name, *command: started.append(command))
-    monkeypatch.setattr(Bundle, "read", lambda app, plain=Bundle.read: read.append(app) or plain(app))
+    monkeypatch.setattr(
+        Bundle, "read", lambda app, plain=Bundle.read: read.append(app) or plain(app)
+    )
     own = settings_in(tmp_path / "app")
     assert own is not None
     federation.submit(tmp_path / "app", own | {"rounds": 2})
@@ -399,4 +459,6 @@ def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
 
 
 def test_usual_options_name_no_data() -> None:
-    assert not {"dataset", "data-dir", "target", "partition", "clients", "seed"} & set(usual_options())
+    assert not {"dataset", "data-dir", "target", "partition", "clients", "seed"} & set(
+        usual_options()
+    )

@@ -1,4 +1,6 @@
-"""The executor that forks: what it asks for, what the template does with it, and what nobody else gets to see."""
+"""The executor that forks: what it asks for, what the template does with it, and what nobody else
+gets to see.
+"""
 
 import hashlib
 import inspect
@@ -51,19 +53,33 @@ def spec(kind: TaskType = TaskType.CLIENT_APP, **changed: Any) -> ExecutionSpec:
     return ExecutionSpec(**usual | changed)
 
 
-def test_a_clients_task_goes_to_the_template_and_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: pytest.fail(f"started {words}"))
+def test_a_clients_task_goes_to_the_template_and_starts_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *words, **options: pytest.fail(f"started {words}")
+    )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert ForkingExecutor(ours).launch(spec()).status is LaunchResultStatus.ACCEPTED
         asked = json.loads(theirs.recv(2**16))
     assert asked["token"] == TOKEN
     assert asked["parent_pid"] == os.getpid()
-    assert set(asked) == {"runtime_api_address", "token", "insecure", "root_certificates_path", "parent_pid"}
+    assert set(asked) == {
+        "runtime_api_address",
+        "token",
+        "insecure",
+        "root_certificates_path",
+        "parent_pid",
+    }
 
 
-@pytest.mark.parametrize("other", [spec(TaskType.SERVER_APP), spec(runtime_dependency_install=True)])
-def test_other_tasks_are_started_as_flower_does_it(other: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other", [spec(TaskType.SERVER_APP), spec(runtime_dependency_install=True)]
+)
+def test_other_tasks_are_started_as_flower_does_it(
+    other: ExecutionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda words, **options: started.append(words))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,7 +99,9 @@ def test_without_a_template_the_executor_ends_before_it_takes_a_message() -> Non
     with ours:
         with pytest.raises(SystemExit, match=r"has ended.* Start the executor again\.$"):
             forking.reconcile()
-        with pytest.raises(SystemExit, match="Message 7 is lost") as end:  # it ended just after that
+        with pytest.raises(
+            SystemExit, match="Message 7 is lost"
+        ) as end:  # it ended just after that
             forking.launch(spec())
     assert TOKEN not in str(end.value)
 
@@ -100,9 +118,16 @@ def test_an_executor_on_the_nodes_host_needs_no_certificates(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr("fedfw.deployment.flower.executor.run_executor", lambda words, wait: asked.append(words))
+    monkeypatch.setattr(
+        "fedfw.deployment.flower.executor.run_executor", lambda words, wait: asked.append(words)
+    )
     (tmp_path / "secret").write_text("42")
-    words = ["--runtime-api-address", address, "--superexec-auth-secret-file", str(tmp_path / "secret")]
+    words = [
+        "--runtime-api-address",
+        address,
+        "--superexec-auth-secret-file",
+        str(tmp_path / "secret"),
+    ]
     assert main(["deploy", "executor", *words]) == 0
     assert asked == [[*words, "--insecure"]]
 
@@ -170,13 +195,17 @@ print(os.waitstatus_to_exitcode(status))
 def test_every_task_has_a_process_that_is_forked_from_the_template(tmp_path: Path) -> None:
     done = start_python(["-c", TEMPLATE, tmp_path]).wait()
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "0\n"  # it ended because nobody was left to ask, and not by the client that failed
+    assert (
+        done.stdout == "0\n"
+    )  # it ended because nobody was left to ask, and not by the client that failed
     tokens = ("bad", "first", "second", "last")
     kept = [json.loads(wait_for(tmp_path / token)) for token in tokens]
     assert [one["token"] for one in kept] == list(tokens)
     assert all(one["preloaded"] and one["threads"] == 1 for one in kept)
     assert not any(one["shown"] for one in kept)
-    assert [one["others"] for one in kept] == 4 * [[]]  # nobody holds what was said to somebody else
+    assert [one["others"] for one in kept] == 4 * [
+        []
+    ]  # nobody holds what was said to somebody else
     assert all(one["private"] for one in kept)  # nor can look into another process
     assert len({tuple(one["drawn"]) for one in kept}) == 4  # everybody draws numbers of his own
     assert all(one["insecure"] is True and one["certificates"] is None for one in kept)
@@ -220,18 +249,27 @@ REPLACED = {
     validate_and_resolve_root_certificates: "bc209e39f3490726",
     disable_process_dumping: "983761019fe554fa",
 }
-"""Flower's internals that the executor replaces, with the first letters of the SHA-256 of their source."""
+"""Flower's internals that the executor replaces, with the first letters of the SHA-256 of their
+source.
+"""
 
 
 def test_flowers_internals_are_those_that_the_executor_was_written_for() -> None:
-    """After a change of Flower: read what differs, change executor.py where it must, run the deployment's tests, and
-    then write the new digests here and the new version into pyproject.toml.
+    """After a change of Flower: read what differs, change executor.py where it must, run the
+    deployment's tests, and then write the new digests here and the new version into pyproject.toml.
     """
-    found = {thing: hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()[:16] for thing in REPLACED}
+    found = {
+        thing: hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()[:16]
+        for thing in REPLACED
+    }
     assert found == REPLACED
 
 
 def test_flower_is_pinned_to_the_version_of_these_internals() -> None:
     pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    [pinned] = [one for one in pyproject["project"]["optional-dependencies"]["flower"] if one.startswith("flwr")]
+    [pinned] = [
+        one
+        for one in pyproject["project"]["optional-dependencies"]["flower"]
+        if one.startswith("flwr")
+    ]
     assert pinned == f"flwr=={version('flwr')}"

@@ -1,4 +1,6 @@
-"""A closed federation behind nginx, with a hostile client, whose server is replaced by a hostile one."""
+"""A closed federation behind nginx, with a hostile client, whose server is replaced by a hostile
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from .test_proxy import installed
 pytestmark = [
     pytest.mark.deployment,
     pytest.mark.skipif(
-        not installed("nginx"), reason="nginx is not installed: apt-get install nginx libnginx-mod-stream"
+        not installed("nginx"),
+        reason="nginx is not installed: apt-get install nginx libnginx-mod-stream",
     ),
 ]
 BUDGET = DataBudget(4.0, 1e-5)
@@ -109,14 +112,23 @@ def private_app(folder: Path) -> Path:
     """An app for three clients, signed by whom the owners trust."""
     copy_app(folder / "app")
     project = folder / "app" / "pyproject.toml"
-    lines = ["clients = 3" if line.startswith("clients = ") else line for line in project.read_text().splitlines()]
+    lines = [
+        "clients = 3" if line.startswith("clients = ") else line
+        for line in project.read_text().splitlines()
+    ]
     project.write_text("\n".join(lines) + "\n")
     (folder / "app" / "federation" / "apps.py").write_text(APP.replace("{folder}", str(folder)))
     return folder / "app"
 
 
 def train(federation: LocalFederation, app: Path, name: str, **options: Any) -> str:
-    usual = {"algorithm": "fedfw", "constraint": "l1:10", "penalty": 1e-4, "momentum": 0.9, "rounds": 5}
+    usual = {
+        "algorithm": "fedfw",
+        "constraint": "l1:10",
+        "penalty": 1e-4,
+        "momentum": 0.9,
+        "rounds": 5,
+    }
     how = {"out": str(federation.folder / name), "round-timeout": 60.0, "start-timeout": 60.0}
     return federation.submit(app, usual | how | options, f"run-{name}")
 
@@ -133,7 +145,9 @@ def answers(folder: Path) -> dict[int, list[dict[str, Any]]]:
 def test_a_server_that_was_replaced_learns_nothing_beyond_the_budget(tmp_path: Path) -> None:
     app = private_app(tmp_path)
     owners = Consent(privacy=BUDGET)
-    with LocalFederation(tmp_path / "federation", 3, consent=owners, proxies=["nginx"]) as federation:
+    with LocalFederation(
+        tmp_path / "federation", 3, consent=owners, proxies=["nginx"]
+    ) as federation:
         folder = federation.folder
         homes = [folder / "consent" / f"client-{client}" for client in range(3)]
         for client, home in enumerate(homes):
@@ -143,7 +157,8 @@ def test_a_server_that_was_replaced_learns_nothing_beyond_the_budget(tmp_path: P
         def ledger(client: int) -> list[Any]:
             return Consent.read(homes[client] / CONSENT).ledger(client, folder / "state").releases()
 
-        # Five rounds with an honest server: the hostile client's answers are refused, the others' count.
+        # Five rounds with an honest server: the hostile client's answers are refused, the others'
+        # count.
         run = train(federation, app, "honest", privacy="eps=2,delta=1e-6")
         history = finished(federation, run, folder / "honest")
         assert [record.participants for record in history] == [2] * 5
@@ -154,7 +169,8 @@ def test_a_server_that_was_replaced_learns_nothing_beyond_the_budget(tmp_path: P
         kept = [charged(ledger(client)) for client in range(3)]
         assert all(1.5 < eps <= 2 for eps, _ in kept)
 
-        # The server's processes end, and hostile ones take their place, with its database, address and keys.
+        # The server's processes end, and hostile ones take their place, with its database, address
+        # and keys.
         federation.kill("superexec")
         federation.kill("superlink")
         (tmp_path / "attack.py").write_text(ATTACK.replace("{folder}", str(tmp_path)))
@@ -163,14 +179,17 @@ def test_a_server_that_was_replaced_learns_nothing_beyond_the_budget(tmp_path: P
             run = train(federation, app, name, **more)
             wait_until(lambda run=run: not federation.running(run), f"the end of {run}")  # type: ignore[misc]
             assert sum(record.participants for record in records(folder / name)) == 0
-        said = Counter((one["kind"], one["payload"]) for of in answers(tmp_path).values() for one in of)
+        said = Counter(
+            (one["kind"], one["payload"]) for of in answers(tmp_path).values() for one in of
+        )
         assert {kind for kind, _ in said} == {"refused"}
         honest_texts = {reason.encode().hex() for reason in (Refusal.PLAIN, Refusal.PROMISE)}
         damaged = {bytes(byte ^ 255 for byte in bytes.fromhex(text)).hex() for text in honest_texts}
         assert {payload for _, payload in said} == honest_texts | damaged
         assert [charged(ledger(client)) for client in range(3)] == kept
 
-        # Each order begins a run of its own: what is left of the budget is spent, and after that nothing is said.
+        # Each order begins a run of its own: what is left of the budget is spent, and after that
+        # nothing is said.
         (tmp_path / "seen.jsonl").unlink()
         (tmp_path / "alter").touch()
         run = train(federation, app, "altered", privacy="eps=0.5,delta=1e-6", rounds=8)
@@ -180,7 +199,9 @@ def test_a_server_that_was_replaced_learns_nothing_beyond_the_budget(tmp_path: P
             rest = [one for one in of if one["kind"] != "step"]
             assert 0 < len(steps) == len(ledger(client)) - before[client]
             assert all("loss" not in one for one in steps)
-            assert {(one["kind"], one["payload"], one["digest"]) for one in rest} <= {("leaving", "", "")}
+            assert {(one["kind"], one["payload"], one["digest"]) for one in rest} <= {
+                ("leaving", "", "")
+            }
         for client in range(3):
             eps, delta = charged(ledger(client))
             assert kept[client][0] < eps <= BUDGET.eps * (1 + 1e-9)

@@ -67,7 +67,9 @@ def evil_app(folder: Path, name: str) -> Path:
     copy_app(folder / name)
     project = folder / name / "pyproject.toml"
     project.write_text(project.read_text().replace('name = "federation"', f'name = "{name}"'))
-    (folder / name / "federation" / "apps.py").write_text(EVIL.replace("{folder}", str(folder / name)))
+    (folder / name / "federation" / "apps.py").write_text(
+        EVIL.replace("{folder}", str(folder / name))
+    )
     return folder / name
 
 
@@ -86,11 +88,15 @@ class Outsider:
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"FLWR_HOME": str(self.folder), "FLWR_TELEMETRY_ENABLED": "0"}
         command = [str(Path(sys.executable).with_name("flwr")), *arguments]
-        return subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120
+        )
 
     def acquired_task(self) -> int:
         """The status that asking for somebody's task is answered with."""
-        runtime = RuntimeHttpClient.from_server_address(self.address, False, self.ca.read_bytes(), [])
+        runtime = RuntimeHttpClient.from_server_address(
+            self.address, False, self.ca.read_bytes(), []
+        )
         with runtime, pytest.raises(httpx.HTTPStatusError) as refused:
             runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
         return refused.value.response.status_code
@@ -108,26 +114,40 @@ def test_outsiders_and_strange_bundles_are_refused_while_a_signed_run_goes_on(
     federation: LocalFederation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if federation.addresses == [f"{HOST}:{federation.port}"]:
-        pytest.skip("neither nginx nor haproxy is installed: apt-get install nginx libnginx-mod-stream haproxy")
+        pytest.skip(
+            "neither nginx nor haproxy is installed: apt-get install nginx libnginx-mod-stream haproxy"
+        )
     folder = federation.folder
     copy_app(folder / "app")
-    demo = Demo.of(merge(BASE, {"algorithm": "fedfw", "constraint": "l1:10", "clients": 2, "rounds": 2}, "test"))
+    demo = Demo.of(
+        merge(
+            BASE, {"algorithm": "fedfw", "constraint": "l1:10", "clients": 2, "rounds": 2}, "test"
+        )
+    )
     run = deploy(federation, folder / "app", demo, folder / "out")
 
-    # Two bundles of whoever controls the SuperLink: one without a signature; one with a stranger's and a borrowed one.
+    # Two bundles of whoever controls the SuperLink: one without a signature; one with a stranger's
+    # and a borrowed one.
     unsigned, strange = evil_app(folder, "unsigned"), evil_app(folder, "strange")
     make_signing_key(folder / "keys" / "stranger")
     bundle = Bundle.read(strange)
     path = bundle.sign(read_signing_key(folder / "keys" / "stranger"), folder / "bundles")
     [borrowed] = (folder / "bundles").glob("fedfw.federation.1.0.0.fab.*.sig")
-    shutil.copy(borrowed, path.with_name(borrowed.name.replace("fedfw.federation", "fedfw.strange")))
+    shutil.copy(
+        borrowed, path.with_name(borrowed.name.replace("fedfw.federation", "fedfw.strange"))
+    )
     federation.start("unsigned", "flwr", "run", str(unsigned), "fedfw", "--stream")
     federation.start("strange", "flwr", "run", bundle.spec, "fedfw", "--stream")
 
     ca = folder / "keys" / "ca.crt"
     for number, address in enumerate(federation.addresses):
         outsider = Outsider(folder / f"outsider-{number}", ca, address)
-        commands = (("supernode", "register", "mine.pub"), ("run", str(unsigned)), ("list",), ("supernode", "list"))
+        commands = (
+            ("supernode", "register", "mine.pub"),
+            ("run", str(unsigned)),
+            ("list",),
+            ("supernode", "list"),
+        )
         for command in commands if number == 0 else commands[:1]:
             done = outsider.flwr(*command, "theirs")
             assert done.returncode != 0, done.stdout
@@ -140,7 +160,9 @@ def test_outsiders_and_strange_bundles_are_refused_while_a_signed_run_goes_on(
         capsys.readouterr()
         assert main(["deploy", "check", "--address", address, "--ca", str(ca)]) == 0
         assert capsys.readouterr().out.count("ok: ") == 4
-    assert Outsider(folder / "local", ca, f"{HOST}:{federation.port}").acquired_task() == 401  # no secret
+    assert (
+        Outsider(folder / "local", ca, f"{HOST}:{federation.port}").acquired_task() == 401
+    )  # no secret
 
     history = finished(federation, run, folder / "out")
     assert [record.participants for record in history] == [2, 2]
@@ -153,14 +175,24 @@ def test_outsiders_and_strange_bundles_are_refused_while_a_signed_run_goes_on(
         assert not (app / "mark").exists()
 
 
-def test_the_check_fails_on_open_federations(federation: LocalFederation, capsys: pytest.CaptureFixture[str]) -> None:
-    keys, ports = federation.folder / "keys", {"keys alone": free_port(), "not even keys": free_port()}
+def test_the_check_fails_on_open_federations(
+    federation: LocalFederation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, ports = (
+        federation.folder / "keys",
+        {"keys alone": free_port(), "not even keys": free_port()},
+    )
     for name, port in ports.items():
         federation.start(
             name,
             *("flower-superlink", "--host", HOST, "--port", str(port)),
             *(("--enable-supernode-auth",) if name == "keys alone" else ()),
-            *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
+            *(
+                "--ssl-ca-certfile",
+                str(keys / "ca.crt"),
+                "--ssl-certfile",
+                str(keys / "server.pem"),
+            ),
             *("--ssl-keyfile", str(keys / "server.key")),
         )
 
@@ -171,9 +203,15 @@ def test_the_check_fails_on_open_federations(federation: LocalFederation, capsys
 
     for name, port in ports.items():
         wait_until(lambda port=port: listens(port), f"the SuperLink with {name}")  # type: ignore[misc]
-        assert main(["deploy", "check", "--address", f"{HOST}:{port}", "--ca", str(keys / "ca.crt")]) == 1
+        assert (
+            main(["deploy", "check", "--address", f"{HOST}:{port}", "--ca", str(keys / "ca.crt")])
+            == 1
+        )
         said = capsys.readouterr().out
-        assert "FAIL: an outsider registers nodes, runs apps and reads logs: /v1/control/register-node" in said
+        assert (
+            "FAIL: an outsider registers nodes, runs apps and reads logs: /v1/control/register-node"
+            in said
+        )
         assert ("FAIL: a new key registered itself" in said) == (name == "not even keys")
     guest = Outsider(federation.folder / "guest", keys / "ca.crt", f"{HOST}:{ports['keys alone']}")
     done = guest.flwr("supernode", "register", "mine.pub", "theirs")

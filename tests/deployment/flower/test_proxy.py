@@ -1,7 +1,8 @@
-"""The printed configurations in nginx and HAProxy: what they forward, what they refuse, and what one address can take.
+"""The printed configurations in nginx and HAProxy: what they forward, what they refuse, and what
+one address can take.
 
-The programs are Debian's packages (nginx with libnginx-mod-stream, and haproxy); a test of one that is not installed is
-skipped.
+The programs are Debian's packages (nginx with libnginx-mod-stream, and haproxy); a test of one that
+is not installed is skipped.
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ OTHER = "127.0.0.2"
 CONNECTIONS = 3000
 SECONDS = 20.0
 SENT = (
-    *("Host: 10.0.0.1:8443", "Accept: application/x-protobuf", "Accept-Encoding: gzip", "Connection: keep-alive"),
+    *(
+        "Host: 10.0.0.1:8443",
+        "Accept: application/x-protobuf",
+        "Accept-Encoding: gzip",
+        "Connection: keep-alive",
+    ),
     *("flwr-public-key: QUJD", "flwr-signature: c2ln", "flwr-timestamp: 2026-01-01T00:00:00+00:00"),
 )
 
 
-def head(*lines: str, first: str = "POST /v1/fleet/pull-messages HTTP/1.1", length: str | None = "3") -> bytes:
+def head(
+    *lines: str, first: str = "POST /v1/fleet/pull-messages HTTP/1.1", length: str | None = "3"
+) -> bytes:
     stated = () if length is None else (f"Content-Length: {length}",)
     return "\r\n".join([first, *SENT, *stated, *lines, "", ""]).encode("latin-1")
 
@@ -67,9 +75,35 @@ def settings_in(folder: Path, **changes: object) -> ProxySettings:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_command_prints_the_configuration(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given_ = ["--listen", "[::1]:8443", "--to", "127.0.0.1:9000", "--largest", "5", "--connections", "7"]
-    assert main(["deploy", "proxy", "--config", program, *given_, "--bodies", "2", "--ca", "/keys/own.crt"]) == 0
+def test_the_command_prints_the_configuration(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_ = [
+        "--listen",
+        "[::1]:8443",
+        "--to",
+        "127.0.0.1:9000",
+        "--largest",
+        "5",
+        "--connections",
+        "7",
+    ]
+    assert (
+        main(
+            [
+                "deploy",
+                "proxy",
+                "--config",
+                program,
+                *given_,
+                "--bodies",
+                "2",
+                "--ca",
+                "/keys/own.crt",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     settings_ = ProxySettings(
         listen=Address("::1", 8443),
@@ -90,7 +124,10 @@ def test_the_command_prints_the_configuration(program: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"certificate": Path("/a b/server.pem")}, "certificate='/a b/server.pem': expected an absolute path"),
+        (
+            {"certificate": Path("/a b/server.pem")},
+            "certificate='/a b/server.pem': expected an absolute path",
+        ),
         ({"key": Path("/a;b")}, "key='/a;b': expected an absolute path"),
         ({"ca": Path("ca.crt")}, "ca='ca.crt': expected an absolute path"),
         ({"stream_module": "x;y"}, "stream_module='x;y': expected an absolute path"),
@@ -102,12 +139,16 @@ def test_the_command_prints_the_configuration(program: str, capsys: pytest.Captu
         ({"bodies": -1}, "bodies=-1: expected at least 1"),
     ],
 )
-def test_what_cannot_stand_in_a_configuration_is_refused(changes: Mapping[str, object], reason: str) -> None:
+def test_what_cannot_stand_in_a_configuration_is_refused(
+    changes: Mapping[str, object], reason: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         settings_in(Path("/keys"), **changes)
 
 
-@pytest.mark.parametrize("text", ["", "10.0.0.1", ":80", "a:b", "a:99999", "http://a:80", "::1:80", "a b:80"])
+@pytest.mark.parametrize(
+    "text", ["", "10.0.0.1", ":80", "a:b", "a:99999", "http://a:80", "::1:80", "a b:80"]
+)
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"address={text!r}, expected HOST:PORT")):
         Address.parse(text)
@@ -128,7 +169,10 @@ def test_the_headers_of_flowers_nodes_are_forwarded() -> None:
         seen.append(request)
         return httpx.Response(200, content=PullMessagesResponse().SerializeToString())
 
-    interceptors = [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(*generate_key_pairs())]
+    interceptors = [
+        RuntimeVersionHttpInterceptor("SuperNode"),
+        NodeAuthHttpInterceptor(*generate_key_pairs()),
+    ]
     client = FleetHttpClient("https://a", interceptors=interceptors)
     client._client = httpx.Client(transport=httpx.MockTransport(answer))
     client.PullMessages(PullMessagesRequest())
@@ -201,12 +245,16 @@ class FakeSuperLink:
 class Front:
     """A running program in front of a SuperLink."""
 
-    def __init__(self, program: str, port: int, process: subprocess.Popen[bytes], keys: Path) -> None:
+    def __init__(
+        self, program: str, port: int, process: subprocess.Popen[bytes], keys: Path
+    ) -> None:
         self.program, self.port, self.process = program, port, process
         self.tls = ssl.create_default_context(cafile=str(keys / "ca.crt"))
 
     def connect(self, source: str = HOST) -> ssl.SSLSocket:
-        plain = socket.create_connection((HOST, self.port), timeout=SECONDS, source_address=(source, 0))
+        plain = socket.create_connection(
+            (HOST, self.port), timeout=SECONDS, source_address=(source, 0)
+        )
         return self.tls.wrap_socket(plain, server_hostname=HOST)
 
     def said(self, data: bytes, source: str = HOST) -> bytes:
@@ -249,7 +297,11 @@ def read_answer(connection: ssl.SSLSocket, head_only: bool = False) -> bytes:
 
 @contextmanager
 def running(
-    program: str, keys: Path, superlink: int, changes: Mapping[str, str] | None = None, **limits: int
+    program: str,
+    keys: Path,
+    superlink: int,
+    changes: Mapping[str, str] | None = None,
+    **limits: int,
 ) -> Iterator[Front]:
     """Start a program with the configuration that is printed, some texts in it replaced."""
     with socket.socket() as probe:
@@ -259,7 +311,13 @@ def running(
     work.mkdir(mode=0o700)
     text = write_config(
         program,
-        settings_in(keys, listen=Address(HOST, port), superlink=Address(HOST, superlink), work_dir=work, **limits),
+        settings_in(
+            keys,
+            listen=Address(HOST, port),
+            superlink=Address(HOST, superlink),
+            work_dir=work,
+            **limits,
+        ),
     )
     for old, new in (changes or {}).items():
         assert old in text
@@ -268,7 +326,11 @@ def running(
     config.write_text(text)
     with open(work / "log", "wb") as log:
         process = subprocess.Popen(
-            proxy_command(program, config), stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            proxy_command(program, config),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            process_group=0,
         )
     try:
         for _ in range(400):
@@ -287,7 +349,9 @@ def installed(program: str) -> bool:
     """Whether a test can start a program."""
     if program == "nginx" and not Path(ProxySettings.stream_module).exists():
         return False
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin") is not None
+    return (
+        shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin") is not None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -324,10 +388,18 @@ def front(program: str, keys: Path, superlink: FakeSuperLink) -> Iterator[Front]
 pytestmark = pytest.mark.xdist_group("proxy")
 
 
-def test_a_nodes_call_is_forwarded_with_what_the_superlink_reads(front: Front, superlink: FakeSuperLink) -> None:
+def test_a_nodes_call_is_forwarded_with_what_the_superlink_reads(
+    front: Front, superlink: FakeSuperLink
+) -> None:
     for name in OPERATIONS:
         superlink.seen.clear()
-        more = ("X-Forwarded-For: 1.2.3.4", "Forwarded: for=a", "flwr-task-token: a", "Cookie: a", "X_odd: a")
+        more = (
+            "X-Forwarded-For: 1.2.3.4",
+            "Forwarded: for=a",
+            "flwr-task-token: a",
+            "Cookie: a",
+            "X_odd: a",
+        )
         said = front.said(head(*more, first=f"POST /v1/fleet/{name} HTTP/1.1") + b"abc")
         assert said.startswith(b"HTTP/1.1 200 ")
         assert said.endswith(b"3 bytes")
@@ -352,12 +424,38 @@ def test_a_connection_serves_several_calls(front: Front, superlink: FakeSuperLin
 
 
 PATHS = (
-    *("/", "/docs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"),
-    *("/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/", "/v1/fleet", "/v1/fleet/no-such"),
-    *("/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs"),
-    *("//v1/fleet/get-run", "/v1//fleet/get-run", "/v1/./fleet/get-run", "/V1/fleet/get-run", "/v1/fleet/Get-Run"),
+    *(
+        "/",
+        "/docs",
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+    ),
+    *(
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/",
+        "/v1/fleet",
+        "/v1/fleet/no-such",
+    ),
+    *(
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/..%2fcontrol%2flist-runs",
+    ),
+    *(
+        "//v1/fleet/get-run",
+        "/v1//fleet/get-run",
+        "/v1/./fleet/get-run",
+        "/V1/fleet/get-run",
+        "/v1/fleet/Get-Run",
+    ),
     *("/v1/fleet/get-run/", "/v1/fleet/get-run?x=1", "/v1/fleet/get-run;x", "/v1/fleet/get-run%20"),
-    *("/v1/fleet/get-run/../../control/list-runs", "/v1/fleet/get%2Drun", "http://10.0.0.1:8443/v1/fleet/get-run"),
+    *(
+        "/v1/fleet/get-run/../../control/list-runs",
+        "/v1/fleet/get%2Drun",
+        "http://10.0.0.1:8443/v1/fleet/get-run",
+    ),
     *("/v1/fleet/xget-run", "/x/v1/fleet/get-run", "/v1/fleet/get-run-x", "/v1\\fleet\\get-run"),
 )
 
@@ -372,16 +470,33 @@ def test_every_other_path_is_not_found(front: Front, superlink: FakeSuperLink) -
 def test_every_other_request_line_is_refused(front: Front, superlink: FakeSuperLink) -> None:
     superlink.seen.clear()
     lines = [
-        *(f"{method} /v1/fleet/get-run HTTP/1.1" for method in ("GET", "HEAD", "PUT", "OPTIONS", "TRACE", "post", "")),
-        *(f"POST /v1/fleet/get-run {version}" for version in ("HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "http/1.1", "")),
+        *(
+            f"{method} /v1/fleet/get-run HTTP/1.1"
+            for method in ("GET", "HEAD", "PUT", "OPTIONS", "TRACE", "post", "")
+        ),
+        *(
+            f"POST /v1/fleet/get-run {version}"
+            for version in ("HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "http/1.1", "")
+        ),
         *("CONNECT a:443 HTTP/1.1", "POST * HTTP/1.1", "POST a:443 HTTP/1.1"),
         "POST http://a/v1/fleet/get-run HTTP/1.1",
-        *("POST /v1/fleet/get-run\x0b HTTP/1.1", "POST /v1/fleet/get-run /v1/control/list-runs HTTP/1.1"),
-        *("POST /v1/fleet/get-run#x HTTP/1.1", "POST /v1/fleet/get-run\x00 HTTP/1.1", "PRI * HTTP/2.0"),
+        *(
+            "POST /v1/fleet/get-run\x0b HTTP/1.1",
+            "POST /v1/fleet/get-run /v1/control/list-runs HTTP/1.1",
+        ),
+        *(
+            "POST /v1/fleet/get-run#x HTTP/1.1",
+            "POST /v1/fleet/get-run\x00 HTTP/1.1",
+            "PRI * HTTP/2.0",
+        ),
         "POST /../../v1/control/list-runs HTTP/1.1",
     ]
     answers = {line: front.status(head(first=line) + b"abc") for line in lines}
-    assert {line: status for line, status in answers.items() if status not in (0, 400, 404, 405, 501, 505)} == {}
+    assert {
+        line: status
+        for line, status in answers.items()
+        if status not in (0, 400, 404, 405, 501, 505)
+    } == {}
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     assert b"HTTP/1.1 200" not in front.said(preface)
     assert superlink.seen == []
@@ -413,7 +528,14 @@ def test_nothing_can_be_smuggled_behind_a_call(front: Front, superlink: FakeSupe
 
 @pytest.mark.parametrize(
     ("length", "expected"),
-    [(None, {411}), ("", {400, 411}), ("-3", {400}), ("0x3", {400}), ("1e3", {400}), ("9" * 40, {400, 413})],
+    [
+        (None, {411}),
+        ("", {400, 411}),
+        ("-3", {400}),
+        ("0x3", {400}),
+        ("1e3", {400}),
+        ("9" * 40, {400, 413}),
+    ],
 )
 def test_a_body_has_one_plain_length(
     front: Front, superlink: FakeSuperLink, length: str | None, expected: set[int]
@@ -433,7 +555,9 @@ def test_a_body_has_one_plain_length(
     removed=st.integers(0, 3),
     inserted=st.one_of(
         st.binary(max_size=6),
-        st.sampled_from([b"\r\n", b"\n", b"\r\n\r\n", b"\r\n ", b"/../", b"%2e", b"Content-Length: 9\r\n", b" "]),
+        st.sampled_from(
+            [b"\r\n", b"\n", b"\r\n\r\n", b"\r\n ", b"/../", b"%2e", b"Content-Length: 9\r\n", b" "]
+        ),
     ),
 )
 def test_all_that_reaches_the_superlink_are_calls_of_the_fleet(
@@ -465,7 +589,12 @@ def test_a_superlink_that_is_away_is_said_and_not_hidden(program: str, keys: Pat
     with running(program, keys, free_port()) as front:
         assert front.status(head() + b"abc") in (502, 503)
         results = findings(ADDRESS_CHECKS, Outside(Address(HOST, front.port), keys / "ca.crt"))
-    assert [one.verdict for one in results] == [Verdict.OK, Verdict.OK, Verdict.UNKNOWN, Verdict.UNKNOWN]
+    assert [one.verdict for one in results] == [
+        Verdict.OK,
+        Verdict.OK,
+        Verdict.UNKNOWN,
+        Verdict.UNKNOWN,
+    ]
 
 
 def test_a_superlink_with_another_certificate_is_not_believed(
@@ -475,7 +604,10 @@ def test_a_superlink_with_another_certificate_is_not_believed(
 
     make_certificates(tmp_path / "other")
     superlink.seen.clear()
-    with FakeSuperLink(tmp_path / "other") as impostor, running(program, keys, impostor.port) as front:
+    with (
+        FakeSuperLink(tmp_path / "other") as impostor,
+        running(program, keys, impostor.port) as front,
+    ):
         assert front.status(head() + b"abc") in (502, 503)
         assert impostor.seen == []
 
@@ -511,7 +643,9 @@ def descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * CONNECTIONS:
         pytest.skip(f"this process may open {hard} files; the test needs {2 * CONNECTIONS}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * CONNECTIONS if soft < 2 * CONNECTIONS else soft, hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (2 * CONNECTIONS if soft < 2 * CONNECTIONS else soft, hard)
+    )
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -519,7 +653,9 @@ def descriptors() -> Iterator[None]:
 def hold(front: Front, stack: ExitStack, source: str, tls: bool) -> socket.socket | None:
     """Open a connection that says nothing; None where it is refused."""
     with suppress(OSError):
-        connection = socket.create_connection((HOST, front.port), timeout=SECONDS, source_address=(source, 0))
+        connection = socket.create_connection(
+            (HOST, front.port), timeout=SECONDS, source_address=(source, 0)
+        )
         stack.enter_context(connection)
         if not tls:
             return connection
@@ -559,7 +695,9 @@ def test_silent_connections_of_one_address_leave_the_others_served(
             assert front.status(head() + b"abc", OTHER) == 0  # its share is spent
 
 
-@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["TCP", "TLS"])
+@pytest.mark.parametrize(
+    "tls", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["TCP", "TLS"]
+)
 def test_silent_connections_of_many_addresses_leave_the_others_served(
     program: str, keys: Path, superlink: FakeSuperLink, descriptors: None, tls: bool
 ) -> None:
@@ -570,7 +708,9 @@ def test_silent_connections_of_many_addresses_leave_the_others_served(
         for _ in range(10):
             assert front.status(head() + b"abc") == 200
         assert front.resident() < 250
-        assert sum(is_open(connection) for connection in held if connection is not None) == CONNECTIONS
+        assert (
+            sum(is_open(connection) for connection in held if connection is not None) == CONNECTIONS
+        )
 
 
 def test_bodies_have_limits(program: str, keys: Path, superlink: FakeSuperLink) -> None:
@@ -584,17 +724,23 @@ def test_bodies_have_limits(program: str, keys: Path, superlink: FakeSuperLink) 
             connection.sendall(head(length=str(size)) + b"x" * (size - 1))
             held.append(connection)
         assert front.status(head(length=str(size)) + b"x" * 1000, OTHER) == 503
-        assert front.resident() - before < 10  # less than the bodies: they are on disk, or not yet taken
+        assert (
+            front.resident() - before < 10
+        )  # less than the bodies: they are on disk, or not yet taken
         assert front.status(head() + b"abc", OTHER) == 200  # short ones are not counted
         assert front.said(head(length=str(size)) + b"x" * size).endswith(f"{size} bytes".encode())
         for connection in held:
             connection.sendall(b"x")
             assert read_answer(connection).endswith(f"{size} bytes".encode())
-        assert front.said(head(length=str(size)) + b"x" * size, OTHER).endswith(f"{size} bytes".encode())
+        assert front.said(head(length=str(size)) + b"x" * size, OTHER).endswith(
+            f"{size} bytes".encode()
+        )
     assert [length for _, length in superlink.seen] == [3, *[size] * 4]
 
 
-def test_slow_bodies_of_one_address_leave_the_others_served(program: str, keys: Path, superlink: FakeSuperLink) -> None:
+def test_slow_bodies_of_one_address_leave_the_others_served(
+    program: str, keys: Path, superlink: FakeSuperLink
+) -> None:
     with running(program, keys, superlink.port) as front, ExitStack() as stack:
         for length in (9_000, 90_000):
             for _ in range(45):  # within the address's share of connections
@@ -605,7 +751,9 @@ def test_slow_bodies_of_one_address_leave_the_others_served(program: str, keys: 
             assert front.status(head(length=str(length)) + b"x" * length) == 200
 
 
-def test_calls_of_one_address_have_a_limit(program: str, keys: Path, superlink: FakeSuperLink) -> None:
+def test_calls_of_one_address_have_a_limit(
+    program: str, keys: Path, superlink: FakeSuperLink
+) -> None:
     with running(program, keys, superlink.port, rate=1) as front:
         with front.connect(OTHER) as connection:
             answers = []
@@ -622,7 +770,10 @@ def test_calls_of_one_address_have_a_limit(program: str, keys: Path, superlink: 
 def test_silence_has_an_end(program: str, keys: Path, superlink: FakeSuperLink) -> None:
     superlink.seen.clear()
     unfinished = [b"", b"POST /v1/fl", head() + b"a", head(length="200000") + b"x" * 100_000]
-    with running(program, keys, superlink.port, {"30s": "1s", "60s": "1s"}) as front, ExitStack() as stack:
+    with (
+        running(program, keys, superlink.port, {"30s": "1s", "60s": "1s"}) as front,
+        ExitStack() as stack,
+    ):
         plain = stack.enter_context(socket.create_connection((HOST, front.port), timeout=SECONDS))
         connections = [stack.enter_context(front.connect()) for _ in unfinished]
         for connection, data in zip(connections, unfinished, strict=True):

@@ -1,4 +1,6 @@
-"""What nodes and executors look at before they start: real processes that end with one line and status 2."""
+"""What nodes and executors look at before they start: real processes that end with one line and
+status 2.
+"""
 
 import os
 import socket
@@ -24,7 +26,9 @@ from tests.processes import start_python
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An owner's files, an authority, and certificates of it: one that is valid, and one that has expired."""
+    """An owner's files, an authority, and certificates of it: one that is valid, and one that has
+    expired.
+    """
     folder = tmp_path_factory.mktemp("keys")
     make_node_key(folder / "node")
     make_secret(folder / "secret")
@@ -36,7 +40,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     authority.cert_pem.write_to_path(str(folder / "ca.crt"))
     trustme.CA().cert_pem.write_to_path(str(folder / "other.crt"))
     valid = authority.issue_cert("127.0.0.1")
-    expired = authority.issue_cert("127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday)
+    expired = authority.issue_cert(
+        "127.0.0.1", not_before=yesterday - timedelta(days=9), not_after=yesterday
+    )
     for name, one in (("valid", valid), ("expired", expired)):
         one.private_key_and_cert_chain_pem.write_to_path(str(folder / f"{name}.pem"))
     return folder
@@ -81,7 +87,11 @@ def node(keys: Path, superlink: object, **changed: object) -> list[str]:
         "wait": 0,
     }
     given |= {name.replace("_", "-"): value for name, value in changed.items()}
-    return ["deploy", "node", *(str(word) for name, value in given.items() for word in (f"--{name}", value))]
+    return [
+        "deploy",
+        "node",
+        *(str(word) for name, value in given.items() for word in (f"--{name}", value)),
+    ]
 
 
 def ends(words: list[str]) -> str:
@@ -96,7 +106,9 @@ def ends(words: list[str]) -> str:
 
 def test_a_server_that_is_not_there(keys: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    expected = f"{address}: no server answers there (Connection refused); waited 0 s. Start it first"
+    expected = (
+        f"{address}: no server answers there (Connection refused); waited 0 s. Start it first"
+    )
     assert ends(node(keys, address)) == f"--superlink {expected}"
     secret = ("--superexec-auth-secret-file", str(keys / "secret"), "--wait", "0")
     words = ["deploy", "executor", "--runtime-api-address", address, *secret]
@@ -107,7 +119,12 @@ def test_a_certificate_that_has_expired(keys: Path) -> None:
     with listening(keys / "expired.pem") as address:
         reason = f"{address}: the server's certificate is refused (certificate has expired), expected a valid one"
         assert ends(node(keys, address)).startswith(f"--superlink {reason}")
-        secret = ("--superexec-auth-secret-file", str(keys / "secret"), "--root-certificates", str(keys / "ca.crt"))
+        secret = (
+            "--superexec-auth-secret-file",
+            str(keys / "secret"),
+            "--root-certificates",
+            str(keys / "ca.crt"),
+        )
         words = ["deploy", "executor", "--runtime-api-address", str(address), *secret]
         assert ends(words).startswith(f"--runtime-api-address {reason}")
 
@@ -121,11 +138,18 @@ def test_a_port_that_is_taken(keys: Path) -> None:
     )
 
 
-FILES = ("root-certificates", "auth-supernode-private-key", "trusted-entities", "superexec-auth-secret-file")
+FILES = (
+    "root-certificates",
+    "auth-supernode-private-key",
+    "trusted-entities",
+    "superexec-auth-secret-file",
+)
 
 
 @pytest.mark.parametrize("flag", FILES)
-def test_a_file_that_cannot_be_read(flag: str, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read(
+    flag: str, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for path, reason in ((keys / "missing", "No such file or directory"), (keys, "Is a directory")):
         assert main(node(keys, "127.0.0.1:1", **{flag: path})) == 2
         assert capsys.readouterr().err == (
@@ -134,7 +158,9 @@ def test_a_file_that_cannot_be_read(flag: str, keys: Path, capsys: pytest.Captur
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
-def test_a_file_of_another_user(tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_user(
+    tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "secret").touch(mode=0)
     assert main(node(keys, "127.0.0.1:1", superexec_auth_secret_file=tmp_path / "secret")) == 2
     assert "cannot be read (Permission denied)" in capsys.readouterr().err
@@ -144,8 +170,14 @@ def test_a_file_of_another_user(tmp_path: Path, keys: Path, capsys: pytest.Captu
     ("changed", "reason"),
     [
         ({"root_certificates": "KEYS/secret"}, "secret holds no certificate in PEM form"),
-        ({"node_config": "partition-id=0 consnet='a'"}, "node-config: unknown key 'consnet' (did you mean 'consent'?)"),
-        ({"node_config": "partition-id=0 consent='/no/such'"}, "node-config: consent /no/such cannot be read"),
+        (
+            {"node_config": "partition-id=0 consnet='a'"},
+            "node-config: unknown key 'consnet' (did you mean 'consent'?)",
+        ),
+        (
+            {"node_config": "partition-id=0 consent='/no/such'"},
+            "node-config: consent /no/such cannot be read",
+        ),
         ({"host": "0.0.0.0"}, "--host 0.0.0.0, expected an address of this machine alone"),
         ({"port": 70000}, "--port 70000, expected a whole number from 1 to 65535"),
         ({"wait": -1}, "--wait -1, expected a number of at least 0"),
@@ -171,7 +203,10 @@ def test_settings_that_make_no_sense(
 )
 def test_servers_of_others(certificate: str | None, ca: str, reason: str, keys: Path) -> None:
     own = None if certificate is None else keys / certificate
-    with listening(own) as address, pytest.raises(ValueError, match=f"--superlink {address}: {reason}"):
+    with (
+        listening(own) as address,
+        pytest.raises(ValueError, match=f"--superlink {address}: {reason}"),
+    ):
         wait_for_server("--superlink", address, keys / ca, 60)  # which is said at once
 
 
@@ -187,7 +222,10 @@ def test_a_server_that_is_there_or_comes_later_is_waited_for(keys: Path) -> None
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
-    with pytest.raises(ValueError, match=r"--port 192\.0\.2\.7:80 cannot be listened at \(.*\), expected an address"):
+    with pytest.raises(
+        ValueError,
+        match=r"--port 192\.0\.2\.7:80 cannot be listened at \(.*\), expected an address",
+    ):
         require_free_port("--port", Address("192.0.2.7", 80))
 
 
@@ -196,7 +234,9 @@ def test_what_flower_raises_is_one_line() -> None:
     assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
-def test_an_executor_whose_node_goes_away_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_whose_node_goes_away_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from fedfw.deployment.flower import executor
 
     def fail() -> None:
@@ -206,5 +246,7 @@ def test_an_executor_whose_node_goes_away_ends_with_one_line(monkeypatch: pytest
     monkeypatch.setattr(os, "fork", lambda: 1)
     monkeypatch.setattr(executor.factory, "SubprocessExecutor", None)
     monkeypatch.setattr("sys.argv", ["fedfw"])
-    with pytest.raises(ConnectionError, match=r"^the executor has ended: RuntimeError: the node is gone$"):
+    with pytest.raises(
+        ConnectionError, match=r"^the executor has ended: RuntimeError: the node is gone$"
+    ):
         executor.run_executor([])

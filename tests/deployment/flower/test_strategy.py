@@ -53,9 +53,14 @@ class Grid:
         self.replies: dict[str, Message] = {}
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node)) for node in self.claims]
+        return [
+            NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node))
+            for node in self.claims
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -104,7 +109,9 @@ def test_flower_messages_carry_the_same_run(tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=4)
     server = run(task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2}), 4)
     assert torch.equal(server.xbar, fedfw.simulate(problem_of(task), FEDFW, rounds=4).x)
-    assert all(record.seconds and set(record.seconds) == {"waiting", "server"} for record in server.history)
+    assert all(
+        record.seconds and set(record.seconds) == {"waiting", "server"} for record in server.history
+    )
 
 
 def test_nodes_are_met_once_and_impostors_refused(tmp_path: Path) -> None:
@@ -140,7 +147,9 @@ def test_a_reply_that_is_nothing_of_ours_is_refused(tmp_path: Path) -> None:
 
 def test_numbers_that_no_client_has_are_refused(tmp_path: Path) -> None:
     task = small_task(FEDFW, rounds=1)
-    last: Any = run(task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: -1, 55: 2**62}), 1).history[-1]
+    last: Any = run(
+        task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: -1, 55: 2**62}), 1
+    ).history[-1]
     assert (last.participants, last.refused) == (3, {"undecodable": 2})
 
 
@@ -162,7 +171,9 @@ def go_on(server: DeployedServer, grid: Grid, rounds: int = 1) -> Any:
 
 
 def test_a_thief_of_a_number_is_handed_nothing(tmp_path: Path) -> None:
-    """A registered node claims the number of a client that restarts, and says that its memory is lost."""
+    """A registered node claims the number of a client that restarts, and says that its memory is
+    lost.
+    """
     task = small_task(fedfw.FedFWPlus(fedfw.L1Ball(5.0), penalty=0.01), rounds=20)
     settings = replace(PATIENCE, out=tmp_path / "server", leave_after=0)
     grid = Grid(task, tmp_path / "clients", {11: 0, 22: 1, 33: 2})
@@ -182,7 +193,9 @@ def test_a_thief_of_a_number_is_handed_nothing(tmp_path: Path) -> None:
     assert grid.stolen == []
 
 
-def test_a_node_that_never_answers_is_asked_less_and_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_never_answers_is_asked_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = small_task(FEDFW, rounds=20)
     grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: 3})
     grid.silent = {44}
@@ -205,7 +218,9 @@ def test_a_node_that_never_answers_is_asked_less_and_less(tmp_path: Path, monkey
 
 
 class SlowFleet(Grid):
-    """Nodes whose answers come one after another, by a clock that only moves when somebody sleeps; messages expire."""
+    """Nodes whose answers come one after another, by a clock that only moves when somebody sleeps;
+    messages expire.
+    """
 
     poll = 3.0
     each = 0.3
@@ -236,10 +251,16 @@ class SlowFleet(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        there = [name for name in message_ids if name in self.waiting and self.waiting[name][0] <= self.clock]
+        there = [
+            name
+            for name in message_ids
+            if name in self.waiting and self.waiting[name][0] <= self.clock
+        ]
         return [self.waiting.pop(name)[1] for name in there]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """As Flower has it."""
         left, end = set(self.push_messages(messages)), self.clock + (timeout or 0.0)
         found: list[Message] = []
@@ -284,7 +305,9 @@ def test_silent_nodes_of_a_fleet_hold_it_up_once_and_late_answers_count(fleet: S
     assert fleet.clock == met  # a question that is open already is not waited for
     assert len(fleet.asked) == 200
     name = next(name for name, (node, _) in strategy._questions.items() if node == 1001)
-    late = Message(RecordDict({RECORD: ConfigRecord(Hello(1).fields())}), reply_to=asked(1001, name))
+    late = Message(
+        RecordDict({RECORD: ConfigRecord(Hello(1).fields())}), reply_to=asked(1001, name)
+    )
     late.metadata.__dict__["_src_node_id"] = 1001
     fleet.waiting[name] = (fleet.clock, late)
     strategy._meet(fleet)  # type: ignore[arg-type]
@@ -298,7 +321,9 @@ def test_an_answer_in_the_place_of_another_node_is_refused(fleet: SlowFleet) -> 
     strategy = FedFWStrategy(server)
     strategy._meet(fleet)  # type: ignore[arg-type]
     [name] = strategy._questions
-    foreign = Message(RecordDict({RECORD: ConfigRecord(Hello(0).fields())}), reply_to=asked(1000, name))
+    foreign = Message(
+        RecordDict({RECORD: ConfigRecord(Hello(0).fields())}), reply_to=asked(1000, name)
+    )
     foreign.metadata.__dict__["_src_node_id"] = 1199
     fleet.waiting[name] = (fleet.clock, foreign)
     strategy._meet(fleet)  # type: ignore[arg-type]
@@ -307,13 +332,18 @@ def test_an_answer_in_the_place_of_another_node_is_refused(fleet: SlowFleet) -> 
 
 
 def test_a_question_that_nothing_answers_is_no_refusal(fleet: SlowFleet) -> None:
-    """The SuperLink says in the node's place that there is no answer; the node is asked again later."""
+    """The SuperLink says in the node's place that there is no answer; the node is asked again
+    later.
+    """
     fleet.mute = {1000}
     server = DeployedServer(fleet.task)
     strategy = FedFWStrategy(server)
     strategy._meet(fleet)  # type: ignore[arg-type]
     [name] = strategy._questions
-    fleet.waiting[name] = (fleet.clock, Message(Error(3, "it may have expired"), reply_to=asked(1000, name)))
+    fleet.waiting[name] = (
+        fleet.clock,
+        Message(Error(3, "it may have expired"), reply_to=asked(1000, name)),
+    )
     strategy._meet(fleet)  # type: ignore[arg-type]
     assert strategy._questions == {}
     assert not server._exchange.refused
@@ -342,6 +372,8 @@ def test_waiting_times_follow_the_fleets_size(tmp_path: Path) -> None:
         assert message.metadata.ttl == strategy.round_seconds + 60
         seconds[clients] = (strategy.round_seconds, strategy._start_seconds)
     assert seconds == {3: (120, 300), 100: (120, 300), 200: (220, 400), 1000: (1020, 1200)}
-    given = DeployedServer(replace(task, clients=1000), Deployment(round_timeout=7.0, start_timeout=8.0))
+    given = DeployedServer(
+        replace(task, clients=1000), Deployment(round_timeout=7.0, start_timeout=8.0)
+    )
     assert FedFWStrategy(given).round_seconds == 7.0
     assert FedFWStrategy(given)._start_seconds == 8.0

@@ -46,7 +46,9 @@ def ending(hook: str, at: int, raises: bool, reason: str = "enough") -> Callback
 def test_a_run_ends_after_the_round_and_is_kept(at: int, raises: bool) -> None:
     whole: list[Tensor] = []
     fedfw.simulate(Q.problem, ALGORITHM, rounds=5, callbacks=lambda s: whole.append(s.xbar))
-    run = fedfw.simulate(Q.problem, ALGORITHM, rounds=5, callbacks=ending("after_round", at, raises))
+    run = fedfw.simulate(
+        Q.problem, ALGORITHM, rounds=5, callbacks=ending("after_round", at, raises)
+    )
     assert isinstance(run, Run)
     assert len(run.history) == at
     assert run.stopped == "enough"
@@ -57,9 +59,15 @@ def test_a_run_ends_after_the_round_and_is_kept(at: int, raises: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mood", r"Own.record gives \['mood'\]"), ("round", "fills in itself"), ("bytes_up", "fills in itself")],
+    [
+        ("mood", r"Own.record gives \['mood'\]"),
+        ("round", "fills in itself"),
+        ("bytes_up", "fills in itself"),
+    ],
 )
-def test_a_record_has_its_own_fields_and_nobody_rewrites_what_was_counted(name: str, message: str) -> None:
+def test_a_record_has_its_own_fields_and_nobody_rewrites_what_was_counted(
+    name: str, message: str
+) -> None:
     class Own(Callback):
         def record(self, simulation: Simulation) -> Mapping[str, Any]:
             return {name: 7}
@@ -79,7 +87,9 @@ def test_a_run_that_was_ended_can_be_resumed_to_the_same_bits(at: int, tmp_path:
 
     first = fedfw.simulate(Q.problem, ALGORITHM, callbacks=stop, out=tmp_path, **options)
     assert (len(first.history), first.stopped) == (at, "for today")
-    resumed = fedfw.simulate(Q.problem, ALGORITHM, callbacks=stop, out=tmp_path, resume=True, **options)
+    resumed = fedfw.simulate(
+        Q.problem, ALGORITHM, callbacks=stop, out=tmp_path, resume=True, **options
+    )
     assert torch.equal(resumed.x, whole.x)
     assert resumed.stopped == "all that were asked for"
     assert [r.bytes_down for r in resumed.history] == [r.bytes_down for r in whole.history]
@@ -119,7 +129,9 @@ class Diary(Callback):
 
 def test_methods_are_called_in_their_order_and_fill_in_the_record() -> None:
     diary = Diary()
-    run = fedfw.simulate(Q.problem, fedfw.FedFWAnchored(Q.constraint, anchor_every=2), rounds=2, callbacks=diary)
+    run = fedfw.simulate(
+        Q.problem, fedfw.FedFWAnchored(Q.constraint, anchor_every=2), rounds=2, callbacks=diary
+    )
     assert diary.pages == [
         ("before", 0, 0),
         ("record", 1, 0),
@@ -151,7 +163,9 @@ class Counter(Callback):
 def test_a_callback_goes_on_from_its_own_state(tmp_path: Path) -> None:
     counters = [Counter(), Counter()]
     fedfw.simulate(Q.problem, ALGORITHM, rounds=10, callbacks=counters[0], out=tmp_path)
-    fedfw.simulate(Q.problem, ALGORITHM, rounds=13, callbacks=counters[1], out=tmp_path, resume=True)
+    fedfw.simulate(
+        Q.problem, ALGORITHM, rounds=13, callbacks=counters[1], out=tmp_path, resume=True
+    )
     assert [counter.count for counter in counters] == [10, 13]
     # One that was not there before begins anew, and one that is gone is not missed.
     late = Diary()
@@ -159,7 +173,8 @@ def test_a_callback_goes_on_from_its_own_state(tmp_path: Path) -> None:
     assert [page[1] for page in late.pages if page[0] == "after"] == [14]
 
 
-# --- The privacy budget: every client's rounds are counted, and nobody spends more than was promised ---
+# --- The privacy budget: every client's rounds are counted, and nobody spends more than was
+# promised ---
 
 DELTA = 1e-5
 BUDGET_ALGORITHM = fedfw.FedFW(fedfw.L1Ball(3.0))
@@ -169,7 +184,8 @@ def problem() -> fedfw.Problem:
     pytest.importorskip("dp_accounting")
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.rand(40, 6, generator=generator), torch.randint(0, 3, (40,), generator=generator)) for _ in range(3)
+        (torch.rand(40, 6, generator=generator), torch.randint(0, 3, (40,), generator=generator))
+        for _ in range(3)
     ]
     model = nn.Linear(6, 3)
     nn.init.zeros_(model.weight)
@@ -194,9 +210,13 @@ def test_a_run_ends_before_its_budget_does() -> None:
     assert 0 < len(run.history) < 50
     assert run.history[-1].epsilon is not None
     assert run.history[-1].epsilon <= 1.0
-    assert run.history[-1].accuracy is not None  # the last round is evaluated, though not by its number
+    assert (
+        run.history[-1].accuracy is not None
+    )  # the last round is evaluated, though not by its number
     with pytest.raises(ValueError, match="one round would spend"):
-        fedfw.simulate(problem(), BUDGET_ALGORITHM, rounds=5, privacy=Privacy(0.1, DELTA, noise=1.0))
+        fedfw.simulate(
+            problem(), BUDGET_ALGORITHM, rounds=5, privacy=Privacy(0.1, DELTA, noise=1.0)
+        )
 
 
 def test_every_clients_rounds_are_counted() -> None:
@@ -209,7 +229,9 @@ def test_every_clients_rounds_are_counted() -> None:
     assert budget(simulation).state()["attended"].tolist() == counted.tolist()
     assert simulation.privacy is not None
     assert simulation.privacy.most_rounds == int(counted.max())
-    assert simulation.history[-1].epsilon == pytest.approx(simulation.privacy.epsilon(int(counted.max())))
+    assert simulation.history[-1].epsilon == pytest.approx(
+        simulation.privacy.epsilon(int(counted.max()))
+    )
 
 
 def test_a_resumed_run_remembers_what_was_spent(tmp_path: Path) -> None:
@@ -220,8 +242,12 @@ def test_a_resumed_run_remembers_what_was_spent(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Simulation(problem(), BUDGET_ALGORITHM, options, folder=RunFolder(tmp_path), callbacks=stop).run()
-    resumed = Simulation(problem(), BUDGET_ALGORITHM, options, folder=RunFolder(tmp_path, resume=True))
+        Simulation(
+            problem(), BUDGET_ALGORITHM, options, folder=RunFolder(tmp_path), callbacks=stop
+        ).run()
+    resumed = Simulation(
+        problem(), BUDGET_ALGORITHM, options, folder=RunFolder(tmp_path, resume=True)
+    )
     assert resumed.t == 3  # a private run keeps every round
     assert int(budget(resumed).state()["attended"].sum()) == 6
     whole = Simulation(problem(), BUDGET_ALGORITHM, options).run()
@@ -235,7 +261,9 @@ CHECKPOINTS_ALGORITHM = fedfw.FedFW(Q.constraint, penalty=0.05)
 
 
 def rounds_kept(folder: Path) -> list[int]:
-    return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("checkpoint-*.safetensors"))
+    return sorted(
+        int(path.stem.partition("-")[2]) for path in folder.glob("checkpoint-*.safetensors")
+    )
 
 
 def test_a_checkpoint_every_ten_rounds_and_at_the_end(tmp_path: Path) -> None:
@@ -261,7 +289,10 @@ def test_a_checkpoint_every_ten_rounds_and_at_the_end(tmp_path: Path) -> None:
     }
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     assert torch.equal(model["x"], run.x)
-    assert History.from_jsonl((tmp_path / "history.jsonl").read_text()).to_dict() == run.history.to_dict()
+    assert (
+        History.from_jsonl((tmp_path / "history.jsonl").read_text()).to_dict()
+        == run.history.to_dict()
+    )
 
 
 # --- A run ends when it has proven that it is good enough, and not before ---
@@ -270,7 +301,9 @@ def test_a_checkpoint_every_ten_rounds_and_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedfw", "fedfw+", "frank-wolfe", "fedavg"])
 def test_the_run_goes_on_until_the_bound_is_within_the_tolerance(name: str) -> None:
     q = Quadratics.on("box")
-    algorithm = fedfw.ALGORITHMS[name](q.constraint, **({"penalty": q.best_penalty} if "fedfw" in name else {}))
+    algorithm = fedfw.ALGORITHMS[name](
+        q.constraint, **({"penalty": q.best_penalty} if "fedfw" in name else {})
+    )
     seen = []
 
     def watch(simulation: Simulation) -> None:
@@ -311,7 +344,13 @@ def test_loss_gap_consensus_and_bound(name: str, algorithm: str) -> None:
             assert record.consensus is None
             assert record.surrogate is None
 
-    fedfw.simulate(q.problem, fedfw.ALGORITHMS[algorithm](q.constraint), rounds=6, participation=0.6, callbacks=watch)
+    fedfw.simulate(
+        q.problem,
+        fedfw.ALGORITHMS[algorithm](q.constraint),
+        rounds=6,
+        participation=0.6,
+        callbacks=watch,
+    )
 
 
 # --- Loggers: the numbers of every round, elsewhere and at once ---
@@ -331,7 +370,9 @@ def test_rows_are_there_as_soon_as_their_round_is_done(tmp_path: Path) -> None:
     assert seen == [1, 2, 3, 4]
     rows = rows_of(path)
     assert [row["bytes_up"] for row in rows] == [str(record.bytes_up) for record in run.history]
-    assert [row["loss"] for row in rows] == ["" if r.loss is None else repr(r.loss) for r in run.history]
+    assert [row["loss"] for row in rows] == [
+        "" if r.loss is None else repr(r.loss) for r in run.history
+    ]
     assert float(rows[0]["seconds"]) == pytest.approx(sum((run.history[0].seconds or {}).values()))
 
 
@@ -343,7 +384,9 @@ def test_tensorboard_and_mlflow_are_told_every_number(monkeypatch: pytest.Monkey
         metrics.append((numbers, step))
 
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_metrics=log_metrics))
-    board = SimpleNamespace(add_scalar=lambda name, value, step: scalars.append((name, value, step)))
+    board = SimpleNamespace(
+        add_scalar=lambda name, value, step: scalars.append((name, value, step))
+    )
     callbacks = [fedfw.TensorBoardLogger(board), fedfw.MLflowLogger()]
     run = fedfw.simulate(Q.problem, LOGGERS_ALGORITHM, rounds=2, callbacks=callbacks)
     wanted = [numbers_of(record) for record in run.history]
@@ -361,7 +404,9 @@ def test_tensorboard_and_mlflow_are_told_every_number(monkeypatch: pytest.Monkey
         ("mlflow", fedfw.MLflowLogger),
     ],
 )
-def test_what_is_not_installed_is_named(package: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_named(
+    package: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     name = package.rpartition(".")[2]
     with pytest.raises(ImportError, match=f"needs the package {name}: pip install {name}"):
@@ -394,11 +439,22 @@ def test_progress_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[fedfw.Record] = []
     seen: list[int] = []
     run = fedfw.simulate(
-        Q.problem, PROGRESS_ALGORITHM, rounds=3, progress=told.append, callbacks=lambda s: seen.append(s.t)
+        Q.problem,
+        PROGRESS_ALGORITHM,
+        rounds=3,
+        progress=told.append,
+        callbacks=lambda s: seen.append(s.t),
     )
     assert told == list(run.history)
     assert seen == [1, 2, 3]
-    assert len(fedfw.simulate(Q.problem, PROGRESS_ALGORITHM, rounds=3, progress=lambda record: True).history) == 3
+    assert (
+        len(
+            fedfw.simulate(
+                Q.problem, PROGRESS_ALGORITHM, rounds=3, progress=lambda record: True
+            ).history
+        )
+        == 3
+    )
     assert capsys.readouterr().err == ""
     fedfw.simulate(Q.problem, PROGRESS_ALGORITHM, rounds=3, progress=True)
     assert "round 3/3" in capsys.readouterr().err

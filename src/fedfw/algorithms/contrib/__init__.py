@@ -1,4 +1,6 @@
-"""Published methods that few people run: they keep the contract and pass its tests, and nothing depends on them."""
+"""Published methods that few people run: they keep the contract and pass its tests, and nothing
+depends on them.
+"""
 
 from fedfw.algorithms.contrib.fast_fedda import FastFedDA
 from fedfw.algorithms.contrib.muon import FedMuon, FedMuonCV, LocalMuon

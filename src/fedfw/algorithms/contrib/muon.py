@@ -1,6 +1,8 @@
-"""Methods of Muon's kind, whose clients take oracle steps along a momentum: LocalMuon and two that are called FedMuon.
+"""Methods of Muon's kind, whose clients take oracle steps along a momentum: LocalMuon and two that
+are called FedMuon.
 
-LocalMuon: every participant takes oracle steps along a momentum of its own, which begins anew with every visit.
+LocalMuon: every participant takes oracle steps along a momentum of its own, which begins anew with
+every visit.
 
     client i:  x <- xbar
                K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)      (in the first step of a visit m_i <- grad f_i(x))
@@ -8,14 +10,17 @@ LocalMuon: every participant takes oracle steps along a momentum of its own, whi
                it sends its net atom, and nothing else
     server:    xbar <- mean of the x
 
-Local Muon steps, then averaging: the oracle of each client follows the client's own data, and the mean of the atoms is
-not the atom of the mean, so it does not converge to the minimiser of F when clients differ. Takezawa et al. (arXiv
-2509.26337) prove that, under this name; it is what FedMuon and FedLMO repair.
+Local Muon steps, then averaging: the oracle of each client follows the client's own data, and the
+mean of the atoms is not the atom of the mean, so it does not converge to the minimiser of F when
+clients differ. Takezawa et al. (arXiv 2509.26337) prove that, under this name; it is what FedMuon
+and FedLMO repair.
 
-References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); Therien, Huang, Rish and
-Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo" (2025).
+References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024);
+Therien, Huang, Rish and Belilovsky, "MuLoCo: Muon is a practical inner optimizer for DiLoCo"
+(2025).
 
-FedMuon of Liu et al.: momentum that the server averages, and steps that are aligned with the last round's.
+FedMuon of Liu et al.: momentum that the server averages, and steps that are aligned with the last
+round's.
 
     client i:  x <- xbar,  m_i <- m
                K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)                    (before any m: m_i <- the gradient)
@@ -23,17 +28,19 @@ FedMuon of Liu et al.: momentum that the server averages, and steps that are ali
                it sends its net atom s_i, the mixture of the oracle's answers, and m_i
     server:    s <- (1 - alpha) (mean of the s_i) + alpha s,   m <- mean of the m_i,   xbar <- (1 - a_t) xbar + a_t s
 
-Here a_t = 1 - (1 - eta_t/K)^K, and alpha is the alignment (1/2 in the paper). The paper's global direction is the mean
-change of the last round over K eta. In steps inside of D that is the point s of D to which xbar moved last, so that the
-mixture of both directions stays in D.
+Here a_t = 1 - (1 - eta_t/K)^K, and alpha is the alignment (1/2 in the paper). The paper's global
+direction is the mean change of the last round over K eta. In steps inside of D that is the point s
+of D to which xbar moved last, so that the mixture of both directions stays in D.
 
-Ours, beside the set: momentum and atoms for every parameter (theirs has AdamW for vectors), means with the weights w_i,
-the first momentum is the first gradient, before any s there is no alignment, and no momentum is compressed.
+Ours, beside the set: momentum and atoms for every parameter (theirs has AdamW for vectors), means
+with the weights w_i, the first momentum is the first gradient, before any s there is no alignment,
+and no momentum is compressed.
 
-Reference: Liu, Shang, Zhou, Liu, Liu and Liu, "FedMuon: Accelerating federated learning with matrix orthogonalization"
-(2025), arXiv 2510.27403.
+Reference: Liu, Shang, Zhou, Liu, Liu and Liu, "FedMuon: Accelerating federated learning with matrix
+orthogonalization" (2025), arXiv 2510.27403.
 
-FedMuon of Takezawa et al.: oracle steps along momenta from which control variates take the clients' differences.
+FedMuon of Takezawa et al.: oracle steps along momenta from which control variates take the clients'
+differences.
 
     client i:  x <- xbar,  m_i <- c_i
                K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)        (in its first visit it begins as the gradient)
@@ -41,14 +48,15 @@ FedMuon of Takezawa et al.: oracle steps along momenta from which control variat
                c_i <- m_i;   it sends its net atom, and how c_i changes
     server:    xbar <- mean of the x over those present,   c <- mean of all c_i
 
-The mean of the oracle's answers is not the answer to the mean, so what goes to the oracle is corrected, after the
-averaging over time (FedLMO corrects before it, and shares the momentum as well). beta is 1 - alpha of the paper.
+The mean of the oracle's answers is not the answer to the mean, so what goes to the oracle is
+corrected, after the averaging over time (FedLMO corrects before it, and shares the momentum as
+well). beta is 1 - alpha of the paper.
 
-Ours, beside the set: a client goes on with the momentum of its last visit, which is its c_i, and in its first visit
-with its first gradient (c_i is zero until then); means have the weights w_i.
+Ours, beside the set: a client goes on with the momentum of its last visit, which is its c_i, and in
+its first visit with its first gradient (c_i is zero until then); means have the weights w_i.
 
-Reference: Takezawa, Koloskova, Jiang and Stich, "FedMuon: Federated learning with bias-corrected LMO-based
-optimization" (2025), arXiv 2509.26337.
+Reference: Takezawa, Koloskova, Jiang and Stich, "FedMuon: Federated learning with bias-corrected
+LMO-based optimization" (2025), arXiv 2509.26337.
 """
 
 from collections.abc import Sequence
@@ -81,21 +89,23 @@ from fedfw.options import option
 
 @dataclass(frozen=True)
 class LocalMuon(LocalOracleSteps):
-    """Oracle steps from the shared model along a momentum of the client's own: it fails where clients differ.
+    """Oracle steps from the shared model along a momentum of the client's own: it fails where
+    clients differ.
 
     Parameters
     ----------
     constraint : ConstraintSet or Product
         The set D.
     momentum : float or "auto"
-        beta, the weight of the past within a visit; "auto" is 0.9. With one local step a visit has no past, and
-        another value is refused.
+        beta, the weight of the past within a visit; "auto" is 0.9. With one local step a visit has
+        no past, and another value is refused.
     schedule : str, Schedule or callable
         Step sizes eta_t of rounds (not of local steps, which are K times shorter); see `Scheduled`.
 
     Examples
     --------
-    Clients with the losses (x - 3)^2 and (x + 1)^2 on [-1, 1] go to different ends; the best common point is 1.
+    Clients with the losses (x - 3)^2 and (x + 1)^2 on [-1, 1] go to different ends; the best common
+    point is 1.
 
     >>> import fedfw
     >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.contrib.LocalMuon(fedfw.Box(-1.0, 1.0)), rounds=50)
@@ -149,7 +159,8 @@ class LocalMuon(LocalOracleSteps):
 
 @dataclass(frozen=True)
 class FedMuon(LocalOracleSteps):
-    """FedMuon of Liu et al.: oracle steps along a shared momentum, aligned with the last round's step.
+    """FedMuon of Liu et al.: oracle steps along a shared momentum, aligned with the last round's
+    step.
 
     Parameters
     ----------
@@ -173,7 +184,9 @@ class FedMuon(LocalOracleSteps):
     """
 
     _: KW_ONLY
-    alignment: Annotated[float, option("share of the last round's step in every local step", ge=0, lt=1)] = 0.5
+    alignment: Annotated[
+        float, option("share of the last round's step in every local step", ge=0, lt=1)
+    ] = 0.5
 
     name: ClassVar[str] = "fedmuon"
     title: ClassVar[str] = "FedMuon (Liu et al.)"

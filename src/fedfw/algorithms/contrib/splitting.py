@@ -6,17 +6,17 @@ FedADMM: the alternating direction method of multipliers with an inexact local s
     z_i <- z_i + (x_i - xbar) / eta
     xtilde = mean of all (x_i + eta z_i), the absent ones' last included;   xbar = P(xtilde)
 
-Clients send the change of x_i + eta z_i. At a fixed point x_i = xbar = x* and z_i = -grad h_i(x*), so
-xtilde = x* - eta grad F(x*) and x* = P(xtilde): a minimiser.
+Clients send the change of x_i + eta z_i. At a fixed point x_i = xbar = x* and z_i = -grad h_i(x*),
+so xtilde = x* - eta grad F(x*) and x* = P(xtilde): a minimiser.
 
-Reference: Wang, Marella and Anderson, "FedADMM: a federated primal-dual algorithm allowing partial participation"
-(2022).
+Reference: Wang, Marella and Anderson, "FedADMM: a federated primal-dual algorithm allowing partial
+participation" (2022).
 
 FedPAL: the proximal augmented Lagrangian method, whose subproblems the clients solve by ADMM.
 
-The constraint "w lies in D" has a multiplier y at the server, and everybody is pulled to the centre v, which is the w
-of when y was last renewed. Every ``multiplier_every`` rounds y and v are renewed; each round in between is one step of
-ADMM on the subproblem
+The constraint "w lies in D" has a multiplier y at the server, and everybody is pulled to the centre
+v, which is the w of when y was last renewed. Every ``multiplier_every`` rounds y and v are renewed;
+each round in between is one step of ADMM on the subproblem
 
     minimise  F(w) + (beta/2) dist(w + y/beta, D)^2 + ||w - v||^2 / (2 beta)
 
@@ -26,18 +26,21 @@ ADMM on the subproblem
                m = mean of all x_i + eta z_i, the absent ones' last included;   a_n = n a_0,  a_0 = 1 / ((n + 1) beta)
     renewed:   y <- y + beta (w - P(w + y/beta)),   v <- w;      xbar = P(w)
 
-The server's problem has the solution w = (q r + beta P(r)) / (q + beta) - y/beta with q = 1/eta + a_0 and
-r = (m/eta + a_0 v) / q + y/beta: one projection. Clients send the change of x_i + eta z_i. At a fixed point
-x_i = w = v = x*, z_i = -grad h_i(x*) and y = -grad F(x*), which is normal to D at x*: a minimiser.
+The server's problem has the solution w = (q r + beta P(r)) / (q + beta) - y/beta with q = 1/eta +
+a_0 and r = (m/eta + a_0 v) / q + y/beta: one projection. Clients send the change of x_i + eta z_i.
+At a fixed point x_i = w = v = x*, z_i = -grad h_i(x*) and y = -grad F(x*), which is normal to D at
+x*: a minimiser.
 
-The paper's problem has constraints c_0(w) <= 0 of the server and c_i(w) <= 0 of each client, with multipliers
-[mu_i + beta c_i(w)]_+. Here there is one common set, so that there is one constraint, which is the server's: c_0(w) = w
-lies in D in place of the cone of all vectors that are at most 0, and the distance from D in place of that from the
-cone. What is done otherwise: the paper ends a subproblem once its gradient is small, and begins the next one with new
-z_i, which takes a further exchange; here it ends after a number of rounds, and clients go on with the z_i they have,
-which begin at 0. Absentees are ours, too.
+The paper's problem has constraints c_0(w) <= 0 of the server and c_i(w) <= 0 of each client, with
+multipliers [mu_i + beta c_i(w)]_+. Here there is one common set, so that there is one constraint,
+which is the server's: c_0(w) = w lies in D in place of the cone of all vectors that are at most 0,
+and the distance from D in place of that from the cone. What is done otherwise: the paper ends a
+subproblem once its gradient is small, and begins the next one with new z_i, which takes a further
+exchange; here it ends after a number of rounds, and clients go on with the z_i they have, which
+begin at 0. Absentees are ours, too.
 
-Reference: He, Peng and Sun, "Federated learning with convex global and local constraints" (2024), arXiv 2310.10117.
+Reference: He, Peng and Sun, "Federated learning with convex global and local constraints" (2024),
+arXiv 2310.10117.
 """
 
 from collections.abc import Sequence
@@ -107,7 +110,9 @@ class FedADMM(SplittingAlgorithm):
         return {"x": x, "z": torch.zeros_like(x)}
 
     def pull(self, plan: Plan, state: State, message: Message) -> tuple[Tensor, Tensor, float]:
-        """Return the server's point w (p,), and where local steps are pulled to, (m, p), with its weight."""
+        """Return the server's point w (p,), and where local steps are pulled to, (m, p), with its
+        weight.
+        """
         return message.xbar, message.xbar - self.eta * state["z"], 1 / self.eta
 
     def local_update(
@@ -122,7 +127,8 @@ class FedADMM(SplittingAlgorithm):
 
 @dataclass(frozen=True)
 class FedPAL(FedADMM):
-    """FedPAL: the proximal augmented Lagrangian method of He, Peng and Sun, with ADMM among the clients.
+    """FedPAL: the proximal augmented Lagrangian method of He, Peng and Sun, with ADMM among the
+    clients.
 
     Parameters
     ----------
@@ -149,7 +155,9 @@ class FedPAL(FedADMM):
     """
 
     beta: Annotated[float, option("penalty of the augmented Lagrangian", gt=0)] = 10.0
-    multiplier_every: Annotated[int, option("rounds from one multiplier of the constraint to the next", ge=1)] = 1
+    multiplier_every: Annotated[
+        int, option("rounds from one multiplier of the constraint to the next", ge=1)
+    ] = 1
 
     name: ClassVar[str] = "fedpal"
     title: ClassVar[str] = "proximal AL (He et al.)"
@@ -160,26 +168,39 @@ class FedPAL(FedADMM):
         return {"lr": cls.steps(setting, (0.5, 1, 2)), "eta": (3.0, 10.0), "beta": (1.0, 10.0)}
 
     def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"mean": x.clone(), "w": x.clone(), "centre": x.clone(), "y": torch.zeros_like(x)})
+        return Server(
+            x.clone(),
+            {"mean": x.clone(), "w": x.clone(), "centre": x.clone(), "y": torch.zeros_like(x)},
+        )
 
     def pull(self, plan: Plan, state: State, message: Message) -> tuple[Tensor, Tensor, float]:
         w, to_centre, to_w = message.vectors["w"], plan.n * self._share(plan), 1 / self.eta
         weight = to_centre + to_w
-        centre = (to_centre * message.vectors["centre"] + to_w * (w - self.eta * state["z"])) / weight
+        centre = (
+            to_centre * message.vectors["centre"] + to_w * (w - self.eta * state["z"])
+        ) / weight
         return w, centre, weight
 
     def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
         vectors, pull = server.vectors, self._share(plan)
-        mean, centre, y = vectors["mean"] + aggregate.total / plan.n, vectors["centre"], vectors["y"]
+        mean, centre, y = (
+            vectors["mean"] + aggregate.total / plan.n,
+            vectors["centre"],
+            vectors["y"],
+        )
         q = 1 / self.eta + pull
         r = (mean / self.eta + pull * centre) / q + y / self.beta
         nearest = plan.project(r)
-        shifted = (q * r + self.beta * nearest) / (q + self.beta)  # w + y/beta, between r and its projection
+        shifted = (q * r + self.beta * nearest) / (
+            q + self.beta
+        )  # w + y/beta, between r and its projection
         w = shifted - y / self.beta
         if t % self.multiplier_every == 0:
             y, centre = self.beta * (shifted - nearest), w
         return Server(plan.project(w), {"mean": mean, "w": w, "centre": centre, "y": y})
 
     def _share(self, plan: Plan) -> float:
-        """a_0: the server's share of the pull to the centre; a client's is n times that, because F is a mean."""
+        """a_0: the server's share of the pull to the centre; a client's is n times that, because F
+        is a mean.
+        """
         return 1 / ((plan.n + 1) * self.beta)

@@ -1,4 +1,6 @@
-"""The folder of an app that `fedfw deploy init` wrote and somebody changed: its settings and its task."""
+"""The folder of an app that `fedfw deploy init` wrote and somebody changed: its settings and its
+task.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,17 @@ class AppFolder:
         """
         project = path / PROJECT
         if not project.is_file():
-            raise ValueError(f"app={str(path)!r} has no {PROJECT}, expected a folder that 'fedfw deploy init' wrote")
+            raise ValueError(
+                f"app={str(path)!r} has no {PROJECT}, expected a folder that 'fedfw deploy init' wrote"
+            )
         try:
             app = get_project_config(path)["tool"]["flwr"]["app"]
             Bundle.read(path)
         except ValueError as error:
             raise ValueError(f"{project}: {_one_line(error)}") from None
-        return cls(path, flatten_dict(app.get("config")), app["components"]["serverapp"].partition(":")[0])
+        return cls(
+            path, flatten_dict(app.get("config")), app["components"]["serverapp"].partition(":")[0]
+        )
 
     def settings(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The app's settings with some changed; Flower changes only those that the app lists.
@@ -69,7 +75,9 @@ class AppFolder:
         for key in changes:
             if key not in self.config:
                 close = nearest(key, self.config)
-                raise ValueError(f"{self.path / PROJECT}: {key!r} is missing{close}, expected it in {TABLE}")
+                raise ValueError(
+                    f"{self.path / PROJECT}: {key!r} is missing{close}, expected it in {TABLE}"
+                )
         return self.config | dict(changes)
 
     def make_task(self, config: Mapping[str, Any]) -> Task:
@@ -83,29 +91,44 @@ class AppFolder:
         with self.blamed():
             if str(self.path.absolute()) not in sys.path:
                 sys.path.insert(0, str(self.path.absolute()))
-            kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder stays as it is
+            kept, sys.dont_write_bytecode = (
+                sys.dont_write_bytecode,
+                True,
+            )  # the folder stays as it is
             try:
                 app = import_module(self.module)
             finally:
                 sys.dont_write_bytecode = kept
             if not hasattr(app, "make_task"):
-                raise ValueError(f"{self.module} has no make_task, expected the function that server_app is given")
+                raise ValueError(
+                    f"{self.module} has no make_task, expected the function that server_app is given"
+                )
             task = app.make_task(config)
             if not isinstance(task, Task):
-                raise ValueError(f"make_task returned a {type(task).__name__}, expected a fedfw.deployment.Task")
+                raise ValueError(
+                    f"make_task returned a {type(task).__name__}, expected a fedfw.deployment.Task"
+                )
         return task
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the app it was."""
+        """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the
+        app it was.
+        """
         try:
             yield
         except Exception as error:
             raise ValueError(f"{self.path}: {self._said(error)}") from None
 
     def _said(self, error: Exception) -> str:
-        text = _one_line(error) if type(error) is ValueError else f"{type(error).__name__}: {_one_line(error)}"
-        places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        text = (
+            _one_line(error)
+            if type(error) is ValueError
+            else f"{type(error).__name__}: {_one_line(error)}"
+        )
+        places = [
+            (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
+        ]
         if isinstance(error, SyntaxError):
             text = f"{type(error).__name__}: {error.msg}"
             places.append((error.filename or "", error.lineno))

@@ -21,7 +21,13 @@ from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.limits import LimitError
 from fedfw.deployment.messages import Hello, Order
 from fedfw.deployment.node import NodeSettings
-from fedfw.deployment.obeyed import NotedSettings, given_in_table, refuse_ignored, refuse_vain, unread
+from fedfw.deployment.obeyed import (
+    NotedSettings,
+    given_in_table,
+    refuse_ignored,
+    refuse_vain,
+    unread,
+)
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
 from fedfw.deployment.settings import DEPLOYMENT_KEYS, Deployment
@@ -40,11 +46,15 @@ FAILED = "the client failed; the log of failures on its node says why"
 
 
 class ClientFailedError(RuntimeError):
-    """What a client raises in place of any exception, because Flower sends its type and its text to the server."""
+    """What a client raises in place of any exception, because Flower sends its type and its text to
+    the server.
+    """
 
 
 def deployment_of(config: Config) -> Deployment:
-    """How it is deployed, from the run configuration; an empty text stands for an option that is not given."""
+    """How it is deployed, from the run configuration; an empty text stands for an option that is
+    not given.
+    """
     given = {key: value for key, value in config.items() if key in DEPLOYMENT_KEYS and value != ""}
     return Deployment(**parse_table(options_of(Deployment).values(), given, "run configuration"))
 
@@ -77,14 +87,18 @@ def server_app(make_task: MakeTask) -> ServerApp:
             server.finish()
             if settings.folder is not None:
                 done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
-                write_atomically(settings.folder / "done.json", json.dumps(done).encode(), private=True)
+                write_atomically(
+                    settings.folder / "done.json", json.dumps(done).encode(), private=True
+                )
 
     return app
 
 
 @contextmanager
 def say_how_to_resume(folder: Path | None) -> Iterator[None]:
-    """Within, an error that names a file in the server's folder says how the run goes on: its disk may be full."""
+    """Within, an error that names a file in the server's folder says how the run goes on: its disk
+    may be full.
+    """
     try:
         yield
     except OSError as error:
@@ -97,9 +111,11 @@ def say_how_to_resume(folder: Path | None) -> Iterator[None]:
 
 
 def task_of(make_task: MakeTask, config: Config) -> Task:
-    """The task of an app with these settings; settings that were given and that it does not have are refused.
+    """The task of an app with these settings; settings that were given and that it does not have
+    are refused.
 
-    A setting that no task shows, such as the data set, is noted in the log where make_task did not read it.
+    A setting that no task shows, such as the data set, is noted in the log where make_task did not
+    read it.
     """
     settings = NotedSettings(config)
     task = make_task(settings)
@@ -114,9 +130,10 @@ def task_of(make_task: MakeTask, config: Config) -> Task:
 def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     """The ClientApp of a task.
 
-    It reads the node's own configuration, which the server cannot set: ``partition-id`` is the client's number,
-    ``consent`` the file of what the data's owner allows (or $FEDFW_CONSENT; without it atoms alone are sent),
-    ``state-dir`` the folder of its memory, and ``leaving`` says that it takes part no more.
+    It reads the node's own configuration, which the server cannot set: ``partition-id`` is the
+    client's number, ``consent`` the file of what the data's owner allows (or $FEDFW_CONSENT;
+    without it atoms alone are sent), ``state-dir`` the folder of its memory, and ``leaving`` says
+    that it takes part no more.
 
     Parameters
     ----------
@@ -138,7 +155,9 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         node, consent = _of_node(context)
         said = Hello(node.partition_id, node.leaving)
         if consent.privacy is not None and consent.privacy.required:
-            return _reply(message, said.fields())  # it says nothing of its data, and so does not read them
+            return _reply(
+                message, said.fields()
+            )  # it says nothing of its data, and so does not read them
         try:
             _check_settings(node, consent, own, context)
             with consent.limits.enforced():
@@ -157,7 +176,9 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         try:
             _check_settings(node, consent, own, context)
         except RefusedError as refused:  # before the task is built and data are read
-            return _reply(message, refuse(order, node.partition_id, folder, refused, began).fields())
+            return _reply(
+                message, refuse(order, node.partition_id, folder, refused, began).fields()
+            )
         answer = answer_order(
             order,
             lambda: _client(make_task, node, consent, context),
@@ -172,10 +193,11 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
 
 
 def settings_of(make_task: MakeTask) -> dict[str, Any]:
-    """Return the run configuration that an app itself has, in the ``pyproject.toml`` above its task's module.
+    """Return the run configuration that an app itself has, in the ``pyproject.toml`` above its
+    task's module.
 
-    On a node that file was signed with the rest of the app. Where there is none, nothing is the app's own: then every
-    option counts as set by the server.
+    On a node that file was signed with the rest of the app. Where there is none, nothing is the
+    app's own: then every option counts as set by the server.
     """
     module = sys.modules.get(getattr(make_task, "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -189,7 +211,9 @@ def settings_of(make_task: MakeTask) -> dict[str, Any]:
 
 
 def _discreet(handler: Handler) -> Handler:
-    """The same handler, whose exceptions are written to the node's log and raised as one that says nothing."""
+    """The same handler, whose exceptions are written to the node's log and raised as one that says
+    nothing.
+    """
 
     @wraps(handler)
     def discreet(message: Message, context: Context) -> Message:
@@ -204,7 +228,8 @@ def _discreet(handler: Handler) -> Handler:
 
 
 def _note_failure(folder: Path) -> None:
-    """Write the exception to the owner's log; where that fails, too, the executor's log names the file.
+    """Write the exception to the owner's log; where that fails, too, the executor's log names the
+    file.
 
     The text of the exception goes nowhere else.
     """
@@ -212,10 +237,14 @@ def _note_failure(folder: Path) -> None:
         note_failure(folder)
     except Exception as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        print(f"fedfw: {folder / FAILURES} cannot be written ({reason})", file=sys.stderr, flush=True)
+        print(
+            f"fedfw: {folder / FAILURES} cannot be written ({reason})", file=sys.stderr, flush=True
+        )
 
 
-def _check_settings(node: NodeSettings, consent: Consent, own: Mapping[str, Any], context: Context) -> None:
+def _check_settings(
+    node: NodeSettings, consent: Consent, own: Mapping[str, Any], context: Context
+) -> None:
     """Raise `RefusedError` for settings of a run that the owner does not let a server set."""
     if not node.leaving:
         consent.check_settings(context.run_config, own)

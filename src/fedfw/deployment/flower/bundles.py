@@ -1,12 +1,14 @@
-"""App bundles and who vouches for them: what a SuperNode runs is decided by a signature, not by whoever submits it.
+"""App bundles and who vouches for them: what a SuperNode runs is decided by a signature, not by
+whoever submits it.
 
 A folder holds bundles and, beside each, one file for every signature::
 
     fedfw.federation.1.0.0.fab
     fedfw.federation.1.0.0.fab.fpk_0123456789abcdef.sig
 
-Signatures are Ed25519, over what Flower checks: the bundle's SHA-256 and the time of signing. They are made here
-because Flower's own command (``flwr app review``) signs only apps that are published on Flower's platform.
+Signatures are Ed25519, over what Flower checks: the bundle's SHA-256 and the time of signing. They
+are made here because Flower's own command (``flwr app review``) signs only apps that are published
+on Flower's platform.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+)
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_fab_config, get_metadata_from_config
 from flwr.common.constant import FAB_MAX_SIZE
@@ -39,15 +45,28 @@ from fedfw.rounds.files import write_atomically
 _MOST_UNPACKED = 64 << 20
 """Bytes of all files of a bundle together, unpacked."""
 _MOST_FILES = 10_000
-"""Each entry of an archive's directory becomes an object of half a kilobyte when the archive is opened."""
+"""Each entry of an archive's directory becomes an object of half a kilobyte when the archive is
+opened.
+"""
 _ENTRY = b"PK\1\2"
 """Begins each entry of an archive's directory."""
 _PROJECT = "pyproject.toml"
 _LARGEST_PROJECT, _LARGEST_SIGNATURE = 2**20, 2**12  # bytes
 _MOST_SIGNATURES = 100
 _READ_ONLY = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
-_UNREADABLE = (BadZipFile, KeyError, ValueError, RuntimeError, NotImplementedError, EOFError, OSError, zlib.error)
-"""What reading an archive raises that is damaged, encrypted, packed in another way or without its configuration."""
+_UNREADABLE = (
+    BadZipFile,
+    KeyError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    EOFError,
+    OSError,
+    zlib.error,
+)
+"""What reading an archive raises that is damaged, encrypted, packed in another way or without its
+configuration.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +129,9 @@ class Bundle:
             with ZipFile(BytesIO(data)) as archive:
                 size = archive.getinfo(_PROJECT).file_size
             if size > _LARGEST_PROJECT:
-                raise ValueError(f"its {_PROJECT} has {size:,} bytes, expected at most {_LARGEST_PROJECT:,}")
+                raise ValueError(
+                    f"its {_PROJECT} has {size:,} bytes, expected at most {_LARGEST_PROJECT:,}"
+                )
             name, version = get_metadata_from_config(get_fab_config(data))
             parse_app_spec(f"@{name}=={version}")  # refuses names that could be no file's name
         except _UNREADABLE as error:
@@ -161,7 +182,9 @@ class Bundle:
         signature = path.with_name(f"{path.name}.{record['public_key_id']}.sig")
         for file, content in ((path, self.data), (signature, json.dumps(record).encode())):
             write_atomically(file, content)
-            file.chmod(stat.S_IMODE(file.stat().st_mode) & _READ_ONLY)  # what was signed does not change
+            file.chmod(
+                stat.S_IMODE(file.stat().st_mode) & _READ_ONLY
+            )  # what was signed does not change
         return path
 
 
@@ -225,7 +248,9 @@ def signatures(path: Path) -> list[dict[str, object]]:
                 f"{file} is no signature ({error}), expected a file that 'fedfw deploy sign' wrote"
             ) from None
         if not isinstance(record, dict):
-            raise ValueError(f"{file} is no signature, expected a file that 'fedfw deploy sign' wrote")
+            raise ValueError(
+                f"{file} is no signature, expected a file that 'fedfw deploy sign' wrote"
+            )
         found.append(record)
     return found
 
@@ -277,12 +302,14 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def trust_line(key: Ed25519PublicKey) -> str:
-    """The line by which an owner lets his node run what this key has signed, for ``--trusted-entities``.
+    """The line by which an owner lets his node run what this key has signed, for
+    ``--trusted-entities``.
 
     Examples
     --------
     >>> trust_line(Ed25519PublicKey.from_public_bytes(bytes(32)))
-    "fpk_66687aadf862bd77: 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA'"
+    "fpk_66687aadf862bd77: 'ssh-ed25519
+    AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA'"
     """
     return f"{key_id(key)}: '{key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode('ascii')}'"
 
@@ -298,7 +325,11 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise ValueError(f'key={str(path)!r}, expected one of ssh-keygen -t ed25519 -N "" ({error})') from None
+        raise ValueError(
+            f'key={str(path)!r}, expected one of ssh-keygen -t ed25519 -N "" ({error})'
+        ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ValueError(f'key={str(path)!r} is of another kind, expected one of ssh-keygen -t ed25519 -N ""')
+        raise ValueError(
+            f'key={str(path)!r} is of another kind, expected one of ssh-keygen -t ed25519 -N ""'
+        )
     return key

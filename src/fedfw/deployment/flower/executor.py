@@ -1,12 +1,13 @@
 """Flower's executor with processes that need not begin by importing torch.
 
-Flower runs an app in a process of its own for every message, which is three to four seconds of imports. Here those
-processes are forked from one that has done them: the *template*, which itself runs no app and keeps no secret. A forked
-process does what ``flwr-clientapp`` does, and ends with its message. It is told its token by a socket, where Flower's
-own executor writes it into the arguments of a process, which everybody on the machine can read.
+Flower runs an app in a process of its own for every message, which is three to four seconds of
+imports. Here those processes are forked from one that has done them: the *template*, which itself
+runs no app and keeps no secret. A forked process does what ``flwr-clientapp`` does, and ends with
+its message. It is told its token by a socket, where Flower's own executor writes it into the
+arguments of a process, which everybody on the machine can read.
 
-`multiprocessing` has such a server of forks, too. It unpickles what it is told, can be looked into by other processes
-of its user, and an executor that ends waits for its forks there.
+`multiprocessing` has such a server of forks, too. It unpickles what it is told, can be looked into
+by other processes of its user, and an executor that ends waits for its forks there.
 """
 
 import atexit
@@ -28,7 +29,12 @@ import numpy as np
 import torch
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor, factory
+from flwr.supercore.superexec.executor import (
+    ExecutionSpec,
+    LaunchResult,
+    SubprocessExecutor,
+    factory,
+)
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supercore.utils import disable_process_dumping
 from flwr.supernode.runtime.run_clientapp import run_clientapp
@@ -63,7 +69,9 @@ class ForkingExecutor(SubprocessExecutor):
             return super().launch(spec)
         request = json.dumps({name: getattr(spec, name) for name in _ASKED}).encode()
         if len(request) > _LONGEST:
-            return LaunchResult.failed(f"a request of {len(request)} bytes, expected at most {_LONGEST}")
+            return LaunchResult.failed(
+                f"a request of {len(request)} bytes, expected at most {_LONGEST}"
+            )
         try:
             self.template.send(request)
         except OSError as error:
@@ -71,7 +79,9 @@ class ForkingExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """End, before a message is taken, if there is nobody to run it; Flower calls this once a turn."""
+        """End, before a message is taken, if there is nobody to run it; Flower calls this once a
+        turn.
+        """
         try:
             self.template.recv(
                 1, socket.MSG_PEEK | socket.MSG_DONTWAIT
@@ -88,14 +98,16 @@ class ForkingExecutor(SubprocessExecutor):
 
 
 def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: None) -> None:
-    """Do what ``flower-superexec ARGUMENTS`` does, until the process is ended; its clients' processes are forked.
+    """Do what ``flower-superexec ARGUMENTS`` does, until the process is ended; its clients'
+    processes are forked.
 
     Parameters
     ----------
     arguments : sequence of str
         As for Flower's command.
     wait : callable
-        Called when the template has begun to import what clients need; returns when the SuperNode is there.
+        Called when the template has begun to import what clients need; returns when the SuperNode
+        is there.
 
     Raises
     ------
@@ -109,7 +121,9 @@ def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: No
     theirs.close()
     with ours:  # its end lets the template end
         wait()
-        vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(ours)  # Flower has no option for other kinds
+        vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(
+            ours
+        )  # Flower has no option for other kinds
         sys.argv = ["flower-superexec", *arguments]
         try:
             flower_superexec()
@@ -119,7 +133,9 @@ def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: No
 
 def _be_template(requests: socket.socket) -> None:
     """Import what clients need, then fork for every request; ends when nobody is left to ask."""
-    disable_process_dumping(strict=False)  # no app may look into this process, or into another app's
+    disable_process_dumping(
+        strict=False
+    )  # no app may look into this process, or into another app's
     for name in _PRELOADED:
         import_module(name)
     gc.freeze()  # what is imported stays: every fork would look through it, and so copy it
@@ -138,7 +154,9 @@ def _be_template(requests: socket.socket) -> None:
             asked = json.loads(request[:length])
             request[:] = bytes(_LONGEST)
             _ending(_be_client, **asked)
-        request[:length] = bytes(length)  # a token is for its own process: the next one begins as a copy of this
+        request[:length] = bytes(
+            length
+        )  # a token is for its own process: the next one begins as a copy of this
 
 
 def _be_client(root_certificates_path: str | None, **asked: Any) -> None:

@@ -1,11 +1,11 @@
 """A hub of one's own: hands the SuperLink of this machine bundles with their signatures.
 
-Flower attaches signatures only to bundles that a SuperLink fetches from a hub, and has no hub to install. This one
-answers what the SuperLink asks (``FLWR_SUPERGRID_API_URL``) from a folder that `fedfw.deployment.flower.bundles` fills.
-It holds no key.
+Flower attaches signatures only to bundles that a SuperLink fetches from a hub, and has no hub to
+install. This one answers what the SuperLink asks (``FLWR_SUPERGRID_API_URL``) from a folder that
+`fedfw.deployment.flower.bundles` fills. It holds no key.
 
-Every user of the machine can reach it, so all that it reads has a limit: a request's body, the files, and how many
-connections there are.
+Every user of the machine can reach it, so all that it reads has a limit: a request's body, the
+files, and how many connections there are.
 """
 
 import json
@@ -43,9 +43,13 @@ def make_hub(folder: Path, listen: Address) -> ThreadingHTTPServer:
     ThreadingHTTPServer
     """
     if not folder.is_dir():
-        raise ValueError(f"folder={str(folder)!r}, expected a folder of signed bundles: fedfw deploy sign makes one")
+        raise ValueError(
+            f"folder={str(folder)!r}, expected a folder of signed bundles: fedfw deploy sign makes one"
+        )
     if not is_loopback(listen.host):
-        raise ValueError(f"listen={str(listen)!r}, expected an address of this machine alone, such as 127.0.0.1:8600")
+        raise ValueError(
+            f"listen={str(listen)!r}, expected an address of this machine alone, such as 127.0.0.1:8600"
+        )
     try:
         return _Hub(listen, partial(_Handler, folder))
     except OSError as error:
@@ -67,7 +71,9 @@ def is_loopback(host: str) -> bool:
 
 
 class _Hub(ThreadingHTTPServer):
-    """A server with a thread for each connection, of which there are few at a time; others are closed at once."""
+    """A server with a thread for each connection, of which there are few at a time; others are
+    closed at once.
+    """
 
     daemon_threads = True
     request_queue_size = 2 * _CONNECTIONS
@@ -86,7 +92,9 @@ class _Hub(ThreadingHTTPServer):
             self._free.release()
             raise
 
-    def process_request_thread(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+    def process_request_thread(
+        self, request: socket | tuple[bytes, socket], client_address: Any
+    ) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -120,7 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
         except (OSError, ValueError) as error:
             return self._refuse_damaged(error)
         at = Address(*self.request.getsockname()[:2])
-        return self._answer(HTTPStatus.OK, {"fab_url": f"http://{at}/fab/{path.name}", "verifications": signed})
+        return self._answer(
+            HTTPStatus.OK, {"fab_url": f"http://{at}/fab/{path.name}", "verifications": signed}
+        )
 
     def do_GET(self) -> None:
         for path in self.folder.glob("*.fab"):
@@ -132,15 +142,21 @@ class _Handler(BaseHTTPRequestHandler):
         return self._refuse(HTTPStatus.NOT_FOUND, "no such bundle")
 
     def _body(self) -> bytes:
-        """Return the body of a request, which has a length that is stated once, as digits, and is not large."""
+        """Return the body of a request, which has a length that is stated once, as digits, and is
+        not large.
+        """
         lengths = self.headers.get_all("Content-Length") or []
         if "Transfer-Encoding" in self.headers or len(lengths) != 1:
             raise _RefusedRequest(HTTPStatus.LENGTH_REQUIRED, "expected one Content-Length")
         text = lengths[0].strip()
         if not (text.isascii() and text.isdigit()):
-            raise _RefusedRequest(HTTPStatus.BAD_REQUEST, "Content-Length is no whole number of at least 0")
+            raise _RefusedRequest(
+                HTTPStatus.BAD_REQUEST, "Content-Length is no whole number of at least 0"
+            )
         if len(text) > len(str(_LONGEST)) or int(text) > _LONGEST:
-            raise _RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {_LONGEST} bytes")
+            raise _RefusedRequest(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {_LONGEST} bytes"
+            )
         length = int(text)
         body = self.rfile.read(length)
         if len(body) < length:
@@ -148,10 +164,13 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _bundle_asked_for(self, body: bytes) -> Path:
-        """Return the file of the bundle that a question names; the SuperLink's one call has a path of its own."""
+        """Return the file of the bundle that a question names; the SuperLink's one call has a path
+        of its own.
+        """
         try:
             asked = json.loads(body)
-            # "@publisher/app" comes without a version and is refused: only a version stands for one bundle.
+            # "@publisher/app" comes without a version and is refused: only a version stands for one
+            # bundle.
             path = self.folder / bundle_name(str(asked["app_id"]), str(asked["app_version"]))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise _RefusedRequest(HTTPStatus.NOT_FOUND, "expected @publisher/app==1.2.3") from None
@@ -162,7 +181,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse_damaged(self, error: Exception) -> None:
         """Answer that a file of the hub is not as it should be; the log says what is wrong with it."""
         _log.warning("%r", str(error))
-        self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the hub cannot hand out this bundle; its log says why")
+        self._refuse(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "the hub cannot hand out this bundle; its log says why",
+        )
 
     def _refuse(self, status: HTTPStatus, detail: str) -> None:
         self.close_connection = True

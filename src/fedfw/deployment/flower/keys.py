@@ -1,4 +1,6 @@
-"""Throw-away certificates and secrets for one machine, and keys by which clients and signers prove who they are."""
+"""Throw-away certificates and secrets for one machine, and keys by which clients and signers prove
+who they are.
+"""
 
 import secrets
 from datetime import UTC, datetime, timedelta
@@ -36,7 +38,9 @@ def make_node_key(path: Path) -> None:
 
 
 def make_signing_key(path: Path) -> None:
-    """A private key that signs bundles at ``path`` and its public one at ``path.pub``, in OpenSSH's format."""
+    """A private key that signs bundles at ``path`` and its public one at ``path.pub``, in OpenSSH's
+    format.
+    """
     _write_pair(path, ed25519.Ed25519PrivateKey.generate())
 
 
@@ -48,7 +52,9 @@ def make_secret(path: Path) -> None:
 def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
     openssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     _write_secret(path, key.private_bytes(serialization.Encoding.PEM, openssh, plain))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     path.with_name(path.name + ".pub").write_bytes(public + b"\n")
 
 

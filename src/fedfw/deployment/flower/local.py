@@ -1,4 +1,6 @@
-"""A whole Flower federation on this machine, with keys, signatures and secrets as in docs/deployment.md."""
+"""A whole Flower federation on this machine, with keys, signatures and secrets as in
+docs/deployment.md.
+"""
 
 import json
 import os
@@ -19,7 +21,12 @@ import tomlkit
 
 from fedfw.deployment.consent import ALL_SETS, CONSENT, SHARES, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
-from fedfw.deployment.flower.keys import make_certificates, make_node_key, make_secret, make_signing_key
+from fedfw.deployment.flower.keys import (
+    make_certificates,
+    make_node_key,
+    make_secret,
+    make_signing_key,
+)
 from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
 from fedfw.deployment.server_options import DATA_OPTIONS, SEED, settings_in, usual_options
 from fedfw.rounds.files import make_private_folder, owner_only
@@ -31,13 +38,21 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""What everything that we start has in its environment: nothing is reported, looked up or installed."""
+"""What everything that we start has in its environment: nothing is reported, looked up or
+installed.
+"""
 _COPIES_VERSION = "0.0"
 """Begins the version of a copy of an app, each of which is signed as another one."""
 _PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by themselves
 _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
 _FEDFW = (sys.executable, "-m", "fedfw", "deploy")
-_SERVER = ("nginx", "haproxy", "superexec", "hub", "superlink")  # in the order in which they end, after the nodes
+_SERVER = (
+    "nginx",
+    "haproxy",
+    "superexec",
+    "hub",
+    "superlink",
+)  # in the order in which they end, after the nodes
 
 OPEN = Consent(
     share=SHARES,
@@ -65,8 +80,9 @@ def free_port() -> int:
 class LocalFederation:
     """Processes on 127.0.0.1; a context manager that ends all that it started.
 
-    The SuperLink, with an executor and a hub of signed bundles beside it, talks to this machine alone, and so do its
-    nodes. They run nothing but bundles that were signed with the key ``keys/signing``.
+    The SuperLink, with an executor and a hub of signed bundles beside it, talks to this machine
+    alone, and so do its nodes. They run nothing but bundles that were signed with the key
+    ``keys/signing``.
 
     Parameters
     ----------
@@ -77,8 +93,9 @@ class LocalFederation:
     consent
         What the nodes allow; each has a file of its own, with a data set and a ledger of its own.
     proxies
-        Programs in front of the SuperLink, "nginx" or "haproxy", which must be installed; nodes take them in turn.
-        Without any, nodes reach the SuperLink itself, which nothing outside of this machine does.
+        Programs in front of the SuperLink, "nginx" or "haproxy", which must be installed; nodes
+        take them in turn. Without any, nodes reach the SuperLink itself, which nothing outside of
+        this machine does.
 
     Attributes
     ----------
@@ -107,7 +124,9 @@ class LocalFederation:
         self.tell: Callable[[str], object] = lambda name: None
         self._copies = 0  # of apps
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._executors: dict[str, subprocess.Popen[bytes]] = {}  # those of nodes, in the groups of these
+        self._executors: dict[
+            str, subprocess.Popen[bytes]
+        ] = {}  # those of nodes, in the groups of these
         self._environment = (
             os.environ
             | QUIET
@@ -132,7 +151,12 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _set_up(self) -> None:
@@ -149,7 +173,9 @@ class LocalFederation:
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
             f'address = "{HOST}:{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
         )
-        self.start("hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}")
+        self.start(
+            "hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}"
+        )
         for program, port in self._proxies.items():
             self._start_proxy(program, port)
         self.start_superlink()
@@ -166,16 +192,33 @@ class LocalFederation:
         self.start(
             "superlink",
             *("flower-superlink", "--host", HOST, "--port", str(self.port)),
-            *("--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem")),
-            *("--ssl-keyfile", str(keys / "server.key"), "--database", str(self.folder / "superlink.db")),
+            *(
+                "--ssl-ca-certfile",
+                str(keys / "ca.crt"),
+                "--ssl-certfile",
+                str(keys / "server.pem"),
+            ),
+            *(
+                "--ssl-keyfile",
+                str(keys / "server.key"),
+                "--database",
+                str(self.folder / "superlink.db"),
+            ),
             *("--enable-supernode-auth", "--isolation", "process", *secret),
         )
         self._wait_for("superlink", self.port)
-        where = ("--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", str(keys / "ca.crt"))
+        where = (
+            "--runtime-api-address",
+            f"{HOST}:{self.port}",
+            "--root-certificates",
+            str(keys / "ca.crt"),
+        )
         self.start("superexec", "flower-superexec", *where, *secret)
 
     def _start_proxy(self, program: str, port: int) -> None:
-        """Start nginx or HAProxy in front of the SuperLink, by the configuration that `write_config` writes."""
+        """Start nginx or HAProxy in front of the SuperLink, by the configuration that
+        `write_config` writes.
+        """
         keys, work = self.folder / "keys", self.folder / program
         work.mkdir(mode=0o700)
         (keys / "server.pem.key").unlink(missing_ok=True)
@@ -208,7 +251,8 @@ class LocalFederation:
         self.flwr("supernode", "register", f"{path}.pub", _CONNECTION)
 
     def start_node(self, client: int, key: Path | None = None, settings: str = "") -> str:
-        """A client's SuperNode, with another key or without one if asked for; returns the name of its process.
+        """A client's SuperNode, with another key or without one if asked for; returns the name of
+        its process.
 
         Its executor is in the same group of processes, and ends with it.
         """
@@ -221,7 +265,11 @@ class LocalFederation:
         if not consent.exists():
             replace(self.consent, data_set=name).write(consent.parent)
         closed = (*_FEDFW, "node", "--auth-supernode-private-key", str(key))
-        keyless = ("flower-supernode", "--isolation", "process")  # 'fedfw deploy node' does not run without a key
+        keyless = (
+            "flower-supernode",
+            "--isolation",
+            "process",
+        )  # 'fedfw deploy node' does not run without a key
         self.start(
             name,
             *(closed if key.is_file() else keyless),
@@ -268,7 +316,9 @@ class LocalFederation:
         ignored = {}
         with suppress(ValueError):  # only the main thread has handlers
             ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-        for name in sorted(self._processes, key=lambda name: _SERVER.index(name) if name in _SERVER else -1):
+        for name in sorted(
+            self._processes, key=lambda name: _SERVER.index(name) if name in _SERVER else -1
+        ):
             self._end(name, signal.SIGTERM)
         for number, handler in ignored.items():
             signal.signal(number, handler)
@@ -287,18 +337,23 @@ class LocalFederation:
     # --- runs ---
 
     def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
-        """Sign an app, start a run of it and follow its log; returns the name of the process that follows.
+        """Sign an app, start a run of it and follow its log; returns the name of the process that
+        follows.
 
         Options that no server may set are written into a copy of the app, which is what is signed.
         """
         usual = settings_in(app) or {}
         own = {key: value for key, value in config.items() if key in DATA_OPTIONS}
         config = {key: value for key, value in config.items() if key not in own}
-        app = self._with_settings(app, {key: value for key, value in own.items() if usual.get(key) != value})
+        app = self._with_settings(
+            app, {key: value for key, value in own.items() if usual.get(key) != value}
+        )
         bundle = Bundle.read(app)
         bundle.sign(read_signing_key(self.folder / "keys" / "signing"), self.folder / "bundles")
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        self.start(name, "flwr", "run", bundle.spec, _CONNECTION, "--stream", "--run-config", settings)
+        self.start(
+            name, "flwr", "run", bundle.spec, _CONNECTION, "--stream", "--run-config", settings
+        )
         return name
 
     def _with_settings(self, app: Path, settings: Mapping[str, Any]) -> Path:
@@ -325,9 +380,14 @@ class LocalFederation:
 
     def flwr(self, *arguments: str) -> str:
         """Flower's command line."""
-        # In a folder of ours: Flower takes the name of a connection for an app if there is a folder of that name.
+        # In a folder of ours: Flower takes the name of a connection for an app if there is a folder
+        # of that name.
         done = subprocess.run(
-            ["flwr", *arguments], env=self._environment, cwd=self.folder, capture_output=True, text=True
+            ["flwr", *arguments],
+            env=self._environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             raise FederationError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")

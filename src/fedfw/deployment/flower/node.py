@@ -1,4 +1,6 @@
-"""A SuperNode as docs/deployment.md wants it: with TLS, a key, signed bundles alone, and an executor with a secret."""
+"""A SuperNode as docs/deployment.md wants it: with TLS, a key, signed bundles alone, and an
+executor with a secret.
+"""
 
 import os
 import sys
@@ -19,7 +21,11 @@ def run_node(arguments: Sequence[str]) -> None:
     try:
         flower_supernode()
     except Exception as error:
-        print(f"fedfw deploy: the SuperNode has ended: {describe_error(error)}", file=sys.stderr, flush=True)
+        print(
+            f"fedfw deploy: the SuperNode has ended: {describe_error(error)}",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(2)  # the thread of its own server would keep this process alive
 
 

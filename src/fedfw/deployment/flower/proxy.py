@@ -1,15 +1,17 @@
 """The configuration of nginx or HAProxy as the public address of a SuperLink.
 
-Flower answers SuperNodes, operators and executors at one address, and leaves the operators' paths open to all who reach
-them. So the SuperLink listens on 127.0.0.1, and a reverse proxy in front of it forwards the calls of registered
-SuperNodes and refuses everything else. Both configurations written here do the same:
+Flower answers SuperNodes, operators and executors at one address, and leaves the operators' paths
+open to all who reach them. So the SuperLink listens on 127.0.0.1, and a reverse proxy in front of
+it forwards the calls of registered SuperNodes and refuses everything else. Both configurations
+written here do the same:
 
 - TLS 1.2 or later, and HTTP/1.1 only.
 - One request line for each call in `OPERATIONS`; every other request line is answered 404.
 - Only the headers in `HEADERS` reach the SuperLink.
 - A body needs one Content-Length, at most ``largest`` bytes.
-- Each address has a limit of connections, which counts from the first packet on, so before TLS, a limit of calls a
-  second, and a limit of large bodies at the same time. IPv6 addresses count by their /64.
+- Each address has a limit of connections, which counts from the first packet on, so before TLS, a
+  limit of calls a second, and a limit of large bodies at the same time. IPv6 addresses count by
+  their /64.
 - Handshakes, heads, pauses within bodies and idle connections have time limits.
 """
 
@@ -34,7 +36,9 @@ OPERATIONS = (
     "push-object",
     "confirm-message-received",
 )
-"""The calls of a SuperNode with a registered key. Registering is not among them: the operator does that."""
+"""The calls of a SuperNode with a registered key. Registering is not among them: the operator does
+that.
+"""
 HEADERS = (
     "accept",
     "content-type",
@@ -47,10 +51,14 @@ HEADERS = (
 )
 """The headers of a SuperNode's call that the SuperLink reads."""
 LARGE_DIGITS = 5
-"""A body is large, and limited in number, where its Content-Length has so many digits: from 10,000 bytes on. Smaller
-ones fit into HAProxy's buffer, so that it receives them whole before the SuperLink hears of them."""
+"""A body is large, and limited in number, where its Content-Length has so many digits: from 10,000
+bytes on. Smaller ones fit into HAProxy's buffer, so that it receives them whole before the
+SuperLink hears of them.
+"""
 BURST_SECONDS = 10
-"""Calls are counted over so many seconds: a node that is handed a message makes a dozen of them at once."""
+"""Calls are counted over so many seconds: a node that is handed a message makes a dozen of them at
+once.
+"""
 SOCKET = "tls.sock"
 """The socket in nginx's work folder between its two halves."""
 _LONGEST_SOCKET = 107  # bytes of a Unix socket's path
@@ -101,13 +109,15 @@ class ProxySettings:
     superlink_name : str
         A DNS name in the SuperLink's certificate. Neither program verifies IP addresses.
     work_dir : Path
-        A folder that only the proxy's user can read: nginx's process id, its socket, and bodies that are on their way.
+        A folder that only the proxy's user can read: nginx's process id, its socket, and bodies
+        that are on their way.
     stream_module : str
         The file of nginx's stream module; empty where nginx has it built in.
     largest : int
         Megabytes of the longest body.
     connections, rate, bodies : int
-        Connections, calls a second (over ten seconds), and large bodies at the same time, of one address.
+        Connections, calls a second (over ten seconds), and large bodies at the same time, of one
+        address.
     """
 
     listen: Address
@@ -139,7 +149,9 @@ class ProxySettings:
             if ":" not in host and _PLAIN_NAME.fullmatch(host) is None:
                 raise ValueError(f"{name}={str(address)!r}: expected an IP address or a host name")
         if _PLAIN_NAME.fullmatch(self.superlink_name) is None:
-            raise ValueError(f"superlink_name={self.superlink_name!r}: expected a DNS name such as localhost")
+            raise ValueError(
+                f"superlink_name={self.superlink_name!r}: expected a DNS name such as localhost"
+            )
         for name in ("largest", "connections", "rate", "bodies"):
             value = getattr(self, name)
             if value < 1:
@@ -184,14 +196,17 @@ def write_config(program: str, settings: ProxySettings) -> str:
         "urls": " ".join(f"/v1/fleet/{name}" for name in OPERATIONS),
         "large_digits": str(LARGE_DIGITS),
         "large_bytes": str(10 ** (LARGE_DIGITS - 1)),
-        "set_headers": "\n".join(f"    proxy_set_header {name} $http_{name.replace('-', '_')};" for name in HEADERS),
+        "set_headers": "\n".join(
+            f"    proxy_set_header {name} $http_{name.replace('-', '_')};" for name in HEADERS
+        ),
         "kept_headers": "|".join(("host", "content-length", *HEADERS)),
     }
     return re.sub("@([a-z_]+)@", lambda match: values[match[1]], PROGRAMS[program])
 
 
 def proxy_command(program: str, config: Path) -> list[str]:
-    """Return the command that runs nginx or HAProxy with a configuration until the process is ended.
+    """Return the command that runs nginx or HAProxy with a configuration until the process is
+    ended.
 
     Parameters
     ----------

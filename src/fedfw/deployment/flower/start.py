@@ -1,7 +1,8 @@
-"""What a process of a deployment looks at before it starts: its files, its port and the server that it talks to.
+"""What a process of a deployment looks at before it starts: its files, its port and the server that
+it talks to.
 
-Flower ends with a traceback, or waits without a word, where one of them is not as it should be. This file imports
-neither Flower nor torch, so that a refusal takes no seconds.
+Flower ends with a traceback, or waits without a word, where one of them is not as it should be.
+This file imports neither Flower nor torch, so that a refusal takes no seconds.
 """
 
 import errno
@@ -13,7 +14,9 @@ from pathlib import Path
 from fedfw.deployment.flower.proxy import Address
 
 PATIENCE = 60.0
-"""Seconds to wait for a server, unless another number is given: services of one host start side by side."""
+"""Seconds to wait for a server, unless another number is given: services of one host start side by
+side.
+"""
 _POLL = 0.25
 _ATTEMPT = 5.0  # seconds for one connection
 
@@ -38,7 +41,9 @@ def require_file(flag: str, path: Path) -> None:
             file.read(1)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"{flag} {path} cannot be read ({reason}), expected a file of this user") from None
+        raise ValueError(
+            f"{flag} {path} cannot be read ({reason}), expected a file of this user"
+        ) from None
 
 
 def require_certificates(flag: str, path: Path) -> None:
@@ -65,13 +70,21 @@ def require_free_port(flag: str, address: Address) -> None:
 def port_error(flag: str, address: Address, error: OSError) -> ValueError:
     """Return the error for an address that cannot be listened at."""
     if error.errno == errno.EADDRINUSE:
-        reason, cure = "is taken by another process", "expected a free port, or the end of that process"
+        reason, cure = (
+            "is taken by another process",
+            "expected a free port, or the end of that process",
+        )
     else:
-        reason, cure = f"cannot be listened at ({error.strerror or error})", "expected an address of this machine"
+        reason, cure = (
+            f"cannot be listened at ({error.strerror or error})",
+            "expected an address of this machine",
+        )
     return ValueError(f"{flag} {address} {reason}, {cure}")
 
 
-def wait_for_server(flag: str, address: Address, ca: Path | None, seconds: float = PATIENCE) -> None:
+def wait_for_server(
+    flag: str, address: Address, ca: Path | None, seconds: float = PATIENCE
+) -> None:
     """Return when a server answers at an address, with a valid certificate if it is to have one.
 
     Parameters
@@ -88,7 +101,8 @@ def wait_for_server(flag: str, address: Address, ca: Path | None, seconds: float
     Raises
     ------
     ValueError
-        At once, if its certificate has expired, is of another authority or for another address, or if it has no TLS.
+        At once, if its certificate has expired, is of another authority or for another address, or
+        if it has no TLS.
     ConnectionError
         If no server answers in time.
     """

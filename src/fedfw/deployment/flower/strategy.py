@@ -21,11 +21,17 @@ RECORD = "fedfw"
 """The one record of every message: a ConfigRecord, which costs a fifth of two tiny arrays."""
 Result = TypeVar("Result")
 _LOOK_AGAIN = 1.0  # seconds
-_ASK_AGAIN = 30.0  # seconds until a node that is no client is asked who it is once more; twice as long each time
-_QUIET = 30.0  # seconds without any answer until nodes that were asked who they are are no longer waited for
+# seconds until a node that is no client is asked who it is once more; twice as long each time
+_ASK_AGAIN = 30.0
+# seconds without any answer until nodes that were asked who they are are no longer waited for
+_QUIET = 30.0
 _POLL = 3.0  # seconds between two looks of an idle SuperNode for messages
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
-_NO_ANSWER = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_NO_ANSWER = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 """What the SuperLink says in a node's place, where the node did not answer in time."""
 
 
@@ -43,9 +49,13 @@ class FedFWStrategy(Strategy):
         clients = max(server.task.clients, len(server.roster))
         self.round_seconds = server.settings.round_seconds(clients)
         self._start_seconds = server.settings.start_seconds(clients)
-        self._questions: dict[str, tuple[int, float]] = {}  # by message: the node that was asked, and until when
+        self._questions: dict[
+            str, tuple[int, float]
+        ] = {}  # by message: the node that was asked, and until when
         self._clients: dict[int, int] = {}  # by node: those that are here
-        self._asked_again: dict[int, tuple[float, float]] = {}  # by node: when to ask who it is, and when after that
+        self._asked_again: dict[
+            int, tuple[float, float]
+        ] = {}  # by node: when to ask who it is, and when after that
         self._asked = 0.0
         self._own_seconds = 0.0
 
@@ -70,18 +80,28 @@ class FedFWStrategy(Strategy):
         self._take(replies)
         seconds = {"waiting": waited, "server": self._own_seconds}
         self._own_seconds = 0.0
-        record = self._ours(self.server.close, seconds)  # what closing takes counts in the next round
-        numbers: dict[str, Any] = {"round": record.round, "counted": record.participants, "invited": record.invited}
+        record = self._ours(
+            self.server.close, seconds
+        )  # what closing takes counts in the next round
+        numbers: dict[str, Any] = {
+            "round": record.round,
+            "counted": record.participants,
+            "invited": record.invited,
+        }
         numbers |= {"refused": sum(record.refused.values()), "bytes-up": record.bytes_up}
         known = {"loss": record.test_loss, "accuracy": record.accuracy}
-        return None, MetricRecord(numbers | {name: value for name, value in known.items() if value is not None})
+        return None, MetricRecord(
+            numbers | {name: value for name, value in known.items() if value is not None}
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         return []  # the server's test data are all that is evaluated
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         return None
 
     def summary(self) -> None:
@@ -93,7 +113,10 @@ class FedFWStrategy(Strategy):
     def _messages(self, orders: Mapping[int, Order]) -> list[Message]:
         nodes = {client: node for node, client in self._clients.items()}
         life = self.round_seconds + _SPARE_LIFE
-        return [_message(nodes[client], MessageType.TRAIN, order.fields(), life) for client, order in orders.items()]
+        return [
+            _message(nodes[client], MessageType.TRAIN, order.fields(), life)
+            for client, order in orders.items()
+        ]
 
     def _take(self, replies: Iterable[Message]) -> None:
         for reply in replies:
@@ -119,20 +142,28 @@ class FedFWStrategy(Strategy):
     def _meet(self, grid: Grid) -> None:
         """Ask nodes that are new which client they are, and forget those that are gone.
 
-        Nodes that are here and no client, because they do not answer, are asked less and less often: asking takes time.
-        A question lives as long as a fleet of this size needs to answer, and no node has two at the same time.
+        Nodes that are here and no client, because they do not answer, are asked less and less
+        often: asking takes time. A question lives as long as a fleet of this size needs to answer,
+        and no node has two at the same time.
         """
-        # What stands for a node's key, of which Flower's SuperLink demands a signature with every call of the node.
+        # What stands for a node's key, of which Flower's SuperLink demands a signature with every
+        # call of the node.
         nodes = {
-            node.node_id: hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
+            node.node_id: hashlib.sha256(node.public_key).hexdigest()
+            if node.public_key
+            else f"node {node.node_id}"
             for node in grid.get_nodes()
         }
         members = set(self.server.roster.members)
-        self._clients = {n: client for n, client in self._clients.items() if n in nodes and client in members}
+        self._clients = {
+            n: client for n, client in self._clients.items() if n in nodes and client in members
+        }
         self._asked_again = {n: when for n, when in self._asked_again.items() if n in nodes}
         now = time.monotonic()
         self._questions = {
-            name: (node, until) for name, (node, until) in self._questions.items() if until > now and node in nodes
+            name: (node, until)
+            for name, (node, until) in self._questions.items()
+            if until > now and node in nodes
         }
         asked = {node for node, _ in self._questions.values()}
         unknown = [n for n in nodes if n not in self._clients and n not in asked]
@@ -143,15 +174,17 @@ class FedFWStrategy(Strategy):
         questions = [_message(node, MessageType.QUERY, {}, life) for node in strangers]
         names = list(grid.push_messages(questions)) if questions else []
         # A message that Flower does not take has no name, and its node is asked again later.
-        new = {name: (node, now + life) for name, node in zip(names, strangers, strict=False) if name}
+        new = {
+            name: (node, now + life) for name, node in zip(names, strangers, strict=False) if name
+        }
         self._questions |= new
         self._hear(grid, nodes, set(new))
 
     def _hear(self, grid: Grid, nodes: Mapping[int, str], new: set[str]) -> None:
         """Take answers to questions; the new ones are waited for as long as any answers come.
 
-        One that comes later is taken when nodes are looked at next: a fleet's answers come one after another, and how
-        long the last one takes is not known.
+        One that comes later is taken when nodes are looked at next: a fleet's answers come one
+        after another, and how long the last one takes is not known.
         """
         quiet = min(self.round_seconds, _QUIET)
         until = time.monotonic() + quiet
@@ -188,7 +221,9 @@ class FedFWStrategy(Strategy):
         self._clients[node] = hello.client
 
     def _wait(self, grid: Grid, everyone: bool) -> None:
-        """Until somebody is there, or everyone; a round without anybody would only run the clock down."""
+        """Until somebody is there, or everyone; a round without anybody would only run the clock
+        down.
+        """
         until = time.monotonic() + self._start_seconds
         while missing := set(self.server.roster.members) - set(self._clients.values()):
             if self._clients and (not everyone or time.monotonic() > until):
@@ -196,13 +231,17 @@ class FedFWStrategy(Strategy):
                     log(WARNING, "going on without clients %s", sorted(missing))
                 return
             if time.monotonic() > until:
-                raise TimeoutError(f"no client came within {self._start_seconds:.0f} s; resume=true goes on later")
+                raise TimeoutError(
+                    f"no client came within {self._start_seconds:.0f} s; resume=true goes on later"
+                )
             time.sleep(_LOOK_AGAIN)
             self._meet(grid)
 
 
 def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=node, message_type=kind, ttl=life)
+    return Message(
+        RecordDict({RECORD: ConfigRecord(fields)}), dst_node_id=node, message_type=kind, ttl=life
+    )
 
 
 def content(message: Message) -> dict[str, Any]:

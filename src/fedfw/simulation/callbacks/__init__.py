@@ -1,4 +1,6 @@
-"""What happens around the rounds of a simulation; `fedfw.simulate(callbacks=...)` takes more of them."""
+"""What happens around the rounds of a simulation; `fedfw.simulate(callbacks=...)` takes more of
+them.
+"""
 
 from fedfw.simulation.callbacks.base import Callback, StopRun
 from fedfw.simulation.callbacks.checkpoints import Checkpoints

@@ -1,4 +1,6 @@
-"""What a callback is: an object whose methods are called around the rounds, or a plain function after each."""
+"""What a callback is: an object whose methods are called around the rounds, or a plain function
+after each.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from fedfw.simulation.simulator import Simulation
 
 PlainCallback = Callable[["Simulation"], Any]
-"""A function that is called after every round; it ends the run by returning True or raising `StopRun`."""
+"""A function that is called after every round; it ends the run by returning True or raising
+`StopRun`.
+"""
 
 
 HOOKS = ("before_round", "record", "after_round")
@@ -48,8 +52,9 @@ class StopRun(Exception):  # noqa: N818 (it is no error, like StopIteration)
 class Callback:
     """The base of callbacks with more than one thing to do; every method may be left out.
 
-    A method that returns True ends the run, with ``reason`` as the reason; so does raising `StopRun`. Where several
-    ranks share a run, a callback that is given to `fedfw.simulate` is called on rank 0, and ends the run for all.
+    A method that returns True ends the run, with ``reason`` as the reason; so does raising
+    `StopRun`. Where several ranks share a run, a callback that is given to `fedfw.simulate` is
+    called on rank 0, and ends the run for all.
 
     Examples
     --------
@@ -66,7 +71,9 @@ class Callback:
 
     reason: str = "a callback ended it"
     decides: bool = True
-    """Whether it may end a run or add to a record. One that only watches is not waited for by other ranks."""
+    """Whether it may end a run or add to a record. One that only watches is not waited for by other
+    ranks.
+    """
 
     @property
     def name(self) -> str:
@@ -113,7 +120,8 @@ class AfterRound(Callback):
 
 
 class OnFirstRank(Callback):
-    """A user's callback where several ranks share a run: rank 0 calls it, and the run ends on all ranks where it ends.
+    """A user's callback where several ranks share a run: rank 0 calls it, and the run ends on all
+    ranks where it ends.
 
     Parameters
     ----------
@@ -134,7 +142,9 @@ class OnFirstRank(Callback):
         return self._inner.has(hook) and (self._ranks.first or self._inner.decides)
 
     def _call(self, hook: str, simulation: Simulation) -> Any:
-        """Return what the callback returns on rank 0; raise `StopRun` on all ranks where it ends the run."""
+        """Return what the callback returns on rank 0; raise `StopRun` on all ranks where it ends
+        the run.
+        """
         found, reason = None, None
         if self._ranks.first:
             try:

@@ -1,4 +1,6 @@
-"""Checkpoints: the run folder is brought up to date every few rounds, and gets model and plots at the end."""
+"""Checkpoints: the run folder is brought up to date every few rounds, and gets model and plots at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Checkpoints(Callback):
     Parameters
     ----------
     folder : RunFolder or None
-        Where they go; None for ranks that do not write, and help to bring the state of a run together.
+        Where they go; None for ranks that do not write, and help to bring the state of a run
+        together.
     every : int
         Rounds between checkpoints; the last round always is one.
     """
@@ -29,7 +32,8 @@ class Checkpoints(Callback):
 
     def before_round(self, simulation: Simulation) -> bool | None:
         if self.folder is not None:
-            self.folder.claim()  # before the first round, or what another process has there would be in the way later
+            # before the first round, or what another process has there would be in the way later
+            self.folder.claim()
         return None
 
     def after_round(self, simulation: Simulation) -> bool | None:
@@ -46,14 +50,22 @@ class Checkpoints(Callback):
         self._saved = simulation.t
 
     def finish(self, simulation: Simulation, run: Run) -> None:
-        if simulation.t not in (self._saved, simulation.resumed_at):  # a callback ended the run before a round
+        if simulation.t not in (
+            self._saved,
+            simulation.resumed_at,
+        ):  # a callback ended the run before a round
             self._save(simulation)
         if self.folder is None:
             return
-        from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import, and seldom needed
+        from fedfw.report.plots import (
+            plot_runs,
+            save_figure,
+        )  # matplotlib is slow to import, and seldom needed
 
         self.folder.save_model(run.model)
-        save_figure(plot_runs({simulation.algorithm.name: simulation.history}), self.folder.path / PLOTS)
+        save_figure(
+            plot_runs({simulation.algorithm.name: simulation.history}), self.folder.path / PLOTS
+        )
         self.folder.release()
 
     def abandon(self, simulation: Simulation) -> None:

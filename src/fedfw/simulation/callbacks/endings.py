@@ -1,4 +1,6 @@
-"""What ends a run early: a private run's budget that is spent, and a model that is proven to be good enough."""
+"""What ends a run early: a private run's budget that is spent, and a model that is proven to be
+good enough.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class Budget(Callback):
 
 
 class EarlyStop(Callback):
-    """Ends a run when the loss of the model that it would return is within ``tol`` of a proven lower bound.
+    """Ends a run when the loss of the model that it would return is within ``tol`` of a proven
+    lower bound.
 
     Parameters
     ----------
@@ -82,4 +85,7 @@ class EarlyStop(Callback):
         if loss - bound > self._tol:
             return False
         # A loss in float32 may be off by more than the tolerance.
-        return simulation.problem.value_and_gradient(simulation.feasible(), exact=True)[0] - bound <= self._tol
+        return (
+            simulation.problem.value_and_gradient(simulation.feasible(), exact=True)[0] - bound
+            <= self._tol
+        )

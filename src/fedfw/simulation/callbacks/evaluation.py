@@ -32,7 +32,9 @@ class Evaluation(Callback):
         return found
 
     def _judge(self, simulation: Simulation) -> dict[str, Any]:
-        """What may be reported: in a private run the test data, which are public, and what the atoms say of x_i."""
+        """What may be reported: in a private run the test data, which are public, and what the
+        atoms say of x_i.
+        """
         constraint, xbar = simulation.constraint, simulation.xbar
         test = simulation.problem.test(simulation.feasible())
         inside = constraint.contains(xbar)
@@ -47,13 +49,20 @@ class Evaluation(Callback):
             return found
         return found | self._of_the_data(simulation, apart, inside)
 
-    def _of_the_data(self, simulation: Simulation, apart: float | None, inside: bool) -> dict[str, Any]:
+    def _of_the_data(
+        self, simulation: Simulation, apart: float | None, inside: bool
+    ) -> dict[str, Any]:
         """Loss, gap and surrogate (from ||X - Xbar||^2), which come from the clients' data.
 
         They are compared with each other and with what was proven. Where xbar is not ``inside`` of
         the set, F may be less there than the optimum.
         """
-        problem, xbar, rates, t = simulation.problem, simulation.xbar, simulation.rates, simulation.t
+        problem, xbar, rates, t = (
+            simulation.problem,
+            simulation.xbar,
+            simulation.rates,
+            simulation.t,
+        )
         check = simulation.contradictions
         values, gradients = problem.each_value_and_gradient(xbar, t)
         loss, gradient = problem.total(values, gradients, t)
@@ -78,10 +87,11 @@ class Evaluation(Callback):
         return found
 
     def _prove(self, simulation: Simulation, loss: float, gap: float) -> None:
-        """F - gap is a lower bound on the optimum; in a float32 run it is worked out again in float64.
+        """F - gap is a lower bound on the optimum; in a float32 run it is worked out again in
+        float64.
 
-        That costs as much as the evaluation itself, so it is done where it would bring the best bound nearer to the
-        loss by more than a hundredth of what is between them.
+        That costs as much as the evaluation itself, so it is done where it would bring the best
+        bound nearer to the loss by more than a hundredth of what is between them.
         """
         coordinator, xbar = simulation.coordinator, simulation.xbar
         if xbar.dtype is not torch.float64:

@@ -1,4 +1,6 @@
-"""Loggers: the numbers of every round on the screen, in a CSV file, TensorBoard or MLflow, while a run goes on."""
+"""Loggers: the numbers of every round on the screen, in a CSV file, TensorBoard or MLflow, while a
+run goes on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """The numbers of a record by name, without those that were not evaluated; ``seconds`` is the sum of its parts.
+    """The numbers of a record by name, without those that were not evaluated; ``seconds`` is the
+    sum of its parts.
 
     Examples
     --------
@@ -41,7 +44,8 @@ class CSVLogger(Callback):
     Parameters
     ----------
     path : path
-        The file; it is written anew when a run begins, and a run that is resumed begins with the rounds it has.
+        The file; it is written anew when a run begins, and a run that is resumed begins with the
+        rounds it has.
 
     Notes
     -----
@@ -81,7 +85,8 @@ class TensorBoardLogger(Callback):
     Parameters
     ----------
     writer : path or SummaryWriter
-        The folder of the log, or a `torch.utils.tensorboard.SummaryWriter` of one's own, which stays open.
+        The folder of the log, or a `torch.utils.tensorboard.SummaryWriter` of one's own, which
+        stays open.
 
     Raises
     ------
@@ -108,7 +113,9 @@ class TensorBoardLogger(Callback):
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise ImportError("TensorBoardLogger needs the package tensorboard: pip install tensorboard") from None
+                raise ImportError(
+                    "TensorBoardLogger needs the package tensorboard: pip install tensorboard"
+                ) from None
             writer = SummaryWriter(str(writer))
         self._writer = writer
 
@@ -157,7 +164,9 @@ class MLflowLogger(Callback):
             try:
                 import mlflow
             except ImportError:
-                raise ImportError("MLflowLogger needs the package mlflow: pip install mlflow") from None
+                raise ImportError(
+                    "MLflowLogger needs the package mlflow: pip install mlflow"
+                ) from None
             log_metrics = mlflow.log_metrics
         self._log = log_metrics
 
@@ -236,5 +245,7 @@ def progress_line(simulation: Simulation) -> str:
 
 
 def _told(simulation: Simulation) -> float | None:
-    """The proven bound on the optimum, unless it is no more than what every such loss is never below."""
+    """The proven bound on the optimum, unless it is no more than what every such loss is never
+    below.
+    """
     return None if simulation.best_bound == simulation.problem.floor else simulation.best_bound

@@ -1,4 +1,5 @@
-"""A running federation, seen by somebody who has its address and the certificate of its authority, and nothing else.
+"""A running federation, seen by somebody who has its address and the certificate of its authority,
+and nothing else.
 
 The questions change nothing: their bodies are empty, or name a key that was made for the occasion.
 """
@@ -26,14 +27,30 @@ from fedfw.deployment.flower.checks.findings import Finding, Verdict
 from fedfw.deployment.flower.proxy import Address
 
 OPERATORS_PATHS = (
-    *(f"/v1/control/{name}" for name in ("register-node", "start-run", "list-runs", "list-nodes", "stream-logs")),
+    *(
+        f"/v1/control/{name}"
+        for name in ("register-node", "start-run", "list-runs", "list-nodes", "stream-logs")
+    ),
     *("/v1/runtime/acquire-task", "/v1/runtime/get-run"),
 )
 """What operators and executors ask a SuperLink for."""
 DETOURS = (
-    *("/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs"),
-    *("//v1/control/list-runs", "/v1/./control/list-runs", "/V1/control/list-runs", "/v1/control/list-runs/"),
-    *("/v1/fleet/pull-messages/../../control/list-runs", "/v1/fleet/;/../control/list-runs", "/v1%2fcontrol/list-runs"),
+    *(
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/..%2fcontrol%2flist-runs",
+    ),
+    *(
+        "//v1/control/list-runs",
+        "/v1/./control/list-runs",
+        "/V1/control/list-runs",
+        "/v1/control/list-runs/",
+    ),
+    *(
+        "/v1/fleet/pull-messages/../../control/list-runs",
+        "/v1/fleet/;/../control/list-runs",
+        "/v1%2fcontrol/list-runs",
+    ),
 )
 """Other spellings of such a path, by which a careless proxy is led to it."""
 _REFUSED = frozenset((401, 403, 404, 405))
@@ -78,7 +95,10 @@ def encrypted(outside: Outside) -> Finding:
     try:
         outside.status("/")
     except ssl.SSLError as error:
-        return Finding(Verdict.FAIL, f"{outside.address} has no TLS with a certificate of {outside.ca} ({error})")
+        return Finding(
+            Verdict.FAIL,
+            f"{outside.address} has no TLS with a certificate of {outside.ca} ({error})",
+        )
     return Finding(Verdict.OK, f"{outside.address} speaks TLS with a certificate of {outside.ca}")
 
 
@@ -86,14 +106,19 @@ def control_closed(outside: Outside) -> Finding:
     """Nobody outside reaches what operators ask for."""
     answers = {path: outside.status(path) for path in OPERATORS_PATHS}
     open_ = {path: status for path, status in answers.items() if status not in _REFUSED}
-    # A detour that is malformed may also be answered 400; the path that it leads to would be answered 200.
+    # A detour that is malformed may also be answered 400; the path that it leads to would be
+    # answered 200.
     detours = {path: outside.status(path) for path in DETOURS}
     open_ |= {path: status for path, status in detours.items() if status not in {*_REFUSED, 400}}
     if open_:
         shown = ", ".join(f"{path} is answered {status}" for path, status in open_.items())
-        return Finding(Verdict.FAIL, f"an outsider registers nodes, runs apps and reads logs: {shown}")
+        return Finding(
+            Verdict.FAIL, f"an outsider registers nodes, runs apps and reads logs: {shown}"
+        )
     ways = len(answers) + len(detours)
-    return Finding(Verdict.OK, f"{ways} ways to register nodes, run apps, read lists and take tasks are closed")
+    return Finding(
+        Verdict.OK, f"{ways} ways to register nodes, run apps, read lists and take tasks are closed"
+    )
 
 
 def unsigned_refused(outside: Outside) -> Finding:
@@ -101,7 +126,9 @@ def unsigned_refused(outside: Outside) -> Finding:
     status = outside.status("/v1/fleet/pull-messages")
     if status in _REFUSED:
         return Finding(Verdict.OK, f"calls of a node without a signature are refused ({status})")
-    return Finding(Verdict.FAIL, f"a call of a node without a signature is answered {status}, expected 401")
+    return Finding(
+        Verdict.FAIL, f"a call of a node without a signature is answered {status}, expected 401"
+    )
 
 
 def stranger_refused(outside: Outside) -> Finding:
@@ -109,22 +136,33 @@ def stranger_refused(outside: Outside) -> Finding:
     private, public = generate_key_pairs()
     data = public_key_to_bytes(public)
     signed = NodeAuthHttpInterceptor(private, public)
-    with FleetHttpClient.from_server_address(str(outside.address), False, outside.ca.read_bytes(), [signed]) as fleet:
+    with FleetHttpClient.from_server_address(
+        str(outside.address), False, outside.ca.read_bytes(), [signed]
+    ) as fleet:
         try:
             node = _accepted(lambda: fleet.RegisterNode(RegisterNodeFleetRequest(public_key=data)))
             if node is not None:
                 fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
-                return Finding(Verdict.FAIL, "a new key registered itself: --enable-supernode-auth forbids that")
-            request = ActivateNodeRequest(public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+                return Finding(
+                    Verdict.FAIL,
+                    "a new key registered itself: --enable-supernode-auth forbids that",
+                )
+            request = ActivateNodeRequest(
+                public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+            )
             if _accepted(lambda: fleet.ActivateNode(request)) is not None:
                 return Finding(Verdict.FAIL, "a key that nobody registered was let in")
         except httpx.HTTPError as error:
             raise OSError(str(error).splitlines()[0]) from None
-    return Finding(Verdict.OK, "a key that nobody registered is refused, and cannot register itself")
+    return Finding(
+        Verdict.OK, "a key that nobody registered is refused, and cannot register itself"
+    )
 
 
 def _accepted(call: Callable[[], Answer]) -> Answer | None:
-    """The answer to a call that was let in, None if it was refused; a failure of the server itself is neither."""
+    """The answer to a call that was let in, None if it was refused; a failure of the server itself
+    is neither.
+    """
     try:
         return call()
     except httpx.HTTPStatusError as error:

@@ -1,4 +1,5 @@
-"""The files of a host: keys, certificates, what its node trusts and allows, and the commands by which it is started.
+"""The files of a host: keys, certificates, what its node trusts and allows, and the commands by
+which it is started.
 
 Commands are read from the ``ExecStart`` lines of the folder's ``*.service`` files.
 """
@@ -28,7 +29,9 @@ _SECRET: dict[str, str | None] = {"--isolation": "process", "--superexec-auth-se
 """What a process of Flower is started with whose tasks go to nobody but its executor."""
 _NODE, _EXECUTOR = "flower-supernode", "flower-superexec"
 _OURS = {_NODE: "node", _EXECUTOR: "executor"}
-"""The verb of ``fedfw deploy`` that stands for a program of Flower; a node that it starts is always isolated."""
+"""The verb of ``fedfw deploy`` that stands for a program of Flower; a node that it starts is always
+isolated.
+"""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -53,7 +56,9 @@ def certificates_valid(folder: Path) -> Finding:
         data = path.read_bytes()
         if b"BEGIN CERTIFICATE" in data:
             try:
-                ends[path.name] = min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(data))
+                ends[path.name] = min(
+                    one.not_valid_after_utc for one in x509.load_pem_x509_certificates(data)
+                )
             except ValueError as error:
                 return Finding(Verdict.FAIL, f"{path} is no certificate ({error})")
     expired = [name for name, end in ends.items() if end <= now]
@@ -62,7 +67,9 @@ def certificates_valid(folder: Path) -> Finding:
     if not ends:
         return Finding(Verdict.UNKNOWN, f"{folder} has no certificate (*.crt, *.pem)")
     first = min(ends, key=lambda name: ends[name])
-    return Finding(Verdict.OK, f"certificates are valid; {first} ends first, on {ends[first]:%Y-%m-%d}")
+    return Finding(
+        Verdict.OK, f"certificates are valid; {first} ends first, on {ends[first]:%Y-%m-%d}"
+    )
 
 
 def trust_stated(folder: Path) -> Finding:
@@ -84,20 +91,30 @@ def _stated(path: Path) -> Finding:
         return Finding(Verdict.FAIL, f"{path} is no YAML ({error})")
     if not isinstance(trusted, dict) or not trusted:
         expected = "expected lines such as fpk_ID: 'ssh-ed25519 ...'"
-        return Finding(Verdict.FAIL, f"{path} names no key, and then Flower verifies nothing: {expected}")
+        return Finding(
+            Verdict.FAIL, f"{path} names no key, and then Flower verifies nothing: {expected}"
+        )
     for name, text in trusted.items():
         try:
             key = load_ssh_public_key(str(text).encode())
         except (ValueError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PublicKey):
-            return Finding(Verdict.FAIL, f"{path}: the key of {name} is none of ssh-keygen -t ed25519")
-    return Finding(Verdict.OK, f"{path} lets {', '.join(map(str, trusted))} and nobody else vouch for bundles")
+            return Finding(
+                Verdict.FAIL, f"{path}: the key of {name} is none of ssh-keygen -t ed25519"
+            )
+    return Finding(
+        Verdict.OK, f"{path} lets {', '.join(map(str, trusted))} and nobody else vouch for bundles"
+    )
 
 
 def node_command_closed(folder: Path) -> Finding:
-    """The SuperNode is started with TLS, its key and the file of those whom it trusts, and tasks need a secret."""
-    needed = dict.fromkeys(("--root-certificates", "--auth-supernode-private-key", "--trusted-entities"))
+    """The SuperNode is started with TLS, its key and the file of those whom it trusts, and tasks
+    need a secret.
+    """
+    needed = dict.fromkeys(
+        ("--root-certificates", "--auth-supernode-private-key", "--trusted-entities")
+    )
     return _command_closed(folder, _NODE, needed | _SECRET, forbidden="--insecure")
 
 
@@ -105,14 +122,19 @@ def consent_stated(folder: Path) -> Finding:
     """The node's owner has said what may be done with the data."""
     path = _consent_path(folder)
     if not path.is_file():
-        return Finding(Verdict.FAIL, f"{path} is missing: no budget limits what the node gives away")
+        return Finding(
+            Verdict.FAIL, f"{path} is missing: no budget limits what the node gives away"
+        )
     try:
         consent = Consent.read(path)
     except ValueError as error:
         return Finding(Verdict.FAIL, str(error))
     for words in _commands(folder, _NODE):
         if _node_value(words, "consent") is None:
-            return Finding(Verdict.FAIL, f'{_name(words, _NODE)} is started without consent="{path}" in --node-config')
+            return Finding(
+                Verdict.FAIL,
+                f'{_name(words, _NODE)} is started without consent="{path}" in --node-config',
+            )
     return Finding(Verdict.OK, f"{path} lets the node share {', '.join(consent.share)}")
 
 
@@ -130,12 +152,16 @@ def ledger_whole(folder: Path) -> Finding:
     if ledger.path.stat().st_mode & _OTHERS:
         return Finding(Verdict.FAIL, f"others can read {ledger.path}: chmod 600")
     (eps, delta), budget = charged(releases), consent.privacy
-    limit = "without a budget" if budget is None else f"of eps {budget.eps:g}, delta {budget.delta:g}"
-    made = sum(not one.ended for one in releases)
-    what = (
-        f"{made} releases in {len({first_name(one.run) for one in releases})} runs spent eps {spent(releases)[0]:.3g}"
+    limit = (
+        "without a budget" if budget is None else f"of eps {budget.eps:g}, delta {budget.delta:g}"
     )
-    return Finding(Verdict.OK, f"{ledger.path}: {what}; all their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}")
+    made = sum(not one.ended for one in releases)
+    runs = len({first_name(one.run) for one in releases})
+    what = f"{made} releases in {runs} runs spent eps {spent(releases)[0]:.3g}"
+    return Finding(
+        Verdict.OK,
+        f"{ledger.path}: {what}; all their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}",
+    )
 
 
 def promise_open(folder: Path) -> Finding:
@@ -171,7 +197,9 @@ def node_settings_known(folder: Path) -> Finding:
         try:
             NodeSettings.parse(_value(words, "--node-config") or "")
         except ValueError as error:
-            return Finding(Verdict.FAIL, f"{_name(words, _NODE)} is started with a bad --node-config ({error})")
+            return Finding(
+                Verdict.FAIL, f"{_name(words, _NODE)} is started with a bad --node-config ({error})"
+            )
     return Finding(Verdict.OK, "the node's settings have keys and values that clients read")
 
 
@@ -185,14 +213,21 @@ def superlink_command_closed(folder: Path) -> Finding:
     return _command_closed(folder, "flower-superlink", {"--enable-supernode-auth": None, **_SECRET})
 
 
-def _command_closed(folder: Path, program: str, needed: dict[str, str | None], forbidden: str = "") -> Finding:
-    """Whether every start of a program has the options that it needs, and listens on this machine alone."""
+def _command_closed(
+    folder: Path, program: str, needed: dict[str, str | None], forbidden: str = ""
+) -> Finding:
+    """Whether every start of a program has the options that it needs, and listens on this machine
+    alone.
+    """
     commands = list(_commands(folder, program))
     for words in commands:
         name = _name(words, program)
         host = _value(words, "--host") or "127.0.0.1"  # Flower's default
         if not is_loopback(host):
-            return Finding(Verdict.FAIL, f"{name} listens on {host}: expected --host 127.0.0.1, behind the proxy")
+            return Finding(
+                Verdict.FAIL,
+                f"{name} listens on {host}: expected --host 127.0.0.1, behind the proxy",
+            )
         if forbidden and forbidden in words:
             return Finding(Verdict.FAIL, f"{name} is started with {forbidden}")
         for option, expected in needed.items():
@@ -200,14 +235,20 @@ def _command_closed(folder: Path, program: str, needed: dict[str, str | None], f
                 continue
             value = _value(words, option)
             if value is None or (expected is not None and value != expected):
-                return Finding(Verdict.FAIL, f"{name} is started without {option} {expected or ''}".rstrip())
+                return Finding(
+                    Verdict.FAIL, f"{name} is started without {option} {expected or ''}".rstrip()
+                )
     if not commands:
         expected_unit = f"expected the unit file of {program}"
         if program in _OURS:
             expected_unit += f" or of 'fedfw deploy {_OURS[program]}'"
-        return Finding(Verdict.FAIL, f"no *.service file in {folder} starts {program}, {expected_unit}")
+        return Finding(
+            Verdict.FAIL, f"no *.service file in {folder} starts {program}, {expected_unit}"
+        )
     names = ", ".join(dict.fromkeys(_name(words, program) for words in commands))
-    return Finding(Verdict.OK, f"{names} is started with {', '.join(needed)}, on this machine alone")
+    return Finding(
+        Verdict.OK, f"{names} is started with {', '.join(needed)}, on this machine alone"
+    )
 
 
 def _commands(folder: Path, program: str) -> Iterator[list[str]]:
@@ -221,7 +262,9 @@ def _commands(folder: Path, program: str) -> Iterator[list[str]]:
 
 
 def _name(words: list[str], program: str) -> str:
-    """The name under which a command starts a program, Flower's own or that of our verb; empty if it does not."""
+    """The name under which a command starts a program, Flower's own or that of our verb; empty if
+    it does not.
+    """
     names = [Path(word.lstrip("-@:+!")).name for word in words]
     if program in names:
         return program
@@ -231,7 +274,9 @@ def _name(words: list[str], program: str) -> str:
 
 
 def _value(words: list[str], option: str) -> str | None:
-    """An option's value, an empty text if the next word is another option, None if the option is not there."""
+    """An option's value, an empty text if the next word is another option, None if the option is
+    not there.
+    """
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word == option:
             return "" if after.startswith("--") else after

@@ -1,6 +1,8 @@
-"""What is trained. This is the file to change: put your model, your data and your constraint set here.
+"""What is trained. This is the file to change: put your model, your data and your constraint set
+here.
 
-The server and every client have the same copy. ``data`` is called on a client only, with that client's number.
+The server and every client have the same copy. ``data`` is called on a client only, with that
+client's number.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,9 @@ def make_task(config: Mapping[str, Any]) -> Task:
     kind = MODELS[settings.model]
 
     def own_data(client: int) -> Any:
-        """Here everybody has all data and takes a part; a real client reads a file of its own instead."""
+        """Here everybody has all data and takes a part; a real client reads a file of its own
+        instead.
+        """
         clients = max(settings.clients, client + 1)
         parts = partition(settings.partition, data.train, clients, data.classes, settings.seed)
         return kind.samples(data.train.take(parts[client]))
