@@ -37,8 +37,7 @@ def refuse_unknown_variables(environment: Mapping[str, str] | None = None) -> No
     Traceback (most recent call last):
         ...
     ValueError: environment: FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?), expected one
-    of \
-FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
+    of FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
     """
     given = os.environ if environment is None else environment
     for name, value in given.items():

@@ -29,8 +29,7 @@ class NodeSettings:
     Traceback (most recent call last):
         ...
     ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected partition-id,
-    \
-consent, state-dir, leaving
+    consent, state-dir, leaving
     """
 
     partition_id: Annotated[

@@ -115,9 +115,8 @@ class Promise:
                 raise
             except Exception as error:
                 # Where even this cannot be written, the mark stays, and closes the promise as well.
-                self._close(
-                    order, " ".join("".join(traceback.format_exception_only(error)).split())
-                )
+                reason = " ".join("".join(traceback.format_exception_only(error)).split())
+                self._close(order, reason)
                 raise PromiseClosedError(f"closed, see {self._path(CLOSED)}") from error
             mark.unlink()
 
