@@ -32,6 +32,19 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
+def code_lines(text: str) -> set[int]:
+    """Return the numbers of all lines with code, docstrings and comments left out."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if is_docstring(node):
+            docstrings.update(range(node.lineno, node.end_lineno + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return code - docstrings
+
+
 def sizes(text: str) -> Counter[str]:
     """Return the count of every column for the text of one module."""
     statements = 0
@@ -41,14 +54,11 @@ def sizes(text: str) -> Counter[str]:
             docstrings.update(range(node.lineno, node.end_lineno + 1))
         elif isinstance(node, ast.stmt):
             statements += 1
-    code: set[int] = set()
+    code = code_lines(text)
     comments: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in LAYOUT:
-            code.update(range(token.start[0], token.end[0] + 1))
-        elif token.type == tokenize.COMMENT:
+        if token.type == tokenize.COMMENT:
             comments.add(token.start[0])
-    code -= docstrings
     lines = {"code": len(code), "docstring": len(docstrings), "comment": len(comments - code)}
     return Counter({"statements": statements, **lines})
 
