@@ -771,9 +771,10 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     for command, (module_name, _) in COMMANDS.items():
         module = import_module(module_name)
         if command == "deploy":
-            for verb in VERBS:
+            for verb, (verb_module, _) in VERBS.items():
                 found[f"deploy {verb}"] = parser = argparse.ArgumentParser()
-                import_module(f"fedfw.cli.deploy_{verb.replace('-', '_')}").add_arguments(parser)
+                adder = f"add_{verb.replace('-', '_')}_arguments"
+                getattr(import_module(f"fedfw.cli.{verb_module}"), adder)(parser)
             continue
         parser = argparse.ArgumentParser()
         module.add_arguments(parser)

@@ -216,7 +216,7 @@ PLACES = {
     "clipping": "fedfw.problems.linear.clip_factors",
     "oracle": "fedfw.privacy.mechanisms.Mechanism.answer",
     "noise": "fedfw.privacy.noise.Noise.uniform",
-    "encoding": "fedfw.deployment.task.Task.encode",
+    "encoding": "fedfw.atoms.base.Atom.to_bytes",
     "saving": "fedfw.deployment.store.ClientStore.save",
 }
 
