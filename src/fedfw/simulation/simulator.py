@@ -151,8 +151,8 @@ class Simulation:
     now : Round
         The present round in its parts.
     evaluates : bool
-        Whether the present round is evaluated: by its number, or because a private run ends with
-        it.
+        Whether the present round is evaluated: by its number, because a private run ends with it,
+        or because its gathered sum proves the tolerance.
     stopped : str or None
         Why the run ends after this round; None where it goes on.
     contradictions : ContradictionCheck or None
@@ -401,6 +401,7 @@ class Simulation:
         if coordinator.gathers(now):
             self._gather(cohorts, tol)
             self._check_gathered()
+            self.evaluates = self.evaluates or self._gathered_within_tol()
         # Step 3: what goes down.
         message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
         replayed = None
@@ -476,6 +477,16 @@ class Simulation:
             for party in self._parties(cohorts, tol)
         ]
         coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)
+
+    def _gathered_within_tol(self) -> bool:
+        """Return whether a gathered sum proves the tolerance, so that this round's model is
+        evaluated and may end the run.
+        """
+        gathered = self.now.gathered
+        bound = self.best_bound
+        if self.options.tol is None or gathered is None or gathered.gradient is None:
+            return False
+        return bound is not None and gathered.loss - bound <= self.options.tol
 
     def _check_gathered(self) -> None:
         """Compare F(xbar), where a sum of everyone gave it, with the bound."""
