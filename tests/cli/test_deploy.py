@@ -163,17 +163,12 @@ def test_what_is_no_app_is_refused(app: Path, capsys: pytest.CaptureFixture[str]
     Path("empty").mkdir()
     for folder in ("empty", "nowhere"):
         assert f"app='{folder}' has no pyproject.toml" in refusal(capsys, "--app", folder)
-    assert "--compare" in refusal(capsys, "--app", "mine", "--compare")
     change(app / "pyproject.toml", "local-steps = 1\n", "")
     assert "'local-steps' is missing" in refusal(capsys, "--app", "mine", "--local-steps", "2")
 
 
 WITHOUT_OPTIONS = ("options=run_options(settings),", "")
 """An app whose Task sets no options: it has 100 rounds, whatever is said."""
-ITS_OWN_DATA = (
-    "data = load(settings)",
-    'settings = settings.having(dataset="digits"); data = load(settings)',
-)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +183,6 @@ ITS_OWN_DATA = (
             WITHOUT_OPTIONS,
             ["--seed", "7"],
             "command line: seed = 7 changes nothing, because the task has 0",
-        ),
-        (
-            ITS_OWN_DATA,
-            ["--dataset", "synthetic"],
-            "command line: dataset = 'synthetic' changes nothing in the app's",
         ),
         (
             ("settings.clients,", "3,"),
@@ -285,7 +275,7 @@ def test_the_demonstrations_owners_allow_its_own_set_alone(
     constraint: str, named: tuple[str, ...], app: Path
 ) -> None:
     demo = Demo.of_app(AppFolder.read(app), {"rounds": 1, "constraint": constraint})
-    consent = owners_of([demo])
+    consent = owners_of(demo)
     assert consent.sets == (*USUAL_SETS, *named)
     assert ("by name" in allowed_by_name(consent)) is bool(named)
     consent.check(AppFolder.read(app).make_task({"constraint": constraint}))

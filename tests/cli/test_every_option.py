@@ -563,7 +563,6 @@ CASES: dict[str, dict[str, Case]] = {
             "deploy demo --algorithm frank-wolfe", "--share-gradients"
         ),  # refused without
         "--out": added("deploy demo", "--out there"),
-        "--compare": added("deploy demo", "--compare"),
     },
     "deploy sign": {
         "app": Case(words("deploy sign app --key key"), words("deploy sign other-app --key key")),
@@ -863,10 +862,6 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
         ),
         ("privacy --eps 4 --samples 100", "--samples 100 changes nothing without --batch-size"),
         ("data show digits --data-dir elsewhere", "changes nothing: digits is built in"),
-        (
-            "deploy demo --algorithm fedavg --compare",
-            "--algorithm names it already: leave one of them out",
-        ),
         (
             "deploy demo --privacy eps=4,delta=1e-5 --tell-loss",
             "tell-loss changes nothing in a private run",

@@ -6,56 +6,54 @@ from pathlib import Path
 from textwrap import fill
 
 from fedfw.advice import DIFFER, GOAL, PROJECTION, SEES, Measured, advise
+from fedfw.cli.arguments import JSON, adds, argument
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is known of the problem, what is allowed, and the form of the answer."""
-    parser.add_argument(
+add_arguments = adds(
+    argument(
         "constraint",
         nargs="?",
         default="l1:30",
         help="constraint set, such as l1:10; see 'fedfw sets' [%(default)s]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--differ",
         choices=DIFFER,
         default="much",
         help="how different the clients' data are [%(default)s]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--sees",
         choices=SEES,
         default="atoms",
         help="what the server may see: atoms alone, two numbers of each client too, sums of gradients too, or every "
         "client's gradients [%(default)s]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--bytes-up",
         type=float,
         metavar="BYTES",
         help="what each client may send in the whole run: the least residual within it wins",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--residual",
         type=float,
         help=f"without --bytes-up: the fewest bytes to this residual win, 1 at the start and 0 at the optimum [{GOAL}]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--projection",
         choices=PROJECTION,
         default="auto",
         help="whether the server can project on the set; auto: by the set [%(default)s]",
-    )
-    parser.add_argument(
-        "--partial", action="store_true", help="only some clients take part in a round"
-    )
-    parser.add_argument(
+    ),
+    argument("--partial", action="store_true", help="only some clients take part in a round"),
+    argument(
         "--table",
         type=Path,
         metavar="FILE",
         help="another measured.json of 'fedfw reproduce frontier' than fedfw's",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    ),
+    JSON,
+)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from fedfw.cli.arguments import adds, argument
 from fedfw.cli.closing import CONFIG
 from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
 from fedfw.config import RunConfig, build_problem, constraint_of, load, read_config
@@ -36,15 +37,13 @@ _PROBLEM = [name for name in options_of(ProblemOptions) if name != "data_dir"]
 """The options that say whose losses are added up, beside the seed of the split."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The runs, the picture, and whether they may be of different problems."""
-    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="run folders")
-    parser.add_argument(
-        "--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]"
-    )
-    parser.add_argument(
+add_arguments = adds(
+    argument("folders", type=Path, nargs="+", metavar="RUN", help="run folders"),
+    argument("--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]"),
+    argument(
         "--mixed", action="store_true", help="show runs of different problems beside each other"
-    )
+    ),
+)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedfw.cli.arguments import JSON, Argument, adds, argument
 from fedfw.data import DATASETS, Columns, MissingDataError, data_folder, load_data
 from fedfw.data import partition as divided
 from fedfw.data.datasets import Dataset
@@ -23,39 +25,10 @@ _ROWS = 30  # clients that are listed one by one
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verbs list, get and show, each with its own."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="every data set, and whether it is at hand")
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
-    get = verbs.add_parser(
-        "get", help="download a data set from its publisher, with its checksum verified"
-    )
-    show = verbs.add_parser("show", help="who holds what: a table and a picture")
-    for verb in (get, show):
-        verb.add_argument("name", help="such as mnist; see 'fedfw data list'")
-    show.add_argument(
-        "--partition", help="who holds what, such as labels:3, dirichlet:0.3 or iid [by the data]"
-    )
-    for flag, what in (
-        ("target", "is predicted"),
-        ("time", "has the time until it"),
-        ("client-column", "says whose it is"),
-    ):
-        show.add_argument(
-            f"--{flag}",
-            metavar="NAME",
-            help=f"of your own table (table:PATH): the column that {what}",
-        )
-    show.add_argument("--clients", type=int, default=10, help="number of clients [%(default)s]")
-    show.add_argument("--seed", type=int, default=0, help="fixes the split [%(default)s]")
-    show.add_argument(
-        "--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]"
-    )
-    for verb, do in ((listing, list_data), (get, get_data), (show, show_data)):
+    for name, (do, help_, arguments) in _VERBS.items():
+        verb = verbs.add_parser(name, help=help_)
         verb.set_defaults(parser=verb, do=do)
-        verb.add_argument(
-            "--data-dir",
-            type=Path,
-            help="folder of the data sets ($FEDFW_DATA, or a cache in your home)",
-        )
+        adds(*arguments, _FOLDER)(verb)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -189,3 +162,40 @@ def _summary(columns: dict[str, Tensor]) -> str:
             (name, *(str(int(value)) for value in (values.min(), values.median(), values.max())))
         )
     return aligned(table, right=(1, 2, 3))
+
+
+_FOLDER = argument(
+    "--data-dir",
+    type=Path,
+    help="folder of the data sets ($FEDFW_DATA, or a cache in your home)",
+)
+_NAME = argument("name", help="such as mnist; see 'fedfw data list'")
+_OF_TABLE = "of your own table (table:PATH): the column that"
+_VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, tuple[Argument, ...]]] = {
+    "list": (list_data, "every data set, and whether it is at hand", (JSON,)),
+    "get": (
+        get_data,
+        "download a data set from its publisher, with its checksum verified",
+        (_NAME,),
+    ),
+    "show": (
+        show_data,
+        "who holds what: a table and a picture",
+        (
+            _NAME,
+            argument(
+                "--partition",
+                help="who holds what, such as labels:3, dirichlet:0.3 or iid [by the data]",
+            ),
+            argument("--target", metavar="NAME", help=f"{_OF_TABLE} is predicted"),
+            argument("--time", metavar="NAME", help=f"{_OF_TABLE} has the time until it"),
+            argument("--client-column", metavar="NAME", help=f"{_OF_TABLE} says whose it is"),
+            argument("--clients", type=int, default=10, help="number of clients [%(default)s]"),
+            argument("--seed", type=int, default=0, help="fixes the split [%(default)s]"),
+            argument(
+                "--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]"
+            ),
+        ),
+    ),
+}
+"""The function of each verb, its line of help, and its own arguments."""

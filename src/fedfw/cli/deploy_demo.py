@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from fedfw.algorithms import FedAvg
 from fedfw.algorithms.contract import Algorithm
+from fedfw.cli.arguments import adds, argument
 from fedfw.cli.deploy_init import copy_app
 from fedfw.cli.deploy_report import (
     TOTALS_HEADER,
@@ -31,18 +31,8 @@ from fedfw.cli.deploy_report import (
     title,
     totals_row,
 )
-from fedfw.cli.flags import add_flags, flags_given, values_given
-from fedfw.config import (
-    RunConfig,
-    all_options,
-    build_algorithm,
-    build_problem,
-    completed,
-    load,
-    merge,
-    rooted,
-    run_options,
-)
+from fedfw.cli.flags import flags_given, flags_of, values_given
+from fedfw.config import RunConfig, all_options, merge, rooted
 from fedfw.config.app import app_options
 from fedfw.deployment.consent import USUAL_SETS, Consent, entry_of, sets_of
 from fedfw.deployment.flower import local
@@ -63,7 +53,6 @@ from fedfw.deployment.task import Task
 from fedfw.options import options_of
 from fedfw.presets import refuse_unused_folder
 from fedfw.problems import Problem
-from fedfw.problems.digest import describe_problem
 from fedfw.report.bars import progress_bar
 from fedfw.report.tables import aligned
 from fedfw.rounds.options import Options
@@ -74,47 +63,36 @@ from fedfw.simulation.callbacks import Progress
 FIRST_CHOICE = {key: APP_DEFAULTS[key] for key in ("algorithm", "momentum")}
 """What runs where no algorithm is named."""
 _NOT_HERE = (*SIMULATED_ONLY, "eval_every", "weights")
-_OF_THE_PROBLEM = (
-    "dataset",
-    "target",
-    "time",
-    "client_column",
-    "model",
-    "width",
-    "depth",
-    "heads",
-    "partition",
-)
-"""Options that no task shows, but in its model and its data."""
 _DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
 _LOOK = 0.5  # seconds between looks at a run
 
 
-def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is run and how it is deployed, the folder, and what it is compared to."""
-    usual = all_options()["constraint"].otherwise.partition("else ")[
-        2
-    ]  # on other data than the digits
-    shown = _size() | {
+def _defaults() -> dict[str, str]:
+    """Return the demonstration's own defaults in words."""
+    usual = all_options()["constraint"].otherwise.partition("else ")[2]
+    return _size() | {
         "algorithm": f"{APP_DEFAULTS['algorithm']} with momentum {APP_DEFAULTS['momentum']}",
         "constraint": f"{APP_DEFAULTS['constraint']} for digits, else {usual}",
     }
-    parser.add_argument(
+
+
+def _size() -> dict[str, Any]:
+    return {key: APP_DEFAULTS[key] for key in ("clients", "rounds", "partition")}
+
+
+add_demo_arguments = adds(
+    argument(
         "--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]"
-    )
-    add_flags(parser, without=_NOT_HERE, defaults=shown)
-    add_flags(parser, _DEPLOYED, declared=options_of(Deployment))
-    parser.add_argument(
+    ),
+    *flags_of(without=_NOT_HERE, defaults=_defaults()),
+    *flags_of(_DEPLOYED, declared=options_of(Deployment)),
+    argument(
         "--out",
         type=Path,
         metavar="FOLDER",
         help="a new folder for results and logs [a new one under runs/]",
-    )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="run FedAvg with projection, too, and compare the bytes",
-    )
+    ),
+)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -126,11 +104,11 @@ def demo(options: argparse.Namespace) -> int:
     folder: Path = options.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-deployed"
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: give another --out")
-    demos = _own_demos(options) if options.app is None else _demos_of_app(options)
+    one = _own_demo(options) if options.app is None else _demo_of_app(options)
+    app: Path = options.app or folder / "app"
     if options.app is None:
-        copy_app(folder / "app")
-    app = folder / "app" if options.app is None else options.app
-    clients = demos[0].simulated.plan.n
+        copy_app(app)
+    clients = one.simulated.plan.n
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # whoever ends us must not leave processes behind
@@ -138,21 +116,18 @@ def demo(options: argparse.Namespace) -> int:
         with ExitStack() as everything:
             nodes = f"with TLS, and {clients} SuperNodes with keys"
             print(f"starting a SuperLink on 127.0.0.1, {nodes} ...", file=sys.stderr)
-            consent = owners_of(demos)
+            consent = owners_of(one)
             federation = local.LocalFederation(folder / "federation", clients, consent)
             print(allowed_by_name(consent), flush=True)
             with progress_bar(len(federation.names), "started") as bar:
                 federation.tell = lambda name: bar.update()
                 everything.enter_context(federation)
             print(WHY_SO_LONG, file=sys.stderr)
-            rows = [_deploy(federation, folder, app, one) for one in demos]
+            totals = _deploy(federation, folder, app, one)
             print("stopping everything ...", file=sys.stderr)
     except KeyboardInterrupt:
-        done, wanted = (
-            sum(len(read_records(one.out(folder))) for one in demos),
-            sum(one.rounds for one in demos),
-        )
-        kept = f"{done} of {wanted} rounds are done and kept in {folder}"
+        done = len(read_records(one.out(folder)))
+        kept = f"{done} of {one.rounds} rounds are done and kept in {folder}"
         print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
         return 130
     except local.FederationError as error:
@@ -162,44 +137,27 @@ def demo(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    print(aligned([TOTALS_HEADER, *rows]))
+    print(aligned([TOTALS_HEADER, totals]))
     print(f"\n{legend()}")
-    results = ", ".join(str(one.out(folder)) for one in demos)
+    results = one.out(folder)
     print(f"\nResults (history.jsonl, model.pt, plots.png, checkpoints): {results}")
     print(f"Logs of every process: {folder / 'federation'}")
     return 0
 
 
-def _own_demos(options: argparse.Namespace) -> list[Demo]:
-    """The demonstration's own app, with FedAvg beside it if asked for; what cannot be deployed is
-    refused.
-    """
-    deployed = values_given(options, options_of(Deployment))
-    configs = [_configured(flags_given(options))]
-    if options.compare and str(configs[0].algorithm).lower() == FedAvg.name:
-        raise ValueError(
-            f"--compare runs {FedAvg.name}, too, and --algorithm names it already: leave one of them out"
-        )
-    if options.compare:
-        own = tuple((name, value) for name, value in configs[0].own if name in options_of(FedAvg))
-        configs.append(replace(configs[0], algorithm=FedAvg.name, own=own))
-    demos = []
-    for config in configs:
-        print("simulating ...", file=sys.stderr)
-        one = Demo.of(config)
-        one = replace(one, settings={**one.settings, **deployed})
-        refuse_what_cannot_be_deployed(make_task(one.settings), one.settings)
-        demos.append(one)
-    return demos
+def _own_demo(options: argparse.Namespace) -> Demo:
+    """The demonstration's own app; what cannot be deployed is refused."""
+    config = _configured(flags_given(options))
+    print("simulating ...", file=sys.stderr)
+    one = Demo.of(config)
+    one = replace(one, settings={**one.settings, **values_given(options, options_of(Deployment))})
+    refuse_what_cannot_be_deployed(make_task(one.settings), one.settings)
+    return one
 
 
-def _demos_of_app(options: argparse.Namespace) -> list[Demo]:
-    if options.compare:
-        raise ValueError(
-            "--compare goes with the demonstration's own app, not with --app: name another --algorithm"
-        )
+def _demo_of_app(options: argparse.Namespace) -> Demo:
     given = values_given(options) | values_given(options, options_of(Deployment))
-    return [Demo.of_app(AppFolder.read(options.app), given)]
+    return Demo.of_app(AppFolder.read(options.app), given)
 
 
 def _configured(flags: Mapping[str, str]) -> RunConfig:
@@ -212,10 +170,6 @@ def _configured(flags: Mapping[str, str]) -> RunConfig:
     return config
 
 
-def _size() -> dict[str, Any]:
-    return {key: APP_DEFAULTS[key] for key in ("clients", "rounds", "partition")}
-
-
 def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> None:
     """Make the app's server here, so that what it refuses is refused before any process is started."""
     deployment = deployment_of({**settings, "out": ""})
@@ -223,11 +177,11 @@ def refuse_what_cannot_be_deployed(task: Task, settings: Mapping[str, Any]) -> N
     DeployedServer(task, deployment)
 
 
-def owners_of(demos: Sequence[Demo]) -> Consent:
+def owners_of(demo: Demo) -> Consent:
     """What the demonstration's owners allow: beside the usual sets, by name those that it trains
     on.
     """
-    used = [entry_of(one) for demo in demos for one in sets_of(demo.simulated.algorithm)]
+    used = [entry_of(one) for one in sets_of(demo.simulated.algorithm)]
     return replace(local.OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
 
 
@@ -266,20 +220,14 @@ class Demo:
         A penalty or a step size that is open is the number that the simulation worked out, so that
         no client has to send a number for it.
         """
-        data = load(config)
-        config = completed(config, data)
-        run = _simulate(
-            build_problem(config.having(separate=True), data),
-            build_algorithm(config),
-            run_options(config),
-        )
-        own, numbers = (
-            options_of(type(run.algorithm)),
-            {"penalty": run.plan.lam_0, "lr": run.plan.lr},
-        )
-        given = config.items() | {name: value for name, value in numbers.items() if name in own}
-        keys = [option.key for option in app_options().values()]
-        return cls({key: given.get(key, "") for key in keys}, run, config.rounds)
+        given = config.items()
+        settings = {one.key: given.get(one.key, "") for one in app_options().values()}
+        task = make_task(settings)
+        run = _simulate(_problem_of(task), task.algorithm, task.options)
+        numbers = {"penalty": run.plan.lam_0, "lr": run.plan.lr}
+        own = options_of(type(run.algorithm))
+        settings |= {name: value for name, value in numbers.items() if name in own}
+        return cls(settings, run, config.rounds)
 
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
@@ -298,7 +246,6 @@ class Demo:
                 raise ValueError(
                     f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it"
                 )
-            _refuse_without_effect(app, settings, changes, problem)
             print("simulating ...", file=sys.stderr)
             return cls(
                 changes, _simulate(problem, task.algorithm, task.options), task.options.rounds
@@ -336,24 +283,6 @@ def _problem_of(task: Task) -> Problem:
         per=task.per,
         separate=True,
     )
-
-
-def _refuse_without_effect(
-    app: AppFolder, settings: Mapping[str, Any], changes: Mapping[str, Any], problem: Problem
-) -> None:
-    """Refuse a change of model or data with which the app's task is the same as without it."""
-    for key, value in changes.items():
-        if key.replace("-", "_") not in _OF_THE_PROBLEM or value == app.config[key]:
-            continue
-        try:
-            before = _problem_of(app.make_task({**settings, key: app.config[key]}))
-        except ValueError:
-            continue  # it is needed beside the other changes
-        same_start = torch.equal(before.start, problem.start)
-        if same_start and describe_problem(before) == describe_problem(problem):
-            raise ValueError(
-                f"command line: {key} = {value!r} changes nothing in the app's task: leave it out"
-            )
 
 
 def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:

@@ -9,6 +9,7 @@ from pathlib import Path
 import tomlkit
 
 import fedfw.deployment.flower
+from fedfw.cli.arguments import adds, argument
 from fedfw.config import app_table
 from fedfw.deployment.consent import Consent
 from fedfw.deployment.reveals import leak_table
@@ -20,9 +21,9 @@ _OVERRIDE = """\
 """
 
 
-def add_init_arguments(parser: argparse.ArgumentParser) -> None:
-    """The folder."""
-    parser.add_argument("folder", type=Path, help="a new folder")
+add_init_arguments = adds(
+    argument("folder", type=Path, help="a new folder"),
+)
 
 
 def init(options: argparse.Namespace) -> int:

@@ -5,7 +5,9 @@ one line.
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fedfw.cli.arguments import Argument, adds, argument
 from fedfw.deployment.flower.hub import is_loopback
 from fedfw.deployment.flower.proxy import Address
 from fedfw.deployment.flower.start import (
@@ -20,33 +22,38 @@ from fedfw.deployment.node import NodeSettings
 _SECRET = "--superexec-auth-secret-file"
 
 
-def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """The server, the files, what the owner says of the node, and its own port."""
-    parser.add_argument(
-        "--superlink", required=True, metavar="HOST:PORT", help="the federation's public address"
+def _wait(text: str) -> Argument:
+    return argument(
+        "--wait", type=float, default=PATIENCE, metavar="SECONDS", help=f"{text} [%(default)g]"
     )
-    for flag, text in (
-        ("--root-certificates", "the server's authority (PEM)"),
-        ("--auth-supernode-private-key", "the node's key"),
-        ("--trusted-entities", "whose bundles the node may run (YAML)"),
-        (_SECRET, "the secret that the executor is given, too"),
-    ):
-        parser.add_argument(flag, required=True, type=Path, metavar="FILE", help=text)
-    parser.add_argument(
+
+
+def _file(flag: str, text: str, **details: Any) -> Argument:
+    return argument(flag, type=Path, metavar="FILE", help=text, **details)
+
+
+add_node_arguments = adds(
+    argument(
+        "--superlink", required=True, metavar="HOST:PORT", help="the federation's public address"
+    ),
+    _file("--root-certificates", "the server's authority (PEM)", required=True),
+    _file("--auth-supernode-private-key", "the node's key", required=True),
+    _file("--trusted-entities", "whose bundles the node may run (YAML)", required=True),
+    _file(_SECRET, "the secret that the executor is given, too", required=True),
+    argument(
         "--node-config",
         required=True,
         metavar="KEYS",
         help='partition-id=NUMBER consent="FILE" state-dir="FOLDER" leaving=true, of which the first is needed',
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--host",
         default="127.0.0.1",
         help="where its executor finds it: an address of this machine [%(default)s]",
-    )
-    parser.add_argument(
-        "--port", type=int, default=9094, help="the port for its executor [%(default)s]"
-    )
-    _add_wait(parser, "for the server to be there")
+    ),
+    argument("--port", type=int, default=9094, help="the port for its executor [%(default)s]"),
+    _wait("for the server to be there"),
+)
 
 
 def node(options: argparse.Namespace) -> int:
@@ -88,31 +95,20 @@ def node(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
-    """The address, and those arguments of flower-superexec that keep others out."""
-    parser.add_argument(
+add_executor_arguments = adds(
+    argument(
         "--runtime-api-address",
         default="127.0.0.1:9094",
         metavar="HOST:PORT",
         help="of the SuperNode [%(default)s]",
-    )
-    parser.add_argument(
-        _SECRET,
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="the secret that the SuperNode was given, too",
-    )
-    parser.add_argument(
-        "--root-certificates",
-        type=Path,
-        metavar="FILE",
-        help="for a SuperNode that was given --ssl-certfile",
-    )
-    _add_wait(parser, "for the SuperNode to be there")
-    parser.add_argument(
+    ),
+    _file(_SECRET, "the secret that the SuperNode was given, too", required=True),
+    _file("--root-certificates", "for a SuperNode that was given --ssl-certfile"),
+    _wait("for the SuperNode to be there"),
+    argument(
         "--parent-pid", type=int, metavar="PID", help="end when the process of this number ends"
-    )
+    ),
+)
 
 
 def executor(options: argparse.Namespace) -> int:
@@ -146,12 +142,6 @@ def executor(options: argparse.Namespace) -> int:
 
     run_executor([*_words(given), *insecure], wait)
     return 0
-
-
-def _add_wait(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument(
-        "--wait", type=float, default=PATIENCE, metavar="SECONDS", help=f"{text} [%(default)g]"
-    )
 
 
 def _refuse_wait(seconds: float) -> None:

@@ -4,44 +4,26 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from fedfw.cli.arguments import Argument, adds, argument
 from fedfw.deployment.flower.proxy import PROGRAMS, Address, ProxySettings, write_config
 
-_PROXY_FLAGS = (
-    ("--certificate", "FILE", "the public certificate (PEM)"),
-    ("--key", "FILE", "the certificate's private key (PEM)"),
-    ("--ca", "FILE", "the authority of the SuperLink's certificate (PEM)"),
-    ("--superlink-name", "NAME", "a DNS name in the SuperLink's certificate"),
-    (
-        "--work-dir",
-        "DIR",
-        "nginx: a folder for its socket and for bodies, which only its user can read",
-    ),
-    ("--stream-module", "FILE", 'nginx: the file of its stream module; "" where it is built in'),
-    ("--largest", "MB", "longest message up"),
-    ("--connections", "N", "connections of one address"),
-    ("--rate", "N", "calls a second of one address"),
-    ("--bodies", "N", "bodies above 10 kB that one address sends at the same time"),
-)
-"""The flags of ``proxy`` beside its addresses, whose defaults `ProxySettings` has."""
-
-
-def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
-    """The app, the key and the folder."""
-    parser.add_argument("app", type=Path, help="an app's folder, or a bundle")
-    parser.add_argument(
+add_sign_arguments = adds(
+    argument("app", type=Path, help="an app's folder, or a bundle"),
+    argument(
         "--key",
         required=True,
         type=Path,
         metavar="FILE",
         help="made by ssh-keygen -t ed25519 -N ''",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--out",
         type=Path,
         default=Path("bundles"),
         metavar="FOLDER",
         help="where both go [%(default)s]",
-    )
+    ),
+)
 
 
 def sign(options: argparse.Namespace) -> int:
@@ -62,15 +44,15 @@ def sign(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
-    """The folder and the address."""
-    parser.add_argument("folder", type=Path, help="what fedfw deploy sign has written")
-    parser.add_argument(
+add_hub_arguments = adds(
+    argument("folder", type=Path, help="what fedfw deploy sign has written"),
+    argument(
         "--listen",
         default="127.0.0.1:8600",
         metavar="HOST:PORT",
         help="a local address [%(default)s]",
-    )
+    ),
+)
 
 
 def hub(options: argparse.Namespace) -> int:
@@ -84,23 +66,41 @@ def hub(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_proxy_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the program, the two addresses, the certificates and the limits."""
-    usual = {field.name: field.default for field in fields(ProxySettings)}
-    parser.add_argument(
-        "--config", required=True, choices=list(PROGRAMS), help="the program to configure"
-    )
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="the public address")
-    parser.add_argument(
+def _setting(name: str, metavar: str, text: str) -> Argument:
+    """Return the flag of one of `ProxySettings`, which has its type and its default."""
+    default = getattr(ProxySettings, name)
+    flag, help_ = f"--{name.replace('_', '-')}", f"{text} [%(default)s]"
+    return argument(flag, type=type(default), default=default, metavar=metavar, help=help_)
+
+
+add_proxy_arguments = adds(
+    argument("--config", required=True, choices=list(PROGRAMS), help="the program to configure"),
+    argument("--listen", required=True, metavar="HOST:PORT", help="the public address"),
+    argument(
         "--to",
         default="127.0.0.1:8000",
         metavar="HOST:PORT",
         help="where the SuperLink listens [%(default)s]",
-    )
-    for flag, metavar, text in _PROXY_FLAGS:
-        default = usual[flag.removeprefix("--").replace("-", "_")]
-        help_ = f"{text} [%(default)s]"
-        parser.add_argument(flag, type=type(default), default=default, metavar=metavar, help=help_)
+    ),
+    _setting("certificate", "FILE", "the public certificate (PEM)"),
+    _setting("key", "FILE", "the certificate's private key (PEM)"),
+    _setting("ca", "FILE", "the authority of the SuperLink's certificate (PEM)"),
+    _setting("superlink_name", "NAME", "a DNS name in the SuperLink's certificate"),
+    _setting(
+        "work_dir",
+        "DIR",
+        "nginx: a folder for its socket and for bodies, which only its user can read",
+    ),
+    _setting(
+        "stream_module",
+        "FILE",
+        'nginx: the file of its stream module; "" where it is built in',
+    ),
+    _setting("largest", "MB", "longest message up"),
+    _setting("connections", "N", "connections of one address"),
+    _setting("rate", "N", "calls a second of one address"),
+    _setting("bodies", "N", "bodies above 10 kB that one address sends at the same time"),
+)
 
 
 def proxy(options: argparse.Namespace) -> int:
@@ -120,21 +120,21 @@ def proxy(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_check_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is looked at."""
-    parser.add_argument("--address", metavar="HOST:PORT", help="the federation's public address")
-    parser.add_argument(
+add_check_arguments = adds(
+    argument("--address", metavar="HOST:PORT", help="the federation's public address"),
+    argument(
         "--ca",
         type=Path,
         metavar="FILE",
         help="the certificate of its authority, which owners have",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--server-dir", type=Path, metavar="DIR", help="the server's keys and *.service files"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--node-dir", type=Path, metavar="DIR", help="a node's keys, trust and *.service files"
-    )
+    ),
+)
 
 
 def check(options: argparse.Namespace) -> int:

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from fedfw.cli.flags import add_flags, values_given
+from fedfw.cli.arguments import adds, argument
+from fedfw.cli.flags import flags_of, values_given
 from fedfw.deployment import data_checks
 from fedfw.deployment.consent import CONSENT, STATE, USUAL_SETS, Consent, DataBudget
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
@@ -13,29 +14,37 @@ from fedfw.options import options_of
 _NUMBERS = ("least_samples", "most_local_steps", "most_rounds")
 _NOT_CHECKED = ("tol", "device", "eval_every", "weights")
 """Options of a run that have nothing to do with the data of one client."""
+_CLIENT = (
+    argument("folder", type=Path, help=f"the owner's folder, which has {CONSENT}"),
+    argument(
+        "--partition-id", type=int, default=0, metavar="N", help="the client's number [%(default)s]"
+    ),
+    argument("--state-dir", type=Path, metavar="FOLDER", help="the client's memory [FOLDER/state]"),
+)
+"""The owner's folder, and what names a client in it."""
 
 
-def add_init_node_arguments(parser: argparse.ArgumentParser) -> None:
-    """The folder, the data's name and their budget."""
-    parser.add_argument("folder", type=Path, help="where the node's keys are, or a new folder")
-    parser.add_argument(
+add_init_node_arguments = adds(
+    argument("folder", type=Path, help="where the node's keys are, or a new folder"),
+    argument(
         "--data-set", required=True, metavar="NAME", help="your name for the data, such as clinic-7"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--eps",
         type=float,
         help="the data's budget over all runs; runs without privacy are refused",
-    )
-    parser.add_argument("--delta", type=float, help="the delta of that budget")
-    parser.add_argument(
+    ),
+    argument("--delta", type=float, help="the delta of that budget"),
+    argument(
         "--clip",
         type=float,
         help="the bound at which samples' gradients are clipped in private runs [1]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--sets", nargs="+", metavar="SET", help=f"sets that may be used [{' '.join(USUAL_SETS)}]"
-    )
-    add_flags(parser, _NUMBERS, declared=options_of(Consent))
+    ),
+    *flags_of(_NUMBERS, declared=options_of(Consent)),
+)
 
 
 def init_node(options: argparse.Namespace) -> int:
@@ -86,13 +95,11 @@ more samples, {consent.most_local_steps} local steps a round, {consent.most_roun
     return 0
 
 
-def add_check_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """The owner's folder, the client's number, the app and its settings."""
-    _add_client(parser)
-    parser.add_argument(
-        "--app", type=Path, required=True, metavar="FOLDER", help="the app, unpacked"
-    )
-    add_flags(parser, without=_NOT_CHECKED)
+add_check_data_arguments = adds(
+    *_CLIENT,
+    argument("--app", type=Path, required=True, metavar="FOLDER", help="the app, unpacked"),
+    *flags_of(without=_NOT_CHECKED),
+)
 
 
 def check_data(options: argparse.Namespace) -> int:
@@ -125,12 +132,10 @@ def check_data(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_reopen_arguments(parser: argparse.ArgumentParser) -> None:
-    """The owner's folder, and whether to look only."""
-    _add_client(parser)
-    parser.add_argument(
-        "--look", action="store_true", help="say why it is closed, and change nothing"
-    )
+add_reopen_arguments = adds(
+    *_CLIENT,
+    argument("--look", action="store_true", help="say why it is closed, and change nothing"),
+)
 
 
 def reopen(options: argparse.Namespace) -> int:
@@ -155,17 +160,6 @@ def reopen(options: argparse.Namespace) -> int:
         return 1
     print("It takes orders again.")
     return 0
-
-
-def _add_client(parser: argparse.ArgumentParser) -> None:
-    """Add the owner's folder and what names a client in it."""
-    parser.add_argument("folder", type=Path, help=f"the owner's folder, which has {CONSENT}")
-    parser.add_argument(
-        "--partition-id", type=int, default=0, metavar="N", help="the client's number [%(default)s]"
-    )
-    parser.add_argument(
-        "--state-dir", type=Path, metavar="FOLDER", help="the client's memory [FOLDER/state]"
-    )
 
 
 def _client(options: argparse.Namespace) -> tuple[Consent, Path, str]:

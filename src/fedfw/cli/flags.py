@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.cli.arguments import Argument, argument
 from fedfw.config import RunConfig, all_options, merge
 from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, is_stored, read_table
@@ -17,26 +18,31 @@ from fedfw.options import Option
 from fedfw.presets import refuse_unused_folder
 from fedfw.ranks import Ranks, join_ranks, launched
 
+FILE = argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
+"""A configuration file."""
+BALANCE = argument(
+    "--balance",
+    choices=("samples", "time"),
+    help="under torchrun: divide the clients among processes by samples, or by measured time [samples]",
+)
+"""For runs that several processes share."""
 _PREFIX = "option "
 """Of the names under which argparse keeps the flags: a command's own --tol or --out is then another
 one.
 """
 
 
-def add_flags(
-    parser: argparse.ArgumentParser,
+def flags_of(
     names: Collection[str] | None = None,
     without: Collection[str] = (),
     *,
     declared: Mapping[str, Option] | None = None,
     defaults: Mapping[str, Any] | None = None,
-) -> None:
-    """Add a flag for each option.
+) -> list[Argument]:
+    """Return a flag for each option.
 
     Parameters
     ----------
-    parser : argparse.ArgumentParser
-        Of the command.
     names, without : collection of str
         Only the options of these names, and none of these names.
     declared : mapping of str to Option, optional
@@ -44,26 +50,27 @@ def add_flags(
     defaults : mapping, optional
         Defaults of this command that differ from what was declared, for the help.
     """
+    found = []
     for name, option in (all_options() if declared is None else declared).items():
         if name in without or not (names is None or name in names):
             continue
-        flag, dest = f"--{option.key}", f"{_PREFIX}{option.key}"
+        flag = f"--{option.key}"
         default = (defaults or {}).get(name) or default_of(option)
-        help_ = (f"{help_of(option)} [{default}]" if default else help_of(option)).replace(
-            "%", "%%"
-        )
+        help_ = f"{help_of(option)} [{default}]" if default else help_of(option)
+        details: dict[str, Any] = {"metavar": "VALUE"}
         if option.is_flag and option.default is True:
-            flag, help_ = f"--no-{option.key}", f"without {help_.removesuffix(' [True]')}"
-            parser.add_argument(flag, dest=dest, action="store_const", const="false", help=help_)
+            flag = f"--no-{option.key}"
+            details = {"action": "store_const", "const": "false"}
+            help_ = f"without {help_.removesuffix(' [True]')}"
         elif option.is_flag:
-            parser.add_argument(flag, dest=dest, action="store_const", const="true", help=help_)
-        else:
-            parser.add_argument(flag, dest=dest, metavar="VALUE", help=help_)
+            details = {"action": "store_const", "const": "true"}
+        dest = f"{_PREFIX}{option.key}"
+        found.append(argument(flag, dest=dest, help=help_.replace("%", "%%"), **details))
         if name == "dataset":
             own = "your own .csv or .npz file: short for --dataset table:PATH"
-            parser.add_argument(
-                "--data", dest=dest, metavar="PATH", type="table:{}".format, help=own
-            )
+            table = {"metavar": "PATH", "type": "table:{}".format, "help": own}
+            found.append(argument("--data", dest=dest, **table))
+    return found
 
 
 def flags_given(
@@ -88,12 +95,6 @@ def values_given(
     }
 
 
-def add_balance(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for runs that several processes share."""
-    help_ = "under torchrun: divide the clients among processes by samples, or by measured time [samples]"
-    parser.add_argument("--balance", choices=("samples", "time"), help=help_)
-
-
 @contextmanager
 def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks]:
     """The processes of a command that torchrun started, of which the first one speaks for all."""
@@ -107,13 +108,6 @@ def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks
         if not ranks.first:
             warnings.simplefilter("ignore")
         yield ranks
-
-
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for a configuration file."""
-    parser.add_argument(
-        "config", nargs="?", help="TOML file with the same keys as the flags; flags win"
-    )
 
 
 def refuse_code(source: str, stored: object, typed: str | None) -> None:

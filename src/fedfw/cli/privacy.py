@@ -4,7 +4,8 @@ import argparse
 import json
 import math
 
-from fedfw.cli.flags import add_flags, flags_given
+from fedfw.cli.arguments import JSON, adds, argument
+from fedfw.cli.flags import flags_given, flags_of
 from fedfw.cli.sets import parse_shape
 from fedfw.config.build import FIRST_CHOICE
 from fedfw.config.run_config import algorithm_class
@@ -20,36 +21,26 @@ _ROWS = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Parts of the rounds after which the table says what is spent."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The promise or the noise, how often clients release something, and what it is."""
-    parser.add_argument(
-        "--eps", type=float, help="the promise: the noise that keeps it is worked out"
-    )
-    parser.add_argument(
-        "--noise", type=float, help="a noise multiplier: what it spends is worked out"
-    )
-    parser.add_argument(
+add_arguments = adds(
+    argument("--eps", type=float, help="the promise: the noise that keeps it is worked out"),
+    argument("--noise", type=float, help="a noise multiplier: what it spends is worked out"),
+    argument(
         "--delta", type=float, default=1e-5, help="well below 1 / samples of a client [%(default)s]"
-    )
-    add_flags(
-        parser, ("rounds", "local_steps", "batch_size"), defaults={"batch_size": "all samples"}
-    )
-    parser.add_argument(
-        "--samples", type=int, help="samples of the smallest client, with --batch-size"
-    )
-    parser.add_argument(
+    ),
+    *flags_of(("rounds", "local_steps", "batch_size"), defaults={"batch_size": "all samples"}),
+    argument("--samples", type=int, help="samples of the smallest client, with --batch-size"),
+    argument(
         "--constraint", default="l2:1", help="the set, which decides the mechanism [%(default)s]"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--shape",
         type=parse_shape,
         default=(10, 785),
         help="parameter shape, such as 10x784 [10x785]",
-    )
-    parser.add_argument(
-        "--algorithm", default=FIRST_CHOICE, help="see 'fedfw algorithms' [%(default)s]"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    ),
+    argument("--algorithm", default=FIRST_CHOICE, help="see 'fedfw algorithms' [%(default)s]"),
+    JSON,
+)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedfw.cli.arguments import LAST_LINE, adds, argument
 from fedfw.cli.closing import CONFIG, run_to_the_end
-from fedfw.cli.flags import add_balance, joined, refuse_code
+from fedfw.cli.flags import BALANCE, joined, refuse_code
 from fedfw.config import (
     RunConfig,
     build_algorithm,
@@ -24,22 +25,19 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.simulation import Simulation
 from fedfw.simulation.callbacks import Progress
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run's folder, how many rounds it is to have, and the form of the output."""
-    parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument(
+add_arguments = adds(
+    argument("folder", type=Path, metavar="RUN", help="the run's folder"),
+    argument(
         "--rounds", metavar="VALUE", help="go on to so many rounds in all [as many as the run has]"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--model",
         metavar="VALUE",
         help="the run's model, where it is your own as in my_module:make",
-    )
-    add_balance(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object as the last line"
-    )
+    ),
+    BALANCE,
+    LAST_LINE,
+)
 
 
 def execute(options: argparse.Namespace) -> int:

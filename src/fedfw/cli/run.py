@@ -6,8 +6,9 @@ import time
 from itertools import count
 from pathlib import Path
 
+from fedfw.cli.arguments import LAST_LINE, adds, argument
 from fedfw.cli.closing import CONFIG, run_to_the_end
-from fedfw.cli.flags import add_balance, add_file, add_flags, configured, joined
+from fedfw.cli.flags import BALANCE, FILE, configured, flags_of, joined
 from fedfw.config import (
     RunConfig,
     build_algorithm,
@@ -23,18 +24,13 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.simulation import Simulation
 from fedfw.simulation.callbacks import Progress
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every option of a configuration, the folder, and the form of the output."""
-    add_file(parser)
-    add_flags(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]"
-    )
-    add_balance(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object as the last line"
-    )
+add_arguments = adds(
+    FILE,
+    *flags_of(),
+    argument("--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]"),
+    BALANCE,
+    LAST_LINE,
+)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -6,28 +6,10 @@ from typing import Any
 
 import torch
 
+from fedfw.cli.arguments import JSON, adds, argument
 from fedfw.report.tables import aligned
 from fedfw.sets.base import Shape, parameters_of
 from fedfw.sets.registry import SETS
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shape of the parameters, and the form of the output."""
-    parser.add_argument(
-        "--shape",
-        type=parse_shape,
-        default=(10, 785),
-        help="parameter shape, such as 10x784 [10x785]",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def execute(options: argparse.Namespace) -> int:
-    """Print the table."""
-    rows = _describe_sets(options.shape)
-    report = {"shape": options.shape, "sets": rows}
-    print(json.dumps(report) if options.json else _format_sets(options.shape, rows))
-    return 0
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -41,6 +23,25 @@ def parse_shape(text: str) -> tuple[int, ...]:
             f"{text!r}, expected whole numbers joined by x, such as 10x784"
         )
     return shape
+
+
+add_arguments = adds(
+    argument(
+        "--shape",
+        type=parse_shape,
+        default=(10, 785),
+        help="parameter shape, such as 10x784 [10x785]",
+    ),
+    JSON,
+)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the table."""
+    rows = _describe_sets(options.shape)
+    report = {"shape": options.shape, "sets": rows}
+    print(json.dumps(report) if options.json else _format_sets(options.shape, rows))
+    return 0
 
 
 def _describe_sets(shape: Shape) -> list[dict[str, Any]]:

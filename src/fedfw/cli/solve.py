@@ -6,7 +6,8 @@ import sys
 import time
 import warnings
 
-from fedfw.cli.flags import add_file, add_flags, configured
+from fedfw.cli.arguments import LAST_LINE, adds, argument
+from fedfw.cli.flags import FILE, configured, flags_of
 from fedfw.config import build_problem, completed, constraint_of, load
 from fedfw.rounds.setup import usable_device
 from fedfw.solving import solve
@@ -29,22 +30,20 @@ _MATTERS = (
 """The options that the optimum depends on."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The problem and the set, how exactly F* is wanted, and the form of the output."""
-    add_file(parser)
-    add_flags(parser, _MATTERS)
-    parser.add_argument(
+add_arguments = adds(
+    FILE,
+    *flags_of(_MATTERS),
+    argument(
         "--tol",
         type=float,
         default=1e-3,
         help="how well F* must be known, relatively [%(default)s]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--max-steps", type=int, default=5000, help="give up after so many steps [%(default)s]"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object as the last line"
-    )
+    ),
+    LAST_LINE,
+)
 
 
 def execute(options: argparse.Namespace) -> int:

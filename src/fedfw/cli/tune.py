@@ -17,7 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fedfw.cli.flags import add_file, add_flags, configured, keys_given
+from fedfw.cli.arguments import adds, argument
+from fedfw.cli.flags import FILE, configured, flags_of, keys_given
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
 from fedfw.parsing import parse_number
@@ -30,31 +31,29 @@ _FOUND = ("rounds", "held_out_loss", "held_out_accuracy", "loss")
 _IDENTITY = "configuration"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration, the grid, its budget, what is compared, and the file that is written."""
-    add_file(parser)
-    add_flags(parser, without=("tol", "eval_every"))
-    parser.add_argument(
+add_arguments = adds(
+    FILE,
+    *flags_of(without=("tol", "eval_every")),
+    argument(
         "--grid",
         help='what to try, such as "lr=auto:4,auto:8 eta=10,100" (the algorithm\'s own grid)',
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--budget",
         type=float,
         help="gradients of all its samples a client may compute in a trial (rounds x local steps)",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--by",
         choices=("loss", "accuracy"),
         default="loss",
         help="what is compared on the held-out data [%(default)s]",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the finished trials of the table"
-    )
+    ),
+    argument("--resume", action="store_true", help="keep the finished trials of the table"),
+)
 
 
 def execute(options: argparse.Namespace) -> int:
