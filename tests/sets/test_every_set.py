@@ -216,7 +216,12 @@ CASES = {
     "hull": Case(
         fedfw.Hull(POINTS), (2, 3), by_enumeration(list(POINTS)), lambda c: fedfw.Hull(POINTS * c)
     ),
-    "polytope": Case(fedfw.Polytope(CUT_A, CUT_B), (5,), lp(CUT_A.numpy(), CUT_B.numpy())),
+    "polytope": Case(
+        fedfw.Polytope(CUT_A, CUT_B),
+        (5,),
+        lp(CUT_A.numpy(), CUT_B.numpy()),
+        scaled=lambda r: fedfw.Polytope(CUT_A, r * CUT_B),
+    ),
     "product": Case(
         fedfw.Product({"weight": fedfw.NuclearBall(3.0), "*": fedfw.L1Ball(1.0)}).bind(
             torch.nn.Linear(5, 4)

@@ -514,14 +514,14 @@ class Polytope(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         low, high = self._box
-        return float(np.linalg.norm(high - low))
+        return math.hypot(*(high - low))
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         low, high = self._box
         largest = np.maximum(np.abs(low), np.abs(high))
         return {
             "l1": float(largest.sum()),
-            "l2": float(np.linalg.norm(largest)),
+            "l2": math.hypot(*largest),
             "linf": float(largest.max()),
         }
 
@@ -548,13 +548,20 @@ def _solve_lp(
 ) -> Array:
     """The minimiser of a linear program, or a ValueError with the text ``failure`` if there is
     none.
+
+    With ``b``, the ``bounds`` are 0 or none.
     """
     from scipy.optimize import linprog
 
+    # The tolerances of HiGHS are absolute, and what is above 1e20 is infinite for it. A power of
+    # two scales b without rounding.
+    size = 0.0 if b is None else float(np.abs(b).max())
+    unit = 2.0 ** (math.frexp(size)[1] - 1) if size > 0 else 1.0
     result = linprog(
-        objective, A_ub=A, b_ub=b, A_eq=equal[0], b_eq=equal[1], bounds=bounds, method="highs-ds",
+        objective, A_ub=A, b_ub=None if b is None else b / unit, A_eq=equal[0], b_eq=equal[1],
+        bounds=bounds, method="highs-ds",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )  # fmt: skip
     if result.status != 0:
         raise ValueError(failure)
-    return np.asarray(result.x, dtype=np.float64)
+    return unit * np.asarray(result.x, dtype=np.float64)
