@@ -1,10 +1,6 @@
 """``fedfw reproduce``: the report of everything, the cache, missing data, and the exit status."""
 
-import json
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,9 +36,6 @@ EVERYBODY_LENDS = replace(
 SHORT_PATHS = [
     replace(path, rounds=500) for path in counterexample._paths()
 ]  # the claim holds from round 429
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 CERTIFIED = {  # a9a takes seconds to read
     "mushrooms, l1:2, IID": small_figures.CERTIFIED["a9a, l1:2, IID"] | {"dataset": "mushrooms"},
     **{title: setting for title, setting in small_figures.CERTIFIED.items() if "a9a" not in title},
@@ -282,45 +275,6 @@ def test_every_section(tmp_path: Path) -> None:
         tuple(name for name, section in sections().items() if not section.apart),
         short=False,
     )
-
-
-@needs("mnist")
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_a_browser_shows_tables_and_plots_without_errors(some: Path, tmp_path: Path) -> None:
-    page = some.read_text()
-    probe = """<script>
-      const all = (what) => [...document.querySelectorAll(what)];
-      const sized = (what) => all(what).filter(e => e.getBoundingClientRect().width > 100).length;
-      const seen = {svg: sized('figure svg'), table: sized('table'), paths: all('figure svg path').length};
-      document.body.setAttribute('data-seen', JSON.stringify(seen));
-    </script></body>"""
-    probed = tmp_path / "probed.html"
-    probed.write_text(page.replace("</body>", probe))
-    assert CHROMIUM is not None
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        "--virtual-time-budget=5000",
-    ]
-    command = [
-        CHROMIUM,
-        *flags,
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-        probed.as_uri(),
-    ]
-    shown = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True, env={**os.environ}
-    )
-    assert "CONSOLE" not in shown.stderr
-    found = re.search(r'data-seen="([^"]*)"', shown.stdout)
-    assert found is not None
-    seen = json.loads(found[1].replace("&quot;", '"'))
-    assert seen["svg"] == page.count("<svg")
-    assert seen["table"] == page.count("<table")
-    assert seen["paths"] > 100
 
 
 @needs("emnist-small")

@@ -211,21 +211,6 @@ def test_an_option_that_an_app_does_not_take_over_is_refused(
     assert not Path("runs").exists()
 
 
-def test_a_line_of_the_apps_table_that_its_task_does_not_have(
-    app: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(app / "federation" / "task.py", *WITHOUT_OPTIONS)
-    change(app / "pyproject.toml", "rounds = 5", "rounds = 6")
-    assert "pyproject.toml: rounds = 6 changes nothing, because the task has 100" in refusal(
-        capsys, "--app", "mine"
-    )
-    change(
-        app / "pyproject.toml", "rounds = 6", "rounds = 5"
-    )  # as it was written, which is no order
-    assert Demo.of_app(AppFolder.read(app), {}).rounds == 100
-    assert "rounds = 5 changes nothing, because the task has 100" in capsys.readouterr().err
-
-
 def test_an_interrupt_ends_everything_in_one_line(
     app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,19 +54,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object
     return last
 
 
-def test_what_is_on_by_default_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--algorithm", "fedlmo", "--constraint", "l2:10", "--rounds", "1"]
-    assert (
-        main(["run", *flags, "--out", "with"])
-        == main(["run", *flags, "--no-correction", "--out", "without"])
-        == 0
-    )
-    told = capsys.readouterr().out
-    assert "correction on" in told
-    assert "correction off" in told
-    assert not read_config(Path("without/config.toml")).get("correction")
-
-
 @pytest.mark.plots
 def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--json"]) == 0
@@ -98,84 +85,6 @@ def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
         None,
         "fedfw+",
     )
-
-
-def test_a_file_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text(
-        'algorithm = "fedfw"\nrounds = 5\nconstraint = "ksparse:k=20,r=1"\npenalty = 0.01\n'
-    )
-    told = run(capsys, "my.toml", "--rounds", "7", "--out", "here")
-    assert told["rounds"] == 7
-    stored = read_config(tmp_path / "here" / "config.toml")
-    assert stored.constraint == "ksparse:k=20,r=1"
-    assert stored.get("momentum") is None
-    again = run(capsys, "here/config.toml", "--out", "there")
-    same = ("loss", "gap", "accuracy", "total_bytes_up")
-    assert [told[key] for key in same] == [again[key] for key in same]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--algorithm", "fedfw", "--participation", "0.5"],
-        ["--algorithm", "fedfw+", "--participation", "4", "--constraint", "nuclear:20"],
-        ["--algorithm", "fedfw-sto", "--batch-size", "16"],
-        ["--algorithm", "fedfw-anchored", "--anchor-every", "5", "--momentum", "0.9"],
-        ["--algorithm", "naive", "--local-steps", "3"],
-        ["--algorithm", "frank-wolfe", "--schedule", "constant:0.1"],
-        ["--model", "mlp"],
-        ["--algorithm", "fedavg", "--mu", "0.1", "--local-steps", "3", "--lr", "auto:2"],
-        ["--algorithm", "feddr", "--eta", "10", "--alpha", "1.5", "--participation", "0.5"],
-        [
-            "--algorithm",
-            "fedadmm",
-            "--lr",
-            "0.5",
-            "--weights",
-            "samples",
-            "--partition",
-            "dirichlet:0.5",
-        ],
-        ["--algorithm", "fedda", "--server-lr", "0.5", "--model", "mlp", "--batch-size", "16"],
-        [
-            "--algorithm",
-            "fedmuon",
-            "--alignment",
-            "0.3",
-            "--momentum",
-            "0.8",
-            "--participation",
-            "4",
-        ],
-        ["--algorithm", "fedavgm", "--server-momentum", "0.5", "--decay", "linear"],
-        [
-            "--algorithm",
-            "fedadamw",
-            "--beta1",
-            "0.8",
-            "--beta2",
-            "0.9",
-            "--tau",
-            "1e-6",
-            "--weight-decay",
-            "0.1",
-        ],
-        ["--dataset", "diabetes", "--constraint", "l1:3"],
-        ["--dataset", "synthetic:1,1", "--partition", "client", "--l2", "0.01"],
-        ["--constraint", "spectral:2", "--per-parameter", "--model", "mlp"],
-        ["--constraint", "layers:rho=4,bias=0.25", "--model", "mlp"],
-        ["--constraint", "lipschitz:1", "--model", "mlp", "--certify", "0.1,0.5"],
-        ["--partition", "iid", "--tol", "0.5", "--eval-every", "2", "--algorithm", "fedfw+"],
-    ],
-)
-def test_every_choice_is_a_flag(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
-    if "spectral:2" in flags:  # a bias is no matrix: refused, with the parameter's name
-        assert main(["run", *flags]) == 2
-        assert "needs a matrix" in capsys.readouterr().err
-        return
-    told = run(capsys, *flags, "--rounds", "6", "--out", "r")
-    assert told["loss"] is not None
-    assert int(told["rounds"]) <= 6  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

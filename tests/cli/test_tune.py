@@ -101,27 +101,6 @@ def test_every_point_has_the_same_budget_of_gradients(
         )  # a round is not divided, an anchor comes at once
 
 
-def test_the_test_data_are_not_looked_at() -> None:
-    data = load_data("digits")
-    problem = make_problem(data, ProblemOptions(partition="labels:3"), held_out=0.2)
-    assert problem.test_data is not None
-    assert problem.losses.sizes is not None
-    lent, kept = len(problem.test_data[0]), int(problem.losses.sizes.sum())
-    assert lent + kept == len(data.train)
-    assert 0.15 < lent / (lent + kept) <= 0.2
-    train, test = (
-        {tuple(row) for row in part.take()[0].flatten(1).tolist()}
-        for part in (data.train, data.test)
-    )
-    lent_rows = {tuple(row) for row in problem.test_data[0].tolist()}
-    assert lent_rows <= train
-    assert lent_rows & test == lent_rows & (train & test)
-    assert len(lent_rows - test) > 0.9 * lent
-    again = make_problem(data, ProblemOptions(partition="labels:3"), held_out=0.2)
-    assert again.test_data is not None
-    assert torch.equal(problem.test_data[0], again.test_data[0])
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

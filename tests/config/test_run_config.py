@@ -3,18 +3,15 @@ version 0.1.
 """
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfw
-from fedfw.algorithms import Message, Plan, State
 from fedfw.config import (
     RunConfig,
     all_options,
@@ -28,7 +25,7 @@ from fedfw.config import (
 from fedfw.config.run_config import VERSION_KEY
 from fedfw.data import Data
 from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
-from fedfw.options import option, options_of
+from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
 
@@ -79,17 +76,6 @@ def test_toml_and_back(values: dict[str, Any]) -> None:
     again = merge(RunConfig(), table, "here")
     assert again == config
     assert again.to_toml() == text
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["🌍.csv", 'a"b\\c', "tab\there", "new\nline", "ß", "\u0000", "\U0010fffd", "'''", '"""'],
-)
-def test_names_of_any_characters(name: str, tmp_path: Path) -> None:
-    config = RunConfig.of(dataset=f"folder:{name}", rounds=3)
-    path = tmp_path / "config.toml"
-    path.write_text(config.to_toml(), encoding="utf-8")
-    assert read_config(path) == config
 
 
 def test_the_one_list_has_every_option_that_can_be_written_down() -> None:
@@ -187,46 +173,6 @@ def test_run_folders_of_version_0_1_are_refused(tmp_path: Path) -> None:
 
 
 # --- algorithms that are registered later ---
-
-
-@dataclass(frozen=True)
-class Windy(fedfw.FedFW):
-    """FedFW with an option of its own."""
-
-    wind: Annotated[float, option("how strong the wind blows", ge=0, le=12)] = 3.0
-    gusts_at: Annotated[str, option("when it gusts")] = "noon"
-
-    name: ClassVar[str] = "windy"
-    title: ClassVar[str] = "Windy"
-
-
-@dataclass(frozen=True)
-class Plain(fedfw.Algorithm):
-    """An algorithm without any option."""
-
-    name: ClassVar[str] = "plain"
-    title: ClassVar[str] = "Plain"
-
-    def plan(self, setting: Any) -> Plan:
-        return Plan(setting.n, setting.constraint)
-
-    def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any
-    ) -> Any:
-        _, a = gradient(message.xbar.expand_as(state["x"]).clone())
-        return {}, {"atom": lmo(a)}
-
-    def server_step(self, plan: Plan, server: Any, aggregate: Any, t: int) -> Any:
-        eta = 2 / (t + 1)
-        return type(server)((1 - eta) * server.xbar + eta * aggregate.total / aggregate.count)
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    fedfw.ALGORITHMS.update({cls.name: cls for cls in (Windy, Plain)})
-    yield
-    for cls in (Windy, Plain):
-        del fedfw.ALGORITHMS[cls.name]
 
 
 # --- deployed apps ---

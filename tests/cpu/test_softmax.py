@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-import fedfw
 from fedfw.cpu import softmax
 from fedfw.cpu.softmax import is_compiled, softmax_gradient
-from fedfw.problems import linear
 
 needs_compiled = pytest.mark.skipif(
     not is_compiled(), reason="there was no compiler when fedfw was installed"
@@ -162,30 +160,3 @@ def test_targets_and_picks_that_there_are_not_are_refused() -> None:
     targets[2, 0] = 4
     with pytest.raises(ValueError, match="row 2"):
         found((inputs, targets, sizes), rows, x, 4)
-
-
-def problem(nan: bool = False) -> fedfw.Problem:
-    generator = torch.Generator().manual_seed(3)
-    inputs = [torch.randn(size, 6, generator=generator) for size in (20, 20, 3, 9)]
-    if nan:
-        inputs[2][1, 1] = float("nan")
-    clients = [(one, torch.randint(0, 3, (len(one),), generator=generator)) for one in inputs]
-    model = nn.Linear(6, 3)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return fedfw.Problem(model, nnf.cross_entropy, clients, weights=[1.0, 2.0, 3.0, 4.0])
-
-
-@needs_compiled
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_run_is_that_of_torch(
-    participation: float, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"rounds": 30, "participation": participation, "batch_size": batch_size, "seed": 1}
-    algorithm = fedfw.FedFWPlus(fedfw.L2Ball(2.0), penalty=0.1)
-    compiled = fedfw.simulate(problem(), algorithm, **options)
-    monkeypatch.setattr(linear, "is_compiled_for", lambda *samples: False)
-    by_torch = fedfw.simulate(problem(), algorithm, **options)
-    assert torch.allclose(compiled.x, by_torch.x, rtol=1e-4, atol=1e-5)
-    assert compiled.history["loss"] == pytest.approx(by_torch.history["loss"], abs=1e-5)

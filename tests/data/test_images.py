@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from fedfw.data import MissingDataError, load_data, partition
 from fedfw.data.images import read_batches, read_idx
-from tests.data.files import DATA, Array, idx_bytes, images, labels, needs, write_gz, write_mnist
+from tests.data.files import Array, idx_bytes, images, labels, write_gz, write_mnist
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 
@@ -180,33 +180,6 @@ def test_fields_that_do_not_fit(tmp_path: Path, change: dict[str, Any], message:
     with pytest.raises(ValueError, match=message) as caught:
         load_data("emnist-balanced", tmp_path)
     assert str(path) in str(caught.value)
-
-
-@needs("emnist-small")
-def test_the_real_piece_stands_upright() -> None:
-    data = load_data("emnist-small", DATA)
-    assert (data.classes, len(data.train), len(data.test)) == (47, 2000, 2000)
-    assert len(set(data.train.owners["writer"].tolist())) == 1491
-    pixels = data.train.take()[0][:, 0]
-    place = torch.arange(28.0)
-
-    def spread(label: int, axis: int) -> float:
-        """Deviation of the ink's place along an axis (1: from top to bottom) in the mean image of a
-        class.
-        """
-        ink = pixels[data.train.targets == label].mean(0).sum(2 - axis)
-        ink = ink / ink.sum()
-        return float((ink @ place**2 - (ink @ place) ** 2).sqrt())
-
-    one, letter_l, seven, letter_t = 1, 21, 7, 29
-    assert spread(one, 1) > 1.5 * spread(one, 2)  # taller than wide
-    assert spread(letter_l, 1) > spread(letter_l, 2)
-    for label, sign in ((letter_l, 1), (seven, -1), (letter_t, -1)):
-        ink = pixels[data.train.targets == label].mean(0)
-        width = (ink > 0.25 * ink.max()).sum(1).float()  # of each row
-        assert (
-            sign * float(width[18:25].max() - width[3:10].max()) > 0
-        )  # L stands on its bar, 7 and T carry theirs
 
 
 # --- CIFAR-10's binary records ---

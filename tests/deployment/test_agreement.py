@@ -279,33 +279,6 @@ def test_told_losses_and_bounds(tmp_path: Path) -> None:
     assert telling.server.coordinator.best_bound <= optimum + 1e-9
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("method", ["fedfw", "fedfw-anchored"])
-def test_a_deployed_bound_has_weights_in_float64(
-    method: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """(x - 30000)^2 on [-1, 1]: with weights of 1/3 in float32 the bound is 27 above the optimum."""
-    model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
-    torch.nn.init.zeros_(model.weight)
-    sample = torch.ones(1, 1, dtype=dtype), torch.full((1, 1), 30000.0, dtype=dtype)
-    algorithm = fedfw.ALGORITHMS[method]("l2:1", penalty=1.0)
-    task = Task(
-        model,
-        torch.nn.functional.mse_loss,
-        algorithm,
-        lambda client: sample,
-        3,
-        options=Options(rounds=12),
-    )
-    loop = Loopback(
-        DeployedServer(task, Deployment(tell_loss=True, share_gradients=True)), tmp_path
-    )
-    loop.run(12)
-    bound, optimum = loop.server.coordinator.best_bound, 29999.0**2
-    assert bound is not None
-    assert optimum * (1 - 1e-6) <= bound <= optimum * (1 + 1e-14)
-
-
 def test_numbers_need_consent_in_a_new_folder_even_if_it_is_to_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "server").mkdir()
     with pytest.raises(ValueError, match="give a number"):

@@ -269,18 +269,6 @@ def task_of_task(
     )
 
 
-def together(outputs: Tensor, targets: Tensor) -> Tensor:
-    return nnf.cross_entropy(outputs - outputs.mean(0), targets)
-
-
-def test_a_loss_of_whole_clients_has_no_minibatches_and_no_privacy() -> None:
-    assert task_of_task(loss=together, per="client").problem(data(0)).losses.per == "client"
-    with pytest.raises(ValueError, match="batch_size=3, expected none"):
-        task_of_task(loss=together, per="client", batch_size=3)
-    with pytest.raises(ValueError, match='privacy does not go with per="client"'):
-        task_of_task(loss=together, per="client", privacy=PRIVATE)
-
-
 def test_what_only_the_data_show_is_refused_at_the_client() -> None:
     mixing = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(ValueError, match="batch_size=3, expected none"):

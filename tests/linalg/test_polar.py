@@ -49,20 +49,6 @@ def _iterate_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polar, "SVD_UP_TO", 0)
 
 
-@pytest.fixture
-def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many matrices each decomposition was given."""
-    counts: list[int] = []
-    by_svd = polar._by_svd
-
-    def counted(g: torch.Tensor) -> Polar:
-        counts.append(len(g))
-        return by_svd(g)
-
-    monkeypatch.setattr(polar, "_by_svd", counted)
-    return counts
-
-
 def sigma(matrix: torch.Tensor) -> np.ndarray:
     return np.linalg.svd(matrix.double().numpy(), compute_uv=False)
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.data import Data, Part
@@ -14,7 +13,6 @@ from fedfw.data.shakespeare import cut_windows
 from fedfw.models import make_model
 from fedfw.models.transformer import Transformer
 from fedfw.presets import ProblemOptions, make_problem
-from fedfw.problems.modules import ModuleLosses
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -75,44 +73,6 @@ def test_a_character_is_predicted_from_those_before_it_alone(dtype: torch.dtype)
         assert torch.equal(differs[:place], torch.zeros(place, dtype=dtype))
         assert bool((differs[place:] > 0).all())
     assert torch.allclose(model(inputs[:, :4]), scores[..., :4])  # shorter windows are fine
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batch", [None, 3])
-def test_losses_of_clients_of_different_sizes_are_those_of_a_plain_loop(
-    dtype: torch.dtype, batch: int | None
-) -> None:
-    clients = windows(9, 8, 2, 3, 17)
-    problem = fedfw.Problem(small(dtype), nnf.cross_entropy, clients)
-    assert isinstance(problem.losses, ModuleLosses)
-    assert any(stack.padded for stack in problem.losses._stacks)
-    assert len(problem.losses._stacks) > 1
-    who = torch.tensor([4, 0, 2, 1])
-    x = problem.start + 0.1 * torch.randn(4, len(problem.start), generator=generator(), dtype=dtype)
-    picks = None if batch is None else torch.randint(2, (4, batch), generator=generator(1))
-    results = [problem.losses.value_and_gradient(x, who, picks)]
-    results += [problem.losses.exactly(x, who)] if batch is None else []
-    for values, gradients in results:
-        tolerance = 1e-5 if values.dtype is torch.float32 or dtype is torch.float32 else 1e-12
-        for row, i in enumerate(who.tolist()):
-            inputs, targets = (
-                clients[i] if picks is None else (part[picks[row]] for part in clients[i])
-            )
-            model = problem.trained(x[row])
-            total = torch.zeros((), dtype=dtype)
-            for window, target in zip(inputs, targets, strict=True):
-                scores = model(window[None])[0].log_softmax(0)
-                total = (
-                    total
-                    - torch.stack([scores[c, t] for t, c in enumerate(target.tolist())]).mean()
-                )
-            loss = total / len(inputs)
-            loss.backward()
-            expected = torch.cat(
-                [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-            )
-            assert float(values[row]) == pytest.approx(loss.item(), rel=tolerance)
-            assert torch.allclose(gradients[row], expected.to(gradients.dtype), atol=tolerance)
 
 
 def test_clients_learn_together() -> None:

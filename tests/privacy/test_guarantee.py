@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw import Privacy
-from fedfw.cli import main
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.mechanisms import Mechanism, mechanism_for
 from fedfw.privacy.noise import Noise
@@ -175,22 +173,6 @@ def test_what_would_tell_of_the_data_is_refused(
 ) -> None:
     with pytest.raises(ValueError):
         fedfw.simulate(problem(), algorithm, rounds=3, privacy=Privacy(1.0, DELTA), **options)
-
-
-def test_the_command(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    no_plots: None,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "--privacy", "eps=4,delta=1e-5", "--rounds", "3", "--json"]) == 0
-    told = capsys.readouterr()
-    record = json.loads(told.out.splitlines()[-1])
-    assert 3.9 < record["epsilon"] <= 4
-    assert record["loss"] is None
-    assert "epsilon spent" in told.out
-    assert "epsilon" in told.err
 
 
 # --- The accountant against closed forms ---

@@ -296,34 +296,30 @@ def test_whole_clients_have_no_minibatches_and_no_privacy(kind: str) -> None:
 # --- what is plain, and what is convex ---
 
 
-@DTYPES
-@pytest.mark.parametrize(
-    "kind", ["forward hook", "forward pre-hook", "parametrization", "new forward"]
-)
-def test_a_layer_that_does_more_is_no_plain_layer(kind: str, dtype: torch.dtype) -> None:
+HOOKS: dict[str, Callable[[nn.Module], object]] = {
+    "forward hook": lambda model: model.register_forward_hook(lambda m, given, output: 5 * output),
+    "forward pre-hook": lambda model: model.register_forward_pre_hook(
+        lambda m, given: (given[0].square(),)
+    ),
+    "parametrization": lambda model: parametrize.register_parametrization(
+        model, "weight", nn.Tanh()
+    ),
+    "new forward": lambda model: setattr(model, "forward", lambda x: x @ model.weight.T),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_layer_that_does_more_is_no_plain_layer(kind: str) -> None:
     model = layer()
-    if kind == "forward hook":
-        model.register_forward_hook(lambda module, given, output: 5 * output)
-    elif kind == "forward pre-hook":
-        model.register_forward_pre_hook(lambda module, given: (given[0].square(),))
-    elif kind == "parametrization":
-        parametrize.register_parametrization(model, "weight", nn.Tanh())
-    else:
-        model.forward = lambda x: nnf.linear(x, model.weight, model.bias).exp()  # type: ignore[method-assign]
-    model = model.to(dtype)
-    clients = [(inputs(m, i).to(dtype), labels(m, i)) for i, m in enumerate(SIZES)]
-    p = fedfw.Problem(model, nnf.cross_entropy, clients)
+    HOOKS[kind](model)
+    p = fedfw.Problem(model, nnf.cross_entropy, three(labels))
     assert isinstance(p.losses, ModuleLosses)
-    assert p.convex is not True
-    assert p.classes is None
-    if kind == "new forward":  # its closure holds the model that was given
-        return
-    x = p.start.repeat(5, 1)
-    values, gradients = p.losses.value_and_gradient(x, torch.arange(5), None)
-    for i in range(5):
-        value, gradient = by_autograd(p, nnf.cross_entropy, x[i], clients[i])
-        assert torch.allclose(values[i], value, atol=1e-5)
-        assert torch.allclose(gradients[i], gradient, atol=1e-5)
+    assert (p.convex is True, p.classes) == (False, None)
+    if kind != "new forward":  # its closure holds the model that was given
+        value, gradient = by_autograd(p, nnf.cross_entropy, p.start, three(labels)[0])
+        found = p.losses.value_and_gradient(p.start[None], torch.tensor([0]), None)
+        assert torch.allclose(found[0][0], value, atol=1e-5)
+        assert torch.allclose(found[1][0], gradient, atol=1e-5)
 
 
 # --- refusals ---
@@ -634,29 +630,11 @@ def test_claims_hold_at_random_points(name: str, dtype: torch.dtype) -> None:
     assert case.floor is not None or lowest < 0  # where no floor is claimed, 0 is none
 
 
-@DTYPES
-@pytest.mark.parametrize("weight", [None, KNOWN_LOSSES_WEIGHT])
-def test_binary_cross_entropy_of_probabilities_has_a_floor_and_is_not_convex(
-    weight: Tensor | None, dtype: torch.dtype
-) -> None:
+def test_binary_cross_entropy_of_probabilities_has_a_floor_and_is_not_convex() -> None:
     """torch cuts its logarithm off at -100, and its slope at -1e12."""
-    loss = nn.BCELoss(weight=weight)
+    loss = nn.BCELoss()
     assert floor_of(loss) == 0.0
     assert not is_convex(loss)
-    targets = torch.ones(1, 3, dtype=dtype)
-    known = known_loss(loss)
-    assert known is not None
-    for seed in range(PAIRS):
-        draw = torch.Generator().manual_seed(seed)
-        outputs = torch.rand(1, 3, generator=draw, dtype=torch.float64).pow(1 + seed).to(dtype)
-        assert float(known(outputs, targets)) >= 0
-    at = torch.full((1, 3), 1e-14, dtype=dtype, requires_grad=True)
-    value = known(at, targets)
-    value.backward()
-    assert at.grad is not None
-    further = torch.full((1, 3), 1e-13, dtype=dtype)
-    linear = float(value.detach()) + float((at.grad * (further - at.detach())).sum())
-    assert float(known(further, targets)) < linear - 1
     p = fedfw.Problem(
         MatrixCompletion(2, 2), nn.BCELoss(), [(torch.tensor([[0, 1]]), torch.ones(1))]
     )
@@ -769,21 +747,6 @@ def test_hinge_targets_are_plus_or_minus_one(value: float) -> None:
     targets[2, 1] = value
     with pytest.raises(ValueError, match=r"client 0: a target of .*, expected -1 or 1"):
         fedfw.Problem(nn.Linear(4, 3), nn.HingeEmbeddingLoss(), [(torch.randn(4, 4), targets)])
-
-
-@DTYPES
-def test_a_run_with_a_loss_below_zero_proves_nothing_false(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    clients = [(torch.randn(20, 3, dtype=dtype), torch.ones(20, 1, dtype=dtype)) for _ in range(3)]
-    p = fedfw.Problem(nn.Linear(3, 1, dtype=dtype), nn.HingeEmbeddingLoss(), clients)
-    run = fedfw.simulate(p, fedfw.FedFW(fedfw.L2Ball(5.0)), rounds=30, tol=1e-3)
-    losses = [record.loss for record in run.history if record.loss is not None]
-    assert min(losses) < -1
-    assert run.lower_bound is not None
-    assert run.lower_bound <= min(losses) + 1e-6
-    optimum = fedfw.solve(p, fedfw.L2Ball(5.0))
-    assert run.lower_bound <= optimum.value + 1e-6
-    assert optimum.lower_bound <= optimum.value
 
 
 # --- What is done to models that a problem refuses ---

@@ -157,29 +157,6 @@ def test_what_is_added_to_rows_and_columns_does_not_change_a_projection_on_the_b
         )
 
 
-@pytest.mark.parametrize("size", [1e160, 1e200, 1e300])
-def test_norms_of_far_points_do_not_overflow(size: float) -> None:
-    x = torch.tensor([3.0, -4.0], dtype=torch.float64) * size
-    wanted = torch.tensor([0.6, -0.8], dtype=torch.float64)
-    torch.testing.assert_close(fedfw.L2Ball(1.0).project(x), wanted)
-    torch.testing.assert_close(fedfw.RowBalls(1.0).project(x[None]), wanted[None])
-    torch.testing.assert_close(fedfw.GroupBall(1.0, torch.tensor([0, 0])).project(x), wanted)
-    assert fedfw.L2Ball(1.0).distance(x) == pytest.approx(5 * size)
-    assert fedfw.L2Ball(10 * size).contains(x)
-    assert fedfw.GroupBall(10 * size, torch.tensor([0, 1])).contains(x)
-    assert not fedfw.L2Ball(4 * size).contains(x)
-
-
-def test_norms_of_tiny_points_do_not_underflow() -> None:
-    x = torch.tensor([3e-180, -4e-180], dtype=torch.float64)
-    for constraint in (fedfw.L2Ball(1e-200), fedfw.GroupBall(1e-200, torch.tensor([0, 0]))):
-        assert not constraint.contains(x)
-        nearest = constraint.project(x)
-        assert constraint.contains(nearest)
-        torch.testing.assert_close(nearest * 1e200, torch.tensor([0.6, -0.8], dtype=torch.float64))
-    assert fedfw.Hull(torch.eye(3) * 1e-200).diameter((3,)) == pytest.approx(math.sqrt(2) * 1e-200)
-
-
 @BOTH
 def test_a_stack_with_one_far_row_has_the_rows_that_each_point_has_alone(
     dtype: torch.dtype,

@@ -522,31 +522,6 @@ def test_models_that_have_no_such_set_are_refused(L: float, model: nn.Module, to
         fedfw.LipschitzNet(L).bind(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_model_of_a_run_has_the_constant_whoever_takes_part(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    model = chain().to(dtype)
-    nn.init.normal_(model.get_parameter("0.weight"))  # the start is far outside of the set
-    clients = [(torch.randn(20, 9).to(dtype) + i, torch.randint(4, (20,))) for i in range(6)]
-    problem = fedfw.Problem(model, nn.functional.cross_entropy, clients)
-    constants = []
-
-    def watch(simulation: fedfw.simulation.Simulation) -> None:
-        constants.append(fedfw.lipschitz_bound(problem.trained(simulation.xbar)))
-
-    algorithm = fedfw.FedFWPlus(fedfw.LipschitzNet(1.0), momentum=0.9)
-    options = {
-        "rounds": 15,
-        "participation": 0.5,
-        "local_steps": 2,
-        "batch_size": 8,
-        "eval_every": 15,
-    }
-    fedfw.simulate(problem, algorithm, **options, callbacks=watch)  # type: ignore[arg-type]
-    assert len(constants) == 15
-    assert max(constants) <= 1.0
-
-
 # --- The oracles of spectral sets at a tolerance ---
 
 SHAPES = [(60, 60), (20, 90), (90, 30), (12, 3, 5, 2), (1, 7), (7, 1)]
