@@ -5,7 +5,7 @@ A sparse Cox model across hospitals
 Six regions' hospitals find together what a patient's risk depends on, and nobody's patients leave
 their region. The data are not part of fedfw: ``fedfw data get tcga-brca`` downloads 140 kB and
 shows the terms of use. The radius 8 is what cross-validation on the training data chose
-(docs/hospitals.md).
+(docs/studies/hospitals.md).
 """
 
 import fedfw

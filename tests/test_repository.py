@@ -5,6 +5,7 @@ look for it.
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -33,20 +34,32 @@ DOCS = ROOT / "docs"
 DOI = "10.1007/978-3-031-70352-2_4"
 
 
+GENERATED = ("_build", "api", "gallery")
+"""Folders of docs/ that a build of the site writes."""
+
+
+def pages() -> list[Path]:
+    """Return all pages of the site, relative to its folder."""
+    found = [page.relative_to(DOCS) for page in DOCS.rglob("*.md")]
+    return [page for page in found if page.parts[0] not in GENERATED]
+
+
+def entries(page: Path) -> list[str]:
+    """Return the pages that stand in the tables of contents of a page."""
+    text = (DOCS / page).read_text()
+    found = []
+    for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for line in tree.splitlines():
+            if line.strip() and not line.startswith(":"):
+                target = re.sub(r".*<(.*)>", r"\1", line.strip())
+                found.append(os.path.normpath(page.parent / target))
+    return found
+
+
 def test_every_page_stands_in_one_table_of_contents() -> None:
-    found: list[str] = []
-    for page in DOCS.glob("*.md"):
-        for tree in re.findall(
-            r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
-        ):
-            entries = [
-                line.strip()
-                for line in tree.splitlines()
-                if line.strip() and not line.startswith(":")
-            ]
-            found += [re.sub(r".*<(.*)>", r"\1", entry) for entry in entries]
-    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"} | {"gallery/index", "api/index"}
-    assert sorted(found) == sorted(pages)
+    listed = [target for page in pages() for target in entries(page)]
+    expected = {str(page.with_suffix("")) for page in pages()} - {"index"}
+    assert sorted(listed) == sorted(expected | {"gallery/index", "api/index"})
 
 
 def test_the_reference_has_every_public_name(tmp_path: Path) -> None:
@@ -103,6 +116,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "page",
     [
+        "README.md",
         "CONTRIBUTING.md",
         *(
             f"docs/{page}.md"

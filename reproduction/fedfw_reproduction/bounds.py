@@ -102,7 +102,7 @@ def claims(scale: Scale, done: list[Done]) -> list[Claim]:
         group = [study for study in found if study.bound in (bound, f"{bound}p")]
         slopes = [study.slope for study in group if study.steepest is not None]
         passed = sum(study.passed for study in group)
-        what = f"{passed} of {len(group)} studies passed (with constants corrected, docs/theory.md)"
+        what = f"{passed} of {len(group)} studies passed (with constants corrected, docs/studies/theory.md)"
         if slopes:
             what += f"; slopes from {min(slopes):.2f} to {max(slopes):.2f}"
         verdicts.append(Claim(text, passed == len(group) if group else None, what, "Theory"))

@@ -1,4 +1,4 @@
-"""What is proven of FedLMO (docs/theory.md), against runs on quadratics whose clients differ as
+"""What is proven of FedLMO (docs/studies/theory.md), against runs on quadratics whose clients differ as
 much as asked for.
 
 xbar_t is the model before round t, d the diameter, L the largest smoothness of a client, a_t = 1 -

@@ -735,7 +735,7 @@ def test_a_file_that_is_missing_is_refused_and_one_that_is_there_is_kept(tmp_pat
 # --- What an owner is told that choices reveal is what the leakage study found ---
 
 DOCS = Path(__file__).parents[2] / "docs"
-STUDY = (DOCS / "privacy-study.md").read_text()
+STUDY = (DOCS.parent / "reproduction" / "reports" / "leakage.md").read_text()
 
 
 def rows(title: str) -> dict[str, list[str]]:

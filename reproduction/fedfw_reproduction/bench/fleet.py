@@ -515,7 +515,7 @@ def main() -> None:
         default="haproxy",
         help="in front of the SuperLink",
     )
-    parser.add_argument("--write", action="store_true", help="write docs/fleet.md")
+    parser.add_argument("--write", action="store_true", help="write reproduction/reports/fleet.md")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:

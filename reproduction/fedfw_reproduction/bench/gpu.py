@@ -1,7 +1,7 @@
 """One gradient of softmax regression on a GPU, and one simulated round of FedFW.
 
     python -m fedfw_reproduction.bench.gpu            10 clients x 6,000 samples x 784 features; needs CUDA and Triton
-    python -m fedfw_reproduction.bench.gpu --write    the same, kept in docs/performance/gpu.md for docs/performance.md
+    python -m fedfw_reproduction.bench.gpu --write    the same, kept in reproduction/reports/gpu.md
 
 Each way to work out loss and gradient is replayed as a CUDA graph, and the kernel's error against
 float64 is printed. So is a round of FedFW on the l1 ball that was written by hand for this task; it
@@ -228,7 +228,7 @@ def main() -> None:
     rows += convolutions()
     publish(
         [machine("cuda"), "", *markdown(("", "ms"), rows)],
-        "performance/gpu.md" if "--write" in sys.argv else None,
+        "gpu.md" if "--write" in sys.argv else None,
     )
 
 

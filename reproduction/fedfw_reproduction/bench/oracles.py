@@ -1,7 +1,7 @@
 """Time of each set's oracle against its projection, as ratios measured in one run.
 
     python -m fedfw_reproduction.bench.oracles                    print the table
-    python -m fedfw_reproduction.bench.oracles --write            and put it into docs/oracles.md
+    python -m fedfw_reproduction.bench.oracles --write            and put it into reproduction/reports/oracles.md
 
 Repeats of the two sides are interleaved, so that a busy machine slows both; medians are compared.
 Float32 input, a direction drawn once from a Gaussian; iterating oracles at 1e-3 relative accuracy.
@@ -219,7 +219,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="write docs/oracles.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write reproduction/reports/oracles.md"
+    )
     options = parser.parse_args()
     lines = [
         "# Oracle against projection",
@@ -228,7 +230,7 @@ def main() -> None:
         machine(),
         "",
         *claims(),
-        "- spectral: spectral.md explains the oracle and its proofs;",
+        "- spectral: docs/studies/spectral.md explains the oracle and its proofs;",
         "  `python -m fedfw_reproduction.bench.spectral` compares it with an SVD.",
         "",
         *table(),

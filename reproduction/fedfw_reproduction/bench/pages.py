@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[3]
-DOCS = ROOT / "docs"
+REPORTS = ROOT / "reproduction" / "reports"
 
 
 def machine(device: str = "cpu") -> str:
@@ -42,8 +42,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def publish(lines: Sequence[str], page: str | None) -> None:
-    """Print a page and, unless ``page`` is None, write it into docs."""
+    """Print a page and, unless ``page`` is None, write it into the folder of reports."""
     text = "\n".join([*lines, ""])
     print(text)
     if page is not None:
-        (DOCS / page).write_text(text)
+        (REPORTS / page).write_text(text)

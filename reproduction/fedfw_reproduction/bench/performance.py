@@ -1,11 +1,11 @@
-"""Measures everything that docs/performance.md shows on this machine, and writes the page.
+"""Measures everything that reproduction/reports/performance.md shows on this machine, and writes the page.
 
     python -m fedfw_reproduction.bench.performance            about twenty minutes on a quiet machine with two cores
     python -m fedfw_reproduction.bench.performance --short    fewer repeats, and a million clients for fewer rounds
     python -m fedfw_reproduction.bench.performance --check    compares the ratios of a short run with the committed ones
 
 A GPU's figures are those of `python -m fedfw_reproduction.bench.gpu --write`, which is run on a
-machine with one and keeps them in docs/performance/gpu.md.
+machine with one and keeps them in reproduction/reports/gpu.md.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from fedfw_reproduction.bench.pages import DOCS, ROOT, machine, markdown
+from fedfw_reproduction.bench.pages import REPORTS, ROOT, machine, markdown
 from fedfw_reproduction.bench.run import HEADER, table_rows
 from fedfw_reproduction.bench.timing import Timing
 
 PAGE, PLOTS, RATIOS = (
-    DOCS / "performance.md",
-    DOCS / "performance",
+    REPORTS / "performance.md",
+    REPORTS / "performance",
     Path(__file__).parent / "ratios.json",
 )
 TEXT, FRAMEWORKS = (
@@ -173,7 +173,7 @@ def write(short: bool) -> None:
         "BENCH": "\n".join(bench_tables(numbers)),
         "SCALE": scale,
         "WIRE": wire,
-        "GPU": (PLOTS / "gpu.md").read_text().strip(),
+        "GPU": (REPORTS / "gpu.md").read_text().strip(),
     }
     page = TEXT.read_text()
     for name, part in parts.items():

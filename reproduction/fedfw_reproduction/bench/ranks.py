@@ -16,7 +16,7 @@ round, and how long a process takes differs from round to round.
 Bytes are what a rank hands to exchanges in a round without evaluation. The least possible is what
 has to leave a rank so that the others know its sum: an index of 4 bytes and a number for each entry
 that is not zero, or the vector. ``--write`` also works out on paper what larger clusters would do,
-and writes docs/ranks.md.
+and writes reproduction/reports/ranks.md.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def main() -> None:
         help="turns of each side [%(default)s: five minutes in all]",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--write", action="store_true", help="write docs/ranks.md")
+    parser.add_argument("--write", action="store_true", help="write reproduction/reports/ranks.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[tuple[str, str], Found] = {}

@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--features", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--write", action="store_true", help="write docs/server.md")
+    parser.add_argument("--write", action="store_true", help="write reproduction/reports/server.md")
     parser.add_argument("--one", choices=list(CASES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     sizes = [str(options.clients), str(options.features), str(options.rounds)]

@@ -15,7 +15,7 @@ part.
 
 c_i and c are control variates: grad f_i(x) - c_i + c approximates the gradient of F, whoever the
 client is, so that clients with different data take the same direction. For convex losses
-docs/theory.md proves a rate in which neither their differences nor K appear. `renew_every` leaves
+docs/studies/theory.md proves a rate in which neither their differences nor K appear. `renew_every` leaves
 the c_i as they are for some rounds; in between nothing but atoms travels. A c_i renewed so seldom
 is the gradient at xbar alone: it has to serve for the local points of many rounds. With
 `oracle_at="server"` clients send the mean of K gradients at xbar, and the server takes one oracle

@@ -558,7 +558,7 @@ _TEXT = """\
 
 # The constraint sets that may be used, by their names in 'fedfw sets'; ksparse:k=8 stands for k up to 8, and "all" for
 # all sets. What one message revealed of a client with a single image, and of its sample on a linear model
-# (docs/privacy-study.md; labels were read off every atom of a linear model):
+# (docs/studies/leakage.md; labels were read off every atom of a linear model):
 {leaks}
 {sets}
 

@@ -1,5 +1,5 @@
 """What the choices in an owner's file reveal, with the numbers of the leakage study
-(docs/privacy-study.md).
+(docs/studies/leakage.md).
 """
 
 from dataclasses import dataclass
