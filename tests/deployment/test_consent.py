@@ -323,7 +323,7 @@ def test_contributions_to_sums_and_numbers_of_auto_are_counted_too(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("damage", ["lost", "cut", "closed"])
+@pytest.mark.parametrize("damage", ["lost", "cut", "closed", "shared"])
 def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) -> None:
     owner = Consent.read(Consent("clinic").write(tmp_path / "owner"))
     task = small_task(FEDFW, rounds=3)
@@ -334,6 +334,8 @@ def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) 
     )
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-5])
+    elif damage == "shared":
+        path.chmod(0o620)
     else:
         path.unlink()
     if damage == "closed":

@@ -249,6 +249,23 @@ def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
     assert clinic.ask(task, first_order(task, run="after")).kind == Kind.STEP
 
 
+def test_after_the_line_no_error_is_said_of_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `MessageError` leaves the promise open, so that none may come from work on data."""
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+
+    def fail(*arguments: Any) -> Any:
+        raise MessageError("a value of the data")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedfw.problems.linear.LinearLosses.clipped_gradient", fail)
+        answer = clinic.ask(task, first_order(task, run="trial"))
+    assert answer == Answer("trial", 1, 0, Kind.LEAVING)
+    assert clinic.promise().closing() is not None
+
+
 def test_a_budget_that_is_spent_gives_the_same_answer_as_a_closed_promise(tmp_path: Path) -> None:
     task = make_task()
     poor = Clinic(tmp_path, task, budget=DataBudget(1.0, 1e-5))

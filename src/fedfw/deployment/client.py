@@ -394,7 +394,11 @@ class Client:
             release = self._release(order, counted.state, received)
             if release is None:
                 return _Done("budget spent", self._plain(order, Kind.LEAVING))
-        state, answer, refuted = self._step(order, counted.state, received, given, release)
+        try:
+            state, answer, refuted = self._step(order, counted.state, received, given, release)
+        except MessageError as error:
+            # It would leave the promise open. The order was judged before; this may come from data.
+            raise RuntimeError(f"{error} (after data were looked at)") from error
         store.save(
             Stored(
                 counted,

@@ -306,7 +306,8 @@ class AnswerCount:
             If the file is missing, cannot be read, or is damaged.
         """
         try:
-            return self._number(self.path.read_bytes())
+            with open(self.path, "rb", opener=open_unshared) as file:
+                return self._number(file.read())
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -330,7 +331,7 @@ class AnswerCount:
             If the file is missing, cannot be read or written, or is damaged.
         """
         try:
-            with open(self.path, "r+b", buffering=0) as file:
+            with open(self.path, "r+b", buffering=0, opener=open_unshared) as file:
                 wait_for_lock(file)
                 number = self._number(file.read())
                 if number >= most:
