@@ -29,6 +29,9 @@ extensions = [
     "sphinx.ext.autosummary",
     "numpydoc",
     "sphinx_gallery.gen_gallery",
+    "sphinx-mathjax-offline",
+    "sphinx_copybutton",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build", "*/cache", "performance/gpu.md"]
 templates_path = ["_templates"]
@@ -43,7 +46,9 @@ html_theme_options = {
 }
 html_show_sourcelink = False
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"  # the docstrings say what a parameter is

@@ -120,13 +120,17 @@ def blocks(page: str) -> list[tuple[str, str]]:
         "CONTRIBUTING.md",
         *(
             f"docs/{page}.md"
-            for page in ("getting-started", "problems", "sets", "certificates", "faq")
+            for page in (
+                *("index", "getting-started", "problems", "sets", "certificates", "faq"),
+                *("howto/objectives", "howto/dropouts", "howto/weights", "howto/logging"),
+            )
         ),
     ],
 )
 def test_python_runs_and_prints_what_the_page_says(
-    page: str, monkeypatch: pytest.MonkeyPatch
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     module = ModuleType("page")
     monkeypatch.setitem(
         sys.modules, "page", module

@@ -123,7 +123,7 @@ class LMO(Optimizer):
     References
     ----------
     .. [1] T. Pethick et al., "Training deep learning models with norm-constrained LMOs", ICML 2025,
-    arXiv 2502.07529.
+       arXiv 2502.07529.
 
     Examples
     --------
