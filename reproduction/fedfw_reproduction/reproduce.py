@@ -16,7 +16,7 @@ import torch
 from fedfw._version import __version__
 from fedfw.data import data_folder
 from fedfw.ranks import ALONE, Ranks
-from fedfw.report import Cell, Document, Table, aligned, save_html, save_markdown, text_of
+from fedfw.report import Cell, Document, aligned, text_of
 from fedfw_reproduction.catalogue import WITH_BASELINES, Section, sections
 from fedfw_reproduction.figures import Claim
 from fedfw_reproduction.lab import NOT_YET, Lab, Results, Site, was_run
@@ -142,13 +142,13 @@ def reproduce(
     command += " --mixed" if mixed else ""
     page = _report(command, chosen, scale, results, seconds=time.monotonic() - begin)
     target = out / f"{name}{'-quick' if quick else ''}{'-mixed' if mixed else ''}.html"
-    save_html(page, target)
+    page.save_html(target)
     if markdown is not None:
-        save_markdown(page, markdown)
+        page.save_markdown(markdown)
     for section in chosen:
         for file, text in section.files(scale, results).items():
             (out / file).write_text(text, encoding="utf-8")
-    for table in _first_tables(page):
+    for table in page.first_tables:
         rows = (tuple(shorten(text_of(cell), 150) for cell in row) for row in table.rows)
         print(aligned([table.header, *rows]) + "\n")
     print(f"report: {target}")
@@ -281,16 +281,3 @@ def _configurations(results: Results) -> str:
             f"{task!r}{chosen}" + ("" if was_run(result) else f" (not run: {result['not_run']})")
         )
     return "\n".join(lines) + "\n"
-
-
-def _first_tables(page: Document) -> list[Table]:
-    """The first table under each heading of a section."""
-    found: list[Table] = []
-    wanted = False
-    for block in page.blocks:
-        if getattr(block, "level", None) == 2:
-            wanted = True
-        elif wanted and isinstance(block, Table):
-            found.append(block)
-            wanted = False
-    return found

@@ -21,7 +21,7 @@ from fedfw.advice import (
 )
 from fedfw.cli import main
 from fedfw.config import RunConfig
-from fedfw.report.document import Document, Plot, Table, Text
+from fedfw.report.document import Document
 from fedfw_reproduction.frontier import problems, study
 from fedfw_reproduction.frontier.courses import Task, looks
 from fedfw_reproduction.frontier.fronts import Point, front, holders, reached, steps, told
@@ -137,12 +137,10 @@ def test_errors_of_completion_have_a_table_and_a_picture_of_their_own() -> None:
     looked = [Point("FedFW+", 0, t, 100 * t, 50, 1 / t, 0.95 - 0.01 * t) for t in (1, 2, 3, 4)]
     page = Document("a page")
     study._show_errors(movies, {"FedFW+": looked, "FedAvg": looked[:1]}, page)
-    table, never, plot = page.blocks
-    assert isinstance(table, Table)
-    assert table.rows == (("FedFW+", "300 B", "50 B", "3"),)
-    assert never == Text("Never there: FedAvg.")
-    assert isinstance(plot, Plot)
-    assert "test RMSE" in plot.caption
+    table, never, plot = page.markdown
+    assert table.endswith("| FedFW+ | 300 B | 50 B | 3 |")
+    assert never == "Never there: FedAvg."
+    assert "test RMSE" in plot
 
 
 def test_who_wins_where() -> None:

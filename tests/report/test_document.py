@@ -9,8 +9,6 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fedfw.report.document import Document, csv_text
-from fedfw.report.html import save_html
-from fedfw.report.markdown import save_markdown
 from fedfw.report.plots import plot_runs
 from fedfw.rounds.records import History, Record
 
@@ -30,7 +28,7 @@ def document() -> Document:
 
 
 def test_html_is_self_contained(tmp_path: Path) -> None:
-    save_html(document(), tmp_path / "page.html")
+    document().save_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert text.count("<svg") == text.count("<figure>") == 2
     assert "<h1>Title &lt;b&gt;</h1>" in text
@@ -44,7 +42,7 @@ def test_html_is_self_contained(tmp_path: Path) -> None:
 
 
 def test_markdown_has_its_plots_beside_it(tmp_path: Path) -> None:
-    save_markdown(document(), tmp_path / "page.md")
+    document().save_markdown(tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert "| x\\|y | **1.5** |" in text
     assert "| &lt;i> | -2 |" in text

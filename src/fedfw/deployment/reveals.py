@@ -4,6 +4,8 @@
 
 from dataclasses import dataclass
 
+from fedfw.report.tables import aligned
+
 
 @dataclass(frozen=True)
 class Leak:
@@ -67,12 +69,7 @@ def leak_table() -> str:
         else:
             sample = f"in part (cosine {leak.cosine:.6f})"
         rows.append((leak.shared, f"{leak.recovered} % ({leak.psnr} dB)", sample))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)
+    return aligned(rows)
 
 
 def samples_sentence() -> str:

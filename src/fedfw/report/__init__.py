@@ -1,8 +1,6 @@
 """Tables and pages for people."""
 
 from fedfw.report.document import Cell, Document, Table, csv_text, text_of
-from fedfw.report.html import save_html
-from fedfw.report.markdown import save_markdown
 from fedfw.report.tables import aligned, human_bytes
 
 __all__ = [
@@ -12,7 +10,5 @@ __all__ = [
     "aligned",
     "csv_text",
     "human_bytes",
-    "save_html",
-    "save_markdown",
     "text_of",
 ]

@@ -72,11 +72,11 @@ def zipped(files: dict[str, bytes]) -> bytes:
     [
         (
             zipped({"pyproject.toml": bytes(2 << 20)}),
-            "unpacks to 2 MiB, expected at most 1 MiB: an app is code, and data",
+            r"is no bundle \(it unpacks to 2 MiB, expected at most 1 MiB: an app is code, and data",
         ),
         (
             zipped({"a": bytes(1 << 20), "b": bytes(1 << 20)}),
-            "unpacks to 2 MiB, expected at most 1 MiB",
+            r"is no bundle \(it unpacks to 2 MiB, expected at most 1 MiB",
         ),
         (zipped({str(number): b"" for number in range(11)}), "has 11 files, expected at most 10"),
         (
@@ -97,7 +97,7 @@ def test_a_bundle_that_unpacks_to_much_is_refused(
     monkeypatch.setattr("fedfw.deployment.flower.bundles._MOST_UNPACKED", 1 << 20)
     monkeypatch.setattr("fedfw.deployment.flower.bundles._MOST_FILES", 10)
     (tmp_path / "bomb.fab").write_bytes(data)
-    with pytest.raises(ValueError, match=rf"bomb\.fab'? {message}"):
+    with pytest.raises(ValueError, match=rf"bomb\.fab {message}"):
         Bundle.read(tmp_path / "bomb.fab")
 
 
@@ -271,8 +271,7 @@ def test_every_damaged_byte_of_a_bundle_is_a_clear_error_or_none(
             assert Bundle.of(bytes(damaged), path).app == bundle.app
         except ValueError as error:
             reason = str(error)
-        clear = f"{path} is no bundle (", f"app={str(path)!r} unpacks to "
-        assert not reason or reason.startswith(clear)
+        assert not reason or reason.startswith(f"{path} is no bundle (")
 
 
 def raw(server_port: int, *parts: bytes) -> bytes:

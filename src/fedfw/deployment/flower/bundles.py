@@ -14,7 +14,6 @@ on Flower's platform.
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
 import os
@@ -124,9 +123,17 @@ class Bundle:
         ValueError
             If they are no archive with a valid ``pyproject.toml``.
         """
-        refuse_large(data, path)
+        entries = data.count(_ENTRY)
+        if entries > _MOST_FILES:
+            raise ValueError(f"{path} has {entries} files, expected at most {_MOST_FILES}")
         try:
             with ZipFile(BytesIO(data)) as archive:
+                unpacked = sum(info.file_size for info in archive.infolist())
+                if unpacked > _MOST_UNPACKED:
+                    raise ValueError(
+                        f"it unpacks to {unpacked / 2**20:.0f} MiB, expected at most {_MOST_UNPACKED >> 20} MiB: "
+                        "an app is code, and data stay with their owners"
+                    )
                 size = archive.getinfo(_PROJECT).file_size
             if size > _LARGEST_PROJECT:
                 raise ValueError(
@@ -188,34 +195,6 @@ class Bundle:
         return path
 
 
-def refuse_large(data: bytes, path: Path) -> None:
-    """Refuse a bundle whose files unpacked are too large, before anything of it is unpacked.
-
-    Parameters
-    ----------
-    data : bytes
-        The bundle.
-    path : Path
-        Where it was read from, for the error.
-    """
-    entries = data.count(_ENTRY)
-    if entries > _MOST_FILES:
-        raise ValueError(f"app={str(path)!r} has {entries} files, expected at most {_MOST_FILES}")
-    try:
-        with ZipFile(BytesIO(data)) as archive:
-            unpacked = sum(info.file_size for info in archive.infolist())
-    except _UNREADABLE as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(
-            f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or 'flwr build' wrote"
-        ) from None
-    if unpacked > _MOST_UNPACKED:
-        raise ValueError(
-            f"app={str(path)!r} unpacks to {unpacked / 2**20:.0f} MiB, expected at most {_MOST_UNPACKED >> 20} MiB: "
-            "an app is code, and data stay with their owners"
-        )
-
-
 def bundle_name(app: str, version: str) -> str:
     """The name of a bundle's file.
 
@@ -242,16 +221,11 @@ def signatures(path: Path) -> list[dict[str, object]]:
     found = []
     for file in files:
         try:
-            record = json.loads(read_shared_file(file, _LARGEST_SIGNATURE))
-        except (ValueError, RecursionError) as error:
+            found.append({**json.loads(read_shared_file(file, _LARGEST_SIGNATURE))})
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"{file} is no signature ({error}), expected a file that 'fedfw deploy sign' wrote"
             ) from None
-        if not isinstance(record, dict):
-            raise ValueError(
-                f"{file} is no signature, expected a file that 'fedfw deploy sign' wrote"
-            )
-        found.append(record)
     return found
 
 
@@ -272,15 +246,10 @@ def read_shared_file(path: Path, most: int = FAB_MAX_SIZE) -> bytes:
     OSError
         If it cannot be read.
     """
-    try:
-        with open(path, "rb", opener=open_regular) as file:
-            if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise ValueError(f"others can write {path}: chmod 444")
-            return _read_at_most(file, most, path)
-    except PermissionError as error:
-        if error.errno == errno.EPERM:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-        raise
+    with open(path, "rb", opener=open_regular) as file:
+        if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError(f"others can write {path}: chmod 444")
+        return _read_at_most(file, most, path)
 
 
 def _read_at_most(file: IO[bytes], most: int, path: Path) -> bytes:
