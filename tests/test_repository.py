@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 import fedfw
 from fedfw.atoms import quantised
 from tests.data.files import DATA
-from tests.processes import NETWORKS, run_python
+from tests.processes import run_python
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
@@ -371,7 +371,7 @@ def test_example(name: str, expected: str) -> None:
         pytest.skip("its data are not at hand")
     script = ["-W", "error::DeprecationWarning:__main__", EXAMPLES / name]
     alone = {"MPLBACKEND": "Agg", "FEDFW_DATA": str(DATA)}  # nobody looks at windows
-    assert expected in run_python(script, alone, loaded=NETWORKS).stdout
+    assert expected in run_python(script, alone).stdout
 
 
 def test_every_example_is_run() -> None:

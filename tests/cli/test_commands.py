@@ -20,7 +20,7 @@ from fedfw.config import RunConfig, completed, load
 from fedfw.data import DATASETS
 from fedfw.data.sources import SOURCES, Collection, Source
 from tests.data.files import write_mnist
-from tests.processes import NETWORKS, run_python
+from tests.processes import run_python
 
 
 def test_sets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_what_stands_before_a_superlink_does_without_torch(verb: str) -> None:
 def test_a_notice_is_one_line_without_source_files(tmp_path: Path) -> None:
     """In a process of its own, because pytest takes warnings to itself."""
     flags = ["--model", "mlp", "--constraint", "l2:0.1", "--rounds", "1", "--out", tmp_path / "r"]
-    done = run_python(["-m", "fedfw", "run", *flags], loaded=NETWORKS)
+    done = run_python(["-m", "fedfw", "run", *flags])
     noted = [
         line
         for line in done.stderr.splitlines()
