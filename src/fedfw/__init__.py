@@ -81,8 +81,10 @@ if TYPE_CHECKING:
         MLflowLogger,
         Record,
         Run,
+        SavedRun,
         StopRun,
         TensorBoardLogger,
+        load_run,
         simulate,
     )
     from fedfw.solving import Optimum, solve
@@ -145,6 +147,7 @@ __all__ = [
     "Record",
     "RowBalls",
     "Run",
+    "SavedRun",
     "Scaffold",
     "Schedule",
     "Simplex",
@@ -166,6 +169,7 @@ __all__ = [
     "lipschitz_bound",
     "load_data",
     "load_problem",
+    "load_run",
     "optim",
     "parse_set",
     "partition",
@@ -263,8 +267,10 @@ _HOMES = {
         "MLflowLogger",
         "Record",
         "Run",
+        "SavedRun",
         "StopRun",
         "TensorBoardLogger",
+        "load_run",
         "simulate",
     ),
     "fedfw.solving": (

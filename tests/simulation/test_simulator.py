@@ -196,7 +196,7 @@ def run_of(model: str, dtype: torch.dtype = torch.float32) -> fedfw.Run:
 
 def test_a_run_and_its_problem_say_what_they_are() -> None:
     run = run_of("linear")
-    assert repr(run).startswith("Run(FedFW on L2Ball(r=2.0), 3 rounds: loss ")
+    assert "algorithm: FedFW on L2Ball(r=2.0)\n  rounds: 3 (" in repr(run)
     assert "seconds" not in repr(run)
     problem = "Problem(Linear model, 2 clients, 12 training samples, 12 test samples, 15 parameters, convex losses)"
     assert repr(run.problem) == problem

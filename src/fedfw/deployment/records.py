@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fedfw.rounds.records import Record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeployedRecord(Record):
     """A round of a deployment, beside what every `Record` has.
 

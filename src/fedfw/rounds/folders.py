@@ -6,6 +6,7 @@ rounds that follow.
 """
 
 import io
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfw._version import __version__
 from fedfw.rounds.checkpoints import (
     SUFFIX,
     DamagedCheckpointError,
@@ -34,7 +36,10 @@ from fedfw.rounds.files import (
 )
 from fedfw.rounds.records import History
 
-HISTORY, MODEL, PLOTS = "history.jsonl", "model.pt", "plots.png"
+HISTORY = "history.jsonl"
+MODEL = "model.pt"
+PLOTS = "plots.png"
+FACTS = "run.json"
 _JOURNAL = "journal"
 _MOST_ENTRIES = 100
 """Of a journal: they are repeated, round by round, when a run goes on."""
@@ -211,6 +216,12 @@ class RunFolder:
         """Replace the history's file alone; what a resumed run begins from stays as it is."""
         self.claim()
         write_atomically(self.path / HISTORY, history.to_jsonl().encode(), private=self._private)
+
+    def save_facts(self, facts: Mapping[str, Any]) -> None:
+        """Write what a finished run was, beside its history and its model."""
+        self.claim()
+        text = json.dumps({**facts, "fedfw": __version__}, indent=2)
+        write_atomically(self.path / FACTS, text.encode(), private=self._private)
 
     def save_model(self, model: nn.Module) -> None:
         """Write the model's parameters, as `torch.load` reads them."""

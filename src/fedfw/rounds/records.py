@@ -14,11 +14,18 @@ from fedfw.options import nearest
 from fedfw.rounds.files import write_atomically
 
 _SHOWN = ("round", "loss", "accuracy", "gap", "lower_bound", "bytes_up", "bytes_down")
+_RECORD_LINES = (
+    ("loss", "test_loss", "accuracy", "concordance"),
+    ("gap", "lower_bound", "consensus", "epsilon"),
+    ("bytes_up", "bytes_down", "evidence_up", "evidence_down"),
+    ("eta", "lam", "rho"),
+)
+"""The columns that a record shows, line by line, behind its first line."""
 _MOST_ROWS = 10
 """Rounds of a history that a notebook shows: the first and the last ones."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """What is known of one round; values that were not evaluated are None.
 
@@ -63,8 +70,10 @@ class Record:
 
     Examples
     --------
-    >>> Record(round=1, loss=0.5).loss
-    0.5
+    >>> Record(round=1, loss=0.5, bytes_up=30, bytes_down=65, participants=10)
+    Record of round 1, 10 clients
+      loss 0.5
+      bytes_up 30, bytes_down 65, evidence_up 0, evidence_down 0
     """
 
     round: int
@@ -92,6 +101,15 @@ class Record:
     lipschitz: float | None = None
     certified: dict[str, float] | None = None
     seconds: dict[str, float] | None = None
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} of round {self.round}, {self.participants} clients"]
+        for names in _RECORD_LINES:
+            values = [(name, getattr(self, name)) for name in names]
+            shown = [f"{name} {_short(value)}" for name, value in values if value is not None]
+            if shown:
+                lines.append("  " + ", ".join(shown))
+        return "\n".join(lines)
 
 
 class History(Sequence[Record]):

@@ -11,6 +11,7 @@ from fedfw.algorithms.contract import Algorithm, Plan
 from fedfw.notebook import html_card
 from fedfw.problems.problem import Problem
 from fedfw.report.tables import human_bytes
+from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.records import History
 from fedfw.rounds.setup import Certificate
 
@@ -54,8 +55,12 @@ class Run:
     >>> float(run.x), run.history[-1].loss, run.stopped
     (1.0, 4.0, 'all that were asked for')
     >>> run
-    Run(Frank-Wolfe on Box(lo=-1.0, hi=1.0), 5 rounds: loss 4, gap 0, optimum at least 4, sent up 90
-    B)
+    Run
+      algorithm: Frank-Wolfe on Box(lo=-1.0, hi=1.0)
+      rounds: 5 (all that were asked for)
+      reached: loss 4
+      proven: gap 0, optimum at least 4
+      sent up: 90 B of payload and 160 B of checks, without transport
 
     A run can be pickled where its problem can; the copy's plan has no schedule. Unpickle nothing
     but your own files.
@@ -75,12 +80,8 @@ class Run:
     privacy: str | None = None
 
     def __repr__(self) -> str:
-        facts = (
-            f"{name} {value}"
-            for name, value in self._facts().items()
-            if name not in ("algorithm", "rounds")
-        )
-        return f"Run({self._facts()['algorithm']}, {len(self.history)} rounds: {', '.join(facts)})"
+        lines = [f"  {name}: {value}" for name, value in self._facts().items()]
+        return "\n".join(["Run", *lines])
 
     def _repr_html_(self) -> str:
         return html_card("Run", self._facts() | {"problem": repr(self.problem), "folder": self.out})
@@ -88,16 +89,26 @@ class Run:
     def _facts(self) -> dict[str, str]:
         """What is worth knowing of the run, in words, without what is not known."""
         latest = self.history.last
-        numbers = {name: latest(name) for name in ("loss", "accuracy", "gap", "epsilon")}
-        shown = {name: f"{value:.4g}" for name, value in numbers.items() if value is not None}
-        if self.lower_bound is not None and self.lower_bound != self.problem.floor:
-            shown["optimum at least"] = f"{self.lower_bound:.4g}"
-        rounds = f"{len(self.history)} ({self.stopped})"
-        sent = human_bytes(self.history.total("bytes_up"))
         algorithm = (
             f"{self.algorithm.title or self.algorithm.name} on {self.algorithm.constraint!r}"
         )
-        return {"algorithm": algorithm, "rounds": rounds, **shown, "sent up": sent}
+        shown = {"algorithm": algorithm, "rounds": f"{len(self.history)} ({self.stopped})"}
+        measures = ("loss", "test_loss", "accuracy", "concordance", "epsilon")
+        known = [(name, latest(name)) for name in measures]
+        numbers = [f"{name} {value:.4g}" for name, value in known if value is not None]
+        if numbers:
+            shown["reached"] = ", ".join(numbers)
+        proven = []
+        if latest("gap") is not None:
+            proven.append(f"gap {latest('gap'):.4g}")
+        if self.lower_bound is not None and self.lower_bound != self.problem.floor:
+            proven.append(f"optimum at least {self.lower_bound:.4g}")
+        if proven:
+            shown["proven"] = ", ".join(proven)
+        payload = human_bytes(self.history.total("bytes_up"))
+        checks = human_bytes(self.history.total("evidence_up"))
+        shown["sent up"] = f"{payload} of payload and {checks} of checks, without transport"
+        return shown
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds: everything but the schedule and the stopwatch of the plan, which are
@@ -107,8 +118,74 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """A trained copy of the module, inside the set."""
-        return self.problem.trained(self.feasible)
+        """A trained copy of the module, inside the set, in evaluation mode."""
+        return self.problem.trained(self.feasible).eval()
+
+    def support(self, tol: float = 1e-3) -> Tensor:
+        """Return the coordinates of the model that are not negligible.
+
+        Parameters
+        ----------
+        tol : float
+            The share of the largest magnitude above which a coordinate counts; 0 for all that are
+            not zero.
+
+        Returns
+        -------
+        Tensor
+            Their positions in ascending order, (k,), in the flat vector of parameters.
+
+        Examples
+        --------
+        >>> import fedfw
+        >>> problem = fedfw.load_problem("sparse:50", "logistic", clients=4)
+        >>> run = fedfw.simulate(problem, fedfw.FedFWPlus("l1:3"), rounds=50)
+        >>> len(run.support(0.1)) <= len(run.support()) <= len(run.support(0.0))
+        True
+        """
+        if not 0 <= tol < 1:
+            raise ValueError(f"tol={tol}, expected a share of at least 0 and below 1")
+        size = self.feasible.flatten().abs()
+        return (size > tol * size.max()).nonzero().flatten()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run folder says of the run beside its history and model."""
+        return {
+            "algorithm": repr(self.algorithm),
+            "constraint": repr(self.algorithm.constraint),
+            "stopped": self.stopped,
+            "lower_bound": self.lower_bound,
+            "certificate": str(self.certificate),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write history, model and facts into a new folder, which `fedfw.load_run` reads.
+
+        Parameters
+        ----------
+        folder : path
+            Must not hold a run yet.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import fedfw
+        >>> problem = fedfw.testing.two_quadratics()
+        >>> run = fedfw.simulate(problem, fedfw.FrankWolfe("box:-1,1"), rounds=3)
+        >>> sorted(path.name for path in run.save(f"{tempfile.mkdtemp()}/run").glob("*.*"))
+        ['.lock', 'history.jsonl', 'model.pt', 'run.json']
+        """
+        target = RunFolder(Path(folder))
+        target.save_model(self.model)
+        target.save_facts(self.facts())
+        target.save_history(self.history)  # last: a folder that has one is complete
+        target.release()
+        return target.path
 
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib figure of the run.

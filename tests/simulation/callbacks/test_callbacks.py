@@ -54,7 +54,7 @@ def test_a_run_ends_after_the_round_and_is_kept(at: int, raises: bool) -> None:
     assert run.stopped == "enough"
     assert torch.equal(run.x, whole[at - 1])
     assert run.history[-1].loss == pytest.approx(Q.value(run.x))
-    assert f"{at} rounds" in repr(run)
+    assert f"rounds: {at} (" in repr(run)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class Checkpoints(Callback):
         )  # matplotlib is slow to import, and seldom needed
 
         self.folder.save_model(run.model)
+        self.folder.save_facts(run.facts())
         save_figure(
             plot_runs({simulation.algorithm.name: simulation.history}), self.folder.path / PLOTS
         )
