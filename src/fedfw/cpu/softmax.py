@@ -87,7 +87,7 @@ def softmax_gradient(
         inputs.shape[0],
         inputs.shape[1],
         prod(inputs.shape[2:]),
-        gradients.shape[0] > 0,
+        gradients.numel() > 0,
     )
     if not rows.shape == values.shape == (b,) or p != classes * (
         f + bias

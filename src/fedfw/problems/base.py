@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -165,7 +166,12 @@ class ClientLosses(ABC):
             Where the losses cannot be worked out in float64, such as functions that hold tensors in
             float32.
         """
-        return self.value_and_gradient(x.double(), who, None)
+        return self._in_float64.value_and_gradient(x.double(), who, None)
+
+    @cached_property
+    def _in_float64(self) -> ClientLosses:
+        """The losses from data in float64."""
+        return self
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         """f_i (m,) alone, on all samples."""

@@ -14,14 +14,13 @@ which are two cumulative sums, taken as logarithms of scores less their running 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedfw.problems.base import ClientLosses
-from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
+from fedfw.problems.stacks import Samples, Stack, StackedLosses, stack_clients
 from fedfw.problems.survival import running_maxima
 
 
@@ -50,22 +49,16 @@ class _Ordered(NamedTuple):
         return cls(stack.inputs - stack.inputs[:, :1], events, last, counts, counts.log())
 
 
-class CoxLosses(ClientLosses):
+class CoxLosses(StackedLosses):
     """f_i(x) = `fedfw.cox_loss` of the scores inputs_i x, for a linear layer with one output and no
     bias.
     """
 
     per = "client"
 
-    sizes: Tensor
-
     def __init__(self, stacks: list[Stack], sizes: Tensor) -> None:
-        self._stacks, self.sizes, self.n = stacks, sizes, len(sizes)
-        self._ordered = [_Ordered.of(stack) for stack in stacks]
-        self._exact: CoxLosses | None = None  # these losses in float64, made when first asked for
-        self._selected: tuple[Tensor, list[tuple[Tensor, _Ordered]]] | None = (
-            None  # of the last clients asked for
-        )
+        super().__init__(stacks, sizes)
+        self._ordered = {stack: _Ordered.of(stack) for stack in stacks}
 
     @classmethod
     def of(cls, clients: list[Samples]) -> CoxLosses:
@@ -79,9 +72,6 @@ class CoxLosses(ClientLosses):
             torch.tensor([len(inputs) for inputs, _ in clients]),
         )
 
-    def data(self) -> Iterator[Tensor]:
-        return samples_of(self._stacks)
-
     def to(self, device: torch.device) -> CoxLosses:
         return CoxLosses([stack.to(device) for stack in self._stacks], self.sizes)
 
@@ -93,7 +83,8 @@ class CoxLosses(ClientLosses):
                 "Cox's loss compares all of a client's samples with each other, expected no minibatch"
             )
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
-        for at, (inputs, events, last, _, logs) in self._select(who):
+        for stack, at, rows in self.select(who):
+            inputs, events, last, _, logs = (part[rows] for part in self._ordered[stack])
             # Sums of products, no matrix products: a client alone has the same bits as a stack of
             # clients.
             scores = (inputs * x[at].unsqueeze(1)).sum(2)
@@ -106,23 +97,9 @@ class CoxLosses(ClientLosses):
             gradients[at] = (inputs * (shares - events).unsqueeze(2)).mean(1)
         return values, gradients
 
-    def _select(self, who: Tensor) -> list[tuple[Tensor, _Ordered]]:
-        """Places (b,) among ``who`` and what is needed of those clients, kept for the next step of
-        the same ones.
-        """
-        if self._selected is None or self._selected[0] is not who:
-            found = []
-            for stack, ordered in zip(self._stacks, self._ordered, strict=True):
-                at, rows = (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
-                if len(at):
-                    found.append((at, _Ordered(*(part[rows] for part in ordered))))
-            self._selected = who, found
-        return self._selected[1]
-
-    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        if self._exact is None:
-            self._exact = CoxLosses([stack.in_float64() for stack in self._stacks], self.sizes)
-        return self._exact.value_and_gradient(x.double(), who, None)
+    @cached_property
+    def _in_float64(self) -> CoxLosses:
+        return CoxLosses([stack.in_float64() for stack in self._stacks], self.sizes)
 
     def smoothness(self) -> Tensor:
         """L_i (n,).
@@ -132,7 +109,7 @@ class CoxLosses(ClientLosses):
         input.
         """
         found = torch.empty(self.n, dtype=torch.float64)
-        for stack, ordered in zip(self._stacks, self._ordered, strict=True):
+        for stack, ordered in self._ordered.items():
             inputs = ordered.inputs.double()
             longest = (inputs - inputs.mean(1, keepdim=True)).square().sum(2).cummax(1).values
             found[stack.who.cpu()] = (ordered.counts * longest).mean(1).cpu()

@@ -15,7 +15,7 @@ many samples and few outputs: products and exponentials of long rows are up to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import cache
 from math import prod
 
@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from fedfw.cpu.softmax import is_compiled, is_compiled_for, softmax_gradient
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
-from fedfw.problems.base import LOST_SQUARE, ClientLosses, clip_factors, times_factors
+from fedfw.problems.base import LOST_SQUARE, clip_factors, times_factors
 from fedfw.problems.known_losses import KnownLoss
-from fedfw.problems.stacks import Group, Samples, Stack, samples_of, stack_clients
+from fedfw.problems.stacks import Piece, Rows, Samples, Stack, StackedLosses, stack_clients
 
-_PIECE = {"cpu": 2**20, "cuda": 2**30}
+_PIECE = {"cpu": 2**21, "cuda": 2**30}
 """Bytes of one client's samples that are multiplied at a time, fixed because it decides in which
 order sums are made.
 
@@ -143,45 +143,34 @@ def closed_form_of(known: KnownLoss | None, targets: Tensor) -> Derivative | Non
     )
 
 
-class LinearLosses(ClientLosses):
+class LinearLosses(StackedLosses):
     """Losses of one linear layer with a loss whose derivative is known in closed form."""
-
-    sizes: Tensor
 
     def __init__(
         self, model: nn.Linear, derivative: Derivative, stacks: list[Stack], sizes: Tensor
     ) -> None:
+        super().__init__(stacks, sizes)
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
-        self.model, self.derivative, self._stacks = model, derivative, stacks
-        self.sizes, self.n = sizes, len(sizes)
-        self._in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
-        self.plain_kernels = self._in_order
+        self.model, self.derivative = model, derivative
+        in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
+        self.plain_kernels = in_order
         fits = derivative is _cross_entropy and all(
             prod(s.inputs.shape[2:]) == self.inputs for s in stacks
         )
         self._compiled = fits and all(is_compiled_for(s.inputs, s.targets, s.sizes) for s in stacks)
-        # Where a client stands: which stack, which row of it.
-        self._places = {
-            int(i): (s, row)
-            for s, stack in enumerate(stacks)
-            for row, i in enumerate(stack.who.tolist())
-        }
 
     @classmethod
     def of(cls, model: nn.Linear, derivative: Derivative, clients: list[Samples]) -> LinearLosses:
         sizes = torch.tensor([len(x) for x, _ in clients])
         return cls(model, derivative, stack_clients(clients, may_pad=True), sizes)
 
-    def data(self) -> Iterator[Tensor]:
-        return samples_of(self._stacks)
-
     def to(self, device: torch.device) -> LinearLosses:
         stacks = [stack.to(device) for stack in self._stacks]
         return LinearLosses(self.model, self.derivative, stacks, self.sizes)
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
-        return self._all(x, who, None, x.new_empty(0))
+        return self._all(x, who, None, x.new_empty(len(x), 0))
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
@@ -223,20 +212,19 @@ class LinearLosses(ClientLosses):
 
         Factors, one or (m,), are for compiled code alone (`_may_use_kernel`).
         """
-        values, wanted = gradients.new_zeros(len(x)), bool(gradients.numel())
-        for stack, rows, at in self._select(who):
-            if at is None:
+        values = gradients.new_zeros(len(x))
+        selected = self.select(who)
+        for stack, at, rows in selected:
+            if len(selected) == 1:  # all clients, in their order
                 self._evaluate(x, stack, rows, picks, values, gradients, factors)
-                continue
-            places = torch.tensor(at, device=x.device)
-            points, chosen = x[places], None if picks is None else picks[places]
-            some = factors[places] if isinstance(factors, Tensor) else factors
+                return values
+            points, chosen = x[at], None if picks is None else picks[at]
+            some = factors[at] if isinstance(factors, Tensor) else factors
             part_values = values.new_zeros(len(at))
-            part_gradients = gradients.new_empty(points.shape) if wanted else gradients
+            part_gradients = gradients.new_empty(len(at), gradients.shape[1])
             self._evaluate(points, stack, rows, chosen, part_values, part_gradients, some)
-            values[places] = part_values
-            if wanted:
-                gradients[places] = part_gradients
+            values[at] = part_values
+            gradients[at] = part_gradients
         return values
 
     def smoothness(self) -> Tensor:
@@ -261,23 +249,16 @@ class LinearLosses(ClientLosses):
         is written out.
         """
         gradients = torch.empty_like(x, dtype=torch.float64)
-        for stack, rows, at in self._select(who):
-            theirs = slice(None) if at is None else torch.tensor(rows, device=x.device)
-            inputs, targets, sizes = (
-                t[theirs] for t in (stack.inputs, stack.targets, stack.sizes.to(x.device))
-            )
-            points, looked = (
-                (x, keep) if at is None else (x[at], None if keep is None else keep[at])
-            )
-            A = inputs.flatten(2)
-            losses, R = self.derivative(scores_of(*self._weights_of(points), A), targets)
+        for stack, at, rows in self.select(who):
+            sizes = stack.sizes.to(x.device)[rows]
+            A = stack.inputs[rows].flatten(2)
+            scores = scores_of(*self._weights_of(x[at]), A)
+            losses, R = self.derivative(scores, stack.targets[rows])
             counts = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
-            counts = counts if looked is None else counts & looked[:, : A.shape[1]]
-            part = self._clipped_sums(A, R, counts & losses.isfinite(), norm, clip, stack.finite)
-            part /= (count if at is None else count[at])[:, None]
-            if at is None:
-                return part
-            gradients[at] = part
+            if keep is not None:
+                counts &= keep[at, : A.shape[1]]
+            sums = self._clipped_sums(A, R, counts & losses.isfinite(), norm, clip, stack.finite)
+            gradients[at] = sums / count[at][:, None]
         return gradients
 
     def _clipped_sums(
@@ -319,25 +300,6 @@ class LinearLosses(ClientLosses):
             return rows * columns
         return R.abs().amax(1) * A.abs().amax(2).clamp(min=ones)
 
-    def _select(self, who: Tensor) -> list[tuple[Stack, Sequence[int], list[int] | None]]:
-        """(stack, rows of it, places in ``who`` or None for all in order) for the stacks that are
-        needed.
-        """
-        all_of_them = who is self._everyone or (
-            len(who) == self.n and torch.equal(who.cpu(), torch.arange(self.n))
-        )
-        if self._in_order and all_of_them:
-            return [(self._stacks[0], range(self.n), None)]
-        rows: list[list[int]] = [[] for _ in self._stacks]
-        places: list[list[int]] = [[] for _ in self._stacks]
-        for at, i in enumerate(who.tolist()):
-            s, row = self._places[i]
-            rows[s].append(row)
-            places[s].append(at)
-        return [
-            (stack, r, at) for stack, r, at in zip(self._stacks, rows, places, strict=True) if r
-        ]
-
     def _weights_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
         c, f = self.outputs, self.inputs
@@ -348,15 +310,17 @@ class LinearLosses(ClientLosses):
         self,
         x: Tensor,
         stack: Stack,
-        rows: Sequence[int],
+        rows: Rows,
         picks: Tensor | None,
         values: Tensor,
         gradients: Tensor,
         factors: float | Tensor,
     ) -> None:
-        """Fill ``values`` (b,) and, unless it is empty, ``gradients`` (b, p), for these rows."""
+        """Fill ``values`` (b,), which are zero, and ``gradients`` (b, p), unless they are empty,
+        for these rows.
+        """
         if values.dtype is torch.float32 and self._may_use_kernel(x):
-            clients = torch.arange(len(rows)) if isinstance(rows, range) else torch.tensor(rows)
+            clients = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
             samples = stack.inputs, stack.targets, stack.sizes
             softmax_gradient(
                 *samples, clients, picks, x, self.outputs, self.bias, factors, values, gradients
@@ -364,27 +328,27 @@ class LinearLosses(ClientLosses):
             return
         assert not isinstance(factors, Tensor)
         assert factors == 1
-        c, wanted = self.outputs, bool(gradients.numel())
-        lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
+        gradients.zero_()
+        padded = stack.padded and picks is None
+        total = stack.inputs.shape[1] if picks is None else picks.shape[1]
+        fits = self.derivative is _cross_entropy and not padded and bool(gradients.numel())
         W, bias = self._weights_of(x)
+        lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
         most = max(
             _PIECE[x.device.type] // x.element_size(), _PER_WEIGHT * self.outputs * self.inputs
         )
-        for group in stack.groups(rows, picks, most, lanes):
-            own = group.clients
-            _, A, y = group.pieces[0]
-            fits = (
-                self.derivative is _cross_entropy
-                and isinstance(group.counts, int)
-                and len(group.pieces) == 1
-            )
-            if wanted and fits and A.dtype is x.dtype and can_fuse(A, c, y):
-                fused_softmax_gradient(A, y, x[own], c, values[own], gradients[own])
+        for own, pieces in stack.pieces(rows, len(x), picks, most, lanes):
+            _, A, y = pieces[0]
+            whole = fits and len(pieces) == 1 and A.dtype is x.dtype
+            if whole and can_fuse(A, self.outputs, y):
+                fused_softmax_gradient(A, y, x[own], self.outputs, values[own], gradients[own])
                 continue
             theirs = None if bias is None else bias[own]
-            values[own], slopes = self._of_group(W[own], theirs, group, wanted)
-            if wanted:
-                gradients[own] = slopes
+            counts = stack.sizes.to(x.device)[rows][own] if padded else None
+            for piece in pieces:
+                self._add(W[own], theirs, piece, counts, values[own], gradients[own])
+            share = 1 / total if counts is None else 1 / counts.double()
+            values[own], gradients[own] = times_factors(values[own], gradients[own], share)
 
     def _may_use_kernel(self, x: Tensor) -> bool:
         """Whether compiled code is for points x (b, p): it is on this machine, and does not
@@ -392,34 +356,31 @@ class LinearLosses(ClientLosses):
         """
         return self._compiled and is_compiled() and x.is_cpu and not x.requires_grad
 
-    def _of_group(
-        self, W: Tensor, bias: Tensor | None, group: Group, wanted: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """The values (b,) and, where they are wanted, the gradients (b, p) of a group's clients at
-        these weights.
+    def _add(
+        self,
+        W: Tensor,
+        bias: Tensor | None,
+        piece: Piece,
+        counts: Tensor | None,
+        values: Tensor,
+        gradients: Tensor,
+    ) -> None:
+        """Add a piece's sums to ``values`` (b,) and ``gradients`` (b, p), unless they are empty.
+
+        Where there are ``counts`` (b,), samples beyond them are padding.
         """
-        found: list[Tensor] = []
-        slopes = sums = W  # of W and of the bias, once a piece was looked at
-        for begin, A, y in group.pieces:
-            A = A if A.dtype is W.dtype else A.to(W.dtype)
-            losses, R = self.derivative(scores_of(W, bias, A), y)
-            if isinstance(group.counts, Tensor):
-                real = (
-                    torch.arange(begin, begin + A.shape[1], device=A.device) < group.counts[:, None]
-                )
-                losses, R = losses * real, R.mul_(real.unsqueeze(1))
-            found.append(losses)
-            if wanted:
-                slopes = slopes.baddbmm_(R, A) if begin else torch.bmm(R, A)
-                if bias is not None:
-                    sums = sums.add_(R.sum(2)) if begin else R.sum(2)
-        values = (found[0] if len(found) == 1 else torch.cat(found, 1)).sum(1).mul_(group.share)
-        if not wanted:
-            return values, sums
-        gradients = slopes.flatten(1) if bias is None else torch.cat([slopes.flatten(1), sums], 1)
-        return values, gradients.mul_(
-            group.share if isinstance(group.share, float) else group.share.unsqueeze(1)
-        )
+        begin, A, targets = piece
+        A = A.to(W.dtype)
+        losses, R = self.derivative(scores_of(W, bias, A), targets)
+        if counts is not None:
+            real = torch.arange(begin, begin + A.shape[1], device=A.device) < counts[:, None]
+            losses, R = losses * real, R.mul_(real.unsqueeze(1))
+        values += losses.sum(1)
+        if gradients.numel():
+            cut = self.outputs * self.inputs
+            gradients[:, :cut] += torch.bmm(R, A).flatten(1)
+            if bias is not None:
+                gradients[:, cut:] += R.sum(2)
 
 
 def aligned(W: Tensor) -> Tensor:

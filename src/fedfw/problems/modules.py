@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedfw.graphs import Pair, Replayed, on_streams
-from fedfw.problems.base import LOST_SQUARE, ClientLosses, Shapes, clip_factors
+from fedfw.problems.base import LOST_SQUARE, Shapes, clip_factors
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.perceptrons import Perceptron
-from fedfw.problems.stacks import Samples, Stack, samples_of, stack_clients
+from fedfw.problems.stacks import Samples, Stack, StackedLosses, stack_clients
 
 _WORKING_FLOATS = 2**27
 """How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with
@@ -28,10 +29,6 @@ their gradients).
 A GPU gives them an eighth of its memory.
 """
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-Selection = tuple[Stack, Tensor, Tensor]
-"""A stack, the places (b,) of its clients among those that were asked for, and their rows (b,) of
-the stack.
-"""
 _TOGETHER = 8
 """Channels, or numbers in a row, that a GPU's units for bfloat16 take together."""
 _STREAMS = 5
@@ -53,15 +50,13 @@ def flatten(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-class ModuleLosses(ClientLosses):
+class ModuleLosses(StackedLosses):
     """f_i(x) = loss(model_x(inputs_i), targets_i) on client i's samples.
 
     With a ``known`` loss clients of similar size are padded and share a call. With ``per`` "client"
     nothing is padded, and a client's samples are never split. With ``mixed`` layers multiply in
     bfloat16, and convolutions are compiled.
     """
-
-    sizes: Tensor
 
     def __init__(
         self,
@@ -74,18 +69,12 @@ class ModuleLosses(ClientLosses):
         per: Per = "sample",
         mixed: bool = False,
     ) -> None:
-        self._model, self._loss, self._shapes, self._stacks = model, loss, shapes, stacks
+        super().__init__(stacks, sizes)
+        self._model, self._loss, self._shapes = model, loss, shapes
         self._known, self.per, self.mixed = known, per, mixed
         self.weighs = known is not None and known.weighs(stacks[0].targets)
-        self._exact: ModuleLosses | None = (
-            None  # these losses in float64, made when first asked for
-        )
-        self.sizes, self.n = sizes, len(sizes)
         self._alike = (
             len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
-        )
-        self._selected: tuple[Tensor, list[Selection]] | None = (
-            None  # of the last clients that were asked for
         )
 
         device = stacks[0].inputs.device
@@ -154,9 +143,6 @@ class ModuleLosses(ClientLosses):
         )
         return ModuleLosses, made_from
 
-    def data(self) -> Iterator[Tensor]:
-        return samples_of(self._stacks)
-
     def to(self, device: torch.device) -> ModuleLosses:
         stacks = [stack.to(device) for stack in self._stacks]
         model = copy.deepcopy(self._model).to(device)
@@ -168,7 +154,7 @@ class ModuleLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if len(self._select(who)) == 1 and not x.is_cuda:
+        if len(self.select(who)) == 1 and not x.is_cuda:
             # One call for all clients, in their order. Copies of x and of the gradients would cost
             # a sixth of a small MLP's round.
             _, inputs, targets, sizes = next(self._calls(who, picks))
@@ -190,38 +176,15 @@ class ModuleLosses(ClientLosses):
 
         Minibatches have one size, whatever the clients have, so that they are one call.
         """
-        chosen = self._select(who)
         if picks is None:
-            for stack, at, rows in chosen:
-                inputs, targets = stack.inputs, stack.targets
-                if len(rows) != len(stack.who) or not torch.equal(
-                    rows, torch.arange(len(rows), device=rows.device)
-                ):
-                    inputs, targets = inputs[rows], targets[rows]
-                yield at, inputs, targets, stack.sizes.to(rows.device)[rows]
+            for stack, at, rows in self.select(who):
+                yield at, stack.inputs[rows], stack.targets[rows], stack.sizes.to(at.device)[rows]
             return
         drawn = []
-        for stack, at, rows in chosen:
-            pick = rows[:, None], picks[at]
-            drawn.append(
-                (at, stack.inputs[pick], stack.targets[pick], torch.full_like(at, picks.shape[1]))
-            )
+        for stack, at, rows in self.select(who):
+            sizes = torch.full_like(at, picks.shape[1])
+            drawn.append((at, *stack.picked(rows, picks[at]), sizes))
         yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
-
-    def _select(self, who: Tensor) -> list[Selection]:
-        """The stacks that are needed, kept for a round's next step: finding them waits for a GPU."""
-        if self._selected is None or self._selected[0] is not who:
-            places = [
-                (who[:, None] == stack.who.to(who.device)).nonzero(as_tuple=True)
-                for stack in self._stacks
-            ]
-            found = [
-                (stack, at, rows)
-                for stack, (at, rows) in zip(self._stacks, places, strict=True)
-                if len(at)
-            ]
-            self._selected = who, found
-        return self._selected[1]
 
     def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
         """(b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for those
@@ -236,19 +199,14 @@ class ModuleLosses(ClientLosses):
             shares.isfinite(), 0.0
         )  # a minibatch of ignored samples has nothing to say
 
-    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        if self._exact is None:
-            model = copy.deepcopy(self._model).double()
-            loss = (
-                copy.deepcopy(self._loss).double()
-                if isinstance(self._loss, nn.Module)
-                else self._loss
-            )
-            stacks = [stack.in_float64() for stack in self._stacks]
-            self._exact = ModuleLosses(
-                model, loss, self._shapes, stacks, self.sizes, self._known, self.per
-            )
-        return self._exact.value_and_gradient(x.double(), who, None)
+    @cached_property
+    def _in_float64(self) -> ModuleLosses:
+        loss = self._loss
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).double()
+        stacks = [stack.in_float64() for stack in self._stacks]
+        model = copy.deepcopy(self._model).double()
+        return ModuleLosses(model, loss, self._shapes, stacks, self.sizes, self._known, self.per)
 
     def smoothed(self, width: float) -> ModuleLosses | None:
         known = None if self._known is None else self._known.smoothed(width)
@@ -274,7 +232,7 @@ class ModuleLosses(ClientLosses):
 
         each = vmap(vmap(grad_and_value(loss_of_one), (None, 0, 0)))
         gradients = torch.zeros_like(x, dtype=torch.float64)
-        for stack, at, rows in self._select(who):
+        for stack, at, rows in self.select(who):
             samples = stack.inputs.shape[1]
             own = torch.arange(samples, device=x.device) < stack.sizes.to(x.device)[rows][:, None]
             own = own if keep is None else own & keep[at][:, :samples]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,10 +30,9 @@ class QuadraticLosses(ClientLosses):
         )  # A is symmetric, and rows are multiplied sooner
         return (away * gradients).sum(1) / 2, gradients
 
-    def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        return QuadraticLosses(self.A.double(), self.c.double()).value_and_gradient(
-            x.double(), who, None
-        )
+    @cached_property
+    def _in_float64(self) -> QuadraticLosses:
+        return QuadraticLosses(self.A.double(), self.c.double())
 
     def smoothness(self) -> Tensor:
         largest: Tensor = torch.linalg.eigvalsh(self.A.double())[:, -1]

@@ -7,41 +7,31 @@ of the stack.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedfw.problems.base import ClientLosses
+
 Samples = tuple[Tensor, Tensor]
+Rows = slice | Tensor
+"""Rows of a stack: consecutive ones, or any (b,)."""
+Piece = tuple[int, Tensor, Tensor]
+"""Some samples of some clients: how many of their samples came before, inputs (b, k, features) and
+targets (b, k, ...).
+"""
 
 _FULLEST_WASTE = 0.2
-_TOGETHER = 16
+_TOGETHER = 8
 """Pieces that are evaluated together at most, where they are whole clients: fewer calls are worth a
 larger cache.
 """
 
 
-class Piece(NamedTuple):
-    """Some samples of some clients."""
-
-    begin: int  # how many of their samples came before
-    inputs: Tensor  # (b, k, features)
-    targets: Tensor  # (b, k, ...)
-
-
-class Group(NamedTuple):
-    """Clients that are evaluated together, and their samples piece by piece."""
-
-    clients: slice  # their places among those that were asked for
-    counts: int | Tensor  # samples of each in all pieces; (b,) where what is beyond them is padding
-    pieces: list[Piece]
-    share: float | Tensor  # of one sample: 1 / counts
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stack:
     """Some clients' samples: ``who`` (b,) are their numbers, ``sizes`` (b,) how many of the rows
     are theirs.
@@ -61,51 +51,35 @@ class Stack:
         """Whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
 
-    def groups(
-        self, rows: Sequence[int], picks: Tensor | None, most: int, lanes: int
-    ) -> Iterator[Group]:
-        """The samples of the clients in these rows, or those that they picked, in pieces.
+    def pieces(
+        self, rows: Rows, count: int, picks: Tensor | None, most: int, lanes: int
+    ) -> Iterator[tuple[slice, list[Piece]]]:
+        """Yield places among ``count`` clients in these rows, and their samples in pieces.
 
         A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so
         that the order of its sums does not depend on them. ``lanes`` times as many numbers make a
-        piece, from several clients, and more where none of them had to be cut.
-
-        Parameters
-        ----------
-        rows
-            Of this stack; a range where everyone is meant.
-        picks
-            (len(rows), batch) numbers of samples, or None for all.
+        piece, from several clients, and more where none of them had to be cut. ``picks`` (count,
+        batch) are numbers of samples, or None for all.
         """
-        features, device = math.prod(self.inputs.shape[2:]), self.inputs.device
+        features = math.prod(self.inputs.shape[2:])
         total = self.inputs.shape[1] if picks is None else picks.shape[1]
         samples = max(1, min(total, most // features))
         whole = 1 if samples < total else _TOGETHER
         together = max(1, whole * lanes * most // (samples * features))
-        for place in range(0, len(rows), together):
-            clients, some = slice(place, place + together), rows[place : place + together]
-            side_by_side = range(some[0], some[0] + len(some))
-            adjacent = some == side_by_side or list(some) == list(side_by_side)
-            theirs = (
-                slice(some[0], some[0] + len(some))
-                if adjacent
-                else torch.tensor(some, device=device)
-            )
-            counts = self.sizes[theirs].to(device) if picks is None and self.padded else total
+        for place in range(0, count, together):
+            own = slice(place, min(place + together, count))
+            theirs = rows[own] if isinstance(rows, Tensor) else _shifted(own, rows.start)
             pieces = []
             for begin in range(0, total, samples):
-                part = slice(begin, min(begin + samples, total))
-                chosen = None if picks is None else picks[clients, part]
-                inputs, targets = (
-                    _cut(tensor, theirs, part, chosen) for tensor in (self.inputs, self.targets)
-                )
-                pieces.append(Piece(begin, inputs.flatten(2), targets))
-            yield Group(
-                clients,
-                counts,
-                pieces,
-                1 / (counts if isinstance(counts, int) else counts.double()),
-            )
+                part = slice(begin, begin + samples)
+                chosen = None if picks is None else picks[own, part]
+                inputs = _cut(self.inputs, theirs, part, chosen)
+                pieces.append((begin, inputs.flatten(2), _cut(self.targets, theirs, part, chosen)))
+            yield own, pieces
+
+    def picked(self, rows: Rows, picks: Tensor) -> Samples:
+        """Return the samples (b, batch, ...) with the numbers ``picks`` (b, batch) of these rows."""
+        return _cut(self.inputs, rows, slice(0), picks), _cut(self.targets, rows, slice(0), picks)
 
     def in_float64(self) -> Stack:
         """The same with floating-point numbers in float64."""
@@ -118,7 +92,58 @@ class Stack:
         return Stack(*(t.to(device) for t in (self.who, self.inputs, self.targets, self.sizes)))
 
 
-def _cut(tensor: Tensor, rows: slice | Tensor, part: slice, picks: Tensor | None) -> Tensor:
+Selection = tuple[Stack, Tensor, Rows]
+"""A stack, the places (b,) of its clients among those that were asked for, and their rows of it."""
+
+
+class StackedLosses(ClientLosses):
+    """Losses of clients whose samples are in stacks; ``sizes`` (n,) are those of all clients."""
+
+    sizes: Tensor
+
+    def __init__(self, stacks: list[Stack], sizes: Tensor) -> None:
+        self._stacks, self.sizes, self.n = stacks, sizes, len(sizes)
+        places = torch.empty(2, self.n, dtype=torch.int64)  # which stack, which row of it
+        for s, stack in enumerate(stacks):
+            places[0, stack.who.cpu()] = s
+            places[1, stack.who.cpu()] = torch.arange(len(stack.who))
+        self._places = places.to(stacks[0].inputs.device)
+        self._selected: tuple[Tensor, list[Selection]] | None = None
+
+    def data(self) -> Iterator[Tensor]:
+        """Yield inputs and targets client by client, without padding."""
+        for s, row in self._places.T.tolist():
+            stack = self._stacks[s]
+            size = int(stack.sizes[row])
+            yield stack.inputs[row, :size]
+            yield stack.targets[row, :size]
+
+    def select(self, who: Tensor) -> list[Selection]:
+        """Return the stacks that are needed, kept for a round's next step: finding them waits for a
+        GPU.
+        """
+        if self._selected is None or self._selected[0] is not who:
+            stacks, rows = self._places.to(who.device)[:, who]
+            found: list[Selection] = []
+            for s in stacks.unique().tolist():
+                at = (stacks == s).nonzero().flatten()
+                found.append((self._stacks[s], at, _as_slice(rows[at])))
+            self._selected = who, found
+        return self._selected[1]
+
+
+def _as_slice(rows: Tensor) -> Rows:
+    """Return rows (b,) as a slice where they are consecutive."""
+    first = int(rows[0])
+    consecutive = torch.arange(first, first + len(rows), device=rows.device)
+    return slice(first, first + len(rows)) if torch.equal(rows, consecutive) else rows
+
+
+def _shifted(places: slice, by: int) -> slice:
+    return slice(places.start + by, places.stop + by)
+
+
+def _cut(tensor: Tensor, rows: Rows, part: slice, picks: Tensor | None) -> Tensor:
     """A part of these rows of a tensor (clients, longest, ...), or what they picked (b, k): a view
     where it can be.
     """
@@ -135,15 +160,6 @@ def _cut(tensor: Tensor, rows: slice | Tensor, part: slice, picks: Tensor | None
         .index_select(0, numbers.flatten())
         .view(*picks.shape, *tensor.shape[2:])
     )
-
-
-def samples_of(stacks: list[Stack]) -> Iterator[Tensor]:
-    """The inputs and the targets of each client, in the clients' order and without padding."""
-    places = [(int(i), stack, row) for stack in stacks for row, i in enumerate(stack.who.tolist())]
-    for _, stack, row in sorted(places, key=lambda place: place[0]):
-        size = int(stack.sizes[row])
-        yield stack.inputs[row, :size]
-        yield stack.targets[row, :size]
 
 
 def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:
