@@ -2,50 +2,31 @@
 A model and a constraint set of your own
 ========================================
 
-A small network is trained whose layers each have a set. One of the sets is written here, in one
-class: the ellipsoid of all x with ``||x / axes||_2 <= 1``. `check_constraint` tests it against the
-promises that algorithms rely on.
+A small network is trained whose layers each have a set. One of the sets is written here: the
+ellipsoid of all x with ``||x / axes||_2 <= 1``. A class with two methods is enough, the oracle
+``lmo(g)`` and the ``diameter``. `check_constraint` tests it against the promises that algorithms
+rely on.
 """
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.atoms import Atom, Dense, ReadAtom
-from fedfw.atoms.floats import round_inside
 from fedfw.data import load_data, partition
-from fedfw.linalg.selection import row_norms, unit_rows
-from fedfw.sets.base import ConstraintSet, Request, Shape
 from fedfw.testing import check_constraint
 
 
-@dataclass(frozen=True, eq=False)
-class Ellipsoid(ConstraintSet):
+class Ellipsoid:
     """{x: ||x / axes||_2 <= 1}."""
 
-    axes: Tensor
+    def __init__(self, axes: Tensor) -> None:
+        self.axes = axes
 
-    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        unit, norms = unit_rows(self.axes * g)
-        return Dense(
-            shape=shape,
-            batched=True,
-            precision=request.precision,
-            bound=-norms,
-            values=round_inside(-self.axes * unit, request.precision),
-        )
+    def lmo(self, g: Tensor) -> Tensor:
+        scaled = self.axes * g
+        return -self.axes * scaled / scaled.norm()
 
-    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        return row_norms(x / self.axes) - 1
-
-    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        return {Dense: partial(Dense.read, shape=shape, scale=1.0)}
-
-    def diameter(self, shape: Shape) -> float:
+    def diameter(self, shape: tuple[int, ...]) -> float:
         return 2 * float(self.axes.max())
 
 

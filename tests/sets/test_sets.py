@@ -275,7 +275,7 @@ def test_texts_stand_for_sets_wherever_sets_are_wanted() -> None:
         .contains(torch.cat([p.detach().flatten() for p in model.parameters()]), 1e-5)
     )
     with pytest.raises(
-        TypeError, match="expected a constraint set or a Product, or text such as 'l1:10'"
+        TypeError, match="expected a constraint set, a Product, text such as 'l1:10'"
     ):
         fedfw.solve(problem, 3)
 

@@ -7,6 +7,7 @@ from fedfw.sets.enclosing import enclosing
 from fedfw.sets.layers import LayerBalls, layer_balls
 from fedfw.sets.lipschitz import LipschitzNet
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
+from fedfw.sets.own import OracleSet
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
 from fedfw.sets.product import Product
 from fedfw.sets.registry import SETS, parse_set
@@ -31,6 +32,7 @@ __all__ = [
     "LinfBall",
     "LipschitzNet",
     "NuclearBall",
+    "OracleSet",
     "PartialIsometry",
     "Polytope",
     "Product",

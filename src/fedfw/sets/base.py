@@ -199,7 +199,8 @@ class ConstraintSet(ABC):
         outside.
         """
         extent = self._extent(shape)
-        point = self.lmo(torch.zeros(shape, dtype=torch.float64)).dense(torch.float64)
+        zero = torch.zeros(shape, dtype=torch.float64)
+        point = self.lmo(zero, precision=torch.float64).dense(torch.float64)
         rounding = torch.finfo(dtype).eps / 2 * (float(point.norm()) + extent)
         return not rounding <= LOST_TO_ROUNDING * extent
 

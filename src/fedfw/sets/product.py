@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,10 @@ class Product:
 
     Parameters
     ----------
-    sets : mapping from str to ConstraintSet or str
-        Sets by parameter name, or texts such as ``"l1:10"``. A name may contain wildcards (``*``,
-        ``?``, ``[...]``); each parameter takes the first name that matches it, so a final ``"*"``
-        covers the parameters that are left.
+    sets : mapping from str to ConstraintSet, str or Oracle
+        Sets by parameter name, texts such as ``"l1:10"``, or objects as `OracleSet` takes them. A
+        name may contain wildcards (``*``, ``?``, ``[...]``); each parameter takes the first name
+        that matches it, so a final ``"*"`` covers the parameters that are left.
 
     Raises
     ------
@@ -61,16 +61,14 @@ class Product:
 
     name: ClassVar[str] = "product"
 
-    def __init__(self, sets: Mapping[str, ConstraintSet | str]) -> None:
-        from fedfw.sets.registry import (
-            parse_set,
-        )  # imported here because that module imports this one
+    def __init__(self, sets: Mapping[str, Any]) -> None:
+        from fedfw.sets.registry import as_set  # that module imports this one
 
         if not sets:
             raise ValueError("Product: expected at least one name with a set, got none")
         self.sets: dict[str, ConstraintSet] = {}
         for pattern, wanted in sets.items():
-            part = parse_set(wanted) if isinstance(wanted, str) else wanted
+            part = as_set(wanted)
             if not isinstance(part, ConstraintSet):
                 raise TypeError(f"Product: {pattern!r} has {part!r}, expected a constraint set")
             self.sets[pattern] = part

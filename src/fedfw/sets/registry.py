@@ -19,6 +19,7 @@ from fedfw.sets.base import ConstraintSet, Shape, parameters_of
 from fedfw.sets.layers import LayerBalls
 from fedfw.sets.lipschitz import LipschitzNet
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
+from fedfw.sets.own import Oracle, OracleSet
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
 from fedfw.sets.simplices import CappedSimplex, Hypersimplex, Simplex
 from fedfw.sets.sparse_balls import GroupBall, KSparse, KSupport
@@ -182,13 +183,12 @@ def parse_set(text: str) -> ConstraintSet:
 
 
 def as_set(wanted: Any) -> Any:
-    """A set or a `Product` as it is, and the set that a text stands for; everything else is
-    refused.
+    """Return a set or a `Product` as it is, and the set that a text or an oracle stands for.
 
     Parameters
     ----------
-    wanted : ConstraintSet, Product or str
-        What a caller gave where a set is wanted.
+    wanted : ConstraintSet, Product, str or Oracle
+        The constraint as a caller gave it; see `OracleSet` for what an oracle is.
 
     Returns
     -------
@@ -197,7 +197,7 @@ def as_set(wanted: Any) -> Any:
     Raises
     ------
     TypeError
-        If it is no set, no product and no text.
+        If it is none of these.
     ValueError
         If `parse_set` refuses the text.
 
@@ -210,8 +210,11 @@ def as_set(wanted: Any) -> Any:
     """
     if isinstance(wanted, str):
         return parse_set(wanted)
-    if not hasattr(wanted, "bind"):
-        raise TypeError(
-            f"constraint={wanted!r}, expected a constraint set or a Product, or text such as 'l1:10'"
-        )
-    return wanted
+    if hasattr(wanted, "bind"):
+        return wanted
+    if isinstance(wanted, Oracle):
+        return OracleSet(wanted)
+    raise TypeError(
+        f"constraint={wanted!r}, expected a constraint set, a Product, text such as 'l1:10', or an "
+        "object with methods lmo(g) and diameter(shape)"
+    )

@@ -1,8 +1,9 @@
-"""A check for people who write their own constraint set, which our tests run on every set of ours."""
+"""A check for constraint sets, those of fedfw and others."""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,13 +11,14 @@ from torch import Tensor
 from fedfw.atoms import Atom
 from fedfw.errors import AtomError, NonFiniteError
 from fedfw.sets.base import ConstraintSet, Shape
+from fedfw.sets.registry import as_set
 
 Reference = Callable[[Tensor], float]
 """Maps g (``shape``, float64) to the least value of <g, u> over the set, found independently."""
 
 
 def check_constraint(
-    constraint: ConstraintSet,
+    constraint: Any,
     shape: Shape,
     *,
     reference: Reference | None = None,
@@ -25,14 +27,15 @@ def check_constraint(
     tol: float = 1e-5,
     seed: int = 0,
 ) -> None:
-    """Check that a constraint set keeps its promises for a parameter of ``shape``; AssertionError
-    says which broke.
+    """Check that a constraint set keeps its promises for a parameter of ``shape``.
+
+    An AssertionError names the promise that is broken, the value, its bound and the dtype.
 
     - the oracle's atom lies in the set and no point of the set does better: random points, other
       atoms, the projection of a far point, and ``reference`` when given;
     - scaling g by a power of two leaves the atom as it is; g = 0 gives a point of the set; NaN and
       infinity raise `NonFiniteError` with the row; a tie goes the same way every time;
-    - a stack gives what one call a row gives, in float32 and float64;
+    - a stack gives what one call a row gives, in float16, float32 and float64;
     - an atom survives its bytes exactly, in each precision, inside the set; ``nbytes`` is their
       length; cut or lengthened bytes raise `AtomError`; ``accepts`` agrees;
     - ``step``, ``add_to`` and ``dot`` agree with the dense point;
@@ -45,8 +48,8 @@ def check_constraint(
 
     Parameters
     ----------
-    constraint : ConstraintSet
-        The set.
+    constraint : ConstraintSet or Oracle
+        The set, or an object with methods ``lmo(g)`` and ``diameter(shape)``; see `OracleSet`.
     shape : tuple of int
         Of a parameter that the set is for.
     reference : callable, optional
@@ -63,6 +66,7 @@ def check_constraint(
     >>> import fedfw
     >>> fedfw.testing.check_constraint(fedfw.L1Ball(2.0), (5,), reference=lambda g: -2 * float(g.abs().max()))
     """
+    constraint = as_set(constraint)
     check = _Checker(constraint, tuple(shape), trials, tol, torch.Generator().manual_seed(seed))
     for part in (
         check.oracle,
@@ -104,172 +108,176 @@ class _Checker:
     def allowed(self, g: Tensor) -> float:
         return self.tol * self.size * max(1.0, float(g.norm()))
 
+    def at_most(self, value: float | Tensor, bound: float, what: str, dtype: torch.dtype) -> None:
+        """Refuse a number above its bound, or NaN."""
+        if not float(value) <= bound:
+            raise AssertionError(
+                f"{self.set!r}, {what}: {float(value):.6g}, expected at most {bound:.6g} in {dtype}"
+            )
+
+    def inside(self, x: Tensor, what: str, dtype: torch.dtype, tol: float = 1e-6) -> None:
+        """Refuse a point outside of the set."""
+        if not self.set.contains(x, tol):
+            found = float(self.set._violation(x.double().reshape(1, -1), self.shape)[0])
+            self.at_most(found, tol, f"{what} lies outside, at a relative distance", dtype)
+            raise AssertionError(f"{self.set!r}, {what} is not finite: {x} in {dtype}")
+
+    def equal(self, found: Tensor, expected: Tensor, what: str, dtype: torch.dtype) -> None:
+        """Refuse tensors of which a number differs."""
+        if not torch.equal(found, expected):
+            self.at_most((found - expected).abs().max(), 0.0, what, dtype)
+            raise AssertionError(f"{self.set!r}, {what}: {found}, expected {expected} in {dtype}")
+
     def oracle(self) -> None:
         single = self.set.lmo(self.G.float(), batch=True).dense(torch.float64)
         for g, s, rough in zip(self.G, self.points, single, strict=True):
-            worse = float((g * (rough - s)).sum())
-            assert worse <= self.allowed(g), f"in float32 the oracle's answer is worse by {worse}"
-            assert self.set.contains(s), f"the oracle's atom lies outside {self.set!r}"
+            worse = (g * (rough - s)).sum()
+            self.at_most(worse, self.allowed(g), "loss of the oracle's point", torch.float32)
+            self.inside(s, "the oracle's atom", torch.float64)
             best = float((g * s).sum())
             bound = self.set.lmo(g).bound
-            assert bound is None or float(bound[0]) <= best + 1e-9 * self.size * float(g.norm()), (
-                "bound above <g, s>"
-            )
+            if bound is not None:
+                rounding = 1e-9 * self.size * float(g.norm())
+                self.at_most(bound[0], best + rounding, "bound above <g, s>", torch.float64)
             randoms = [
                 self.set.random_point(self.shape, self.generator, torch.float64) for _ in range(4)
             ]
             for z in (*self.points, *randoms):
-                assert best <= float((g * z).sum()) + self.allowed(g), (
-                    f"a point of {self.set!r} beats its oracle"
-                )
+                better = best - (g * z).sum()
+                self.at_most(better, self.allowed(g), "a point beats the oracle by", torch.float64)
             for z in randoms:
-                assert self.set.contains(z, 1e-5), f"random_point lies outside {self.set!r}"
+                self.inside(z, "random_point", torch.float64, 1e-5)
 
     def against(self, reference: Reference) -> None:
         for g, atom in zip(self.G, self.atoms, strict=True):
             least, found = reference(g), float(atom.dot(g))
-            assert abs(found - least) <= self.allowed(g), (
-                f"oracle: <g, s> = {found}, independently {least}"
-            )
+            what = f"<g, s> = {found:.6g} differs from the reference {least:.6g} by"
+            self.at_most(abs(found - least), self.allowed(g), what, torch.float64)
             if atom.bound is not None:
-                bound = float(atom.bound[0])
-                assert bound <= least + 1e-9 * self.size * float(g.norm()), (
-                    f"bound {bound} above the minimum {least}"
-                )
+                rounding = 1e-9 * self.size * float(g.norm())
+                self.at_most(atom.bound[0], least + rounding, "bound", torch.float64)
 
     def rules(self) -> None:
         g = self.G[0]
         plain = self.set.lmo(g).dense(torch.float64)
         for power in (-40, -3, 5, 60):
             scaled = self.set.lmo(g * 2.0**power).dense(torch.float64)
-            assert torch.equal(scaled, plain), f"scaling g by 2^{power} changes the atom"
-        zero = self.set.lmo(torch.zeros_like(g))
-        assert self.set.contains(zero.dense(torch.float64)), "g = 0 gives a point outside the set"
+            what = f"scaling g by 2^{power} changes the atom by"
+            self.equal(scaled, plain, what, torch.float64)
         for tied in (torch.zeros_like(g), torch.ones_like(g), -torch.ones_like(g)):
             first = self.set.lmo(tied).dense(torch.float64)
-            assert self.set.contains(first), "ties give a point outside the set"
+            self.inside(first, f"the answer to g = {float(tied.sum()):g} / p", torch.float64)
             for _ in range(5):
                 again = self.set.lmo(tied).dense(torch.float64)
-                assert torch.equal(first, again), "ties go another way every time"
+                self.equal(again, first, "equal calls differ by", torch.float64)
         for bad in (math.nan, math.inf, -math.inf):
             spoilt = self.G[:3].clone()
             spoilt[1].view(-1)[-1] = bad
-            with _raises(NonFiniteError) as caught:
+            with _raises(NonFiniteError, f"of g with {bad}") as caught:
                 self.set.lmo(spoilt, batch=True)
             rows = getattr(caught[0], "rows", None)
-            assert rows == (1,), f"NonFiniteError names rows {rows}, expected (1,)"
+            assert rows == (1,), f"{self.set!r}: NonFiniteError names rows {rows}, expected (1,)"
 
     def stacks(self) -> None:
-        for dtype in (torch.float32, torch.float64):
+        for dtype in (torch.float16, torch.float32, torch.float64):
             G = self.G.to(dtype)
             stack = self.set.lmo(G, batch=True)
-            assert len(stack) == len(G)
+            assert len(stack) == len(G), f"{len(stack)} atoms of {len(G)} directions in {dtype}"
             for i, g in enumerate(G):
-                one, of_stack = self.set.lmo(g).dense(), stack[i].dense()
-                error = float((one - of_stack).abs().max())
-                assert error <= self.tol * self.size, (
-                    f"stack and single call differ by {error} in {dtype}"
-                )
+                error = (self.set.lmo(g).dense() - stack[i].dense()).abs().max()
+                self.at_most(error, self.tol * self.size, "stack and single call differ by", dtype)
 
     def bytes(self) -> None:
         total = 0
-        for precision in (torch.float32, torch.float16, torch.float64):
+        for dtype in (torch.float32, torch.float16, torch.float64):
             for g in self.G[:4]:
-                atom = self.set.lmo(g, precision=precision)
+                atom = self.set.lmo(g, precision=dtype)
                 data = atom.to_bytes()
-                total += len(data) if precision == torch.float32 else 0
+                total += len(data) if dtype == torch.float32 else 0
                 assert atom.nbytes == len(data), (
-                    f"nbytes says {atom.nbytes}, the encoding has {len(data)}"
+                    f"nbytes is {atom.nbytes}, expected {len(data)}, the length of the encoding, in {dtype}"
                 )
                 back = Atom.from_bytes(data, self.set, self.shape)
-                assert torch.equal(back.dense(), atom.dense()), (
-                    f"{precision}: decoding changes the atom"
+                self.equal(back.dense(), atom.dense(), "decoding changes the atom by", dtype)
+                assert back.to_bytes() == data, (
+                    f"{self.set!r}: encoding is not canonical in {dtype}"
                 )
-                assert back.to_bytes() == data, f"{precision}: encoding is not canonical"
-                assert self.set.contains(back.dense(torch.float64)), (
-                    f"{precision}: the decoded atom is outside"
-                )
+                self.inside(back.dense(torch.float64), "the decoded atom", dtype)
                 assert self.set.accepts(back, self.shape), (
-                    f"{precision}: a genuine atom is not accepted"
+                    f"{self.set!r}: accepts refuses a genuine atom, {back.dense()}, in {dtype}"
                 )
                 for damaged in (data[:-1], data + b"\0", b""):
-                    with _raises(AtomError):
+                    with _raises(AtomError, f"of {len(damaged)} bytes for {len(data)} in {dtype}"):
                         Atom.from_bytes(damaged, self.set, self.shape)
         counted = self.set.lmo(self.G[:4], batch=True).nbytes
-        assert counted == total, f"a stack counts {counted} bytes, its atoms send {total}"
+        assert counted == total, (
+            f"a stack counts {counted} bytes, expected {total} as its atoms send"
+        )
 
     def arithmetic(self) -> None:
         x, eta = self.gaussian(len(self.G)), 0.3
         dense = self.atoms.dense(torch.float64)
-        moved = self.atoms.step(x.clone(), eta)
-        assert torch.allclose(moved, (1 - eta) * x + eta * dense, atol=1e-9 * self.size), "step"
         weights = torch.linspace(-1, 1, len(x), dtype=torch.float64)
-        added = self.atoms.add_to(x.clone(), weights)
         columns = weights.reshape(-1, *[1] * len(self.shape))
-        assert torch.allclose(added, x + columns * dense, atol=1e-9 * self.size), "add_to"
         products = (self.G * dense).flatten(1).sum(1)
-        assert torch.allclose(self.atoms.dot(self.G), products, atol=self.tol * self.size), "dot"
+        for what, found, expected, tol in (
+            ("step", self.atoms.step(x.clone(), eta), (1 - eta) * x + eta * dense, 1e-9),
+            ("add_to", self.atoms.add_to(x.clone(), weights), x + columns * dense, 1e-9),
+            ("dot", self.atoms.dot(self.G), products, self.tol),
+        ):
+            error = ((found - expected).abs() - 1e-5 * expected.abs()).max()
+            what = f"{what} differs, by more than 1e-5 of the numbers,"
+            self.at_most(error, tol * self.size, what, torch.float64)
 
     def projection(self) -> None:
         far = self.gaussian(6) * 3 * self.size / math.sqrt(self.G[0].numel())
         W = self.set.project(far, batch=True)
+        double, small = torch.float64, self.tol * self.size
         for v, w in zip(far, W, strict=True):
-            assert self.set.contains(w), f"projection lies outside {self.set!r}"
-            s = self.set.lmo(w - v, precision=torch.float64).dense(torch.float64)
-            excess = float(((v - w) * (s - w)).sum())
-            allowed = self.tol * self.size * max(self.size, float((v - w).norm()))
-            assert excess <= allowed, (
-                f"the oracle refutes the projection: <v - w, s - w> = {excess}"
-            )
+            self.inside(w, "projection", double)
+            s = self.set.lmo(w - v, precision=double).dense(double)
+            distance = float((v - w).norm())
+            excess = ((v - w) * (s - w)).sum()
+            what = "the oracle refutes the projection, <v - w, s - w>"
+            self.at_most(excess, self.tol * self.size * max(self.size, distance), what, double)
             again = self.set.project(w)
-            assert float((again - w).norm()) <= self.tol * self.size, (
-                "projecting twice moves the point"
-            )
-            assert math.isclose(
-                self.set.distance(v), float((v - w).norm()), rel_tol=1e-6, abs_tol=1e-9 * self.size
-            )
+            self.at_most((again - w).norm(), small, "projecting twice moves by", double)
+            error = abs(self.set.distance(v) - distance)
+            allowed = max(1e-6 * distance, 1e-9 * self.size)
+            self.at_most(error, allowed, "error of distance", double)
         for i in range(len(far) - 1):
-            apart, before = float((W[i] - W[i + 1]).norm()), float((far[i] - far[i + 1]).norm())
-            assert apart <= before + self.tol * self.size, "projection drives two points apart"
-        inside = self.set.random_point(self.shape, self.generator, torch.float64)
-        assert self.set.distance(inside) <= self.tol * self.size, (
-            "a point of the set is at a distance from it"
-        )
-        for power, dtype in (
-            (30, torch.float32),
-            (50, torch.float32),
-            (60, torch.float64),
-            (300, torch.float64),
-        ):
+            after, before = float((W[i] - W[i + 1]).norm()), float((far[i] - far[i + 1]).norm())
+            self.at_most(after, before + small, "distance of two projections", double)
+        inside = self.set.random_point(self.shape, self.generator, double)
+        self.at_most(self.set.distance(inside), small, "distance of a point of the set", double)
+        for power, dtype in ((30, torch.float32), (50, torch.float32), (60, double), (300, double)):
             w = self.set.project((far[0] * 2.0**power).to(dtype))
-            assert self.set.contains(w), (
-                f"projection of a point 2^{power} times as far lies outside {self.set!r}"
-            )
+            self.inside(w, f"projection of a point 2^{power} times as far", dtype)
 
     def diameter(self) -> None:
         diameter = self.set.diameter(self.shape)
         opposite = self.set.lmo(-self.G, batch=True).dense(torch.float64)
-        everything = torch.cat([self.points, opposite]).flatten(1)
-        widest = float(torch.cdist(everything, everything).max())
-        assert widest <= diameter + self.tol * self.size, (
-            f"two points are {widest} apart, diameter says {diameter}"
-        )
+        points = torch.cat([self.points, opposite]).flatten(1)
+        widest = torch.cdist(points, points).max()
+        allowed = diameter + self.tol * self.size
+        self.at_most(widest, allowed, "distance of two points", torch.float64)
         if self.set.diameter_is_exact:
             enough = diameter * (1 - 1e-3)
             found = _climb(self.set, self.shape, self.G, enough)
-            assert found >= enough, f"the diameter {diameter} is not attained: found {found}"
+            self.at_most(enough, found, "a diameter that no points attain", torch.float64)
 
     def scaling(self, radius_scaled: Callable[[float], ConstraintSet]) -> None:
         for factor in (0.5, 4.0):
             atoms = radius_scaled(factor).lmo(self.G, batch=True)
             scaled = atoms.dense(torch.float64)
-            assert torch.allclose(scaled, factor * self.points, atol=1e-6 * self.size), (
-                "radius scaling"
-            )
+            expected = factor * self.points
+            error = ((scaled - expected).abs() - 1e-5 * expected.abs()).max()
+            what = f"atoms of {factor} times the radius differ by more than 1e-5, by"
+            self.at_most(error, 1e-6 * self.size, what, torch.float64)
             for atom, point in zip(atoms, scaled, strict=True):
                 if not self.set.contains(point, 1e-3):
                     assert not self.set.accepts(atom, self.shape), (
-                        f"an atom {factor} times too large is accepted"
+                        f"{self.set!r} accepts an atom that is {factor} times too large"
                     )
 
 
@@ -297,11 +305,11 @@ def _climb(constraint: ConstraintSet, shape: Shape, G: Tensor, enough: float) ->
 
 
 @contextmanager
-def _raises(kind: type[Exception]) -> Iterator[list[Exception]]:
+def _raises(kind: type[Exception], what: str) -> Iterator[list[Exception]]:
     caught: list[Exception] = []
     try:
         yield caught
     except kind as error:
         caught.append(error)
         return
-    raise AssertionError(f"expected {kind.__name__}")
+    raise AssertionError(f"no error {what}, expected {kind.__name__}")
