@@ -21,8 +21,7 @@ from fedfw.advice import (
 )
 from fedfw.cli import main
 from fedfw.config import RunConfig
-from fedfw.report.document import Document
-from fedfw_reproduction.frontier import problems, study
+from fedfw_reproduction.frontier import problems
 from fedfw_reproduction.frontier.courses import Task, looks
 from fedfw_reproduction.frontier.fronts import Point, front, holders, reached, steps, told
 from fedfw_reproduction.frontier.measured import winners
@@ -130,17 +129,6 @@ def test_nobody_beats_the_front(seed: int, kind: str) -> None:
         got = reached(everybody, target, kind)
         costs = [point.cost(kind) for point in everybody if point.residual <= target]
         assert (None if got is None else got.cost(kind)) == min(costs, default=None)
-
-
-def test_errors_of_completion_have_a_table_and_a_picture_of_their_own() -> None:
-    movies = next(problem for problem in FULL if problem.is_completion)
-    looked = [Point("FedFW+", 0, t, 100 * t, 50, 1 / t, 0.95 - 0.01 * t) for t in (1, 2, 3, 4)]
-    page = Document("a page")
-    study._show_errors(movies, {"FedFW+": looked, "FedAvg": looked[:1]}, page)
-    table, never, plot = page.markdown
-    assert table.endswith("| FedFW+ | 300 B | 50 B | 3 |")
-    assert never == "Never there: FedAvg."
-    assert "test RMSE" in plot
 
 
 def test_who_wins_where() -> None:

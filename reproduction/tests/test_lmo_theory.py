@@ -133,22 +133,6 @@ def test_losses_that_are_not_convex() -> None:
         assert float(gap.min()) <= (2 * float(values[1] - values.min()) + 3.5 * unit) / math.sqrt(T)
 
 
-def test_noisy_gradients_in_the_mean_over_seeds() -> None:
-    q, sigma, K = quadratics("l2", 1.0), 1.0, 3
-    paths = []
-    for seed in range(12):
-        problem = quadratic_problem(q.A, q.c, q.start)
-        problem.losses = theory.NoisyLosses(q, sigma, seed)
-        eta, who = exchanged(frank_wolfe_steps, WHO["3 of 8"])
-        algorithm = fedfw.FedLMO(q.constraint, momentum=0.0, schedule=eta)
-        paths.append(follow(q, algorithm, who, problem, rounds=60, local_steps=K, batch_size=1))
-    h = values_at(q, torch.stack([path.points for path in paths])) - q.least
-    a, R = lmo_bounds.remainders(q, paths[0])
-    noise = sigma * (1 + (1 + float(q.w.norm())) / math.sqrt(K))
-    limit = ((1 - a) * h[:, :-1]).mean(0) + R + a * q.D * noise
-    assert bool((h.mean(0)[2:] <= limit[1:]).all())
-
-
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_lazy_control_variate_is_the_gradient_at_the_shared_model(every: int) -> None:
     """With renewals in every round it is the mean over the local points, which are where the next

@@ -102,7 +102,6 @@ def test_averaged_duals_add_up_to_zero() -> None:
     y = simulation.clients["y"]
     assert float(y.norm()) > 0
     assert torch.allclose(y.sum(0), torch.zeros(6, dtype=torch.float64), atol=1e-12)
-    assert run.lower_bound is not None  # from evaluations, not from the averages
     assert run.lower_bound <= run.history[-1].loss  # type: ignore[operator]
 
 

@@ -74,7 +74,6 @@ def test_every_point_has_the_same_budget_of_gradients(
         picks: torch.Tensor | None,
         *how: Any,
     ) -> Pair:
-        assert self.sizes is not None
         each = self.sizes[who] if picks is None else torch.full((len(who),), picks.shape[1])
         counted[-1] += float(each.sum())
         return gradient(self, x, who, picks, *how)
@@ -83,7 +82,6 @@ def test_every_point_has_the_same_budget_of_gradients(
     config = RunConfig.of(algorithm=algorithm, penalty=penalty)
     data = load_data("digits")
     problem = make_problem(data, ProblemOptions(partition="iid"), held_out=0.2)
-    assert problem.losses.sizes is not None
     kept = float(problem.losses.sizes.sum())
     for number, values in enumerate(product(*parse_grid(grid).values())):
         counted.append(0.0)

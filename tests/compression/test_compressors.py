@@ -200,7 +200,6 @@ ALL = ["topk:5", "topk:400", "randk:5", "bits:4", "sign", "rank:1", "atoms:3"]
 
 def made(text: str) -> Compressor:
     compressor = make_compressor(text)
-    assert compressor is not None
     return compressor.bind(fedfw.L1Ball(3.0), [(10, 20), (10,)])
 
 
@@ -276,7 +275,6 @@ def test_subnormal_numbers_come_back_and_never_grow(text: str, dtype: torch.dtyp
     for ball in (fedfw.L1Ball(2.0), fedfw.NuclearBall(2.0)):
         bound = ball.bind({"weight": (8, 5)})
         compressor = make_compressor(text)
-        assert compressor is not None
         compressor = compressor.bind(bound, [(8, 5)])
         for above in (0, 1, 5, 20):
             whole = torch.randint(
@@ -420,8 +418,6 @@ def test_few_bits_train_as_well(constraint: Any) -> None:
     plain = trained(constraint, "none", eval_every=1)  # the first loss is looked at, too
     eight, four = (trained(constraint, how) for how in ("bits:8", "bits:4"))
     first, last = plain.history[0].loss, plain.history[-1].loss
-    assert first is not None
-    assert last is not None
     for run, close, ratio in ((eight, 0.002, 3.8), (four, 0.03, 7.5)):
         assert run.history[-1].loss == pytest.approx(last, abs=close * (first - last))
         assert run.history[-1].accuracy == pytest.approx(plain.history[-1].accuracy, abs=0.01)

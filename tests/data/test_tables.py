@@ -363,7 +363,6 @@ def test_windows_are_pieces_of_the_texts(context: int) -> None:
     ):
         assert part.inputs.shape == part.targets.shape == (len(part), context)
         assert torch.equal(part.inputs[:, 1:], part.targets[:, :-1])
-        assert part.starts is not None
         for window, target, start in zip(
             part.inputs, part.targets, part.starts.tolist(), strict=True
         ):

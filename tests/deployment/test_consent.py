@@ -605,7 +605,6 @@ def test_a_client_that_dies_after_it_wrote_the_release_down_gains_nothing(
                 assert releases(owner) == number
             assert "the disk is full" in (tmp_path / "state" / "failures.log").read_text()
             closing = promise.reopen()
-            assert closing is not None
             assert closing.reason == "OSError: the disk is full"
     answers = [Client(task, 0, tmp_path / "state", consent=owner).handle(order) for _ in range(2)]
     assert answers[0].kind == Kind.STEP
@@ -626,7 +625,6 @@ def test_without_a_file_a_run_is_limited_by_its_own_promise(tmp_path: Path) -> N
     assert loop.client(1).handle(again).kind == Kind.LEAVING
     ledger.path.unlink()
     assert loop.client(1).handle(again).payload == Refusal.LEDGER.encode()
-    assert ledger.witness is not None
     # with the disk all is lost, and every round so far may have had a release
     ledger.witness.unlink()
     assert loop.client(1).handle(again).kind == Kind.STEP
@@ -856,7 +854,6 @@ def test_values_that_are_not_given_and_keys_of_an_apps_own_have_any_value() -> N
 def test_the_settings_of_an_app(tmp_path: Path) -> None:
     copy_app(tmp_path / "app")
     found = settings_in(tmp_path / "app")
-    assert found is not None
     assert APP_DEFAULTS.items() <= found.items()
     assert settings_in(tmp_path) is None
     project = tmp_path / "pyproject.toml"

@@ -110,23 +110,6 @@ def _few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedfw.rounds.folders._MOST_ENTRIES", 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", CASES)
-def test_every_round_comes_back_from_the_journal(
-    name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    task, settings = wide_task(name, dtype), settings_of(tmp_path / "server")
-    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
-    for t in range(1, ROUNDS + 1):
-        loop.round({0, 1, 3} if t == 2 else None)
-        assert (
-            len(list((tmp_path / "server").glob("checkpoint-*"))) == 1
-        )  # all but the first round is in the journal
-        again = DeployedServer(task, replace(settings, resume=True))
-        assert again.t == t
-        assert_same(again, loop.server)
-
-
 @pytest.mark.usefixtures("_few_entries")
 @pytest.mark.parametrize("name", CASES)
 def test_a_kill_between_any_two_writes_changes_nothing(

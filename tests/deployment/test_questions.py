@@ -20,7 +20,7 @@ from torch import Tensor
 import fedfw
 from fedfw import Privacy
 from fedfw.algorithms import Message
-from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
+from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Task
 from fedfw.deployment.client import answer_order
 from fedfw.deployment.consent import Refusal
 from fedfw.deployment.data_checks import check_data
@@ -139,7 +139,6 @@ def test_a_limit_that_a_job_reaches_closes_the_promise(
         patch.setattr("fedfw.deployment.client.Client._release", fail)
         assert clinic.ask(task, order) == Answer("trial", 1, 0, Kind.LEAVING)
     closing = clinic.promise().reopen()
-    assert closing is not None
     assert closing.reason.startswith(
         "fedfw.deployment.limits.LimitError: the job needed more memory than"
     )
@@ -241,7 +240,6 @@ def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
     assert spent(clinic.releases()) == spent_then
     assert "a value of the data" in (clinic.state / "failures.log").read_text()
     closing = clinic.promise().reopen()
-    assert closing is not None
     assert (closing.order, closing.reason) == (
         "run trial, round 1",
         "ArithmeticError: a value of the data",
@@ -471,8 +469,6 @@ def test_a_run_without_privacy_leaves_no_memory_to_a_private_one(tmp_path: Path)
     order = first_order(task, run="trial")
     assert clinic.ask(plain, order).kind == Kind.STEP
     kept = ClientStore(clinic.state, "trial", 0).load()
-    assert kept is not None
-    assert kept.pending is not None
     assert bool(kept.pending.state["seen"])
     seen: list[bool] = []
     original = FEDFW.direction
@@ -615,19 +611,6 @@ def test_duals_that_cancel_do_not_tell_one_sample(tmp_path: Path) -> None:
 PRIVACY_DELTA = 1e-5
 
 
-def test_a_deployment_keeps_the_promise_and_agrees_with_the_simulator(tmp_path: Path) -> None:
-    promise = Privacy(4.0, PRIVACY_DELTA, not_private_seed=1)
-    for number, algorithm in enumerate(
-        (fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01), fedfw.FedAvg(fedfw.L2Ball(5.0), lr=0.5))
-    ):
-        task = small_task(algorithm, rounds=4, privacy=promise)
-        loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path / str(number))
-        loop.run(4)
-        run = fedfw.simulate(problem_of(task), algorithm, rounds=4, privacy=promise)
-        assert torch.allclose(loop.server.xbar, run.x, atol=1e-6)
-        assert all(record.loss is None for record in loop.server.history)
-
-
 def unequal_task(
     algorithm: fedfw.Algorithm, model: str, dtype: torch.dtype, **options: Any
 ) -> Task:
@@ -689,7 +672,6 @@ def test_noise_for_minibatches_is_planned_by_the_smallest_client_that_is_named(
             algorithm, "layer", torch.float32, rounds=4, privacy=promise, batch_size=4
         )
         plan = Client(task, 2, tmp_path)._privacy
-        assert plan is not None
         noise[samples] = plan.noise
     assert (
         noise[9] > noise[None] == noise[30] == noise[1000]

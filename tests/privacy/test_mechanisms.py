@@ -311,7 +311,6 @@ def test_the_l2_term_is_no_samples() -> None:
     assert torch.equal(*clipped)
     assert plain.public_gradient(x) is None
     term = pulled.public_gradient(x)
-    assert term is not None
     assert torch.allclose(term, 0.1 * x)
 
 
@@ -900,7 +899,6 @@ def test_minibatches_are_drawn_sample_by_sample() -> None:
     counts = []
 
     def clipped(x: Tensor, who: Tensor, keep: Tensor | None, *rest: Any) -> Tensor:
-        assert keep is not None
         counts.append(int(keep[0].sum()))
         return torch.zeros_like(x)
 

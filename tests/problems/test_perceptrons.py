@@ -438,7 +438,6 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
     ):
         assert torch.allclose(one, other, atol=rough, rtol=1e-4)
     assert [part.shape for part in losses.data()] == [part.shape for part in together.data()]
-    assert losses.sizes is not None
     assert losses.sizes.tolist() == [len(samples[0]) for samples in clients]
     known, expected = losses.smoothness(), together.smoothness()
     assert (known is None) == (expected is None)

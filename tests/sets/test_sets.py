@@ -469,7 +469,6 @@ def points(D: fedfw.ConstraintSet, dtype: torch.dtype, generator: torch.Generato
     again and again.
     """
     p = D.fixed_size
-    assert p is not None
     found = []
     x = torch.zeros(p, dtype=dtype)
     for t in range(12):

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -197,21 +198,6 @@ def test_a_node_that_would_run_strange_bundles(
     assert main(["deploy", "check", "--node-dir", str(node)]) == 1
 
 
-def test_a_node_key_vouches_for_no_bundle(node: Path) -> None:
-    public = (node / "client-0.pub").read_text().strip()
-    (node / "trusted-entities.yaml").write_text(f"fpk_a: '{public}'")
-    assert failures(findings(NODE_CHECKS, node)) == [
-        f"{node / 'trusted-entities.yaml'}: the key of fpk_a is none of ssh-keygen -t ed25519"
-    ]
-
-
-def test_a_node_whose_owner_has_said_nothing(node: Path) -> None:
-    (node / "consent.toml").unlink()
-    assert failures(findings(NODE_CHECKS, node)) == [
-        f"{node / 'consent.toml'} is missing: no budget limits what the node gives away"
-    ]
-
-
 def test_a_node_whose_owner_is_not_heard(node: Path) -> None:
     change(node / "client.service", f'consent="{node / "consent.toml"}"', "")
     [what] = failures(findings(NODE_CHECKS, node))
@@ -221,21 +207,54 @@ def test_a_node_whose_owner_is_not_heard(node: Path) -> None:
     )
 
 
-def test_a_consent_that_others_can_change(node: Path) -> None:
-    (node / "consent.toml").chmod(0o666)
-    assert failures(findings(NODE_CHECKS, node)) == [
-        f"{node / 'consent.toml'} has mode 0666, expected 0600: nobody else may read or change it"
-    ]
+DAMAGED: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a node's key as a signer": (
+        "trusted-entities.yaml",
+        lambda file: file.write_text(
+            f"fpk_a: '{(file.parent / 'client-0.pub').read_text().strip()}'"
+        ),
+        "FILE: the key of fpk_a is none of ssh-keygen -t ed25519",
+    ),
+    "no consent": (
+        "consent.toml",
+        Path.unlink,
+        "FILE is missing: no budget limits what the node gives away",
+    ),
+    "a consent of others": (
+        "consent.toml",
+        lambda file: file.chmod(0o666),
+        "FILE has mode 0666, expected 0600: nobody else may read or change it",
+    ),
+    "a damaged ledger": (
+        "clinic-0.ledger.jsonl",
+        lambda file: file.write_text("{}\n"),
+        "FILE is damaged: line 1 is no release",
+    ),
+    "no ledger": ("clinic-0.ledger.jsonl", Path.unlink, "FILE cannot be opened"),
+    "a key of others": (
+        "client-0",
+        lambda file: file.chmod(0o640),
+        "others can read client-0 in FOLDER: chmod 600",
+    ),
+    "a signing key of others": (
+        "signing",
+        lambda file: file.chmod(0o640),
+        "others can read signing in FOLDER: chmod 600",
+    ),
+    "a trust file of others": (
+        "trusted-entities.yaml",
+        lambda file: file.chmod(0o666),
+        "others can write FILE: chmod 600",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"), [("{}\n", "is damaged: line 1 is no release"), (None, "cannot be opened")]
-)
-def test_a_node_without_its_ledger(node: Path, damage: str | None, reason: str) -> None:
-    path = node / "clinic-0.ledger.jsonl"
-    path.unlink() if damage is None else path.write_text(damage)
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_node_with_an_unsafe_file(node: Path, name: str) -> None:
+    file, damage, reason = DAMAGED[name]
+    damage(node / file)
     [what] = failures(findings(NODE_CHECKS, node))
-    assert what.startswith(f"{path} {reason}")
+    assert what.startswith(reason.replace("FILE", str(node / file)).replace("FOLDER", str(node)))
 
 
 def test_init_node_writes_what_the_check_looks_for(
@@ -268,19 +287,6 @@ def test_init_node_writes_what_the_check_looks_for(
     assert main(["deploy", "init-node", str(tmp_path / "b"), "--data-set", "b", "--eps", "4"]) == 2
     assert main(["deploy", "init-node", str(tmp_path / "b"), "--data-set", "../b"]) == 2
     assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize("name", ["client-0", "signing"])
-def test_keys_that_others_can_read(node: Path, name: str) -> None:
-    (node / name).chmod(0o640)
-    assert failures(findings(NODE_CHECKS, node)) == [f"others can read {name} in {node}: chmod 600"]
-
-
-def test_a_trust_file_that_others_can_write(node: Path) -> None:
-    (node / "trusted-entities.yaml").chmod(0o666)
-    assert failures(findings(NODE_CHECKS, node)) == [
-        f"others can write {node / 'trusted-entities.yaml'}: chmod 600"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +343,7 @@ def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reas
         (
             "partition-id=0",
             "partition=0",
-            "is started with a bad --node-config (node-config: unknown key 'partition'",
+            "is started with a bad --node-config (node-config: there is no partition-id",
         ),
         (
             "consent=",

@@ -145,11 +145,6 @@ def test_the_file_of_consent_is_the_nodes_never_the_runs(
         answer(consent=loose)
 
 
-def test_noise_from_a_seed_is_refused_by_every_flower_client(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=3, privacy=replace(PROMISE, not_private_seed=0))
-    assert ask(task, **{"state-dir": str(tmp_path)})["payload"] == Refusal.SEED.encode()
-
-
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
@@ -456,9 +451,3 @@ def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
         assert "clients=" not in set_by_server
         assert "dataset=" not in set_by_server
     assert "rounds=2" in " ".join(started[1])
-
-
-def test_usual_options_name_no_data() -> None:
-    assert not {"dataset", "data-dir", "target", "partition", "clients", "seed"} & set(
-        usual_options()
-    )

@@ -222,7 +222,6 @@ class FakeSuperLink:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
-        assert self._server is not None
         self._server.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
@@ -574,7 +573,6 @@ def test_all_that_reaches_the_superlink_are_calls_of_the_fleet(
     for received, _ in superlink.seen:
         first, *lines = received.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
         call = re.fullmatch(r"POST /v1/fleet/([a-z-]+) HTTP/1\.1", first)
-        assert call is not None
         assert call[1] in OPERATIONS
         names = [line.partition(":")[0].lower() for line in lines]
         assert set(names) <= {"host", "content-length", "connection", *HEADERS}
