@@ -122,7 +122,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
             f"docs/{page}.md"
             for page in (
                 *("index", "getting-started", "problems", "sets", "certificates", "faq"),
-                *("howto/objectives", "howto/dropouts", "howto/weights", "howto/logging"),
+                *(
+                    "central",
+                    "howto/objectives",
+                    "howto/dropouts",
+                    "howto/weights",
+                    "howto/logging",
+                ),
             )
         ),
     ],
