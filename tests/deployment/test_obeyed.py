@@ -226,7 +226,7 @@ def test_a_nodes_settings_are_read_as_flower_reads_them(text: str, found: dict[s
         ("consent='a'", "there is no partition-id, expected the client's number: partition-id=0"),
         (
             "partition-id=0 consnet='a'",
-            r"unknown key 'consnet' \(did you mean 'consent'\?\), expected one of partition-id, co",
+            r"unknown key 'consnet' \(did you mean 'consent'\?\), expected partition-id, co",
         ),
         ("partition-id=-1", "partition-id = -1, expected the client's number"),
         ("partition-id=true", "partition-id = True, expected the client's number"),

@@ -4,11 +4,9 @@ or an app says.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
-import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fedfw.algorithms.contract import Algorithm, Contract, Reveals
 from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.deployment.consent_text import consent_text
 from fedfw.deployment.data_checks import DataChecks, owner_secret
 from fedfw.deployment.files import make_private_folder, others_can_write, owner_only
 from fedfw.deployment.ledger import AnswerCount, CountError, Ledger, Release, charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
-from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
 from fedfw.deployment.server_options import DATA_OPTIONS, check_range, set_by_server, usual_options
 from fedfw.options import check_options, option, options_of, parse_table
 from fedfw.privacy import Privacy
@@ -90,6 +88,12 @@ class RefusedError(ValueError):
     def __init__(self, reason: Refusal, details: str) -> None:
         super().__init__(details)
         self.reason = reason
+
+
+def _require(holds: object, reason: Refusal, details: str) -> None:
+    """Refuse what the owner does not allow."""
+    if not holds:
+        raise RefusedError(reason, details)
 
 
 @dataclass(frozen=True)
@@ -230,11 +234,12 @@ class Consent:
         given = set_by_server(config, own)
         for key, value in given.items():
             shown = f"{key} = {str(value)[:100]!r}"
-            if key not in self.options:
-                known = ", ".join(self.options)
-                raise RefusedError(
-                    Refusal.OPTION, f"{shown} was set by the server, expected one of {known}"
-                )
+            known = ", ".join(self.options)
+            _require(
+                key in self.options,
+                Refusal.OPTION,
+                f"{shown} was set by the server, expected one of {known}",
+            )
             try:
                 check_range(key, value)
             except ValueError as error:
@@ -270,72 +275,81 @@ class Consent:
         """
         algorithm = task.algorithm
         self._check_algorithm(algorithm.name, algorithm.contract)
-        if (
-            algorithm.tells
-            and _NEEDED[algorithm.contract.reveals] == "atoms"
-            and "numbers" not in self.share
-        ):
-            raise RefusedError(
-                Refusal.SHARED, f"{algorithm.name} with {TOLD}: 'numbers' is not in share"
-            )
+        tells = algorithm.tells and _NEEDED[algorithm.contract.reveals] == "atoms"
+        _require(
+            not tells or "numbers" in self.share,
+            Refusal.SHARED,
+            f"{algorithm.name} with {TOLD}: 'numbers' is not in share",
+        )
         self._check_sets(sets_of(algorithm))
         self._check_steps(task.options.local_steps, task.options.batch_size)
         size = len(task.start)
-        if self.most_parameters is not None and size > self.most_parameters:
-            raise RefusedError(
-                Refusal.SIZE, f"{size} parameters, expected at most {self.most_parameters}"
-            )
+        _require(
+            self.most_parameters is None or size <= self.most_parameters,
+            Refusal.SIZE,
+            f"{size} parameters, expected at most {self.most_parameters}",
+        )
         promise = task.options.promise
         if promise is not None:
             self._check_promise(promise)
-        elif self.privacy is not None and self.privacy.required:
-            raise RefusedError(Refusal.PLAIN, "the run promises no privacy, expected one that does")
+        _require(
+            promise is not None or self.privacy is None or not self.privacy.required,
+            Refusal.PLAIN,
+            "the run promises no privacy, expected one that does",
+        )
 
     def _check_algorithm(self, name: str, contract: Contract) -> None:
-        if self.algorithms is not None and name not in self.algorithms:
-            raise RefusedError(
-                Refusal.ALGORITHM, f"algorithm={name}, expected {_listed(self.algorithms)}"
-            )
+        _require(
+            self.algorithms is None or name in self.algorithms,
+            Refusal.ALGORITHM,
+            f"algorithm={name}, expected {_listed(self.algorithms or ())}",
+        )
         needed = _NEEDED[contract.reveals]
-        if needed not in ("atoms", *self.share):
-            raise RefusedError(
-                Refusal.SHARED, f"{name} shares {contract.shares}: {needed!r} is not in share"
-            )
+        _require(
+            needed in ("atoms", *self.share),
+            Refusal.SHARED,
+            f"{name} shares {contract.shares}: {needed!r} is not in share",
+        )
 
     def _check_sets(self, used: Sequence[ConstraintSet]) -> None:
         for one in used:
-            if not any(_allows(text, one) for text in self.sets):
-                raise RefusedError(
-                    Refusal.SET, f"constraint={entry_of(one)}, expected {_listed(self.sets)}"
-                )
+            _require(
+                any(_allows(text, one) for text in self.sets),
+                Refusal.SET,
+                f"constraint={entry_of(one)}, expected {_listed(self.sets)}",
+            )
 
     def _check_steps(self, local_steps: int, batch_size: int | None) -> None:
-        if local_steps > self.most_local_steps:
-            raise RefusedError(
-                Refusal.STEPS,
-                f"{local_steps} local steps, expected at most most-local-steps = {self.most_local_steps}",
-            )
-        if batch_size is not None and batch_size < self.least_samples:
-            raise RefusedError(
-                Refusal.SAMPLES,
-                f"batch-size={batch_size}, expected at least least-samples = {self.least_samples}",
-            )
+        _require(
+            local_steps <= self.most_local_steps,
+            Refusal.STEPS,
+            f"{local_steps} local steps, expected at most most-local-steps = {self.most_local_steps}",
+        )
+        _require(
+            batch_size is None or batch_size >= self.least_samples,
+            Refusal.SAMPLES,
+            f"batch-size={batch_size}, expected at least least-samples = {self.least_samples}",
+        )
 
     def _check_promise(self, promise: Privacy) -> None:
+        _require(
+            promise.not_private_seed is None or self.seeded_noise,
+            Refusal.SEED,
+            f"not_private_seed={promise.not_private_seed}, expected none",
+        )
         budget = self.privacy
-        if promise.not_private_seed is not None and not self.seeded_noise:
-            raise RefusedError(
-                Refusal.SEED, f"not_private_seed={promise.not_private_seed}, expected none"
-            )
         if budget is None:
             return
-        if promise.eps > budget.eps or promise.delta > budget.delta:
-            allowed = f"at most eps {budget.eps:g} and delta {budget.delta:g}"
-            raise RefusedError(Refusal.PROMISE, f"the run promises {promise}, expected {allowed}")
-        if promise.clip != budget.clip:
-            raise RefusedError(
-                Refusal.CLIP, f"the run promises {promise}, expected clip = {budget.clip:g}"
-            )
+        _require(
+            promise.eps <= budget.eps and promise.delta <= budget.delta,
+            Refusal.PROMISE,
+            f"the run promises {promise}, expected at most eps {budget.eps:g} and delta {budget.delta:g}",
+        )
+        _require(
+            promise.clip == budget.clip,
+            Refusal.CLIP,
+            f"the run promises {promise}, expected clip = {budget.clip:g}",
+        )
 
     def admit(self, samples: int | None, batch_size: int | None, client: int, state: Path) -> None:
         """Count an answer before it is computed from the data, or refuse it.
@@ -357,12 +371,12 @@ class Consent:
             If a gradient would have too few samples, or if there were as many answers as the owner
             allows.
         """
-        counted = 0 if samples is None else samples
-        if counted < self.least_samples:
-            raise RefusedError(
-                Refusal.SAMPLES,
-                f"{counted} samples here, expected at least least-samples = {self.least_samples}",
-            )
+        counted = samples or 0
+        _require(
+            counted >= self.least_samples,
+            Refusal.SAMPLES,
+            f"{counted} samples here, expected at least least-samples = {self.least_samples}",
+        )
         self._check_steps(1, batch_size)
         count = self.count(client, state)
         try:
@@ -371,11 +385,11 @@ class Consent:
             allowed = count.add(self.most_rounds)
         except CountError as error:
             raise RefusedError(Refusal.COUNT, str(error)) from None
-        if not allowed:
-            raise RefusedError(
-                Refusal.ROUNDS,
-                f"{count.path} has as many answers as most-rounds = {self.most_rounds} allows",
-            )
+        _require(
+            allowed,
+            Refusal.ROUNDS,
+            f"{count.path} has as many answers as most-rounds = {self.most_rounds} allows",
+        )
 
     def allows_numbers(self, task: Task) -> bool:
         """Whether the numbers of "auto" may be told to the server of a task."""
@@ -497,7 +511,7 @@ class Consent:
             )
         path = folder / CONSENT
         with open(path, "x", encoding="utf-8", opener=owner_only) as file:
-            file.write(self.text())
+            file.write(consent_text(self, self.privacy or DataBudget(1.0, 1e-6)))
         make_private_folder(folder / STATE)
         if self.data_set:
             owned = replace(self, folder=folder)
@@ -505,113 +519,6 @@ class Consent:
             owned.count(0, folder).create()
             owned.secret(0, folder)
         return path
-
-    def text(self) -> str:
-        """The file, with an explanation of every line."""
-        budget = self.privacy or DataBudget(1.0, 1e-6)
-        lines = [_line(key, getattr(budget, key)) for key in ("eps", "delta", "required", "clip")]
-        usual = self.options == usual_options()
-        limits = [_line(key, getattr(self.limits, key)) for key in ("memory", "seconds")]
-        return _TEXT.format(
-            data_set=_line("data-set", self.data_set or None, "clinic-7"),
-            share=_line("share", list(self.share)),
-            algorithms=_line("algorithms", self.algorithms, ["fedfw", "fedfw+"]),
-            sets=_line("sets", self.sets),
-            leaks=_commented(leak_table().splitlines()),
-            samples=_commented(textwrap.wrap(f"{samples_sentence()} {promise_sentence()}", 116)),
-            least_samples=_line("least-samples", self.least_samples),
-            most_local_steps=_line("most-local-steps", self.most_local_steps),
-            most_rounds=_line("most-rounds", self.most_rounds),
-            never=", ".join(DATA_OPTIONS),
-            options=_listed_line("options", self.options, commented=usual),
-            most_parameters=_line("most-parameters", self.most_parameters, 1000000),
-            privacy="\n".join(
-                f"# {line}" if self.privacy is None else line for line in ("[privacy]", *lines)
-            ),
-            limits="\n".join(("[limits]", *limits)),
-            data_memory=_line("data-memory", self.limits.data_memory, 8.0),
-        )
-
-
-_TEXT = """\
-# What the owner of these data allows. The node's installed code keeps to this file, whatever a server or an app says.
-# Mode 0600: nobody else may read or change it. It is read anew for every message.
-
-# The owner's name for the data. The ledger NAME.ledger.jsonl beside this file has every private release that was made
-# from them, and NAME.answers how many answers were computed from them, over all runs. Keep the name when the data grow
-# or change, and never remove, edit or put back a ledger or a count. NAME.secret is never sent; NAME.checks.json says
-# which data 'fedfw deploy check-data' has found fit for which model.
-{data_set}
-
-# What may be sent to the server:
-#   atoms      extreme points of the constraint set; they are always allowed
-#   losses     the client's loss at the model, and the number of a certificate
-#   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of "auto"; its gap and
-#              its curvature in every round, for a schedule of "curvature"
-#   gradients  whole gradients, sums and averages of them: fedfw-anchored, fedlmo, fedmuon, fedmuon-cv, frank-wolfe,
-#              scaffold, fedadamw, fedda, fast-fedda
-#   models     local models: fedavg, fedavgm, fedcm, fedadam
-{share}
-
-# The algorithms that may run; by default all that share no more than this.
-{algorithms}
-
-# The constraint sets that may be used, by their names in 'fedfw sets'; ksparse:k=8 stands for k up to 8, and "all" for
-# all sets. What one message revealed of a client with a single image, and of its sample on a linear model
-# (docs/studies/leakage.md; labels were read off every atom of a linear model):
-{leaks}
-{sets}
-
-# How many samples a gradient has at least: a client with fewer takes part in nothing, and no smaller batch is drawn.
-{samples}
-{least_samples}
-
-# How many local steps a round may have: a round of K steps reveals what K rounds reveal.
-{most_local_steps}
-
-# How many answers may be computed from the data, over all runs, names and restarts.
-{most_rounds}
-
-# The options of a run that its server may set. Without this line they are those below. These are never among them,
-# because they say which data are read: {never}.
-{options}
-
-# How many parameters a model may have; by default any number.
-{most_parameters}
-
-# The privacy budget of the data, for all runs together. With this table, runs that are not private are refused unless
-# required is false, private ones clip samples' gradients at clip, and one begins only if all of it fits into the
-# budget: what it may spend is charged at once, however early it ends. Data take part as 'fedfw deploy check-data' has
-# found them, and an error on the way closes the promise until 'fedfw deploy reopen'.
-{privacy}
-
-# What the work on one message may take: GiB of memory and seconds. data-memory is what the reader of a file may take,
-# in GiB; by default it is 4 times the file's size or 1 GiB, the larger.
-{limits}
-{data_memory}
-"""
-
-
-def _commented(lines: Sequence[str]) -> str:
-    return "\n".join(f"#   {line}" for line in lines)
-
-
-def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
-    """A key with a list of texts over several lines, as a comment where it is what holds without
-    it.
-    """
-    listed = textwrap.wrap(
-        ", ".join(json.dumps(value) for value in values), 110, break_on_hyphens=False
-    )
-    lines = [f"{key} = [", *(f"  {line}" for line in listed), "]"]
-    return "\n".join(f"# {line}" if commented else line for line in lines)
-
-
-def _line(key: str, value: Any, example: Any = None) -> str:
-    """A key with its value, or as a comment with an example where it is not given; JSON of such
-    values is TOML.
-    """
-    return f"# {key} = {json.dumps(example)}" if value is None else f"{key} = {json.dumps(value)}"
 
 
 def _listed(names: Sequence[str]) -> str:

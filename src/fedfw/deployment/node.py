@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from fedfw.deployment.messages import MOST_CLIENTS
-from fedfw.options import check_options, option, options_of, parse_table
+from fedfw.options import check_options, nearest, option, options_of
 
 SOURCE = "node-config"
 _PAIR = re.compile(r"""\s*(\S+?)=('[^']*'|"[^"]*"|\S+)""")
@@ -28,8 +28,8 @@ class NodeSettings:
     >>> NodeSettings.read({"partition-id": 3, "consnet": "/etc/fedfw/consent.toml"})
     Traceback (most recent call last):
         ...
-    ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected one of
-    partition-id, consent, state-dir, leaving, num-partitions
+    ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected partition-id,
+    consent, state-dir, leaving
     """
 
     partition_id: Annotated[
@@ -71,11 +71,24 @@ class NodeSettings:
         ValueError
             For an unknown key, a missing number, and values that are not allowed.
         """
+        declared = {option.key: option for option in options_of(NodeSettings).values()}
+        for key in config:
+            if key not in (*declared, *_OF_FLOWER):
+                known = ", ".join(declared)
+                raise ValueError(
+                    f"{SOURCE}: unknown key {key!r}{nearest(key, declared)}, expected {known}"
+                )
         if "partition-id" not in config:
             raise ValueError(
                 f"{SOURCE}: there is no partition-id, expected the client's number: partition-id=0"
             )
-        return cls(**parse_table(options_of(NodeSettings).values(), config, SOURCE, _OF_FLOWER))
+        given = {key: value for key, value in config.items() if key in declared}
+        return cls(
+            **{
+                declared[key].name: declared[key].check(value, SOURCE)
+                for key, value in given.items()
+            }
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -23,7 +23,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedfw.deployment.flower.checks.findings import Finding, Verdict
+from fedfw.deployment.flower.checks.findings import FailedCheckError, require
 from fedfw.deployment.flower.proxy import Address
 
 OPERATORS_PATHS = (
@@ -90,19 +90,18 @@ class Outside:
         return status
 
 
-def encrypted(outside: Outside) -> Finding:
+def encrypted(outside: Outside) -> str:
     """The address speaks TLS with a certificate of the authority."""
     try:
         outside.status("/")
     except ssl.SSLError as error:
-        return Finding(
-            Verdict.FAIL,
-            f"{outside.address} has no TLS with a certificate of {outside.ca} ({error})",
-        )
-    return Finding(Verdict.OK, f"{outside.address} speaks TLS with a certificate of {outside.ca}")
+        raise FailedCheckError(
+            f"{outside.address} has no TLS with a certificate of {outside.ca} ({error})"
+        ) from None
+    return f"{outside.address} speaks TLS with a certificate of {outside.ca}"
 
 
-def control_closed(outside: Outside) -> Finding:
+def control_closed(outside: Outside) -> str:
     """Nobody outside reaches what operators ask for."""
     answers = {path: outside.status(path) for path in OPERATORS_PATHS}
     open_ = {path: status for path, status in answers.items() if status not in _REFUSED}
@@ -110,28 +109,23 @@ def control_closed(outside: Outside) -> Finding:
     # answered 200.
     detours = {path: outside.status(path) for path in DETOURS}
     open_ |= {path: status for path, status in detours.items() if status not in {*_REFUSED, 400}}
-    if open_:
-        shown = ", ".join(f"{path} is answered {status}" for path, status in open_.items())
-        return Finding(
-            Verdict.FAIL, f"an outsider registers nodes, runs apps and reads logs: {shown}"
-        )
+    shown = ", ".join(f"{path} is answered {status}" for path, status in open_.items())
+    require(not open_, f"an outsider registers nodes, runs apps and reads logs: {shown}")
     ways = len(answers) + len(detours)
-    return Finding(
-        Verdict.OK, f"{ways} ways to register nodes, run apps, read lists and take tasks are closed"
-    )
+    return f"{ways} ways to register nodes, run apps, read lists and take tasks are closed"
 
 
-def unsigned_refused(outside: Outside) -> Finding:
+def unsigned_refused(outside: Outside) -> str:
     """Calls of a node without a signature are refused."""
     status = outside.status("/v1/fleet/pull-messages")
-    if status in _REFUSED:
-        return Finding(Verdict.OK, f"calls of a node without a signature are refused ({status})")
-    return Finding(
-        Verdict.FAIL, f"a call of a node without a signature is answered {status}, expected 401"
+    require(
+        status in _REFUSED,
+        f"a call of a node without a signature is answered {status}, expected 401",
     )
+    return f"calls of a node without a signature are refused ({status})"
 
 
-def stranger_refused(outside: Outside) -> Finding:
+def stranger_refused(outside: Outside) -> str:
     """A key that nobody registered is refused, and cannot register itself."""
     private, public = generate_key_pairs()
     data = public_key_to_bytes(public)
@@ -143,20 +137,17 @@ def stranger_refused(outside: Outside) -> Finding:
             node = _accepted(lambda: fleet.RegisterNode(RegisterNodeFleetRequest(public_key=data)))
             if node is not None:
                 fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
-                return Finding(
-                    Verdict.FAIL,
-                    "a new key registered itself: --enable-supernode-auth forbids that",
+                raise FailedCheckError(
+                    "a new key registered itself: --enable-supernode-auth forbids that"
                 )
             request = ActivateNodeRequest(
                 public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
             )
-            if _accepted(lambda: fleet.ActivateNode(request)) is not None:
-                return Finding(Verdict.FAIL, "a key that nobody registered was let in")
+            let_in = _accepted(lambda: fleet.ActivateNode(request)) is not None
+            require(not let_in, "a key that nobody registered was let in")
         except httpx.HTTPError as error:
             raise OSError(str(error).splitlines()[0]) from None
-    return Finding(
-        Verdict.OK, "a key that nobody registered is refused, and cannot register itself"
-    )
+    return "a key that nobody registered is refused, and cannot register itself"
 
 
 def _accepted(call: Callable[[], Answer]) -> Answer | None:
@@ -171,7 +162,7 @@ def _accepted(call: Callable[[], Answer]) -> Answer | None:
         return None
 
 
-ADDRESS_CHECKS: tuple[Callable[[Outside], Finding], ...] = (
+ADDRESS_CHECKS: tuple[Callable[[Outside], str], ...] = (
     encrypted,
     control_closed,
     unsigned_refused,

@@ -53,7 +53,17 @@ class Finding:
         return f"{self.verdict}: {escape_controls(' '.join(self.what.splitlines()))}"
 
 
-def findings(checks: Iterable[Callable[[Looked], Finding]], looked_at: Looked) -> list[Finding]:
+class FailedCheckError(Exception):
+    """What a check looked at is not as it must be."""
+
+
+def require(holds: object, failure: str) -> None:
+    """Fail the check with these words where something does not hold."""
+    if not holds:
+        raise FailedCheckError(failure)
+
+
+def findings(checks: Iterable[Callable[[Looked], str]], looked_at: Looked) -> list[Finding]:
     """The results of a list of checks; one that cannot reach or read what it looks at says so.
 
     Parameters
@@ -66,7 +76,9 @@ def findings(checks: Iterable[Callable[[Looked], Finding]], looked_at: Looked) -
     results = []
     for check in checks:
         try:
-            results.append(check(looked_at))
+            results.append(Finding(Verdict.OK, check(looked_at)))
+        except FailedCheckError as failure:
+            results.append(Finding(Verdict.FAIL, str(failure)))
         except (OSError, ValueError) as error:
             about = (check.__doc__ or check.__name__).splitlines()[0].rstrip(".")
             results.append(Finding(Verdict.UNKNOWN, f"{about} ({error})"))

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedfw.deployment.consent import CONSENT, STATE, Consent
-from fedfw.deployment.flower.checks.findings import Finding, Verdict
+from fedfw.deployment.flower.checks.findings import FailedCheckError, require
 from fedfw.deployment.flower.hub import is_loopback
 from fedfw.deployment.ledger import LedgerError, charged, first_name, spent
 from fedfw.deployment.node import NodeSettings
@@ -35,7 +35,7 @@ isolated.
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def secrets_kept(folder: Path) -> Finding:
+def secrets_kept(folder: Path) -> str:
     """Private keys and secrets are readable by their owner alone."""
     loose = []
     for path in sorted(folder.iterdir()):
@@ -44,12 +44,11 @@ def secrets_kept(folder: Path) -> Finding:
                 private = b"PRIVATE KEY-----" in file.read(4096)
             if private or path.suffix == ".secret":
                 loose.append(path.name)
-    if loose:
-        return Finding(Verdict.FAIL, f"others can read {', '.join(loose)} in {folder}: chmod 600")
-    return Finding(Verdict.OK, f"no private key or secret in {folder} is open to others")
+    require(not loose, f"others can read {', '.join(loose)} in {folder}: chmod 600")
+    return f"no private key or secret in {folder} is open to others"
 
 
-def certificates_valid(folder: Path) -> Finding:
+def certificates_valid(folder: Path) -> str:
     """Certificates have not expired."""
     now, ends = datetime.now(UTC), {}
     for path in sorted((*folder.glob("*.crt"), *folder.glob("*.pem"))):
@@ -60,55 +59,47 @@ def certificates_valid(folder: Path) -> Finding:
                     one.not_valid_after_utc for one in x509.load_pem_x509_certificates(data)
                 )
             except ValueError as error:
-                return Finding(Verdict.FAIL, f"{path} is no certificate ({error})")
+                raise FailedCheckError(f"{path} is no certificate ({error})") from None
     expired = [name for name, end in ends.items() if end <= now]
-    if expired:
-        return Finding(Verdict.FAIL, f"{', '.join(expired)} in {folder} has expired")
+    require(not expired, f"{', '.join(expired)} in {folder} has expired")
     if not ends:
-        return Finding(Verdict.UNKNOWN, f"{folder} has no certificate (*.crt, *.pem)")
+        raise ValueError(f"{folder} has no certificate (*.crt, *.pem)")
     first = min(ends, key=lambda name: ends[name])
-    return Finding(
-        Verdict.OK, f"certificates are valid; {first} ends first, on {ends[first]:%Y-%m-%d}"
-    )
+    return f"certificates are valid; {first} ends first, on {ends[first]:%Y-%m-%d}"
 
 
-def trust_stated(folder: Path) -> Finding:
+def trust_stated(folder: Path) -> str:
     """The node's owner has said whose bundles the node may run."""
     named = [_value(words, "--trusted-entities") for words in _commands(folder, _NODE)]
-    stated = [_stated(folder / path) for path in filter(None, named)] or [_stated(folder / TRUSTED)]
-    return next((finding for finding in stated if finding.verdict is not Verdict.OK), stated[0])
+    return "; ".join(_stated(folder / path) for path in list(filter(None, named)) or [TRUSTED])
 
 
-def _stated(path: Path) -> Finding:
-    """Whether a file of trusted keys is one that makes Flower verify bundles."""
-    if not path.is_file():
-        return Finding(Verdict.FAIL, f"{path} is missing: the node runs whatever bundle it is sent")
-    if path.stat().st_mode & _OTHERS_WRITE:
-        return Finding(Verdict.FAIL, f"others can write {path}: chmod 600")
+def _stated(path: Path) -> str:
+    """Require that a file of trusted keys is one that makes Flower verify bundles."""
+    require(path.is_file(), f"{path} is missing: the node runs whatever bundle it is sent")
+    require(not path.stat().st_mode & _OTHERS_WRITE, f"others can write {path}: chmod 600")
     try:
         trusted = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return Finding(Verdict.FAIL, f"{path} is no YAML ({error})")
-    if not isinstance(trusted, dict) or not trusted:
-        expected = "expected lines such as fpk_ID: 'ssh-ed25519 ...'"
-        return Finding(
-            Verdict.FAIL, f"{path} names no key, and then Flower verifies nothing: {expected}"
-        )
+        raise FailedCheckError(f"{path} is no YAML ({error})") from None
+    expected = "expected lines such as fpk_ID: 'ssh-ed25519 ...'"
+    require(
+        isinstance(trusted, dict) and trusted,
+        f"{path} names no key, and then Flower verifies nothing: {expected}",
+    )
     for name, text in trusted.items():
         try:
             key = load_ssh_public_key(str(text).encode())
         except (ValueError, UnsupportedAlgorithm):
             key = None
-        if not isinstance(key, Ed25519PublicKey):
-            return Finding(
-                Verdict.FAIL, f"{path}: the key of {name} is none of ssh-keygen -t ed25519"
-            )
-    return Finding(
-        Verdict.OK, f"{path} lets {', '.join(map(str, trusted))} and nobody else vouch for bundles"
-    )
+        require(
+            isinstance(key, Ed25519PublicKey),
+            f"{path}: the key of {name} is none of ssh-keygen -t ed25519",
+        )
+    return f"{path} lets {', '.join(map(str, trusted))} and nobody else vouch for bundles"
 
 
-def node_command_closed(folder: Path) -> Finding:
+def node_command_closed(folder: Path) -> str:
     """The SuperNode is started with TLS, its key and the file of those whom it trusts, and tasks
     need a secret.
     """
@@ -118,39 +109,34 @@ def node_command_closed(folder: Path) -> Finding:
     return _command_closed(folder, _NODE, needed | _SECRET, forbidden="--insecure")
 
 
-def consent_stated(folder: Path) -> Finding:
+def consent_stated(folder: Path) -> str:
     """The node's owner has said what may be done with the data."""
     path = _consent_path(folder)
-    if not path.is_file():
-        return Finding(
-            Verdict.FAIL, f"{path} is missing: no budget limits what the node gives away"
-        )
+    require(path.is_file(), f"{path} is missing: no budget limits what the node gives away")
     try:
         consent = Consent.read(path)
     except ValueError as error:
-        return Finding(Verdict.FAIL, str(error))
+        raise FailedCheckError(str(error)) from None
     for words in _commands(folder, _NODE):
-        if _node_value(words, "consent") is None:
-            return Finding(
-                Verdict.FAIL,
-                f'{_name(words, _NODE)} is started without consent="{path}" in --node-config',
-            )
-    return Finding(Verdict.OK, f"{path} lets the node share {', '.join(consent.share)}")
+        require(
+            _node_value(words, "consent") is not None,
+            f'{_name(words, _NODE)} is started without consent="{path}" in --node-config',
+        )
+    return f"{path} lets the node share {', '.join(consent.share)}"
 
 
-def ledger_whole(folder: Path) -> Finding:
+def ledger_whole(folder: Path) -> str:
     """The ledger of the data is there and was not damaged."""
     path = _consent_path(folder)
     consent = Consent.read(path)
-    if not consent.data_set:
-        return Finding(Verdict.FAIL, f"{path} names no data-set: it has no ledger")
+    require(consent.data_set, f"{path} names no data-set: it has no ledger")
     ledger = consent.ledger(0, path.parent / STATE)
     try:
         releases = ledger.releases()
     except LedgerError as error:
-        return Finding(Verdict.FAIL, f"{error}; every private release is refused")
-    if ledger.path.stat().st_mode & _OTHERS:
-        return Finding(Verdict.FAIL, f"others can read {ledger.path}: chmod 600")
+        raise FailedCheckError(f"{error}; every private release is refused") from None
+    mode = ledger.path.stat().st_mode
+    require(not mode & _OTHERS, f"others can read {ledger.path}: chmod 600")
     (eps, delta), budget = charged(releases), consent.privacy
     limit = (
         "without a budget" if budget is None else f"of eps {budget.eps:g}, delta {budget.delta:g}"
@@ -158,25 +144,22 @@ def ledger_whole(folder: Path) -> Finding:
     made = sum(not one.ended for one in releases)
     runs = len({first_name(one.run) for one in releases})
     what = f"{made} releases in {runs} runs spent eps {spent(releases)[0]:.3g}"
-    return Finding(
-        Verdict.OK,
-        f"{ledger.path}: {what}; all their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}",
-    )
+    return f"{ledger.path}: {what}; all their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}"
 
 
-def promise_open(folder: Path) -> Finding:
+def promise_open(folder: Path) -> str:
     """No error has closed the promise on the data."""
     path = _consent_path(folder)
     consent, state = Consent.read(path), path.parent / STATE
     closing = consent.promise(0, state).closing()
     if closing is not None:
         what = f"closed the promise on {closing.since}, at {closing.order}: fedfw deploy reopen {path.parent}"
-        return Finding(Verdict.FAIL, f"{closing.reason} {what}")
+        raise FailedCheckError(f"{closing.reason} {what}")
     checks = consent.checks(0, state).made()
     if not checks and consent.privacy is not None:
         refused = f"private runs are refused until fedfw deploy check-data {path.parent}"
-        return Finding(Verdict.OK, f"no data were checked: {refused}")
-    return Finding(Verdict.OK, f"orders are taken; the owner has checked {len(checks)} data sets")
+        return f"no data were checked: {refused}"
+    return f"orders are taken; the owner has checked {len(checks)} data sets"
 
 
 def _consent_path(folder: Path) -> Path:
@@ -191,64 +174,58 @@ def _node_value(words: list[str], key: str) -> str | None:
     return next((value for name, _, value in pairs if name == key), None)
 
 
-def node_settings_known(folder: Path) -> Finding:
+def node_settings_known(folder: Path) -> str:
     """What the node's owner says of the node has keys and values that clients read."""
     for words in _commands(folder, _NODE):
         try:
             NodeSettings.parse(_value(words, "--node-config") or "")
         except ValueError as error:
-            return Finding(
-                Verdict.FAIL, f"{_name(words, _NODE)} is started with a bad --node-config ({error})"
-            )
-    return Finding(Verdict.OK, "the node's settings have keys and values that clients read")
+            raise FailedCheckError(
+                f"{_name(words, _NODE)} is started with a bad --node-config ({error})"
+            ) from None
+    return "the node's settings have keys and values that clients read"
 
 
-def executor_command_closed(folder: Path) -> Finding:
+def executor_command_closed(folder: Path) -> str:
     """An executor runs the apps, and has the secret without which nobody gets a task."""
     return _command_closed(folder, _EXECUTOR, {"--superexec-auth-secret-file": None})
 
 
-def superlink_command_closed(folder: Path) -> Finding:
+def superlink_command_closed(folder: Path) -> str:
     """The SuperLink is started so that only this machine reaches it, and that tasks need a secret."""
     return _command_closed(folder, "flower-superlink", {"--enable-supernode-auth": None, **_SECRET})
 
 
 def _command_closed(
-    folder: Path, program: str, needed: dict[str, str | None], forbidden: str = ""
-) -> Finding:
-    """Whether every start of a program has the options that it needs, and listens on this machine
-    alone.
+    folder: Path, program: str, needed: dict[str, str | None], forbidden: str | None = None
+) -> str:
+    """Require that every start of a program has the options that it needs, and listens on this
+    machine alone.
     """
     commands = list(_commands(folder, program))
+    own = f" or of 'fedfw deploy {_OURS[program]}'" if program in _OURS else ""
+    require(
+        commands,
+        f"no *.service file in {folder} starts {program}, expected the unit file of {program}{own}",
+    )
     for words in commands:
         name = _name(words, program)
         host = _value(words, "--host") or "127.0.0.1"  # Flower's default
-        if not is_loopback(host):
-            return Finding(
-                Verdict.FAIL,
-                f"{name} listens on {host}: expected --host 127.0.0.1, behind the proxy",
-            )
-        if forbidden and forbidden in words:
-            return Finding(Verdict.FAIL, f"{name} is started with {forbidden}")
+        require(
+            is_loopback(host),
+            f"{name} listens on {host}: expected --host 127.0.0.1, behind the proxy",
+        )
+        require(forbidden not in words, f"{name} is started with {forbidden}")
         for option, expected in needed.items():
             if option == "--isolation" and name != program:
                 continue
             value = _value(words, option)
-            if value is None or (expected is not None and value != expected):
-                return Finding(
-                    Verdict.FAIL, f"{name} is started without {option} {expected or ''}".rstrip()
-                )
-    if not commands:
-        expected_unit = f"expected the unit file of {program}"
-        if program in _OURS:
-            expected_unit += f" or of 'fedfw deploy {_OURS[program]}'"
-        return Finding(
-            Verdict.FAIL, f"no *.service file in {folder} starts {program}, {expected_unit}"
-        )
+            require(
+                value is not None and expected in (None, value),
+                f"{name} is started without {option} {expected or ''}".rstrip(),
+            )
     names = ", ".join(dict.fromkeys(_name(words, program) for words in commands))
-    return Finding(
-        Verdict.OK, f"{names} is started with {', '.join(needed)}, on this machine alone"
-    )
+    return f"{names} is started with {', '.join(needed)}, on this machine alone"
 
 
 def _commands(folder: Path, program: str) -> Iterator[list[str]]:
@@ -285,7 +262,7 @@ def _value(words: list[str], option: str) -> str | None:
     return None
 
 
-NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
+NODE_CHECKS: tuple[Callable[[Path], str], ...] = (
     trust_stated,
     node_command_closed,
     consent_stated,
@@ -296,7 +273,7 @@ NODE_CHECKS: tuple[Callable[[Path], Finding], ...] = (
     node_settings_known,
     executor_command_closed,
 )
-SERVER_CHECKS: tuple[Callable[[Path], Finding], ...] = (
+SERVER_CHECKS: tuple[Callable[[Path], str], ...] = (
     superlink_command_closed,
     secrets_kept,
     certificates_valid,
