@@ -1,5 +1,5 @@
-"""Central training by oracle steps: a torch optimizer over any set, of which Muon and Scion are
-special cases.
+"""Central training by oracle steps: a torch optimizer over any set, of which Scion is a special
+case.
 
 With the gradient g of a parameter x, the set D of x, momentum beta and step size lr, a step is
 
@@ -11,7 +11,7 @@ With the gradient g of a parameter x, the set D of x, momentum beta and step siz
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from fedfw.atoms.composite import split_columns
 from fedfw.errors import NonFiniteError, NoProjectionError
-from fedfw.sets import ConstraintSet, Product, SpectralBall, parse_set
+from fedfw.sets import ConstraintSet, Product
 from fedfw.sets.base import Shape
 from fedfw.sets.lipschitz import LipschitzNet
 from fedfw.sets.product import BoundProduct
+from fedfw.sets.registry import as_set
 
 __all__ = ["LMO"]
-
-MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""The quintic polynomial of Muon's Newton-Schulz steps."""
-
-MUON_STEPS = 5
-MUON_SMALLEST_NORM = 1e-7
 
 
 class LMO(Optimizer):
@@ -40,7 +35,7 @@ class LMO(Optimizer):
     It trains one model on one machine, as `fedfw.simulate` does with many clients. All of torch's
     machinery works with it: parameter groups, schedulers of ``lr``, closures, `state_dict`.
     Constrained steps are Frank-Wolfe steps with momentum (constrained Scion on norm balls), and
-    unconstrained ones with spectral balls and linf balls are Scion and Muon.
+    unconstrained ones with spectral balls and linf balls are Scion.
 
     Parameters
     ----------
@@ -49,7 +44,7 @@ class LMO(Optimizer):
         parameter groups, as torch's optimizers take them. A group may have any of the options
         below, ``"constraint"`` too. Parameters without names are called ``"0"``, ``"1"`` and so on,
         within their group.
-    constraint : ConstraintSet, Product, sequence of ConstraintSet, or str
+    constraint : ConstraintSet, Product, Oracle, str, or a sequence of sets
         The set of the parameters of a group. A `Product` has a set for each parameter by its name,
         and a sequence one for each in order. A single set is bound to all parameters of the group
         together, as `ConstraintSet.bind` does: a vector set to their flat vector, a matrix set to
@@ -61,11 +56,6 @@ class LMO(Optimizer):
         The weight of the past in the running mean of gradients; at least 0 and below 1.
     nesterov : bool, default False
         Whether the direction mixes the gradient into the running mean once more.
-    oracle : {"exact", "muon"}, default "exact"
-        ``"exact"`` is the set's own `ConstraintSet.lmo`. ``"muon"`` is that of `torch.optim.Muon`,
-        five Newton-Schulz steps in bfloat16: it needs a `SpectralBall` for each parameter, and
-        `unconstrained`, because its points have singular values of up to about 1.2 times the radius
-        and so do not lie in the ball.
     unconstrained : bool, default False
         Whether the set only shapes the steps and does not constrain the parameters.
     weight_decay : float, default 0.0
@@ -105,15 +95,7 @@ class LMO(Optimizer):
     Oracles do not see the length of a direction, so momentum that starts at zero needs no
     correction: the direction is that of the mean of all gradients with weights ``momentum ** age``.
 
-    With ``oracle="muon", unconstrained=True, nesterov=True, momentum=0.95, weight_decay=0.1,
-    lr=1e-3`` every step is that of `torch.optim.Muon` to the bit, in float64, float32, float16 and
-    bfloat16, with spectral balls of radius ``sqrt(max(1, rows / columns))`` for
-    ``adjust_lr_fn="original"`` and ``0.2 * sqrt(max(rows, columns))`` for ``"match_rms_adamw"``.
-    The same holds with ``nesterov=False``, except in bfloat16 with momentum above 0: there torch
-    2.13 divides its momentum buffer by the buffer's norm in every step, which this optimizer does
-    not, and only the first step is equal.
-
-    With the exact oracle and ``nesterov=False`` every step is that of Scion [1]_ up to rounding;
+    With ``nesterov=False`` every step is that of Scion [1]_ up to rounding;
     the momentum of Scion is one minus ours. Its signs are zero where a direction is exactly zero;
     the oracle of `LinfBall` answers with a corner there.
 
@@ -149,19 +131,18 @@ class LMO(Optimizer):
     def __init__(
         self,
         params: nn.Module | ParamsT,
-        constraint: ConstraintSet | Product | Sequence[ConstraintSet] | str,
+        constraint: Any,
         *,
         lr: float | Tensor = 0.05,
         momentum: float = 0.9,
         nesterov: bool = False,
-        oracle: Literal["exact", "muon"] = "exact",
         unconstrained: bool = False,
         weight_decay: float = 0.0,
         maximize: bool = False,
         tol: float | None = None,
     ) -> None:
         if isinstance(constraint, str):
-            constraint = parse_set(constraint)
+            constraint = as_set(constraint)
         if isinstance(params, nn.Module):
             if isinstance(
                 constraint, LipschitzNet
@@ -173,7 +154,6 @@ class LMO(Optimizer):
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
-            "oracle": oracle,
             "unconstrained": unconstrained,
             "weight_decay": weight_decay,
             "maximize": maximize,
@@ -298,10 +278,6 @@ class LMO(Optimizer):
                 stacks.setdefault(alike, []).extend(params)
         lr = float(group["lr"])
         for (constraint, shape, *_), params in stacks.items():
-            if group["oracle"] == "muon":
-                for p in params:
-                    self._muon_step(p, group, lr * constraint.r)
-                continue
             directions = torch.cat([self._direction(p, group).reshape(-1) for p in params]).reshape(
                 -1, *shape
             )
@@ -312,15 +288,6 @@ class LMO(Optimizer):
                     p.mul_(1 - lr * group["weight_decay"]).add_(s, alpha=lr)
                 else:  # lerp never leaves the interval between two numbers, whatever the rounding
                     p.lerp_(s.to(p.dtype), lr)
-
-    def _muon_step(self, p: Tensor, group: dict[str, Any], length: float) -> None:
-        """Move p by ``length`` against Muon's approximation of its direction's polar factor."""
-        # No copies on the way: in 16 bits torch rounds a sum differently where the strides of its
-        # terms differ.
-        point = _orthogonalised(self._direction(p, group).flatten(1))
-        p.mul_(1 - float(group["lr"]) * group["weight_decay"]).add_(
-            point.reshape(p.shape), alpha=-length
-        )
 
     def _direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """The gradient of p averaged with those before, in p's shape."""
@@ -352,24 +319,15 @@ def _bound(group: dict[str, Any]) -> ConstraintSet:
             raise TypeError(
                 f"parameter {name!r} has dtype {p.dtype}, expected real floating-point numbers{short}"
             )
-    constraint = (
-        parse_set(group["constraint"])
-        if isinstance(group["constraint"], str)
-        else group["constraint"]
-    )
-    if isinstance(constraint, Product | ConstraintSet):
-        return constraint.bind(dict(zip(names, shapes, strict=True)))
-    if not isinstance(constraint, Sequence) or not all(
-        isinstance(one, ConstraintSet) for one in constraint
-    ):
-        raise TypeError(
-            f"constraint={constraint!r}, expected a set, a Product or a sequence of sets"
-        )
+    constraint = group["constraint"]
+    if isinstance(constraint, str) or not isinstance(constraint, Sequence):
+        bound: ConstraintSet = as_set(constraint).bind(dict(zip(names, shapes, strict=True)))
+        return bound
     if len(constraint) != len(names):
         raise ValueError(
             f"constraint has {len(constraint)} sets, expected one for each of {len(names)} parameters"
         )
-    return BoundProduct(tuple(names), tuple(constraint), tuple(shapes))
+    return BoundProduct(tuple(names), tuple(map(as_set, constraint)), tuple(shapes))
 
 
 def _blocks(group: dict[str, Any]) -> Iterator[tuple[ConstraintSet, Shape, list[Tensor]]]:
@@ -394,9 +352,8 @@ def _pieces(points: Tensor, params: list[Tensor]) -> Iterator[tuple[Tensor, Tens
 
 def _check_options(group: dict[str, Any]) -> None:
     """Refuse options that are out of range; a scheduler may have changed them."""
-    free, muon = group["unconstrained"], group["oracle"] == "muon"
+    free = group["unconstrained"]
     largest, limit = (math.inf, "") if free else (1.0, " and at most 1")
-    spectral = all(isinstance(constraint, SpectralBall) for constraint, *_ in _blocks(group))
     for name, fits, expected in (
         ("lr", 0 <= group["lr"] <= largest, f"a number of at least 0{limit}"),
         ("momentum", 0 <= group["momentum"] < 1, "a number of at least 0 and below 1"),
@@ -405,17 +362,6 @@ def _check_options(group: dict[str, Any]) -> None:
             "weight_decay",
             free or group["weight_decay"] == 0,
             "0, because constrained steps shrink by lr",
-        ),
-        ("oracle", muon or group["oracle"] == "exact", "exact or muon"),
-        (
-            "unconstrained",
-            free or not muon,
-            'True, because the points of oracle="muon" lie outside of the ball',
-        ),
-        (
-            "constraint",
-            spectral or not muon,
-            'a SpectralBall for each parameter with oracle="muon"',
         ),
     ):
         if not fits:
@@ -465,17 +411,3 @@ def _move_into_sets(group: dict[str, Any]) -> None:
             ) from None
         for p, piece in _pieces(nearest, params):
             p.copy_(piece)
-
-
-def _orthogonalised(matrix: Tensor) -> Tensor:
-    """Muon's approximation of U V' for a matrix U S V', in bfloat16; products of stacks would round
-    differently.
-    """
-    a, b, c = MUON_COEFFICIENTS
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.bfloat16().T if tall else matrix.bfloat16()
-    x = x / x.norm().clamp(min=MUON_SMALLEST_NORM)
-    for _ in range(MUON_STEPS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
