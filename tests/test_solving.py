@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.testing.known_quadratics import SETS, P, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
 
 @pytest.mark.parametrize("name", SETS)

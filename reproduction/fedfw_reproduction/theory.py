@@ -29,7 +29,7 @@ from fedfw.algorithms import FedFW, FedFWSto
 from fedfw.certificates import frank_wolfe_gap
 from fedfw.problems import ClientLosses
 from fedfw.simulation import simulate
-from fedfw.testing.known_quadratics import SETS, P, Quadratics, slope
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics, slope
 from fedfw_reproduction.study import Effort, Study
 
 

@@ -30,7 +30,7 @@ from fedfw.problems import Problem
 from fedfw.problems.quadratics import random_quadratics
 from fedfw.sets import NuclearBall
 from fedfw.simulation import simulate
-from fedfw.testing.known_quadratics import SETS, N, P, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, N, P, Quadratics
 
 STUDIED = {name: SETS[name] for name in ("l1", "l2", "box")} | {
     "nuclear": NuclearBall(1.0).bind({"x": (3, 4)})

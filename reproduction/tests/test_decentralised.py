@@ -7,8 +7,8 @@ import torch
 from tests.algorithms.test_baselines import DTYPES, WEIGHTS, typed, weighted
 
 import fedfw
-from fedfw.testing.known_quadratics import SETS, P
 from fedfw_reproduction.decentralised import bytes_per_round, decentralised_frank_wolfe
+from fedfw_reproduction.known_quadratics import SETS, P
 
 
 def neighbours(graph: str, n: int) -> list[set[int]]:

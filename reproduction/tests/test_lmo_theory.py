@@ -15,8 +15,8 @@ from tests.algorithms.paths import gaps_at, values_at
 import fedfw
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.simulation import Options, Simulation
-from fedfw.testing.known_quadratics import Quadratics, slope
 from fedfw_reproduction import theory
+from fedfw_reproduction.known_quadratics import Quadratics, slope
 
 UNEQUAL = (0.3, 0.02, 0.2, 0.1, 0.1, 0.2, 0.05, 0.03)
 WHO = {**PATTERNS, "nobody now and then": lambda t: [] if t % 3 == 0 else [t % N, (t + 1) % N]}

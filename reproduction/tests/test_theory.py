@@ -11,8 +11,8 @@ from tests.algorithms.paths import gaps_at, values_at
 
 import fedfw
 import fedfw.problems.quadratics
-from fedfw.testing.known_quadratics import SETS, P, Quadratics, slope
 from fedfw_reproduction import theory
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics, slope
 
 # A curved set and one with corners by default; `pytest -m slow` has the others.
 MINUTES_OF_THEM = [

@@ -5,7 +5,7 @@ the rounds.
 import torch
 from torch import Tensor
 
-from fedfw.testing.known_quadratics import Quadratics
+from fedfw_reproduction.known_quadratics import Quadratics
 
 
 def values_at(q: Quadratics, points: Tensor) -> Tensor:

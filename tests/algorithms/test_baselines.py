@@ -18,7 +18,7 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import SETS, P, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
 
 def baselines(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:

@@ -15,7 +15,7 @@ from fedfw.algorithms.taking_part import follow
 from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import SETS, P, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 COMPRESSORS = ["topk:1", "randk:1", "bits:2", "sign", "atoms:1"]

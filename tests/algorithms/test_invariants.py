@@ -14,7 +14,7 @@ from fedfw.algorithms import FedFWSto
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.schedules import Schedule, convex
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import SETS, P, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
 LAM = 0.05
 ATTENDANCE = {

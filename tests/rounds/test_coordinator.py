@@ -25,7 +25,7 @@ from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import decoded
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import P, Quadratics
+from fedfw_reproduction.known_quadratics import P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 N = 8

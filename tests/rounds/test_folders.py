@@ -37,7 +37,7 @@ from fedfw.rounds.folders import Journal, RunFolder
 from fedfw.rounds.options import Options
 from fedfw.rounds.records import History
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import Quadratics
+from fedfw_reproduction.known_quadratics import Quadratics
 from tests.processes import start_python
 
 pytestmark = pytest.mark.usefixtures("no_plots")

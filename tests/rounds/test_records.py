@@ -25,7 +25,7 @@ from fedfw.rounds.setup import (
     usable_device,
 )
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import SETS, P, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**60)

@@ -34,7 +34,7 @@ from fedfw.rounds.wire import (
     whole_nbytes,
 )
 from fedfw.simulation import Simulation
-from fedfw.testing.known_quadratics import P, Quadratics
+from fedfw_reproduction.known_quadratics import P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 

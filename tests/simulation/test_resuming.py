@@ -16,7 +16,7 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
 from fedfw.rounds.records import Record
 from fedfw.simulation import Callback, Run, Simulation
-from fedfw.testing.known_quadratics import Quadratics
+from fedfw_reproduction.known_quadratics import Quadratics
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 Q = Quadratics.on("l1")

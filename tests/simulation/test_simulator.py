@@ -16,7 +16,7 @@ from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.feasibility import ROUNDING, final_model, validate_final
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.simulation import Simulation, simulate
-from fedfw.testing.known_quadratics import Quadratics
+from fedfw_reproduction.known_quadratics import Quadratics
 
 
 def test_everything_after_problem_and_algorithm_is_given_by_name() -> None:

@@ -21,7 +21,7 @@ from fedfw.rounds.records import History
 from fedfw.simulation import Callback, Run, Simulation
 from fedfw.simulation.callbacks import Budget, Progress
 from fedfw.simulation.callbacks.loggers import numbers_of
-from fedfw.testing.known_quadratics import SETS, Quadratics
+from fedfw_reproduction.known_quadratics import SETS, Quadratics
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

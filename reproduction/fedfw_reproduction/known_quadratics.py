@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedfw.problems import Problem
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
-from fedfw.sets import Box, L1Ball, L2Ball, Simplex
-from fedfw.sets.base import ConstraintSet
+from fedfw.sets import Box, ConstraintSet, L1Ball, L2Ball, Simplex
 from fedfw.simulation import Run
 
 N, P = 8, 12
