@@ -35,10 +35,8 @@ from fedfw.data.libsvm import load_own, read_libsvm
 from fedfw.data.movielens import read_ratings
 from fedfw.data.shakespeare import read_speakers
 from fedfw.data.sources import Source
-from fedfw.data.tcga_brca import read_patients
 from tests.data.files import idx_bytes, images, labels
 from tests.data.test_images import mat_part
-from tests.data.test_tables import PEOPLE, PLACES
 from tests.processes import run_python
 
 TEXT = b"".join(b"%d 1:0.5 %d:1 9:-2e3 # sample %d\n" % (i % 2, i + 2, i) for i in range(6))
@@ -116,15 +114,6 @@ def read_table(path: Path) -> bool:
     )
 
 
-def read_people(path: Path) -> bool:
-    places = path.with_name("train_test_split.csv")
-    places.write_text(PLACES)
-    return all(
-        well_formed(part) and bool(part.inputs.isfinite().all())
-        for part in read_patients(path, places, 2).values()
-    )
-
-
 def read_members(path: Path) -> bool:
     with open(path, "rb") as file:
         try:
@@ -154,7 +143,6 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], bool]]] = {
     "cifar": ("one.bin", bytes(2 * 3073), lambda path: well_formed(read_batches([path], 2))),
     "own csv": ("my.csv", TABLE, read_table),
     "own npz": ("my.npz", own_npz(), read_table),
-    "patients": ("brca.csv", PEOPLE.encode(), read_people),
     "speeches": ("input.txt", SPEECHES, read_text),
     "speeches.gz": ("input.txt.gz", gzip.compress(SPEECHES, mtime=0), read_text),
     "zip": ("a.zip", zipped(), read_members),

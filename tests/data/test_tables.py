@@ -15,7 +15,6 @@ from fedfw.data.base import Columns
 from fedfw.data.movielens import read_ratings, without_means
 from fedfw.data.shakespeare import ALPHABET, CHARACTERS, cut_windows, read_speakers
 from fedfw.data.tcga_brca import read_patients
-from tests.data.files import DATA, needs
 
 ROWS = [(i / 8, i % 2, "NSW"[i % 3], ("no", "yes")[i % 2], float(i)) for i in range(30)]
 TEXT = "a,b,site,answer,days\n" + "".join(",".join(map(str, row)) + "\n" for row in ROWS)
@@ -403,78 +402,16 @@ def written_of_tcga_brca(
 
 
 def test_patients_by_fold_and_region_with_the_age_in_centuries(tmp_path: Path) -> None:
-    parts = read_patients(*written_of_tcga_brca(tmp_path), 2)
-    train, test = parts["train"], parts["test"]
+    paths = written_of_tcga_brca(tmp_path)
+    train, test = (read_patients(*paths, fold) for fold in ("train", "test"))
     assert torch.equal(train.inputs, torch.tensor([[0.6, 0.0], [0.7, 1.0]]))
     assert train.targets.tolist() == [[0.0, 40.5], [1.0, 9.0]]
     assert train.owners["region"].tolist() == [0, 3]
     assert (test.targets.tolist(), test.owners["region"].tolist()) == ([[1.0, 30.0]], [3])
 
 
-@pytest.mark.parametrize(
-    ("people", "places", "message"),
-    [
-        (
-            PEOPLE.replace("pid,age", "pid"),
-            PLACES,
-            r"brca\.csv is damaged: 4 columns, expected pid, 2 variables, E and",
-        ),
-        (
-            PEOPLE.replace("A,50", "A,old"),
-            PLACES,
-            r"brca\.csv is damaged: patient 'A': 'age' is 'old', expected a numb",
-        ),
-        (PEOPLE.replace("A,50", "A,nan"), PLACES, "'age' is 'nan', expected a number"),
-        (
-            PEOPLE.replace("1,1.0,30.0", "1,2,30.0"),
-            PLACES,
-            r"E, T are \[2\.0, 30\.0\], expected 0 or 1, and days",
-        ),
-        (PEOPLE.replace("30.0", "-1"), PLACES, r"E, T are \[1\.0, -1\.0\], expected"),
-        (
-            PEOPLE.replace("A,50,1,1.0", "A,50,1"),
-            PLACES,
-            r"brca\.csv is damaged or no table: row 2: 4 cells, expected 5",
-        ),
-        (
-            PEOPLE.replace("A,", "Z,"),
-            PLACES,
-            r"brca\.csv is damaged: no patient 'A', expected all those of .*split\.csv",
-        ),
-        (
-            PEOPLE,
-            PLACES.replace("fold2", "place"),
-            r"split\.csv is damaged: columns 'pid, fold, place', expected",
-        ),
-        (
-            PEOPLE,
-            PLACES.replace("test_3", "train_3"),
-            "a row 'A', 'test', 'train_3', expected a new patient",
-        ),
-        (PEOPLE, PLACES.replace("train_3", "train_6"), "a row 'C', 'train', 'train_6', expected"),
-        (
-            PEOPLE,
-            PLACES.replace("B,", "C,"),
-            "a row 'C', 'train', 'train_0', expected a new patient",
-        ),
-        (PEOPLE, PLACES.replace("test", "train"), "nobody is for test, expected somebody"),
-        ("", PLACES, "row 1: names of columns"),
-        (PEOPLE.replace("age", "E"), PLACES, "expected a name for each, all different"),
-    ],
-)
-def test_tcga_brca_damage_is_named(people: str, places: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_patients(*written_of_tcga_brca(tmp_path, people, places), 2)
-
-
-@needs("tcga-brca")
-def test_a_file_without_some_patients_is_refused(tmp_path: Path) -> None:
+def test_other_files_of_patients_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tcga-brca").mkdir()
-    people, places = (
-        (DATA / "tcga-brca" / name).read_text() for name in ("brca.csv", "train_test_split.csv")
-    )
-    written_of_tcga_brca(tmp_path / "tcga-brca", people, places[: places.rindex("\n", 0, -1) + 1])
-    with pytest.raises(
-        ValueError, match=r"split\.csv is damaged: .* patients of (train|test), expected"
-    ):
+    written_of_tcga_brca(tmp_path / "tcga-brca")
+    with pytest.raises(ValueError, match=r"brca\.csv is damaged: expected a file of SHA-256 07cb"):
         load_data("tcga-brca", tmp_path)

@@ -16,16 +16,13 @@ _LONGEST = (
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 
-def read_csv(path: Path, largest: int | None = None) -> Iterator[list[str]]:
+def read_csv(path: Path) -> Iterator[list[str]]:
     """Read the names of the columns, which all differ, and then one row after the other, each with
     as many cells.
 
-    A row is read when it is asked for. What is damaged, or a file of more than ``largest`` bytes,
-    is a ValueError that names the file and the row.
+    A row is read when it is asked for. What is damaged is a ValueError that names the file and the
+    row.
     """
-    size = path.stat().st_size
-    if largest is not None and size > largest:
-        raise ValueError(f"{path} has {size} bytes, expected at most {largest}")
     number = 1
     try:
         with open(path, encoding="utf-8-sig", newline="") as text:

@@ -207,7 +207,7 @@ _ENTRIES = (
         load_tcga_brca,
         (VARIABLES,),
         None,
-        (sum(PATIENTS["train"]), sum(PATIENTS["test"])),
+        (PATIENTS["train"], PATIENTS["test"]),
         ("region",),
         "tcga-brca",
         (TCGA_BRCA_FILES,),

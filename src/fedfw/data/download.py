@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from fedfw._version import __version__
 from fedfw.data.archives import UNREADABLE, members, reason
-from fedfw.data.sources import Source
+from fedfw.data.sources import Source, has_checksum
 
 LARGEST = 2 << 30  # bytes of a download; EMNIST's archive, the largest, has 0.7 GB
 _CHUNK = 1 << 18
@@ -62,10 +62,7 @@ def is_present(source: Source, folder: Path) -> bool:
             for name in source.members
         )
     path = folder / source.file
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == source.sha256
+    return path.is_file() and has_checksum(path, source.sha256)
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):

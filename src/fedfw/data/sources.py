@@ -1,7 +1,9 @@
 """Where the publishers serve the files, with checksums."""
 
+import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from posixpath import basename
 
 
@@ -50,6 +52,12 @@ class Collection:
     folder: str
     sources: tuple[Source, ...]
     note: str = ""
+
+
+def has_checksum(path: Path, sha256: str) -> bool:
+    """Return whether a file has this SHA-256."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
 
 
 IDX_FILES = (

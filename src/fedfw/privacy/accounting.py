@@ -3,6 +3,7 @@ added or removed.
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,11 +66,8 @@ class Accountant:
 
     def most_releases(self, eps: float, noise: float, at_most: int) -> int:
         """How many releases with this noise multiplier fit into ``eps``."""
-        low, high = 0, at_most + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(noise, middle) <= eps else (low, middle)
-        return low
+        counts = range(1, at_most + 1)
+        return bisect_right(counts, eps, key=lambda releases: self.epsilon(noise, releases))
 
 
 @lru_cache(maxsize=4096)

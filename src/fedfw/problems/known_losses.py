@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import inf, isnan
 from typing import Any, Literal
 
 import torch
@@ -141,39 +141,18 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Which numbers an option may have: from ``least``, possibly without it, to ``most``."""
-
-    least: float = -inf
-    most: float = inf
-    open: bool = False
-
-    def contains(self, value: float) -> bool:
-        """Whether a number lies in the range; NaN does not."""
-        above = value > self.least if self.open else value >= self.least
-        return above and value <= self.most
-
-    def __str__(self) -> str:
-        if self.most < inf:
-            return f"a number from {self.least:g} to {self.most:g}"
-        if self.least == -inf:
-            return "a number"
-        return f"a number {'above' if self.open else 'of at least'} {self.least:g}"
-
-
-_OPTION_RANGES = {
+_OPTION_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     # torch ignores a negative one for class numbers. For probabilities it would make the loss
     # concave in places.
-    "label_smoothing": _Range(0, 1),
-    "beta": _Range(0),
-    "delta": _Range(0, open=True),
-    "scale": _Range(0, open=True),
-    "margin": _Range(),
-    "eps": _Range(),
+    "label_smoothing": (lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "beta": (lambda value: value >= 0, "a number of at least 0"),
+    "delta": (lambda value: value > 0, "a number above 0"),
+    "scale": (lambda value: value > 0, "a number above 0"),
+    "margin": (lambda value: not isnan(value), "a number"),
+    "eps": (lambda value: not isnan(value), "a number"),
 }
-"""Options that are numbers. With all of these values, a loss has the floor and the convexity of the
-table.
+"""Options that are numbers: a test of the value, which is false of NaN, and what is expected. With
+all values that pass, a loss has the floor and the convexity of the table.
 """
 
 
@@ -371,11 +350,12 @@ def _validate_option(name: str, value: Any) -> None:
                 "no minimum or is not convex. To leave out a class or an output, give it the weight 0"
             )
         return
-    allowed = _OPTION_RANGES.get(name)
-    if allowed is not None and not allowed.contains(float(value)):
-        raise ValueError(
-            f"the loss has {name}={value}, expected {allowed}: set {name} in the loss to such a number"
-        )
+    if name in _OPTION_RANGES:
+        allowed, expected = _OPTION_RANGES[name]
+        if not allowed(float(value)):
+            raise ValueError(
+                f"the loss has {name}={value}, expected {expected}: set {name} in the loss to such a number"
+            )
 
 
 def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -223,7 +223,6 @@ class Problem:
             self.losses = SplitLosses(self.losses, own, len(clients), sizes)
         self.convex = declared_convex(self.model, loss) if convex is None else convex
         self.classes = softmax_classes(self.model, loss)
-        self._smoothness: list[tuple[float, float] | None] = []  # worked out when first asked for
         if self.convex is False and not bool(self.start.any()):
             warnings.warn(
                 "all parameters of this network are zero: its gradient may vanish there",
@@ -311,7 +310,6 @@ class Problem:
             problem.losses = SplitLosses(problem.losses, own, len(losses), None)
         problem.convex = convex
         problem.classes = problem._known = problem.floor = None
-        problem._smoothness = []
         return problem
 
     @classmethod
@@ -423,7 +421,8 @@ class Problem:
         if losses is None:
             return None
         smooth = copy.copy(self)
-        smooth.losses, smooth._smoothness = losses, []
+        smooth.losses = losses
+        smooth.__dict__.pop("_worst_smoothness", None)
         return smooth
 
     def bind(self, constraint: Any) -> ConstraintSet:
@@ -513,27 +512,21 @@ class Problem:
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
-        worst = self._worst_smoothness()
-        return None if worst is None else worst[0]
+        return None if self._worst_smoothness is None else self._worst_smoothness[0]
 
     def local_smoothness(self) -> float | None:
         """Return max L_i, the smoothness of the worst f_i itself, where it is known."""
-        worst = self._worst_smoothness()
-        return None if worst is None else worst[1]
+        return None if self._worst_smoothness is None else self._worst_smoothness[1]
 
+    @cached_property
     def _worst_smoothness(self) -> tuple[float, float] | None:
         """Return n max w_i L_i and max L_i."""
-        if not self._smoothness:
-            each, who = self.losses.smoothness(), self.losses.everyone(self.weights.device)
-            if each is None:
-                self._smoothness.append(None)
-                return None
-            weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
-            of_ranks = self.ranks.exchange((weighted, float(each.max())))
-            self._smoothness.append(
-                (max(one[0] for one in of_ranks), max(one[1] for one in of_ranks))
-            )
-        return self._smoothness[0]
+        each, who = self.losses.smoothness(), self.losses.everyone(self.weights.device)
+        if each is None:
+            return None
+        weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
+        of_ranks = self.ranks.exchange((weighted, float(each.max())))
+        return max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)
 
     def test(self, x: Tensor) -> Test:
         """What there is to say of x, flat (p,) or in the parameter's shape, on the test data: the
@@ -602,10 +595,7 @@ def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
     """A copy of a model with parameters x, flat (p,) or in the shape of its only one."""
     model = copy.deepcopy(model)
     values = unflatten(x.detach().flatten(), shapes_of(model))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in values:
-                parameter.copy_(values[name])
+    model.load_state_dict(values, strict=False)
     return model
 
 
