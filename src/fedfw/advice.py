@@ -68,14 +68,6 @@ class MeasuredMethod:
     settings: tuple[Mapping[str, Any], ...]
     points: tuple[MeasuredPoint, ...]
 
-    def within(self, bytes_up: float) -> MeasuredPoint | None:
-        """The best point that costs no more."""
-        return next((point for point in reversed(self.points) if point.up <= bytes_up), None)
-
-    def reaching(self, residual: float) -> MeasuredPoint | None:
-        """The cheapest point that is as good."""
-        return next((point for point in self.points if point.residual <= residual), None)
-
 
 @dataclass(frozen=True)
 class MeasuredProblem:
@@ -306,8 +298,9 @@ def _best(
     methods: list[MeasuredMethod], budget: float | None, residual: float
 ) -> tuple[MeasuredMethod, MeasuredPoint, str]:
     """The best of some methods, its point, and why."""
+    points = [(method, point) for method in methods for point in method.points]
     if budget is not None:
-        within = [(one, point) for one in methods if (point := one.within(budget)) is not None]
+        within = [pair for pair in points if pair[1].up <= budget]
         if within:
             method, point = min(within, key=lambda pair: (pair[1].residual, pair[1].up))
             return (
@@ -315,13 +308,9 @@ def _best(
                 point,
                 f"{method.title} has the least residual within {human_bytes(budget)} up",
             )
-        method = min(methods, key=lambda one: one.points[0].up)
-        return (
-            method,
-            method.points[0],
-            f"none is within {human_bytes(budget)} up; {method.title} sends least",
-        )
-    there = [(one, point) for one in methods if (point := one.reaching(residual)) is not None]
+        method, point = min(points, key=lambda pair: pair[1].up)
+        return method, point, f"none is within {human_bytes(budget)} up; {method.title} sends least"
+    there = [pair for pair in points if pair[1].residual <= residual]
     if there:
         method, point = min(there, key=lambda pair: (pair[1].up, pair[1].residual))
         return (
@@ -329,12 +318,8 @@ def _best(
             point,
             f"{method.title} reaches residual {residual:g} with the fewest bytes up",
         )
-    method = min(methods, key=lambda one: one.points[-1].residual)
-    return (
-        method,
-        method.points[-1],
-        f"none reaches residual {residual:g}; {method.title} comes nearest",
-    )
+    method, point = min(points, key=lambda pair: pair[1].residual)
+    return method, point, f"none reaches residual {residual:g}; {method.title} comes nearest"
 
 
 def _distance(
@@ -359,22 +344,26 @@ def _caveats(
     quick: bool,
 ) -> list[str]:
     """What differs between the measured problem and what was asked."""
-    found = []
     own = parse_set(problem.constraint)
-    if type(own) is not type(asked):
-        found.append(
-            f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it."
-        )
-    elif repr(own) != repr(asked):  # l1:10 and L1:10 are the same set
-        found.append(f"The measured set is {problem.constraint}, not {constraint}.")
-    if problem.differ != differ:
-        found.append(f"The clients of the measured problem differ {problem.differ}, not {differ}.")
-    if problem.partial is not partial:
-        found.append(
-            f"In the measured problem {'some clients take' if problem.partial else 'everybody takes'} part."
-        )
-    if quick:
-        found.append(
-            "The table is of small, short runs on the digits: fedfw reproduce frontier makes a real one."
-        )
-    return found
+    another = type(own) is not type(asked)
+    takes = "some clients take" if problem.partial else "all clients take"
+    differences = (
+        (
+            another,
+            f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it.",
+        ),
+        (  # l1:10 and L1:10 are the same set
+            not another and repr(own) != repr(asked),
+            f"The measured set is {problem.constraint}, not {constraint}.",
+        ),
+        (
+            problem.differ != differ,
+            f"The clients of the measured problem differ {problem.differ}, not {differ}.",
+        ),
+        (problem.partial is not partial, f"In the measured problem {takes} part."),
+        (
+            quick,
+            "The table is of small, short runs on the digits: fedfw reproduce frontier makes a real one.",
+        ),
+    )
+    return [text for holds, text in differences if holds]

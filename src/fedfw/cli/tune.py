@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import FILE, configured, flags_of, keys_given
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
@@ -95,40 +93,25 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     if not ranks.first:
         search(problem, missing, passes, ranks=ranks)
         return 0
-    with tqdm(
-        total=len(points),
-        initial=len(found),
-        file=sys.stderr,
-        unit="trial",
-        leave=False,
-        disable=None,
-    ) as bar:
 
-        def show(trial: Trial) -> None:
-            found[_describe(trial.choice)] = trial
-            _write_table(path, identity, [found[name] for name in names if name in found])
-            outcome = f"{_describe(trial.choice)}  {_outcome(trial)}"
-            bar.write(f"{len(found)}/{len(points)}  {outcome}", file=sys.stderr)
-            bar.update()
+    def show(trial: Trial) -> None:
+        found[_describe(trial.choice)] = trial
+        _write_table(path, identity, [found[name] for name in names if name in found])
+        outcome = f"{_describe(trial.choice)}  {_outcome(trial)}"
+        print(f"{len(found)}/{len(points)}  {outcome}", file=sys.stderr)
 
-        try:
-            search(problem, missing, passes, show, ranks)
-        except KeyboardInterrupt:
-            bar.close()
-            if not found:
-                print(
-                    "\nfedfw tune: interrupted before the first trial was finished", file=sys.stderr
-                )
-                return 130
-            print(_sorted_table(list(found.values()), by))
-            print(
-                f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were finished are in "
-                f"{path}; the same command with --resume runs the others",
-                file=sys.stderr,
-            )
-            return 130
-        except OSError as error:  # a disk that is full, for example
-            raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
+    try:
+        search(problem, missing, passes, show, ranks)
+    except KeyboardInterrupt:
+        print(_sorted_table(list(found.values()), by))
+        print(
+            f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were finished are in "
+            f"{path}; the same command with --resume runs the others",
+            file=sys.stderr,
+        )
+        return 130
+    except OSError as error:  # a disk that is full, for example
+        raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
     done = [found[name] for name in names]
     best = Tuning(done, by).best
     if not math.isfinite(best.rank(by)):
@@ -156,14 +139,13 @@ def _refuse_overruled(
         raise ValueError(
             f"rounds with --budget {options.budget:g}, which says how many rounds a trial has: leave one of them out"
         )
-    for key in axes:
-        if key in given and options.grid:
+    for key in [one for one in axes if one in given]:
+        if options.grid:
             raise ValueError(f"{key} is given and is in the grid, too: leave one of them out")
-        if key in given:
-            raise ValueError(
-                f"{key} is given, and the algorithm's own grid tries other values: expected a --grid without {key}, "
-                f"or no {key}"
-            )
+        raise ValueError(
+            f"{key} is given, and the algorithm's own grid tries other values: expected a --grid without {key}, "
+            f"or no {key}"
+        )
 
 
 def parse_grid(text: str) -> dict[str, Sequence[str]]:

@@ -210,17 +210,11 @@ def find_faults(problem: Problem) -> list[str]:
     """Return what is wrong with the data of a problem of one client, a line each: samples that are
     not finite.
     """
-    faults = []
     for what, tensor in zip(("input", "target"), problem.losses.data(), strict=True):
-        if tensor.is_floating_point():
-            bad = (
-                (~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite())
-                .nonzero()
-                .flatten()
-            )
-            faults += _named(f"a NaN or an infinity in the {what}", bad.tolist())
-    if faults:
-        return faults
+        finite = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
+        bad = (~finite.isfinite().all(1)).nonzero().flatten()
+        if len(bad):
+            return _named(f"a NaN or an infinity in the {what}", bad.tolist())
     sizes = problem.losses.sizes
     if sizes is None:
         return ["the clients are plain functions, expected samples"]
