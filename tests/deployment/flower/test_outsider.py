@@ -132,10 +132,8 @@ def test_outsiders_and_strange_bundles_are_refused_while_a_signed_run_goes_on(
     make_signing_key(folder / "keys" / "stranger")
     bundle = Bundle.read(strange)
     path = bundle.sign(read_signing_key(folder / "keys" / "stranger"), folder / "bundles")
-    [borrowed] = (folder / "bundles").glob("fedfw.federation.1.0.0.fab.*.sig")
-    shutil.copy(
-        borrowed, path.with_name(borrowed.name.replace("fedfw.federation", "fedfw.strange"))
-    )
+    [borrowed] = (folder / "bundles").glob("fedfw.federation.*.sig")
+    shutil.copy(borrowed, path.with_name(path.name + borrowed.name.partition(".fab")[2]))
     federation.start("unsigned", "flwr", "run", str(unsigned), "fedfw", "--stream")
     federation.start("strange", "flwr", "run", bundle.spec, "fedfw", "--stream")
 
