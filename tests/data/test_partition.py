@@ -152,25 +152,30 @@ def test_unknown_rules_are_refused_with_the_known_ones(rule: str) -> None:
     assert "K from 1 to 6" in str(caught.value)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
-    data = samples_of(list(range(CLASSES)), [0, 0, 1, 1, 2, 2])
-    numbers = Part(torch.zeros(4, 2), torch.zeros(4))
-    with pytest.raises(ValueError, match="clients=0"):
-        partition("iid", data, 0, CLASSES, seed=0)
-    for rule in ("labels:2", "dirichlet:1", "labels:2,unequal"):
-        with pytest.raises(
-            ValueError, match=f"partition '{rule}' goes by classes, but the targets are numbers"
-        ):
-            partition(rule, numbers, 2, None, seed=0)
-    with pytest.raises(ValueError, match="unknown partition 'x'"):
-        partition("x", numbers, 2, None, seed=0)
-    with pytest.raises(ValueError, match="natural owners of these data: writer"):
-        partition("user", data, 2, CLASSES, seed=0)
-    with pytest.raises(ValueError, match=r"classes 0 \.\. 5, expected 0 \.\. 4"):
-        partition("labels:2", data, 2, 5, seed=0)
-    for rule in ("iid", "dirichlet:1"):
-        with pytest.raises(ValueError, match=r"leaves client \d of 7 without samples"):
-            partition(rule, data, 7, CLASSES, seed=0)
+OWNED = samples_of(list(range(CLASSES)), [0, 0, 1, 1, 2, 2])
+NUMBERS = Part(torch.zeros(4, 2), torch.zeros(4))
+BY_CLASS = "goes by classes, but the targets are numbers"
+
+
+@pytest.mark.parametrize(
+    ("rule", "data", "clients", "classes", "message"),
+    [
+        ("iid", OWNED, 0, CLASSES, "clients=0"),
+        ("labels:2", NUMBERS, 2, None, f"partition 'labels:2' {BY_CLASS}"),
+        ("dirichlet:1", NUMBERS, 2, None, f"partition 'dirichlet:1' {BY_CLASS}"),
+        ("labels:2,unequal", NUMBERS, 2, None, f"partition 'labels:2,unequal' {BY_CLASS}"),
+        ("x", NUMBERS, 2, None, "unknown partition 'x'"),
+        ("user", OWNED, 2, CLASSES, "natural owners of these data: writer"),
+        ("labels:2", OWNED, 2, 5, r"classes 0 \.\. 5, expected 0 \.\. 4"),
+        ("iid", OWNED, 7, CLASSES, r"leaves client \d of 7 without samples"),
+        ("dirichlet:1", OWNED, 7, CLASSES, r"leaves client \d of 7 without samples"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    rule: str, data: Part, clients: int, classes: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        partition(rule, data, clients, classes, seed=0)
 
 
 # --- The synthetic data: the published distribution, from the seed alone ---

@@ -79,53 +79,29 @@ def next_round(loop: Loopback) -> DeployedRecord:
 # --- compressed payloads ---
 
 
+NETWORK = fedfw.Product({"weight": fedfw.SpectralBall(0.5), "*": BALL})
+COMPRESSED = {how: fedfw.FedLMO(NETWORK, compress=how) for how in ("bits:2", "bits:4", "bits:8")}
+COMPRESSED |= {
+    how: fedfw.FedPGD(fedfw.L1Ball(2.0), lr=0.1, compress=how)
+    for how in ("topk:3", "randk:3", "sign", "rank:1", "atoms:1")
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("compress", ["bits:2", "bits:4", "bits:8"])
-def test_a_compressed_payload_cannot_take_the_model_out_of_the_set(
+@pytest.mark.parametrize("compress", COMPRESSED)
+def test_a_spoilt_payload_is_decoded_or_refused_and_the_round_goes_on(
     compress: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Random bits of levels and scales are shrunk into the set or refused, and the others' round
-    goes on.
-    """
-    D = fedfw.Product({"weight": fedfw.SpectralBall(0.5), "*": BALL})
-    task = in_precision(small_task(fedfw.FedLMO(D, compress=compress), rounds=30), dtype)
+    """Random bits of levels, scales and places leave the model in the set and memories right."""
+    task = in_precision(small_task(COMPRESSED[compress], rounds=20), dtype)
     rng, server = np.random.default_rng(0), DeployedServer(task, Deployment(share_gradients=True))
 
     def spoilt(answer: Answer) -> Answer:
         data = bytearray(answer.payload)
-        for at in rng.integers(
-            2, 12, size=rng.integers(1, 4)
-        ):  # of the net atom: its frames, scales and levels
+        for at in rng.integers(0, min(len(data), 12), size=rng.integers(1, 4)):
             data[at] = rng.integers(256)
-        return replace(answer, payload=bytes(data))
-
-    loop = Loopback(server, tmp_path, wire=only_from(0, 1, change=spoilt))
-    refused = 0
-    for _ in range(15):
-        record = next_round(loop)
-        refused += 3 - record.participants
-        assert (record.invited, record.participants) == (3, 3 - sum(record.refused.values()))
-        assert task.constraint.contains(server.xbar, 0.0 if dtype is torch.float32 else 1e-12)
-    assert 0 < refused < 30
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("compress", ["topk:3", "randk:3", "sign", "rank:1", "atoms:1"])
-def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
-    compress: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    algorithm = fedfw.FedPGD(fedfw.L1Ball(2.0), lr=0.1, compress=compress)
-    task = in_precision(small_task(algorithm, rounds=20), dtype)
-    rng, server = np.random.default_rng(0), DeployedServer(task, Deployment(share_gradients=True))
-
-    def spoilt(answer: Answer) -> Answer:
-        data = bytearray(answer.payload)
-        for at in rng.integers(0, len(data), size=rng.integers(1, 4)):
-            data[at] = rng.integers(256)
-        return replace(
-            answer,
-            payload=bytes(data[: rng.integers(1, len(data) + 1)] if rng.random() < 0.3 else data),
-        )
+        cut = rng.integers(1, len(data) + 1) if rng.random() < 0.2 else len(data)
+        return replace(answer, payload=bytes(data[:cut]))
 
     loop = Loopback(server, tmp_path, wire=only_from(0, 1, change=spoilt))
     refused = 0
@@ -134,10 +110,10 @@ def test_a_compressed_gradient_is_decoded_or_refused_and_the_round_goes_on(
         refused += 3 - record.participants
         assert (record.invited, record.participants) == (3, 3 - sum(record.refused.values()))
         assert task.constraint.contains(server.xbar, 1e-5)
-        total = server.coordinator.memory.rows["h"].sum(0)  # of all that have taken part
-        kept = server.coordinator.server.vectors["h"]
-        assert bool(kept.isfinite().all())
-        assert torch.allclose(total, kept, rtol=1e-5, atol=1e-3 * float(total.abs().max()))
+        kept = server.coordinator.server.vectors.get("h")
+        if kept is not None:
+            total = server.coordinator.memory.rows["h"].sum(0)
+            assert torch.allclose(total, kept, rtol=1e-5, atol=1e-3 * float(total.abs().max()))
     assert refused > 0
 
 

@@ -30,7 +30,6 @@ from fedfw.deployment.data_checks import (
 from fedfw.deployment.files import open_unshared
 from fedfw.deployment.ledger import AnswerCount, CountError, Ledger, LedgerError, Release, spent
 from fedfw.deployment.limits import JobLimits, LimitError
-from fedfw.deployment.messages import Kind
 from fedfw.deployment.promise import KILLED, Promise, PromiseClosedError
 from fedfw.errors import MessageError
 from fedfw.rounds.files import make_private_folder, owner_only, write_atomically
@@ -281,20 +280,6 @@ def test_a_file_in_a_folder_for_all_is_as_safe_as_its_sticky_bit(tmp_path: Path)
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="others can write its folder"):
         open_unshared(str(folder / "file"), os.O_RDONLY)
-
-
-@pytest.mark.parametrize("change", ["shared", "behind a link", "in a shared folder"])
-def test_a_client_releases_nothing_beside_such_a_ledger(change: str, tmp_path: Path) -> None:
-    owner = Consent("clinic", privacy=DataBudget(4.0, 1e-5)).write(tmp_path / "owner")
-    task = small_task(FEDFW, clients=1, rounds=3, privacy=Privacy(2.0, 1e-5))
-    consent = Consent.read(owner)
-    check_data(task, 0, tmp_path / "owner" / "state", consent)
-    federation = Loopback(DeployedServer(task), tmp_path / "owner" / "state", consent=consent)
-    federation.round()
-    assert federation.answered[-1].kind == Kind.STEP
-    CHANGES[change][0](consent.ledger(0, tmp_path / "owner" / "state"))
-    federation.round()
-    assert federation.answered[-1].kind == Kind.REFUSED
 
 
 def test_an_owners_folder_that_others_can_write_is_refused_when_it_is_made(tmp_path: Path) -> None:

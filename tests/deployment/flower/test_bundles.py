@@ -9,10 +9,8 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import yaml
@@ -211,24 +209,16 @@ def test_the_hub_listens_on_this_machine_alone(
 # --- what is no bundle, and what outsiders on the same machine send ---
 
 
-def archive(**files: bytes) -> bytes:
-    packed = BytesIO()
-    with ZipFile(packed, "w", ZIP_DEFLATED) as zipped:
-        for name, data in files.items():
-            zipped.writestr(name.replace("_", "."), data)
-    return packed.getvalue()
-
-
 NO_BUNDLES = {
     "empty": (b"", "File is not a zip file"),
     "text": (b"not an archive", "File is not a zip file"),
-    "cut off": (archive(pyproject_toml=b"[project]")[:-30], "File is not a zip file"),
-    "another archive": (archive(readme_md=b"hello"), "There is no item named 'pyproject.toml'"),
-    "no configuration": (archive(pyproject_toml=b"[project"), "Invalid TOML content"),
-    "no app": (archive(pyproject_toml=b"[project]"), "missing"),
-    "no text": (archive(pyproject_toml=b"\xff\xfe"), "can't decode"),
+    "cut off": (zipped({"pyproject.toml": b"[project]"})[:-30], "File is not a zip file"),
+    "another archive": (zipped({"readme.md": b"hello"}), "There is no item named 'pyproject.toml'"),
+    "no configuration": (zipped({"pyproject.toml": b"[project"}), "Invalid TOML content"),
+    "no app": (zipped({"pyproject.toml": b"[project]"}), "missing"),
+    "no text": (zipped({"pyproject.toml": b"\xff\xfe"}), "can't decode"),
     "a bomb": (
-        archive(pyproject_toml=bytes(2**21)),
+        zipped({"pyproject.toml": bytes(2**21)}),
         "has 2,097,152 bytes, expected at most 1,048,576",
     ),
     "too large": (bytes(11 * 2**20), "has more than 10,485,760 bytes"),

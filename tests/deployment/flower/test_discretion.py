@@ -391,30 +391,6 @@ def test_a_greeting_that_takes_too_much_says_no_more_than_who_it_is(
     assert "[limits] in the owner's file" in (tmp_path / "state" / "failures.log").read_text()
 
 
-def test_a_file_that_is_a_bomb_is_no_reason_to_take_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The owner's limit for readers holds in a job, and the owner may raise it."""
-    monkeypatch.setattr("fedfw.data.limits.LEAST", 1000)
-    table = tmp_path / "own.csv"
-    table.write_text("a,b,c,d,y\n" + "1,2,3,4,0\n4,3,2,1,1\n" * 50)
-
-    def make_task(config: Any) -> Task:
-        data = fedfw.load_data(f"table:{table}", columns=fedfw.data.Columns(target="y"))
-        return replace(small_task(FEDFW, rounds=3), data=lambda client: data.train.take())
-
-    for gib, kind in ((None, None), (1.0, Kind.STEP)):
-        folder = tmp_path / str(gib)
-        consent = Consent("clinic", limits=JobLimits(data_memory=gib)).write(folder)
-        node = {"consent": str(consent), "state-dir": str(folder / "state")}
-        if kind is None:
-            with pytest.raises(RuntimeError, match="the client failed"):
-                send_of_run_options(make_task, "train", order(), {}, **node)
-            assert "its reader needs" in (folder / "state" / "failures.log").read_text()
-        else:
-            assert send_of_run_options(make_task, "train", order(), {}, **node)["kind"] == kind
-
-
 # --- a federation on this machine ---
 
 

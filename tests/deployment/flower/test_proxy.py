@@ -25,7 +25,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedfw.cli import main
 from fedfw.deployment.flower.proxy import (
     HEADERS,
     OPERATIONS,
@@ -72,53 +71,6 @@ def settings_in(folder: Path, **changes: object) -> ProxySettings:
         "work_dir": folder,
     }
     return ProxySettings(**{**values, **changes})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_command_prints_the_configuration(
-    program: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given_ = [
-        "--listen",
-        "[::1]:8443",
-        "--to",
-        "127.0.0.1:9000",
-        "--largest",
-        "5",
-        "--connections",
-        "7",
-    ]
-    assert (
-        main(
-            [
-                "deploy",
-                "proxy",
-                "--config",
-                program,
-                *given_,
-                "--bodies",
-                "2",
-                "--ca",
-                "/keys/own.crt",
-            ]
-        )
-        == 0
-    )
-    printed = capsys.readouterr().out
-    settings_ = ProxySettings(
-        listen=Address("::1", 8443),
-        superlink=Address("127.0.0.1", 9000),
-        certificate=Path("/etc/fedfw/server.pem"),
-        key=Path("/etc/fedfw/server.key"),
-        ca=Path("/keys/own.crt"),
-        largest=5,
-        connections=7,
-        bodies=2,
-    )
-    assert printed == write_config(program, settings_)
-    assert not re.search("@[a-z_]+@", printed)
-    for name in OPERATIONS:
-        assert name in printed
 
 
 @pytest.mark.parametrize(
@@ -411,15 +363,6 @@ def test_a_nodes_call_is_forwarded_with_what_the_superlink_reads(
         assert set(names) - {"connection"} == {"host", "content-length"} | {"accept"} | {
             line.partition(":")[0] for line in SENT if line.startswith("flwr-")
         }
-
-
-def test_a_connection_serves_several_calls(front: Front, superlink: FakeSuperLink) -> None:
-    superlink.seen.clear()
-    with front.connect() as connection:
-        for count in (3, 5, 200_000):
-            connection.sendall(head(length=str(count)) + b"x" * count)
-            assert read_answer(connection).endswith(f"{count} bytes".encode())
-    assert [length for _, length in superlink.seen] == [3, 5, 200_000]
 
 
 PATHS = (
