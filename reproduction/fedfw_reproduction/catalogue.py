@@ -36,6 +36,10 @@ def _no_claims(scale: Scale, found: Any) -> list[Claim]:
     return []
 
 
+def _no_files(scale: Scale, found: Any) -> dict[str, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Section:
     """One table or figure.
@@ -90,6 +94,7 @@ class Section:
         failures: Callable[[Any], list[str]] = lambda found: [],
         summary: Callable[[Any], str] | None = None,
         columns: Sequence[str] | None = None,
+        files: Callable[[Scale, Any], dict[str, str]] = _no_files,
     ) -> Section:
         """A section that gives its cells, in mappings and lists, and is shown with their results in
         these places.
@@ -109,6 +114,7 @@ class Section:
             lambda scale, results: claims(scale, fill(scale, results)),
             lambda scale, results: failures(fill(scale, results)),
             None if summary is None else lambda scale, results: summary(fill(scale, results)),
+            lambda scale, results: files(scale, fill(scale, results)),
         )
 
 
@@ -143,7 +149,12 @@ def sections(baselines: bool = False) -> dict[str, Section]:
 
     def alone(module: Any, name: str, title: str, partial: bool = False) -> Section:
         made = Section.of(
-            name, title, module.cells, module.show, getattr(module, "claims", _no_claims)
+            name,
+            title,
+            module.cells,
+            module.show,
+            getattr(module, "claims", _no_claims),
+            files=getattr(module, "files", _no_files),
         )
         return replace(made, apart=True, partial=partial)
 
@@ -193,15 +204,8 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             for s in networks.STUDIES
         ),
         alone(convex_lmo, "networks-convex", "FedLMO on convex problems", partial=True),
-        Section(
-            "frontier",
-            "The frontier: residual against bytes and rounds",
-            frontier.tasks,
-            frontier.show,
-            frontier.claims,
-            files=frontier.files,
-            apart=True,
-            partial=True,
+        alone(
+            frontier, "frontier", "The frontier: residual against bytes and rounds", partial=True
         ),
     )
     return {section.name: section for section in found}

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from fedfw.report import Document, csv_text, human_bytes
-from fedfw_reproduction.figures import Claim, panels
+from fedfw_reproduction.figures import Claim, Done, panels
 from fedfw_reproduction.frontier.fronts import BEGUN, LEAST, TARGETS, Point, front, reached, told
 from fedfw_reproduction.frontier.measured import table_of
 from fedfw_reproduction.frontier.methods import Method, Setting, depends_on_horizon
 from fedfw_reproduction.frontier.problems import Studied, studied
-from fedfw_reproduction.lab import Json, Results, Wanted, was_run
+from fedfw_reproduction.lab import Json, Wanted, was_run
 from fedfw_reproduction.protocols import Scale
 
 GROUPS: dict[str, Callable[[Method], bool]] = {
@@ -27,58 +27,63 @@ _AXES = {"up": "bytes up", "down": "bytes down", "both": "bytes up and down", "r
 RMSE = 0.925
 """The test error that is asked for in matrix completion."""
 _EF21 = ("frank-wolfe", "fedavg", "fedpgd")
+OPTIMUM = "optimum"
+Found = Mapping[Studied, Mapping[str, Done]]
+"""What was done for each problem: its optimum, and every method by its title."""
 
 
-def tasks(scale: Scale) -> list[Wanted]:
-    """The optimum first: it is the longest single task."""
-    found: list[Wanted] = []
-    for problem in studied(scale):
-        found += [problem.central, *(problem.task(method) for method in problem.methods)]
-    return found
+def cells(scale: Scale) -> dict[Studied, dict[str, Wanted]]:
+    """Return the tasks of each problem, the optimum first: it is the longest single task."""
+    return {
+        problem: {OPTIMUM: problem.central}
+        | {method.title: problem.task(method) for method in problem.methods}
+        for problem in studied(scale)
+    }
 
 
-def show(scale: Scale, results: Results, page: Document) -> None:
+def show(scale: Scale, found: Found, page: Document) -> None:
     page.text(
         "Every method takes one full gradient a round. Up to six settings of each are run once, with seed 0, and the "
         "best is told for each column; settings are chosen by the training loss, which is what all of them minimise. "
         "The residual is (F - F*)/(F(x^1) - F*). Bytes are payloads of all clients together, up to the first round "
         "at which the run was looked at and had reached the residual; rounds that are looked at grow by a fifth."
     )
-    found = {problem: points_of(problem, results) for problem in studied(scale)}
+    looks = {problem: points_of(problem, row) for problem, row in found.items()}
     page.heading("Who wins where, by bytes up", 3)
-    winners = [_winners(problem, points) for problem, points in found.items() if points]
+    winners = [_winners(problem, points) for problem, points in looks.items() if points]
     page.table(("problem", *GROUPS), winners)
     page.text(
         "Each holds the front of all curves up to the residual that is named, which it has reached with the bytes in "
         "brackets. Steps of the front below a fifth are left out, and what is above 0.9."
     )
-    for problem, points in found.items():
+    for problem, points in looks.items():
         page.heading(problem.title, 3)
         if points:
-            _show(problem, points, results, page)
+            _show(problem, points, found[problem], page)
         else:
-            page.text(f"Not run: {_why_not(problem, results)}.")
+            page.text(f"Not run: {_why_not(found[problem])}.")
 
 
-def files(scale: Scale, results: Results) -> dict[str, str]:
+def files(scale: Scale, found: Found) -> dict[str, str]:
     """Return the table that `fedfw advise` reads, a line a problem."""
-    found = [
-        (one, points) for one in studied(scale) if (points := points_of(one, results)) is not None
-    ]
-    table = table_of(found, quick=scale.quick).to_json()
+    looks = [(problem, points_of(problem, row)) for problem, row in found.items()]
+    shown = [(problem, points) for problem, points in looks if points is not None]
+    table = table_of(shown, quick=scale.quick).to_json()
     lines = ",\n".join(json.dumps(problem, separators=(",", ":")) for problem in table["problems"])
     return {"measured.json": f'{{"quick":{json.dumps(table["quick"])},"problems":[\n{lines}\n]}}\n'}
 
 
-def points_of(problem: Studied, results: Results) -> dict[str, list[Point]] | None:
+def points_of(problem: Studied, row: Mapping[str, Done]) -> dict[str, list[Point]] | None:
     """All looks at all runs by method; None where the optimum, or everything else, is missing."""
-    central = results[problem.central]
-    found = {
-        method.title: _points(method, results[problem.task(method)], central)
+    central = row[OPTIMUM].result
+    if not was_run(central):
+        return None
+    looks = {
+        method.title: _points(method, row[method.title].result, central)
         for method in problem.methods
-        if was_run(central) and was_run(results[problem.task(method)])
+        if was_run(row[method.title].result)
     }
-    return found if any(found.values()) else None
+    return looks if any(looks.values()) else None
 
 
 def _points(method: Method, result: Json, central: Json) -> list[Point]:
@@ -102,25 +107,25 @@ def _points(method: Method, result: Json, central: Json) -> list[Point]:
     return found
 
 
-def _why_not(problem: Studied, results: Results) -> str:
-    wanted: list[Wanted] = [problem.central, *(problem.task(method) for method in problem.methods)]
+def _why_not(row: Mapping[str, Done]) -> str:
+    """Return why the first task that is missing is missing."""
     reasons = (
-        f"{r['not_run']} ({r['why'].partition(':')[0]})"
-        for one in wanted
-        if not was_run(r := results[one])
+        f"{done.result['not_run']} ({done.result['why'].partition(':')[0]})"
+        for done in row.values()
+        if not was_run(done.result)
     )
     return next(reasons, "every setting failed")
 
 
 def _show(
-    problem: Studied, points: Mapping[str, list[Point]], results: Results, page: Document
+    problem: Studied, points: Mapping[str, list[Point]], row: Mapping[str, Done], page: Document
 ) -> None:
     methods = {method.title: method for method in problem.methods if points.get(method.title)}
     everybody = [point for own in points.values() for point in own]
     page.text(
         f"By bytes in both directions: {told(everybody, 'both')}. By rounds: {told(everybody, 'round')}."
     )
-    optimum = results[problem.central]["seeds"][0]
+    optimum = row[OPTIMUM].result["seeds"][0]
     known = f"F* = {optimum['value']:.5f}, known to {optimum['uncertainty']:.1g} of F(x^1) - F*"
     right = (
         ""
@@ -144,7 +149,7 @@ def _show(
     page.table(header, [row for _, row in sorted(rows, key=lambda row: row[0])])
     if problem.is_completion:
         _show_errors(problem, points, page)
-    if failed := _failures(problem, results):
+    if failed := _failures(problem, row):
         page.text(f"Left out: {'; '.join(failed)}.")
     _draw(problem, points, page, "residual")
 
@@ -203,10 +208,10 @@ def worded(setting: Setting) -> str:
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in setting)
 
 
-def _failures(problem: Studied, results: Results) -> list[str]:
+def _failures(problem: Studied, row: Mapping[str, Done]) -> list[str]:
     found: dict[str, list[str]] = {}
     for method in problem.methods:
-        result = results[problem.task(method)]
+        result = row[method.title].result
         if not was_run(result):
             found.setdefault(result["not_run"], []).append(method.title)
             continue
@@ -252,32 +257,33 @@ def _xy(points: Sequence[Point], kind: str) -> tuple[list[int], list[float]]:
 # --- what was asked for ---
 
 
-def claims(scale: Scale, results: Results) -> list[Claim]:
-    """The bars that were set for this study; a quick run cannot tell."""
+def claims(scale: Scale, found: Found) -> list[Claim]:
+    """Return the bars that were set for this study; a quick run decides none."""
     if scale.quick:
         return []
-    found = []
-    by_title = {problem.title: problem for problem in studied(scale)}
+    made = []
+    looks = {problem.title: (problem, points_of(problem, row)) for problem, row in found.items()}
+    _, hard = looks["MNIST, 3 labels, l1:10"]
     for title, residual, budget in (
         ("EF21-PGD top-64", 0.004, 250e3),
         ("accelerated EF21 top-128", 0.001, 500e3),
     ):
-        points = (points_of(by_title["MNIST, 3 labels, l1:10"], results) or {}).get(title, [])
+        points = (hard or {}).get(title, [])
         mine = [point for point in points if point.round <= 100 and point.up <= budget]
         best = min(mine, key=lambda point: point.residual, default=None)
         text = f"{title}, MNIST, 3 labels, l1:10: residual {residual:g} in 100 rounds and {human_bytes(budget)} up"
         said = "not run" if best is None else f"{best.residual:.2g} at {human_bytes(best.up)}"
-        found.append(
+        made.append(
             Claim(text, None if best is None else best.residual <= residual, said, "The frontier")
         )
     for constraint in ("l1:10", "nuclear:10", "ksparse:k=100,r=0.3"):
-        found.append(_ours_somewhere(by_title[f"MNIST, 3 labels, {constraint}"], results))
-    return found
+        problem, points_there = looks[f"MNIST, 3 labels, {constraint}"]
+        made.append(_ours_somewhere(problem, points_there or {}))
+    return made
 
 
-def _ours_somewhere(problem: Studied, results: Results) -> Claim:
+def _ours_somewhere(problem: Studied, points: Mapping[str, list[Point]]) -> Claim:
     """Whether a method of ours is on the front of bytes up beside error feedback."""
-    points = points_of(problem, results) or {}
     methods = {method.title: method for method in problem.methods if points.get(method.title)}
     feedback = [title for title, method in methods.items() if _is_feedback(method)]
     ours = [
