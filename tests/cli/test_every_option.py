@@ -841,6 +841,7 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
         ("run --mixed", "mixed=True changes nothing for Linear, whose gradient has a closed form"),
         ("run --algorithm local-muon --momentum 0.5", "momentum=0.5 changes nothing"),
         ("run --target a", "goes with your own table"),
+        ("run --rounds 3 --seed 1 --rounds=4", "--rounds is given 2 times, expected once"),
         ("run --width 8", "width=8 goes with transformer"),
         ("run --mu 1", "mu goes with fedavg, not with fedfw+"),
         ("run --balance samples", "expected torchrun"),

@@ -208,6 +208,10 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         flags = re.findall("--[a-z0-9-]+", options.parser.format_usage())
         close = nearest(unknown[0].partition("=")[0], flags)
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
+    given = [word.partition("=")[0] for word in typed if word.startswith("--")]
+    for flag in given:
+        if given.count(flag) > 1:  # argparse would take the last value and drop the others
+            options.parser.error(f"{flag} is given {given.count(flag)} times, expected once")
     return options
 
 
