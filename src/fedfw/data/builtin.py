@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedfw.data.base import Data, Part, Request, every_fifth
+from fedfw.data.base import Data, Part, Request, every_fifth, in_fifths
 from fedfw.data.limits import check_drawn
 
 SPARSE_FEATURES, MATTER, SPARSE_SAMPLES = 1000, 10, (5000, 2000)
@@ -38,10 +38,7 @@ def load_digits(request: Request) -> Data:
     # The file itself: importing scikit-learn takes longer than everything else a small run does.
     table = torch.from_numpy(np.loadtxt(_file("digits.csv.gz"), np.uint8, delimiter=","))
     inputs, targets = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
-    test = every_fifth(len(inputs))
-    return Data(
-        request.name, Part(inputs[~test], targets[~test]), Part(inputs[test], targets[test]), 10
-    )
+    return in_fifths(request.name, inputs, targets, 10)
 
 
 def _file(name: str) -> Path:
@@ -62,9 +59,7 @@ def load_diabetes(request: Request) -> Data:
     inputs, targets = torch.from_numpy(features).float(), torch.from_numpy(scores)
     test = every_fifth(len(inputs))
     targets = ((targets - targets[~test].mean()) / targets[~test].std(correction=0)).float()
-    return Data(
-        request.name, Part(inputs[~test], targets[~test]), Part(inputs[test], targets[test]), None
-    )
+    return in_fifths(request.name, inputs, targets, None)
 
 
 # --- drawn: a sparse classifier ---

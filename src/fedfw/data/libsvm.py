@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.data.base import Data, Part, Request, every_fifth
+from fedfw.data.base import Data, Part, Request, in_fifths
 from fedfw.data.folder import MissingDataError
 from fedfw.data.isolated import read_isolated
 from fedfw.data.limits import MemoryMeter
@@ -97,11 +97,7 @@ def _in_one_piece(
         targets, classes = _class_numbers(labels)
     else:
         targets, classes = torch.from_numpy(labels).float(), None
-    held_out = every_fifth(len(labels))
-    train, test = (
-        Part(_dense(rows[mask.numpy()]), targets[mask]) for mask in (~held_out, held_out)
-    )
-    return Data(name, train, test, classes)
+    return in_fifths(name, _dense(rows), targets, classes)
 
 
 def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:
