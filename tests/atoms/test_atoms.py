@@ -76,12 +76,12 @@ DECODED: list[tuple[ConstraintSet, Shape]] = [
 ]
 
 
-def test_a_hundred_thousand_hostile_strings_raise_only_atom_error() -> None:
+def test_twenty_thousand_hostile_strings_raise_only_atom_error() -> None:
     rng = random.Random(0)
     genuine = [[D.lmo(gradient(shape, i)).to_bytes() for i in range(5)] for D, shape in DECODED]
     accepted: list[list[tuple[bytes, fedfw.Atom]]] = [[] for _ in DECODED]
     refused = 0
-    for trial in range(100_000):
+    for trial in range(20_000):
         which = trial % len(DECODED)
         D, shape = DECODED[which]
         if trial % 3 == 0:
@@ -108,8 +108,8 @@ def test_a_hundred_thousand_hostile_strings_raise_only_atom_error() -> None:
                 D,
                 [data for (data, _), well in zip(some, inside, strict=True) if not well],
             )
-    assert refused > 30_000
-    assert sum(map(len, accepted)) > 1_000  # a mutated index is another atom of the set: harmless
+    assert refused > 6_000
+    assert sum(map(len, accepted)) > 200  # a mutated index is another atom of the set: harmless
 
 
 def test_accepts_refuses_what_lies_outside() -> None:

@@ -161,6 +161,7 @@ def test_idx_files(tmp_path: Path, inner: str, split: str, classes: int) -> None
         partition("writer", data.train, 3, classes, seed=0)
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

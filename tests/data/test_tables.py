@@ -211,6 +211,7 @@ def own(path: Path, lines: list[str]) -> str:
     return f"libsvm:{path}"
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("kinds", [("-1", "+1"), ("1", "2"), ("0", "1"), ("-7", "3")])
 def test_two_kinds_of_labels_in_ascending_order(tmp_path: Path, kinds: tuple[str, str]) -> None:
     lines = [f"{kinds[i % 2]} {i + 1}:{i + 0.5} 12:1" for i in range(10)]
@@ -225,6 +226,7 @@ def test_two_kinds_of_labels_in_ascending_order(tmp_path: Path, kinds: tuple[str
     assert data.train.inputs.dtype == torch.float32
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("name", "content"),
     [
