@@ -290,27 +290,16 @@ class LowerBound:
         float or None
             A lower bound on F*; None until every client has reported.
         """
-        if self._ranks.size > 1:
-            return self._value_over_ranks()
-        if self.numbers is None or self.q is None or bool(self.numbers.isnan().any()):
-            return None
-        return self._proven(self.numbers.sum(), self._spread_out(self.q.sum(0, keepdim=True))[0])
-
-    def _proven(self, numbers: Tensor, q: Tensor) -> float:
-        """The bound, from the sums of the clients' numbers () and of their vectors (p,)."""
-        return float(numbers) + least_product(self._constraint, -q)  # - max <q, u> = min <-q, u>
-
-    def _value_over_ranks(self) -> float | None:
-        """`value`, from the reports to all ranks: NaN stands for those that are missing."""
-        assert self._p is not None
-        numbers, q = (
-            torch.full((), torch.nan, dtype=torch.float64),
-            torch.zeros(self._p, dtype=torch.float64),
-        )
+        # NaN stands for missing reports, so that all ranks take part in the sums.
+        numbers = torch.full((), torch.nan, dtype=torch.float64)
+        q = torch.zeros(self._p or 0, dtype=torch.float64)
         if self.numbers is not None and self.q is not None:
             numbers, q = self.numbers.sum(), self._spread_out(self.q.sum(0, keepdim=True))[0]
         numbers, q = self._ranks.sums(numbers, q)
-        return None if bool(numbers.isnan()) else self._proven(numbers, q)
+        if bool(numbers.isnan()):
+            return None
+        # max <q, u> = -min <-q, u>
+        return float(numbers) + least_product(self._constraint, -q)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors from which `load` can restore the bound, for a checkpoint.

@@ -42,7 +42,36 @@ def split_columns(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TupleAtom(Atom):
+class Compound(Atom):
+    """Base class of the atoms whose parts are sent in order, each with its own frame.
+
+    Parameters
+    ----------
+    parts : tuple of Atom
+        The atoms, all single ones or all stacks of n.
+    shape, batched, precision, bound
+        As for `Atom`.
+    """
+
+    stacked: ClassVar[tuple[str, ...]] = ()
+
+    parts: tuple[Atom, ...]
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def _row(self, i: int) -> dict[str, Any]:
+        return {"parts": tuple(part[i] for part in self.parts)}
+
+    def _payload(self) -> bytes:
+        return b"".join(part.to_bytes() for part in self.parts)
+
+    def _payload_nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TupleAtom(Compound):
     """The atoms of a product of sets, in the order of the flat vector; each is sent with its own
     frame.
 
@@ -63,9 +92,6 @@ class TupleAtom(Atom):
     """
 
     tag: ClassVar[int] = 9
-    stacked: ClassVar[tuple[str, ...]] = ()
-
-    parts: tuple[Atom, ...]
 
     @classmethod
     def read(
@@ -83,12 +109,6 @@ class TupleAtom(Atom):
     @property
     def kind(self) -> str:
         return " + ".join(part.kind for part in self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts[0])
-
-    def _row(self, i: int) -> dict[str, Any]:
-        return {"parts": tuple(part[i] for part in self.parts)}
 
     def _slices(self, x: Tensor) -> Sequence[Tensor]:
         """The columns of x (n, p) that belong to each part, as views."""
@@ -116,12 +136,6 @@ class TupleAtom(Atom):
     def _add_sum(self, x: Tensor, weight: float) -> None:
         for part, piece in zip(self.parts, self._slices(x[None]), strict=True):
             part._add_sum(piece[0], weight)
-
-    def _payload(self) -> bytes:
-        return b"".join(part.to_bytes() for part in self.parts)
-
-    def _payload_nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fedfw.atoms.base import Atom, ReadAtom, read_framed
 from fedfw.atoms.bits import Reader
-from fedfw.atoms.composite import TupleAtom
+from fedfw.atoms.composite import Compound, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom
 from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.atoms.sparse import SparseAtom
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Mixture(Atom):
+class Mixture(Compound):
     """A convex combination ``sum_k weights[k] * parts[k]`` of atoms; only the parts are sent, in
     order.
 
@@ -44,9 +44,7 @@ class Mixture(Atom):
     """
 
     tag: ClassVar[int] = 10
-    stacked: ClassVar[tuple[str, ...]] = ()
 
-    parts: tuple[Atom, ...]
     weights: tuple[float, ...]
 
     @classmethod
@@ -67,12 +65,6 @@ class Mixture(Atom):
     def kind(self) -> str:
         return f"{len(self.parts)} x {self.parts[0].kind}"
 
-    def __len__(self) -> int:
-        return len(self.parts[0])
-
-    def _row(self, i: int) -> dict[str, Any]:
-        return {"parts": tuple(part[i] for part in self.parts)}
-
     def _dense(self, dtype: torch.dtype) -> Tensor:
         return _combine([part._dense(dtype) for part in self.parts], self.weights)
 
@@ -86,12 +78,6 @@ class Mixture(Atom):
     def _add_sum(self, x: Tensor, weight: float) -> None:
         for part, share in zip(self.parts, self.weights, strict=True):
             part._add_sum(x, weight * share)
-
-    def _payload(self) -> bytes:
-        return b"".join(part.to_bytes() for part in self.parts)
-
-    def _payload_nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
 
 
 def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
