@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfw.report.tables import human_bytes
-from fedfw.sets import ConstraintSet, parse_set
+from fedfw.sets import SETS, ConstraintSet, parse_set
 
 SEES = ("atoms", "numbers", "sums", "gradients")
 """What the server may see of a client, from little to much."""
@@ -254,7 +254,7 @@ def advise(
         )
     asked = parse_set(constraint)
     if projection == "auto":
-        projection = "cheap" if asked.projection_cost in _CHEAP_PROJECTIONS else "costly"
+        projection = "cheap" if SETS[asked.name].projection_cost in _CHEAP_PROJECTIONS else "costly"
     found = measured() if table is None else table
     problem = min(found.problems, key=lambda one: _distance(one, asked, differ, partial))
     may = [

@@ -52,14 +52,15 @@ def _describe_sets(shape: Shape) -> list[dict[str, Any]]:
 
 
 def _describe(name: str, shape: Shape) -> dict[str, Any]:
-    cls = SETS[name].cls
+    entry = SETS[name]
+    cls = entry.cls
     row: dict[str, Any] = {
         "name": name,
         "class": cls.__name__,
         "parameters": list(parameters_of(cls)),
-        "definition": cls.summary,
-        "oracle": cls.oracle_cost,
-        "projection": cls.projection_cost,
+        "definition": entry.summary,
+        "oracle": entry.oracle_cost,
+        "projection": entry.projection_cost,
         "polytope": cls.is_polytope,
         "strongly_convex": cls.strongly_convex,
         "example": None,
@@ -69,7 +70,7 @@ def _describe(name: str, shape: Shape) -> dict[str, Any]:
         "note": "",
     }
     try:
-        example = SETS[name].example(shape)
+        example = entry.example(shape)
         atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
         nbytes, diameter = len(atom.to_bytes()), example.diameter(shape)
         return row | {

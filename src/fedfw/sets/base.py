@@ -20,7 +20,6 @@ from fedfw.checks import rows_within
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
 from fedfw.linalg.stacks import check_finite
-from fedfw.notebook import html_card
 from fedfw.options import option, options_of
 from fedfw.sets.projections import LOST_TO_ROUNDING, Frame, project_far, round_into
 
@@ -81,8 +80,6 @@ class ConstraintSet(ABC):
     ----------
     name : str
         The name by which `parse_set` and the command line know the set.
-    summary : str
-        The definition in one line.
     strongly_convex : bool
         Whether the surface is curved everywhere, which can make Frank-Wolfe methods converge
         faster.
@@ -93,8 +90,6 @@ class ConstraintSet(ABC):
     likes_long_stacks : bool
         Whether one call of the oracle on a long stack is faster than several calls on short ones.
         Its atoms then have a ``bound``.
-    oracle_cost, projection_cost : str
-        Operations for one call, for a parameter with p entries or an m x n matrix.
     diameter_is_exact : bool
         Whether `diameter` is exact rather than an upper bound.
 
@@ -118,13 +113,10 @@ class ConstraintSet(ABC):
     """
 
     name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
     strongly_convex: ClassVar[bool] = False
     is_polytope: ClassVar[bool] = False
     needs_matrix: ClassVar[bool] = False
     likes_long_stacks: ClassVar[bool] = False
-    oracle_cost: ClassVar[str] = "?"
-    projection_cost: ClassVar[str] = "none"
     diameter_is_exact: ClassVar[bool] = True
 
     # --- the methods that a set defines ---
@@ -683,18 +675,6 @@ class ConstraintSet(ABC):
         kind: Any = type(self)
         for name, declared in options_of(kind).items():
             declared.check(getattr(self, name), kind.__name__)
-
-    def _repr_html_(self) -> str:
-        """The set in a notebook: its definition, and what its oracle and its projection cost."""
-        facts = {
-            "set": self.summary or None,
-            "oracle": self.oracle_cost,
-            "projection": self.projection_cost,
-        }
-        shape = (
-            "polytope" if self.is_polytope else "strongly convex" if self.strongly_convex else None
-        )
-        return html_card(repr(self), facts | {"geometry": shape})
 
     def __eq__(self, other: object) -> bool:
         """Whether ``other`` is a set of the same class with equal parameters."""

@@ -26,9 +26,6 @@ class NetworkSet(ConstraintSet):
     A subclass defines `ball` and `balls`.
     """
 
-    oracle_cost: ClassVar[str] = "m n min(m, n)"
-    projection_cost: ClassVar[str] = "m n min(m, n)"
-
     @abstractmethod
     def ball(self, shape: Shape) -> ConstraintSet:
         """The set of a single parameter of a given shape, about whose place in a network nothing is
@@ -111,7 +108,6 @@ class LayerBalls(NetworkSet):
     """
 
     name: ClassVar[str] = "layers"
-    summary: ClassVar[str] = "a network: spectral balls, rows, linf by layer"
 
     rho: Size
     bias: Size = 0.5

@@ -64,7 +64,6 @@ class LipschitzNet(NetworkSet):
     """
 
     name: ClassVar[str] = "lipschitz"
-    summary: ClassVar[str] = "a network with l2 Lipschitz constant <= L"
 
     L: Size
     bias: Size = 0.5

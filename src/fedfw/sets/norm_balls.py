@@ -53,10 +53,7 @@ class L1Ball(ConstraintSet):
     """
 
     name: ClassVar[str] = "l1"
-    summary: ClassVar[str] = "sum |x_j| <= r"
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p"
 
     r: Size
 
@@ -123,10 +120,7 @@ class L2Ball(ConstraintSet):
     """
 
     name: ClassVar[str] = "l2"
-    summary: ClassVar[str] = "Euclidean norm <= r"
     strongly_convex: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p"
 
     r: Size
 
@@ -196,10 +190,7 @@ class RowBalls(ConstraintSet):
     """
 
     name: ClassVar[str] = "rows"
-    summary: ClassVar[str] = "Euclidean norm of each row <= r"
     needs_matrix: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p"
 
     r: Size
 
@@ -242,8 +233,6 @@ class _Corners(ConstraintSet):
     """The code that `LinfBall` and `Box` share: each coordinate has a lower and an upper bound."""
 
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p"
 
     @abstractmethod
     def _bounds(self) -> tuple[Tensor, Tensor]:
@@ -344,7 +333,6 @@ class LinfBall(_Corners):
     """
 
     name: ClassVar[str] = "linf"
-    summary: ClassVar[str] = "max |x_j| <= r"
 
     r: Size
 
@@ -393,7 +381,6 @@ class Box(_Corners):
     """
 
     name: ClassVar[str] = "box"
-    summary: ClassVar[str] = "lo <= x_j <= hi"
 
     lo: float | Tensor
     hi: float | Tensor

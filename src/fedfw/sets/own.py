@@ -89,7 +89,6 @@ class OracleSet(ConstraintSet):
     """
 
     name: ClassVar[str] = "oracle"
-    summary: ClassVar[str] = "the convex hull of what an oracle returns"
     diameter_is_exact: ClassVar[bool] = False
 
     oracle: Any

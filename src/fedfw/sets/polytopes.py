@@ -51,11 +51,8 @@ class Birkhoff(ConstraintSet):
     """
 
     name: ClassVar[str] = "birkhoff"
-    summary: ClassVar[str] = "X >= 0, rows and columns sum to 1"
     is_polytope: ClassVar[bool] = True
     needs_matrix: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "m^3"
-    projection_cost: ClassVar[str] = "m^3, 5-30 times"
 
     def _check_shape(self, shape: Shape) -> None:
         if len(shape) != 2 or shape[0] != shape[1]:
@@ -206,10 +203,7 @@ class Hull(ConstraintSet):
     """
 
     name: ClassVar[str] = "hull"
-    summary: ClassVar[str] = "convex hull of given points"
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p x vertices"
-    projection_cost: ClassVar[str] = "non-negative least squares"
 
     vertices: Tensor
     _first: Tensor = field(init=False, repr=False)
@@ -383,10 +377,7 @@ class Polytope(ConstraintSet):
     """
 
     name: ClassVar[str] = "polytope"
-    summary: ClassVar[str] = "A x <= b"
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "a linear program"
-    projection_cost: ClassVar[str] = "non-negative least squares"
     diameter_is_exact: ClassVar[bool] = False
 
     A: Tensor

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, ReadAtom, Rearranged, TupleAtom
 from fedfw.atoms.composite import split_columns
-from fedfw.notebook import html_card
 from fedfw.sets.base import ConstraintSet, Request, Shape, Shapes, shapes_of
 
 
@@ -75,9 +74,6 @@ class Product:
 
     def __repr__(self) -> str:
         return f"Product({self.sets!r})"
-
-    def _repr_html_(self) -> str:
-        return html_card("Product", self.sets)
 
     def bind(self, parameters: nn.Module | Shapes) -> BoundProduct:
         """The product as a constraint set on the flat vector of a model's parameters.
@@ -248,7 +244,6 @@ class BoundProduct(FlatSet):
     """
 
     name: ClassVar[str] = "product"
-    summary: ClassVar[str] = "a set for each parameter"
 
     names: tuple[str, ...]
     parts: tuple[ConstraintSet, ...]
@@ -365,7 +360,6 @@ class LinearLayerSet(FlatSet):
     """
 
     name: ClassVar[str] = "linear-layer"
-    summary: ClassVar[str] = "a matrix set on [W | b]"
 
     inner: ConstraintSet
     rows: int

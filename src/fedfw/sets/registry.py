@@ -38,6 +38,10 @@ class Entry:
         The class of the set.
     example : callable
         Maps the shape of a parameter to a typical set of this class for it.
+    summary : str
+        The definition in one line.
+    oracle_cost, projection_cost : str
+        Operations for one call, for a parameter with p entries or an m x n matrix.
 
     Examples
     --------
@@ -48,6 +52,9 @@ class Entry:
 
     cls: type[ConstraintSet]
     example: Callable[[Shape], ConstraintSet]
+    summary: str = ""
+    oracle_cost: str = "?"
+    projection_cost: str = "none"
 
 
 def _one_percent(shape: Shape) -> int:
@@ -73,26 +80,100 @@ def _example_polytope(shape: Shape) -> ConstraintSet:
 
 
 _ENTRIES = (
-    Entry(L1Ball, lambda shape: L1Ball(10.0)),
-    Entry(L2Ball, lambda shape: L2Ball(10.0)),
-    Entry(LinfBall, lambda shape: LinfBall(1.0)),
-    Entry(Box, lambda shape: Box(-1.0, 2.0)),
-    Entry(KSparse, lambda shape: KSparse(_one_percent(shape), 1.0)),
-    Entry(KSupport, lambda shape: KSupport(_one_percent(shape), 10.0)),
-    Entry(GroupBall, lambda shape: GroupBall(10.0, "columns")),
-    Entry(Simplex, lambda shape: Simplex(1.0)),
-    Entry(CappedSimplex, lambda shape: CappedSimplex(1.0)),
-    Entry(Hypersimplex, lambda shape: Hypersimplex(_one_percent(shape))),
-    Entry(NuclearBall, lambda shape: NuclearBall(10.0)),
-    Entry(SpectralBall, lambda shape: SpectralBall(1.0)),
-    Entry(PartialIsometry, lambda shape: PartialIsometry(2, 1.0)),
-    Entry(Spectrahedron, lambda shape: Spectrahedron(1.0)),
-    Entry(RowBalls, lambda shape: RowBalls(1.0)),
-    Entry(Birkhoff, lambda shape: Birkhoff()),
-    Entry(Hull, _example_hull),
-    Entry(Polytope, _example_polytope),
-    Entry(LayerBalls, lambda shape: LayerBalls(4.0)),
-    Entry(LipschitzNet, lambda shape: LipschitzNet(1.0)),
+    Entry(L1Ball, lambda shape: L1Ball(10.0), "sum |x_j| <= r", "p", "p log p"),
+    Entry(L2Ball, lambda shape: L2Ball(10.0), "Euclidean norm <= r", "p", "p"),
+    Entry(LinfBall, lambda shape: LinfBall(1.0), "max |x_j| <= r", "p", "p"),
+    Entry(Box, lambda shape: Box(-1.0, 2.0), "lo <= x_j <= hi", "p", "p"),
+    Entry(
+        KSparse,
+        lambda shape: KSparse(_one_percent(shape), 1.0),
+        "sum |x_j| <= k r and max |x_j| <= r",
+        "p",
+        "p log p",
+    ),
+    Entry(
+        KSupport,
+        lambda shape: KSupport(_one_percent(shape), 10.0),
+        "hull of: at most k non-zeros, l2 <= r",
+        "p",
+        "p log p",
+    ),
+    Entry(
+        GroupBall,
+        lambda shape: GroupBall(10.0, "columns"),
+        "sum over groups of their l2 norms <= r",
+        "p",
+        "p",
+    ),
+    Entry(Simplex, lambda shape: Simplex(1.0), "x >= 0, sum x_j = r", "p", "p log p"),
+    Entry(CappedSimplex, lambda shape: CappedSimplex(1.0), "x >= 0, sum x_j <= r", "p", "p log p"),
+    Entry(
+        Hypersimplex,
+        lambda shape: Hypersimplex(_one_percent(shape)),
+        "0 <= x_j <= 1, sum x_j = k",
+        "p",
+        "p log p",
+    ),
+    Entry(
+        NuclearBall,
+        lambda shape: NuclearBall(10.0),
+        "sum of singular values <= r",
+        "m n, 10-50 times",
+        "m n min(m, n)",
+    ),
+    Entry(
+        SpectralBall,
+        lambda shape: SpectralBall(1.0),
+        "largest singular value <= r",
+        "m n min(m, n)",
+        "m n min(m, n)",
+    ),
+    Entry(
+        PartialIsometry,
+        lambda shape: PartialIsometry(2, 1.0),
+        "singular values <= r, their sum <= k r",
+        "m n min(m, n)",
+        "m n min(m, n)",
+    ),
+    Entry(
+        Spectrahedron,
+        lambda shape: Spectrahedron(1.0),
+        "X positive semidefinite, trace r",
+        "m^2, 10-50 times",
+        "m^3",
+    ),
+    Entry(RowBalls, lambda shape: RowBalls(1.0), "Euclidean norm of each row <= r", "p", "p"),
+    Entry(
+        Birkhoff,
+        lambda shape: Birkhoff(),
+        "X >= 0, rows and columns sum to 1",
+        "m^3",
+        "m^3, 5-30 times",
+    ),
+    Entry(
+        Hull,
+        _example_hull,
+        "convex hull of given points",
+        "p x vertices",
+        "non-negative least squares",
+    ),
+    Entry(
+        Polytope, _example_polytope, "A x <= b", "a linear program", "non-negative least squares"
+    ),
+    Entry(
+        LayerBalls,
+        lambda shape: LayerBalls(4.0),
+        "a network: spectral balls, rows, linf by layer",
+        "m n min(m, n)",
+        "m n min(m, n)",
+    ),
+    Entry(
+        LipschitzNet,
+        lambda shape: LipschitzNet(1.0),
+        "a network with l2 Lipschitz constant <= L",
+        "m n min(m, n)",
+        "m n min(m, n)",
+    ),
 )
 
 

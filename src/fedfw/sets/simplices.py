@@ -65,10 +65,7 @@ class Simplex(ConstraintSet):
     """
 
     name: ClassVar[str] = "simplex"
-    summary: ClassVar[str] = "x >= 0, sum x_j = r"
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p"
 
     r: Size = 1.0
 
@@ -130,7 +127,6 @@ class CappedSimplex(Simplex):
     """
 
     name: ClassVar[str] = "capped-simplex"
-    summary: ClassVar[str] = "x >= 0, sum x_j <= r"
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         index = first_argmax(-g)[:, None]
@@ -185,10 +181,7 @@ class Hypersimplex(ConstraintSet):
     """
 
     name: ClassVar[str] = "hypersimplex"
-    summary: ClassVar[str] = "0 <= x_j <= 1, sum x_j = k"
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p"
 
     k: Count
 

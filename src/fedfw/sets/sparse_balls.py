@@ -60,10 +60,7 @@ class KSparse(ConstraintSet):
     """
 
     name: ClassVar[str] = "ksparse"
-    summary: ClassVar[str] = "sum |x_j| <= k r and max |x_j| <= r"
     is_polytope: ClassVar[bool] = True
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p"
 
     k: Count
     r: Size = 1.0
@@ -140,9 +137,6 @@ class KSupport(ConstraintSet):
     """
 
     name: ClassVar[str] = "ksupport"
-    summary: ClassVar[str] = "hull of: at most k non-zeros, l2 <= r"
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p log p"
 
     k: Count
     r: Size = 1.0
@@ -222,9 +216,6 @@ class GroupBall(ConstraintSet):
     """
 
     name: ClassVar[str] = "group"
-    summary: ClassVar[str] = "sum over groups of their l2 norms <= r"
-    oracle_cost: ClassVar[str] = "p"
-    projection_cost: ClassVar[str] = "p"
 
     r: Size
     groups: str | Tensor = "rows"

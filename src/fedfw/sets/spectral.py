@@ -125,9 +125,6 @@ class NuclearBall(_MatrixSet):
     """
 
     name: ClassVar[str] = "nuclear"
-    summary: ClassVar[str] = "sum of singular values <= r"
-    oracle_cost: ClassVar[str] = "m n, 10-50 times"
-    projection_cost: ClassVar[str] = "m n min(m, n)"
 
     r: Size
 
@@ -176,8 +173,6 @@ class _Isometries(_MatrixSet):
     smaller side. It is sent as 2k vectors, or as a matrix where that is shorter.
     """
 
-    oracle_cost: ClassVar[str] = "m n min(m, n)"
-    projection_cost: ClassVar[str] = "m n min(m, n)"
     likes_long_stacks: ClassVar[bool] = True
 
     r: Size
@@ -298,7 +293,6 @@ class SpectralBall(_Isometries):
     """
 
     name: ClassVar[str] = "spectral"
-    summary: ClassVar[str] = "largest singular value <= r"
 
     r: Size
 
@@ -351,7 +345,6 @@ class PartialIsometry(_Isometries):
     """
 
     name: ClassVar[str] = "partial-isometry"
-    summary: ClassVar[str] = "singular values <= r, their sum <= k r"
 
     k: Count
     r: Size = 1.0
@@ -397,9 +390,6 @@ class Spectrahedron(_MatrixSet):
     """
 
     name: ClassVar[str] = "spectrahedron"
-    summary: ClassVar[str] = "X positive semidefinite, trace r"
-    oracle_cost: ClassVar[str] = "m^2, 10-50 times"
-    projection_cost: ClassVar[str] = "m^3"
 
     r: Size = 1.0
 
