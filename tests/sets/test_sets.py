@@ -218,7 +218,7 @@ def test_enclosing_sets_enclose(name: str, norm: str) -> None:
 def test_enclosing_radius_is_the_least_one(
     constraint: ConstraintSet, norm: str, radius: float
 ) -> None:
-    around = fedfw.enclosing(constraint, norm)
+    around = fedfw.enclosing(constraint, norm, (8, 8))
     assert around.r == pytest.approx(radius)  # type: ignore[attr-defined]
 
 

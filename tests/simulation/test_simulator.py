@@ -231,7 +231,7 @@ def test_a_run_can_be_pickled(model: str, dtype: torch.dtype) -> None:
 
 def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None:
     q = Quadratics.on("l1")
-    loose = fedfw.enclosing(q.constraint, "l2")
+    loose = fedfw.enclosing(q.constraint, "l2", tuple(q.start.shape))
     relax = dict.fromkeys(range(5), loose)
     n, m = 8, 3
     points, models = [], []
@@ -268,7 +268,7 @@ def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None
 
 def test_refusals() -> None:
     q = Quadratics.on("l1")
-    loose = fedfw.enclosing(q.constraint, "l2")
+    loose = fedfw.enclosing(q.constraint, "l2", tuple(q.start.shape))
     algorithm = fedfw.FedFW(q.constraint)
     with pytest.raises(ValueError, match="somebody must keep the constraint"):
         fedfw.simulate(q.problem, algorithm, relax=dict.fromkeys(range(8), loose))

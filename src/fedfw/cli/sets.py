@@ -62,7 +62,7 @@ def _describe(name: str, shape: Shape) -> dict[str, Any]:
         "oracle": entry.oracle_cost,
         "projection": entry.projection_cost,
         "polytope": cls.is_polytope,
-        "strongly_convex": cls.strongly_convex,
+        "strongly_convex": entry.strongly_convex,
         "example": None,
         "atom": None,
         "bytes": None,

@@ -145,7 +145,9 @@ def network_constant(
             return 1 + constant(inner + "body", module.body, True)
         try:
             layer, value = (
-                (_padded(module), 0.0) if _is_weighted(module) else (None, _of_plain(module))
+                (_padded(module), 0.0)
+                if any(_is(module, kind) for kind in (nn.Linear, nn.Conv2d))
+                else (None, _of_plain(module))
             )
         except ValueError as error:
             raise _refusal(name, module, str(error)) from None
@@ -204,11 +206,6 @@ def _share_memory(inputs: torch.Tensor, outputs: Any) -> bool:
     if not isinstance(outputs, torch.Tensor):
         return False
     return outputs.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr()
-
-
-def _is_weighted(module: nn.Module) -> bool:
-    """Whether a layer is a linear one or a convolution."""
-    return _is(module, nn.Linear) or _is(module, nn.Conv2d)
 
 
 def _padded(layer: Any) -> nn.Linear | nn.Conv2d:

@@ -80,9 +80,6 @@ class ConstraintSet(ABC):
     ----------
     name : str
         The name by which `parse_set` and the command line know the set.
-    strongly_convex : bool
-        Whether the surface is curved everywhere, which can make Frank-Wolfe methods converge
-        faster.
     is_polytope : bool
         Whether the set has finitely many extreme points.
     needs_matrix : bool
@@ -113,7 +110,6 @@ class ConstraintSet(ABC):
     """
 
     name: ClassVar[str] = ""
-    strongly_convex: ClassVar[bool] = False
     is_polytope: ClassVar[bool] = False
     needs_matrix: ClassVar[bool] = False
     likes_long_stacks: ClassVar[bool] = False

@@ -17,7 +17,7 @@ _BALLS: dict[str, Callable[[float], ConstraintSet]] = {
 }
 
 
-def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) -> ConstraintSet:
+def enclosing(constraint: ConstraintSet, norm: str, shape: Shape) -> ConstraintSet:
     """A ball around the origin, in a norm of your choice, that contains a given set.
 
     Clients that cannot afford the oracle of the set may use that of the ball (see ``relax`` of
@@ -29,8 +29,8 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) 
         The set to be enclosed.
     norm : str
         "l1", "l2", "linf", "spectral" or "nuclear".
-    shape : tuple of int, optional
-        The parameter's shape. It may be left out where the radius does not depend on it.
+    shape : tuple of int
+        The parameter's shape.
 
     Returns
     -------
@@ -42,39 +42,20 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape | None = None) 
     Raises
     ------
     ValueError
-        If the norm is unknown, the set is not defined for the shape, or no shape is given although
-        the radius depends on it.
+        If the norm is unknown, or the set is not defined for the shape.
 
     Examples
     --------
     >>> import torch, fedfw
-    >>> fedfw.enclosing(fedfw.KSparse(4, 2.0), "l2")
+    >>> fedfw.enclosing(fedfw.KSparse(4, 2.0), "l2", (16,))
     L2Ball(r=4.0)
     >>> fedfw.enclosing(fedfw.L2Ball(1.0), "l1", (16,))
     L1Ball(r=4.0)
     """
     if norm not in _BALLS:
         raise ValueError(f"enclosing: unknown norm {norm!r}, expected one of {', '.join(_BALLS)}")
-    if shape is not None:
-        constraint._check_shape(tuple(shape))
-        return _BALLS[norm](largest_norm(constraint, norm, tuple(shape)))
-    size = constraint.fixed_size
-    probes: list[Shape] = [(128, 128), (256, 256)] if size is None else [(size,)]
-    radii = {_radius_at(constraint, norm, probe) for probe in probes}
-    if len(radii) == 1 and (radius := radii.pop()) is not None:
-        return _BALLS[norm](radius)
-    raise ValueError(
-        f"enclosing: the {norm} radius of {constraint!r} depends on the shape: pass shape="
-    )
-
-
-def _radius_at(constraint: ConstraintSet, norm: str, shape: Shape) -> float | None:
-    """The radius for a parameter of ``shape``, or None if the set is not defined for it."""
-    try:
-        constraint._check_shape(shape)
-        return largest_norm(constraint, norm, shape)
-    except ValueError:
-        return None
+    constraint._check_shape(tuple(shape))
+    return _BALLS[norm](largest_norm(constraint, norm, tuple(shape)))
 
 
 def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:

@@ -120,7 +120,6 @@ class L2Ball(ConstraintSet):
     """
 
     name: ClassVar[str] = "l2"
-    strongly_convex: ClassVar[bool] = True
 
     r: Size
 

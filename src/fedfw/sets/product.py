@@ -158,12 +158,6 @@ class FlatSet(ConstraintSet):
         return all(part.diameter_is_exact for part, _ in self._parts())
 
     @property
-    def strongly_convex(self) -> bool:  # type: ignore[override]
-        """Whether there is one part only, and this is strongly convex."""
-        parts = self._parts()
-        return len(parts) == 1 and parts[0][0].strongly_convex
-
-    @property
     def has_projection(self) -> bool:
         return all(part.has_projection for part, _ in self._parts())
 

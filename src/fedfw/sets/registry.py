@@ -42,6 +42,9 @@ class Entry:
         The definition in one line.
     oracle_cost, projection_cost : str
         Operations for one call, for a parameter with p entries or an m x n matrix.
+    strongly_convex : bool, default False
+        Whether the surface is curved everywhere, which can make Frank-Wolfe methods converge
+        faster.
 
     Examples
     --------
@@ -55,6 +58,7 @@ class Entry:
     summary: str = ""
     oracle_cost: str = "?"
     projection_cost: str = "none"
+    strongly_convex: bool = False
 
 
 def _one_percent(shape: Shape) -> int:
@@ -81,7 +85,9 @@ def _example_polytope(shape: Shape) -> ConstraintSet:
 
 _ENTRIES = (
     Entry(L1Ball, lambda shape: L1Ball(10.0), "sum |x_j| <= r", "p", "p log p"),
-    Entry(L2Ball, lambda shape: L2Ball(10.0), "Euclidean norm <= r", "p", "p"),
+    Entry(
+        L2Ball, lambda shape: L2Ball(10.0), "Euclidean norm <= r", "p", "p", strongly_convex=True
+    ),
     Entry(LinfBall, lambda shape: LinfBall(1.0), "max |x_j| <= r", "p", "p"),
     Entry(Box, lambda shape: Box(-1.0, 2.0), "lo <= x_j <= hi", "p", "p"),
     Entry(
