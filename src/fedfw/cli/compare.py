@@ -87,17 +87,21 @@ def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> lis
     if not known:
         return notes
     first, reference = next(iter(known.items()))
-    for name, config in known.items():
-        for option in _PROBLEM:
-            one, other = getattr(reference, option), getattr(config, option)
-            if one != other:
-                said = f"{option.replace('_', '-')} is {one} in {first} and {other} in {name}"
-                if not allowed:
-                    raise ValueError(
-                        f"these runs are of different problems, so their losses cannot be compared: {said}; "
-                        "--mixed shows them beside each other all the same"
-                    )
-                notes.append(f"Different problems: {said}, so their losses cannot be compared.")
+    differences = [
+        f"{option.replace('_', '-')} is {getattr(reference, option)} in {first} and "
+        f"{getattr(config, option)} in {name}"
+        for name, config in known.items()
+        for option in _PROBLEM
+        if getattr(reference, option) != getattr(config, option)
+    ]
+    if differences and not allowed:
+        raise ValueError(
+            f"these runs are of different problems, so their losses cannot be compared: {differences[0]}; "
+            "--mixed shows them beside each other all the same"
+        )
+    notes += [
+        f"Different problems: {said}, so their losses cannot be compared." for said in differences
+    ]
     if len({config.seed for config in known.values()}) > 1:
         notes.append("The seeds differ, so the same clients may hold other samples.")
     return notes

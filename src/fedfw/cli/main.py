@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfw._version import __version__
+from fedfw.cli.arguments import Argument, adds
 from fedfw.environment import refuse_unknown_variables
 from fedfw.terminal import escape_controls
 
@@ -151,6 +152,19 @@ def _module_of(command: str) -> str:
     )
 
 
+def _add_arguments(parser: argparse.ArgumentParser, command: str, typed: list[str]) -> None:
+    """Add the arguments of the command that was typed, and of its verb: others are not imported."""
+    kept = _kept_help(command, typed)
+    if kept is not None:
+        adds(*(Argument(tuple(flags), details) for flags, details in kept))(parser)
+        return
+    with _quick_end(command):
+        module = import_module(_module_of(command))
+        parser.set_defaults(execute=module.execute, parser=parser)
+        words = [word for word in typed if not word.startswith("-")]
+        module.add_arguments(parser, *(words[1:2] if hasattr(module, "VERBS") else []))
+
+
 def _kept_help(command: str, typed: list[str]) -> list[Any] | None:
     """Return a command's arguments as scripts/help.py keeps them: its help then waits for no
     import.
@@ -180,27 +194,9 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
             f"{command} does not divide its work among processes, expected it to be started without torchrun"
         )
     for name, help_ in listed.items():
-        own = commands.add_parser(name, help=help_)
-        if name == command and (kept := _kept_help(command, typed)) is not None:
-            for flags, details in kept:
-                own.add_argument(*flags, **details)
-            own.description = f"{help_[0].upper()}{help_[1:]}."
-        elif name == command:
-            with _quick_end(command):
-                module = import_module(_module_of(command))
-                verb = next(
-                    (
-                        word
-                        for word in typed[typed.index(command) + 1 :]
-                        if not word.startswith("-")
-                    ),
-                    "",
-                )
-                own.set_defaults(execute=module.execute, parser=own)
-                module.add_arguments(
-                    own, *([verb] if hasattr(module, "VERBS") else [])
-                )  # verbs import more
-            own.description = f"{help_[0].upper()}{help_[1:]}."
+        commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")
+    if command:
+        _add_arguments(commands.choices[command], command, typed)
     options, unknown = parser.parse_known_args(typed)
     if unknown:
         from fedfw.options import nearest

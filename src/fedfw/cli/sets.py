@@ -38,17 +38,10 @@ add_arguments = adds(
 
 def execute(options: argparse.Namespace) -> int:
     """Print the table."""
-    rows = _describe_sets(options.shape)
+    rows = [_describe(name, options.shape) for name in SETS]
     report = {"shape": options.shape, "sets": rows}
     print(json.dumps(report) if options.json else _format_sets(options.shape, rows))
     return 0
-
-
-def _describe_sets(shape: Shape) -> list[dict[str, Any]]:
-    """For every set: what it is, its flags and, where an example fits ``shape``, the atom and its
-    real bytes.
-    """
-    return [_describe(name, shape) for name in SETS]
 
 
 def _describe(name: str, shape: Shape) -> dict[str, Any]:

@@ -343,7 +343,7 @@ def test_a_superlink_that_is_started_open(server: Path, old: str, new: str, reas
         (
             "partition-id=0",
             "partition=0",
-            "is started with a bad --node-config (node-config: there is no partition-id",
+            "is started with a bad --node-config (node-config: unknown key 'partition'",
         ),
         (
             "consent=",

@@ -69,17 +69,12 @@ def require_free_port(flag: str, address: Address) -> None:
 
 def port_error(flag: str, address: Address, error: OSError) -> ValueError:
     """Return the error for an address that cannot be listened at."""
+    reason = (
+        f"cannot be listened at ({error.strerror or error}), expected an address of this machine"
+    )
     if error.errno == errno.EADDRINUSE:
-        reason, cure = (
-            "is taken by another process",
-            "expected a free port, or the end of that process",
-        )
-    else:
-        reason, cure = (
-            f"cannot be listened at ({error.strerror or error})",
-            "expected an address of this machine",
-        )
-    return ValueError(f"{flag} {address} {reason}, {cure}")
+        reason = "is taken by another process, expected a free port, or the end of that process"
+    return ValueError(f"{flag} {address} {reason}")
 
 
 def wait_for_server(

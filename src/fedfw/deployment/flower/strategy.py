@@ -83,16 +83,16 @@ class FedFWStrategy(Strategy):
         record = self._ours(
             self.server.close, seconds
         )  # what closing takes counts in the next round
-        numbers: dict[str, Any] = {
+        numbers = {
             "round": record.round,
             "counted": record.participants,
             "invited": record.invited,
+            "refused": sum(record.refused.values()),
+            "bytes-up": record.bytes_up,
+            "loss": record.test_loss,
+            "accuracy": record.accuracy,
         }
-        numbers |= {"refused": sum(record.refused.values()), "bytes-up": record.bytes_up}
-        known = {"loss": record.test_loss, "accuracy": record.accuracy}
-        return None, MetricRecord(
-            numbers | {name: value for name, value in known.items() if value is not None}
-        )
+        return None, MetricRecord({k: value for k, value in numbers.items() if value is not None})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
